@@ -1,0 +1,341 @@
+"""AsyncLLM: a model inside an asyncio program. Everything else is built on it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from asyncllm import demo
+from asyncllm.config import EngineConfig, EngineLimits, ServerConfig
+from asyncllm.engine.engine import Engine
+from asyncllm.engine.mailbox import Collector, Mailbox
+from asyncllm.engine.stats import EngineStats
+from asyncllm.errors import BadRequest, EngineDead, NotReady
+from asyncllm.executor.executor import Executor, ThreadExecutor
+from asyncllm.models.hub import resolve_folder
+from asyncllm.models.spec import ModelSpec, read_spec
+from asyncllm.text.chat_template import ChatTemplate
+from asyncllm.text.tokenizer import Tokenizer
+from asyncllm.types import Completion, Prompt, SamplingParams, Sink, TokenDelta, Usage
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+#: The name under which the built-in model is served.
+DEMO_NAME = "asyncllm-demo"
+
+
+class AsyncLLM:
+    """A model served inside this process.
+
+    ::
+
+        async with AsyncLLM("path/or/hub-id") as llm:
+            answer = await llm.generate("Once upon a time", SamplingParams(max_tokens=50))
+            async for delta in llm.stream([{"role": "user", "content": "Hello"}]):
+                print(delta.text, end="")
+
+    It installs no signal handlers, forks nothing and keeps no global state: several can live in one
+    process. All methods belong to the event loop it was started on. Cancelling a task that awaits
+    ``generate`` or iterates ``stream`` cancels the request.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        config: EngineConfig | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ):
+        """Nothing is loaded yet.
+
+        Args:
+            model: folder or hub id; the built-in demo model when None.
+            config: the whole configuration, instead of ``model`` and ``options``.
+            progress: called from a thread with bytes of weights loaded so far, and in all.
+            options: fields of ``EngineConfig``.
+
+        Raises:
+            BadRequest: an option has a bad value.
+        """
+        if config is None:
+            config = EngineConfig(model=None if model is None else str(model), **options)
+        elif model is not None or options:
+            raise BadRequest("give either config or model and options, not both", param="config")
+        self.config = config
+        self.created = int(time.time())
+        self._progress = progress
+        self._parts: _Parts | None = None
+        self._closed = False
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> Self:
+        """Load the model; returns once it can serve.
+
+        Raises:
+            ModelError: the model cannot be found or served; the message says why.
+        """
+        if self._parts is None and not self._closed:
+            self._parts = await _load(self.config, self._progress)
+        return self
+
+    async def aclose(self) -> None:
+        """Fail what is unfinished with EngineDead and give all memory back. Idempotent."""
+        self._closed = True
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            await parts.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are served now."""
+        return self._parts is not None and self._parts.engine.alive
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine has died or was closed; loading counts as healthy."""
+        return not self._closed and (self._parts is None or self._parts.engine.alive)
+
+    # -- what is served --------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        """How clients call the model: its hub id, the name of its folder, or ``DEMO_NAME``."""
+        if self.config.model is None:
+            return DEMO_NAME
+        path = Path(self.config.model)
+        return path.resolve().name if path.is_dir() else self.config.model
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._started.spec
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._started.engine.limits
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._started.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._started.chat_template
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._started.engine.stats
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """Used where a request says nothing: what the model's generation_config.json asks for."""
+        return self._started.default_params
+
+    @property
+    def _started(self) -> _Parts:
+        if self._parts is None:
+            if self._closed:
+                raise EngineDead("the engine is closed")
+            raise NotReady("the model is not loaded yet")
+        return self._parts
+
+    # -- generation ------------------------------------------------------------------------------
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
+        """The whole answer to one prompt: text, token ids, or chat messages.
+
+        Raises:
+            BadRequest: the request can never be served.
+            QueueFull: too many are waiting.
+            StepError, EngineDead: it failed while running.
+        """
+        ids = await self.encode_prompt(prompt)
+        collector = Collector()
+        request_id = self.submit(ids, params or self.default_params, collector)
+        try:
+            whole = await collector.whole()
+        finally:
+            self.abort(request_id)
+        assert whole.finish_reason is not None, "a collector ends with the last delta"
+        return Completion(
+            text=whole.text,
+            token_ids=whole.token_ids,
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+            logprobs=whole.logprobs,
+            usage=Usage(len(ids), len(whole.token_ids)),
+        )
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncIterator[TokenDelta]:
+        """The answer as it grows; the last delta has a ``finish_reason``.
+
+        A slow reader gets several tokens at once; nothing piles up. Raises like ``generate``.
+        """
+        ids = await self.encode_prompt(prompt)
+        mailbox = Mailbox()
+        request_id = self.submit(ids, params or self.default_params, mailbox)
+        try:
+            while True:
+                delta = await mailbox.get()
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            self.abort(request_id)
+
+    def submit(self, prompt_ids: Seq[int], params: SamplingParams, sink: Sink) -> int:
+        """Queue a request whose output goes to ``sink``; see ``Engine.add``."""
+        return self._started.engine.add(prompt_ids, params, sink)
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request; idempotent, also after ``aclose``."""
+        if self._parts is not None:
+            self._parts.engine.abort(request_id)
+
+    # -- text ------------------------------------------------------------------------------------
+
+    async def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt in any of its three forms."""
+        if isinstance(prompt, str):
+            return await self.encode(prompt)
+        items = list(prompt)
+        if items and all(isinstance(item, dict) for item in items):
+            return await self.encode_chat(items)
+        if all(isinstance(item, int) for item in items):
+            return items
+        raise BadRequest(
+            "a prompt is text, a list of token ids, or a list of chat messages", param="prompt"
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; off the loop when it is long.
+
+        Raises:
+            BadRequest: so many bytes cannot fit the context, whatever the tokens are.
+        """
+        parts = self._started
+        least = parts.tokenizer.min_tokens(len(text.encode()))
+        if least > self.limits.max_model_len:
+            raise BadRequest(
+                f"the prompt has at least {least} tokens; the context holds "
+                f"{self.limits.max_model_len}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        [ids] = await parts.tokenizer.encode_async([text], add_special_tokens)
+        return ids
+
+    async def encode_chat(
+        self,
+        messages: Seq[dict[str, Any]],
+        *,
+        tools: Seq[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Token ids of chat messages, rendered with the model's chat template.
+
+        Raises:
+            BadRequest: the model has no template, or the template refuses the messages.
+        """
+        template = self._started.chat_template
+        if template is None:
+            raise BadRequest(
+                f"model {self.model_name} has no chat template; use text prompts",
+                param="messages",
+            )
+        text = template.render(
+            list(messages),
+            tools=None if tools is None else list(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **template_kwargs,
+        )
+        # The template writes the special tokens itself.
+        return await self.encode(text, add_special_tokens=False)
+
+    def aiohttp_app(self, server: ServerConfig | None = None) -> web.Application:
+        """The HTTP API as an application, for ``app.add_subapp("/llm", llm.aiohttp_app())``.
+
+        Starting and closing the engine stays with the caller.
+        """
+        from asyncllm.server.app import create_app
+
+        return create_app(self, server or ServerConfig())
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    """What exists while a model is loaded."""
+
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    default_params: SamplingParams
+    executor: Executor
+    engine: Engine
+
+    async def aclose(self) -> None:
+        await self.engine.aclose()
+        await self.executor.close()
+        self.tokenizer.close()
+
+
+async def _load(config: EngineConfig, progress: Callable[[int, int], None] | None) -> _Parts:
+    folder = await _find(config.model, config.revision)
+    text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
+    spec = read_spec(folder)
+    executor = ThreadExecutor(partial(_build_worker, config, folder, spec, progress))
+    # The tokenizer loads while the executor thread imports torch and reads the weights.
+    text = asyncio.ensure_future(asyncio.to_thread(_load_text, text_folder))
+    try:
+        limits = await executor.start()
+        tokenizer, template = await text
+    except BaseException:
+        text.cancel()
+        with suppress(BaseException):
+            await text
+        await executor.close()
+        raise
+    engine = Engine(limits, executor, tokenizer.detokenizer)
+    engine.start()
+    defaults = SamplingParams(**spec.sampling_defaults)
+    return _Parts(spec, tokenizer, template, defaults, executor, engine)
+
+
+async def _find(model: str | None, revision: str | None) -> Path:
+    if model is None:
+        return demo.path()
+    return await asyncio.to_thread(resolve_folder, model, revision)
+
+
+def _load_text(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
+    return Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
+
+
+def _build_worker(*args: Any) -> Any:
+    # Imported here, in the executor thread: it brings torch, which takes seconds.
+    from asyncllm.executor.build import build_worker
+
+    return build_worker(*args)

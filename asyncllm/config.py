@@ -1,0 +1,127 @@
+"""EngineConfig: every choice about a run, in one frozen struct.
+
+A field's ``Meta`` description is its documentation: the command line is generated from it. There is
+no configuration through environment variables.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from asyncllm.errors import BadRequest
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
+AttentionName = Literal["auto", "sdpa", "flashinfer"]
+
+
+def _doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What to serve and how. ``None`` and ``"auto"`` are filled in once the model is known.
+
+    Raises:
+        BadRequest: a value is out of range; ``param`` names it.
+    """
+
+    model: Annotated[
+        str | None, _doc("folder or hub id of the model; the built-in demo when none is named")
+    ] = None
+    revision: Annotated[str | None, _doc("branch, tag or commit of a hub model")] = None
+    tokenizer: Annotated[str | None, _doc("folder or hub id, when not the model's own")] = None
+    load_format: Annotated[LoadFormat, _doc("'dummy' fills in random weights")] = "auto"
+    device: Annotated[Device, _doc("where the model runs; auto falls back to the CPU")] = "auto"
+    dtype: Annotated[DType, _doc("compute type; auto is bfloat16, on the CPU float32")] = "auto"
+    attention: Annotated[AttentionName, _doc("attention kernels")] = "auto"
+    max_model_len: Annotated[
+        int | None, _doc("longest sequence, prompt and output; the checkpoint's limit by default")
+    ] = None
+    kv_cache_tokens: Annotated[
+        int | None, _doc("size of the KV cache in tokens; from free memory by default")
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float, _doc("share of the GPU's memory that weights and KV cache may take")
+    ] = 0.9
+    page_size: Annotated[int, _doc("tokens per KV page")] = 16
+    max_num_seqs: Annotated[int, _doc("most sequences running at once")] = 256
+    max_num_batched_tokens: Annotated[
+        int | None, _doc("most tokens in one step; 8192 on a GPU, 1024 on a CPU by default")
+    ] = None
+    prefill_chunk: Annotated[
+        int | None, _doc("most prompt tokens of one sequence in one step; no limit by default")
+    ] = None
+    max_waiting: Annotated[int, _doc("most requests waiting before new ones get 429")] = 4096
+    steps_in_flight: Annotated[
+        int, _doc("2 plans a step while the one before still runs; 1 does not")
+    ] = 2
+    cpu_threads: Annotated[
+        int | None, _doc("threads of CPU kernels; PyTorch's own choice by default")
+    ] = None
+
+    def __post_init__(self) -> None:
+        at_least_one = ("page_size", "max_num_seqs", "max_waiting")
+        optional = (
+            "max_model_len",
+            "kv_cache_tokens",
+            "max_num_batched_tokens",
+            "prefill_chunk",
+            "cpu_threads",
+        )
+        for name in at_least_one + optional:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadRequest(f"{name} must be at least 1, not {value}", param=name)
+        if self.steps_in_flight not in (1, 2):
+            raise BadRequest("steps_in_flight must be 1 or 2", param="steps_in_flight")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise BadRequest(
+                "gpu_memory_utilization must be greater than 0 and at most 1",
+                param="gpu_memory_utilization",
+            )
+        budget = self.max_num_batched_tokens
+        if budget is not None and budget < self.max_num_seqs:
+            raise BadRequest(
+                f"max_num_batched_tokens ({budget}) must leave every one of max_num_seqs "
+                f"({self.max_num_seqs}) its decode token",
+                param="max_num_batched_tokens",
+            )
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers the scheduler works with, once device and model are known.
+
+    ``max_model_len`` never exceeds what the KV cache holds, so every admitted sequence can finish
+    when it runs alone.
+    """
+
+    num_pages: int
+    page_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int
+    max_waiting: int
+    steps_in_flight: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP side of ``asyncllm serve``."""
+
+    host: Annotated[str, _doc("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, _doc("port to listen on; 0 picks a free one")] = 8000
+    served_model_name: Annotated[
+        tuple[str, ...], _doc("names clients may use; the model's own by default")
+    ] = ()
+    api_key: Annotated[tuple[str, ...], _doc("keys that clients must present; none: open")] = ()
+    max_body_bytes: Annotated[int, _doc("largest accepted request body")] = 32 * 1024 * 1024
+    drain_seconds: Annotated[
+        float, _doc("how long a stopping server lets running streams finish")
+    ] = 30.0

@@ -1,0 +1,74 @@
+"""One sequence's way out: tokens to text, stop strings, and delivery to its sink."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from asyncllm.text.stop import StopStrings
+from asyncllm.types import FinishReason, SamplingParams, Sink, TokenDelta, TokenLogprob
+
+
+class Detokenizer(Protocol):
+    """Incremental detokenization of one sequence; see ``text.detokenizer``."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class OutputStream:
+    """Turns new tokens into deltas, on the loop.
+
+    Attributes:
+        arrived, first, last: ``clock()`` seconds of arrival, first and latest token (0: none yet).
+    """
+
+    __slots__ = ("_detokenizer", "_eos_ids", "_params", "_stop", "arrived", "first", "last", "sink")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        sink: Sink,
+        detokenizer: Detokenizer,
+        eos_ids: tuple[int, ...],
+        now: float,
+    ):
+        self.sink = sink
+        self.arrived = now
+        self.first = 0.0
+        self.last = 0.0
+        self._params = params
+        self._detokenizer = detokenizer
+        self._stop = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._eos_ids = eos_ids
+
+    def push(
+        self, token: int, finish: FinishReason | None, logprob: TokenLogprob | None
+    ) -> FinishReason | None:
+        """Deliver one token; returns how the sequence ended, which a stop string may decide."""
+        stop_reason: int | str | None = None
+        if finish is FinishReason.STOP:
+            # The text ends before the token that stopped it, as it does before a stop string.
+            if token not in self._eos_ids or token in self._params.stop_token_ids:
+                stop_reason = token
+            wanted = self._params.include_stop_str_in_output and stop_reason is not None
+            text = self._detokenizer.push(token) if wanted else ""
+        else:
+            text = self._detokenizer.push(token)
+        text = self._stop.push(text)
+        if finish is not None and self._stop.matched is None:
+            text += self._stop.push(self._detokenizer.finish())
+            if self._stop.matched is None:
+                text += self._stop.finish()
+        if self._stop.matched is not None:
+            finish, stop_reason = FinishReason.STOP, self._stop.matched
+        self.sink.emit(
+            TokenDelta(
+                text=text,
+                token_ids=[token],
+                logprobs=None if logprob is None else [logprob],
+                finish_reason=finish,
+                stop_reason=stop_reason,
+            )
+        )
+        return finish

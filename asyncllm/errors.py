@@ -1,0 +1,85 @@
+"""Every error a caller can meet, with the HTTP status the server answers it with."""
+
+from __future__ import annotations
+
+
+class AsyncLLMError(Exception):
+    """Base of all errors asyncllm raises on purpose.
+
+    ``status`` is the HTTP status; ``type`` and ``code`` fill OpenAI's error body.
+    """
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class BadRequest(AsyncLLMError, ValueError):
+    """The request can never be served as it stands; ``param`` names the offending field."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unauthorized(AsyncLLMError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class NotFound(AsyncLLMError):
+    """An unknown model or route."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class TooLarge(AsyncLLMError):
+    """The HTTP body exceeds the server's limit."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class QueueFull(AsyncLLMError):
+    """The engine has no room for another waiting request; ``retry_after`` is in seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: float):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotReady(AsyncLLMError):
+    """The model is still loading, or the server is draining."""
+
+    status = 503
+    type = "server_error"
+    code = "not_ready"
+
+
+class StepError(AsyncLLMError):
+    """The model step that carried this request failed; the engine itself goes on."""
+
+
+class EngineDead(AsyncLLMError):
+    """The executor is gone; no request can be served any more."""
+
+    status = 503
+    code = "engine_dead"
+
+
+class ModelError(AsyncLLMError, ValueError):
+    """A model folder cannot be served: unknown architecture, missing tensor, wrong shape..."""

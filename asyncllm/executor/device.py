@@ -1,0 +1,122 @@
+"""Where tensors live, and how they get there and back without stalling the device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Download(Protocol):
+    """A device-to-host copy under way."""
+
+    def done(self) -> bool:
+        """Whether the copy has landed; never waits."""
+
+    def wait(self) -> np.ndarray:
+        """The data, once it has landed; waits with the GIL released."""
+
+
+class Device(Protocol):
+    """A place to run models. Used from the executor thread only."""
+
+    torch_device: torch.device
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        """Copy to the device, ordered before kernels launched later."""
+
+    def download(self, tensor: Tensor) -> Download:
+        """Copy to the host, ordered after kernels launched before."""
+
+    def free_bytes(self) -> int:
+        """Memory that weights and KV cache may still take."""
+
+    def release(self) -> None:
+        """Give cached memory back to the system, once all tensors are gone."""
+
+
+class CpuDevice:
+    """Kernels run in the calling thread, so every copy is done at once."""
+
+    def __init__(self, num_threads: int | None = None):
+        self.torch_device = torch.device("cpu")
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array)
+
+    def download(self, tensor: Tensor) -> Download:
+        return _Landed(tensor.numpy())
+
+    def free_bytes(self) -> int:
+        return available_host_bytes()
+
+    def release(self) -> None:
+        pass
+
+
+class _Landed:
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> np.ndarray:
+        return self._array
+
+
+class CudaDevice:
+    """One GPU; copies go through pinned memory on the current stream."""
+
+    def __init__(self, index: int = 0):
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        # The caching host allocator keeps the pinned block until the copy has run.
+        pinned = torch.from_numpy(array).pin_memory()
+        return pinned.to(self.torch_device, non_blocking=True)
+
+    def download(self, tensor: Tensor) -> Download:
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        pinned.copy_(tensor, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return _CudaDownload(pinned, event)
+
+    def free_bytes(self) -> int:
+        free, _total = torch.cuda.mem_get_info(self.torch_device)
+        return free
+
+    def release(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+        torch.cuda.empty_cache()
+
+
+class _CudaDownload:
+    def __init__(self, pinned: Tensor, event: torch.cuda.Event):
+        self._pinned = pinned
+        self._event = event
+
+    def done(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> np.ndarray:
+        self._event.synchronize()
+        return self._pinned.numpy()
+
+
+def available_host_bytes() -> int:
+    """Memory the system can hand out without swapping."""
+    try:
+        with open("/proc/meminfo") as meminfo:
+            for line in meminfo:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4 * 2**30  # a guess, for systems that do not tell

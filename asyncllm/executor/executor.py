@@ -1,0 +1,135 @@
+"""The loop's handle on the thread that owns the device."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from asyncllm.config import EngineLimits
+from asyncllm.errors import EngineDead
+from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
+
+
+class Runner(Protocol):
+    """What runs in the thread; see ``executor.worker.Worker``."""
+
+    limits: EngineLimits
+
+    def run(self, channel: ThreadChannel) -> None:
+        """Answer every plan from the channel with one result, until the channel closes."""
+
+
+class Executor(Protocol):
+    """Runs encoded StepPlans in order; one future per step, resolved on the loop."""
+
+    async def start(self) -> EngineLimits:
+        """Load the model. Errors of loading are raised here."""
+
+    def submit(self, plan: bytes) -> asyncio.Future[bytes]:
+        """Never blocks. The future raises EngineDead if the executor dies first."""
+
+    def flush(self) -> None:
+        """Say that no plan will be submitted before those in flight are back."""
+
+    async def close(self) -> None:
+        """Finish what is in flight and give the device's memory back."""
+
+
+class ThreadExecutor:
+    """Builds and runs a ``Runner`` in one dedicated thread.
+
+    All CUDA calls, and ``inference_mode``, which is thread-local, live in that thread. ``build`` is
+    called there, so loading never blocks the loop.
+    """
+
+    def __init__(self, build: Callable[[], Runner]):
+        self._build = build
+        self._results: deque[asyncio.Future[bytes]] = deque()
+        self._channel: ThreadChannel | None = None
+        self._thread: threading.Thread | None = None
+        self._dead: EngineDead | None = None
+
+    async def start(self) -> EngineLimits:
+        loop = asyncio.get_running_loop()
+        self._channel = channel = ThreadChannel(loop, self._on_result)
+        started: asyncio.Future[EngineLimits] = loop.create_future()
+        # A daemon, so that a program that forgets to close an engine can still exit.
+        self._thread = threading.Thread(
+            target=_thread_main,
+            args=(self._build, channel, loop, started, self._on_death),
+            name="asyncllm-executor",
+            daemon=True,
+        )
+        self._thread.start()
+        return await started
+
+    def submit(self, plan: bytes) -> asyncio.Future[bytes]:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if self._dead is not None or self._channel is None:
+            future.set_exception(self._dead or EngineDead("the executor is not running"))
+            return future
+        self._results.append(future)
+        self._channel.send(plan)
+        return future
+
+    def flush(self) -> None:
+        if self._channel is not None:
+            self._channel.send(FLUSH)
+
+    async def close(self) -> None:
+        if self._thread is None or self._channel is None:
+            return
+        self._channel.close()
+        await asyncio.to_thread(self._thread.join)
+        self._thread = None
+        self._on_death(None)
+
+    def _on_result(self, message: bytes) -> None:
+        future = self._results.popleft()
+        if not future.done():
+            future.set_result(message)
+
+    def _on_death(self, cause: BaseException | None) -> None:
+        self._dead = EngineDead(f"the executor stopped: {cause!r}" if cause else "engine closed")
+        while self._results:
+            future = self._results.popleft()
+            if not future.done():
+                future.set_exception(self._dead)
+
+
+def _thread_main(
+    build: Callable[[], Runner],
+    channel: ThreadChannel,
+    loop: asyncio.AbstractEventLoop,
+    started: asyncio.Future[EngineLimits],
+    on_death: Callable[[BaseException | None], None],
+) -> None:
+    """The executor thread. Every way out of it is reported to the loop."""
+
+    def resolve(limits: EngineLimits | None, error: BaseException | None) -> None:
+        if started.done():
+            return
+        if error is not None:
+            started.set_exception(error)
+        elif limits is not None:
+            started.set_result(limits)
+
+    try:
+        runner = build()
+    except BaseException as error:
+        _call(loop, resolve, None, error)
+        return
+    _call(loop, resolve, runner.limits, None)
+    try:
+        runner.run(channel)
+    except BaseException as error:
+        _call(loop, on_death, error)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:
+    # The loop may be closed already when a program exits without closing its engine.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function, *args)

@@ -1,0 +1,84 @@
+"""How large the KV cache is, and so which sequences can be served at all."""
+
+from __future__ import annotations
+
+from asyncllm.config import EngineConfig, EngineLimits
+from asyncllm.errors import ModelError
+from asyncllm.models.spec import ModelSpec
+
+#: Default token budget of a step: what keeps the device busy without making decode rows wait.
+CPU_BATCHED_TOKENS = 1024
+GPU_BATCHED_TOKENS = 8192
+
+
+def resolve_limits(
+    config: EngineConfig,
+    spec: ModelSpec,
+    *,
+    on_gpu: bool,
+    cache_bytes: int,
+    bytes_per_token: int,
+) -> EngineLimits:
+    """Turn what was asked and what is there into the scheduler's numbers.
+
+    Args:
+        cache_bytes: memory the KV cache may take.
+        bytes_per_token: K and V of one position in all layers.
+
+    Raises:
+        ModelError: the cache cannot hold what was asked; the message gives the numbers and the
+            option that helps.
+    """
+    wanted_len = config.max_model_len or spec.max_position_embeddings
+    if wanted_len > spec.max_position_embeddings:
+        raise ModelError(
+            f"max_model_len {wanted_len} is more than the {spec.max_position_embeddings} positions "
+            "the model has",
+            param="max_model_len",
+        )
+    fitting_pages = cache_bytes // (bytes_per_token * config.page_size)
+    tokens = config.kv_cache_tokens
+    if tokens is None:
+        num_pages = min(fitting_pages, -(-config.max_num_seqs * wanted_len // config.page_size))
+    else:
+        num_pages = -(-tokens // config.page_size)
+        if num_pages > fitting_pages:
+            raise ModelError(
+                f"a KV cache of {tokens} tokens takes {_gib(tokens * bytes_per_token)}, but "
+                f"{_gib(cache_bytes)} are free for it: at most "
+                f"kv_cache_tokens={fitting_pages * config.page_size}",
+                param="kv_cache_tokens",
+            )
+    capacity = num_pages * config.page_size
+    if capacity < wanted_len and config.max_model_len is not None:
+        raise ModelError(
+            f"max_model_len {wanted_len} needs a KV cache of as many tokens, but it holds "
+            f"{capacity}: lower max_model_len or raise kv_cache_tokens",
+            param="max_model_len",
+        )
+    max_model_len = min(wanted_len, capacity)
+    if max_model_len < 2:
+        raise ModelError(
+            f"{_gib(cache_bytes)} are free for the KV cache, and one token takes "
+            f"{bytes_per_token} bytes: no sequence fits",
+            param="kv_cache_tokens",
+        )
+    budget = config.max_num_batched_tokens or max(
+        GPU_BATCHED_TOKENS if on_gpu else CPU_BATCHED_TOKENS, config.max_num_seqs
+    )
+    return EngineLimits(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=budget,
+        prefill_chunk=config.prefill_chunk or budget,
+        max_waiting=config.max_waiting,
+        steps_in_flight=config.steps_in_flight,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,54 @@
+"""SlotTable: what the device remembers of each running sequence between steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncllm.executor.device import Device
+from asyncllm.wire.messages import Admit, unpack
+
+
+class SlotTable:
+    """State by slot, so that a step names sequences by small numbers.
+
+    Attributes:
+        block_table: int32 [slots, max_pages] on the device; a sequence's pages in order.
+        last_token: int64 [slots] on the device; the token sampled last, which is the next decode
+            row's input. It never has to reach the host for the next step to run.
+        num_known: int64 [slots] on the host; how many tokens came with the admission.
+    """
+
+    def __init__(self, num_slots: int, max_pages: int, device: Device):
+        self.block_table = torch.zeros(
+            num_slots, max_pages, dtype=torch.int32, device=device.torch_device
+        )
+        self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=device.torch_device)
+        self.num_known = np.zeros(num_slots, dtype=np.int64)
+        self._known: list[np.ndarray] = [np.empty(0, dtype=np.int32)] * num_slots
+        self._device = device
+
+    def admit(self, admit: Admit) -> np.ndarray:
+        """A sequence takes its slot; returns its known tokens, int32."""
+        tokens = unpack(admit.tokens)
+        self._known[admit.slot] = tokens
+        self.num_known[admit.slot] = len(tokens)
+        return tokens
+
+    def known(self, slot: int, start: int, length: int) -> np.ndarray:
+        """Tokens start .. start+length-1 of those the sequence was admitted with."""
+        return self._known[slot][start : start + length]
+
+    def add_pages(self, new_pages: np.ndarray) -> None:
+        """Enter int32 [m, 3] of (slot, index, page) into the block table."""
+        if len(new_pages) == 0:
+            return
+        entries = self._device.upload(new_pages.T.astype(np.int64))
+        self.block_table[entries[0], entries[1]] = entries[2].to(torch.int32)
+
+    def relay(self, slots: Tensor, tokens: Tensor) -> None:
+        """Keep sampled tokens (int64) for the next step's decode rows of these slots."""
+        # A row without a valid token has none; its sequence ends, but its next row may be in
+        # flight already and needs an id that exists.
+        self.last_token.index_copy_(0, slots, tokens.clamp(min=0))

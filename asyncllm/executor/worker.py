@@ -1,0 +1,78 @@
+"""The executor thread's loop: plans in, results out, one step always queued behind the other."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import deque
+
+import torch
+
+from asyncllm.config import EngineLimits
+from asyncllm.executor.device import Device
+from asyncllm.executor.runner import ModelRunner, Ticket
+from asyncllm.wire.messages import StepResult, decode_plan, encode
+from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Answers every plan with exactly one result, in order.
+
+    With two steps in flight the newest launched step is not collected until the next plan is
+    launched behind it, so the device never runs dry. A FLUSH says that no such plan will come.
+    """
+
+    def __init__(self, runner: ModelRunner, limits: EngineLimits, device: Device):
+        self.limits = limits
+        self._runner: ModelRunner | None = runner
+        self._device = device
+
+    def run(self, channel: ThreadChannel) -> None:
+        """Serve the channel until it closes, then give the device's memory back."""
+        assert self._runner is not None, "a worker runs once"
+        try:
+            with torch.inference_mode():
+                self._serve(self._runner, channel)
+        finally:
+            self._runner = None
+            gc.collect()
+            self._device.release()
+
+    def _serve(self, runner: ModelRunner, channel: ThreadChannel) -> None:
+        launched: deque[Ticket] = deque()
+
+        def post(keep: int) -> None:
+            """Post results: all but the newest ``keep``, and those too if they have landed."""
+            while launched and (len(launched) > keep or launched[0].done()):
+                channel.post(encode(_collect(runner, launched.popleft())))
+
+        while (message := channel.receive()) is not None:
+            if message == FLUSH:
+                post(keep=0)
+                continue
+            post(keep=len(launched))
+            launched.append(_launch(runner, message))
+            post(keep=self.limits.steps_in_flight - 1)
+        post(keep=0)
+
+
+def _launch(runner: ModelRunner, message: bytes) -> Ticket:
+    plan = decode_plan(message)
+    try:
+        return runner.launch(plan)
+    except Exception as error:
+        log.exception("step %d failed at launch", plan.step)
+        return Ticket(plan.step, t_launch=time.perf_counter(), num_rows=0, error=repr(error))
+
+
+def _collect(runner: ModelRunner, ticket: Ticket) -> StepResult:
+    try:
+        return runner.collect(ticket)
+    except Exception as error:
+        log.exception("step %d failed", ticket.step)
+        return StepResult(
+            ticket.step, b"", (), repr(error), ticket.t_launch, time.perf_counter()
+        )

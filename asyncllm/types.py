@@ -1,0 +1,168 @@
+"""The words every layer shares: what is asked (SamplingParams) and what comes back."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from asyncllm.errors import BadRequest
+
+MAX_STOP_STRINGS = 32
+MAX_LOGPROBS = 20
+
+#: What a caller may hand in as a prompt: text, token ids, or chat messages.
+Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended; the values are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose tokens and when to stop.
+
+    Attributes:
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_p: keep the smallest set of tokens whose probability reaches ``top_p``; 1 is off.
+        top_k: keep the ``top_k`` most likely tokens; 0 or -1 is off.
+        min_p: drop tokens less likely than ``min_p`` times the likeliest; 0 is off.
+        presence_penalty, frequency_penalty: OpenAI's, over generated tokens, -2 to 2.
+        repetition_penalty: Hugging Face's, over prompt and generated tokens; 1 is off.
+        max_tokens: most tokens to generate; None means all the room left in the context.
+        min_tokens: no stop token before so many tokens.
+        stop: strings that end the text (they are not part of it).
+        stop_token_ids: further token ids that end the sequence.
+        ignore_eos: do not stop at the model's own end-of-sequence tokens.
+        include_stop_str_in_output: keep the stop string at the end of the text.
+        skip_special_tokens: leave special tokens out of the text.
+        seed: makes sampling repeatable, whatever else runs beside it.
+        logprobs: None for none; n for the sampled token's and the n likeliest tokens'.
+
+    Raises:
+        BadRequest: a value is out of range; ``param`` names it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            raise BadRequest("stop must be a list of strings", param="stop")
+        _check(0 <= self.temperature <= 100, "temperature", "between 0 and 100")
+        _check(0 < self.top_p <= 1, "top_p", "greater than 0 and at most 1")
+        _check(self.top_k >= -1, "top_k", "-1, 0 or positive")
+        _check(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
+        _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
+        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
+        _check(0 < self.repetition_penalty <= 100, "repetition_penalty", "between 0 and 100")
+        _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
+        _check(self.min_tokens >= 0, "min_tokens", "at least 0")
+        _check(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            "at most max_tokens",
+        )
+        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
+        _check(all(self.stop), "stop", "made of non-empty strings")
+        _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "made of token ids")
+        _check(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            "logprobs",
+            f"between 0 and {MAX_LOGPROBS}",
+        )
+        _check(
+            self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a signed 64-bit integer"
+        )
+
+
+def _check(ok: bool, param: str, expected: str) -> None:
+    if not ok:
+        raise BadRequest(f"{param} must be {expected}", param=param)
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """Natural-log probabilities at one position, before temperature and filters.
+
+    ``top`` lists (token id, logprob) of the likeliest tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenDelta(msgspec.Struct):
+    """What one step (or several merged ones) added to one sequence.
+
+    ``text`` may be empty while a character or a possible stop string is incomplete.
+    ``finish_reason`` is set on the last delta only; ``stop_reason`` then is the stop string or the
+    stop token id that ended the sequence (None for the model's own end-of-sequence token).
+    ``logprobs`` has one entry per token id when they were asked for.
+    """
+
+    text: str = ""
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def merge(self, later: TokenDelta) -> None:
+        """Append a later delta of the same sequence to this one, in place."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        if later.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + later.logprobs
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one or more sequences; ``cached_tokens`` of the prompt were not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Completion(msgspec.Struct):
+    """The whole answer to one prompt, as ``generate()`` returns it."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    logprobs: list[TokenLogprob] | None
+    usage: Usage
+
+
+class Sink(Protocol):
+    """Where the engine delivers one sequence's output, on the event loop.
+
+    Both calls must return at once and never raise: one engine task serves every request. After a
+    delta with a ``finish_reason``, or after ``fail``, nothing more is delivered.
+    """
+
+    def emit(self, delta: TokenDelta) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...

@@ -1,0 +1,110 @@
+"""What the loop and the ranks say to each other: msgspec structs, encoded once, never changed.
+
+Arrays travel as little-endian int32 bytes, so that packing and unpacking cost one copy however many
+rows a step has. Rank 0's thread and tensor-parallel peers read the same bytes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+#: ``StepResult.tokens`` of a row that samples nothing (a prompt chunk that is not the last).
+NO_TOKEN = -1
+#: ``StepResult.tokens`` of a row whose logits were not finite.
+BAD_TOKEN = -2
+
+
+class RowParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The part of SamplingParams that acts on logits, with every default resolved.
+
+    ``seed`` is always set; ``logprobs`` is -1 for none. Until the sequence holds ``min_length``
+    tokens, prompt included, the tokens in ``stop_ids`` are not sampled.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int
+    logprobs: int
+    min_length: int
+    stop_ids: tuple[int, ...]
+
+
+class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A sequence takes a slot; ``tokens`` is int32 [num_tokens], all that is known of it.
+
+    The first ``num_prompt`` are the prompt; more follow when a preempted sequence comes back.
+    """
+
+    slot: int
+    tokens: bytes
+    num_prompt: int
+    params: RowParams
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One iteration of the model over a mixed batch.
+
+    Attributes:
+        step: number of the step, counting up from 0.
+        rows: int32 [n, 3] of (slot, start, q_len). A row whose start lies beyond the tokens its
+            slot was admitted with is a decode row: its one input token is the last one sampled for
+            that slot, which only the device knows. A row that reaches the end of the known tokens
+            samples the next one.
+        new_pages: int32 [m, 3] of (slot, index in the block table, page).
+        admits: sequences that enter a slot, before any of their rows.
+    """
+
+    step: int
+    rows: bytes
+    new_pages: bytes
+    admits: tuple[Admit, ...]
+
+
+class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Logprobs of one row: the sampled token's, then the likeliest tokens', best first."""
+
+    row: int
+    sampled: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The outcome of one StepPlan; there is exactly one, also when the step failed.
+
+    Attributes:
+        step: the plan's number.
+        tokens: int32 [n], one a row; NO_TOKEN or BAD_TOKEN where there is none.
+        logprobs: for the rows that asked for them.
+        error: None, or what went wrong; then no row of this step has advanced.
+        t_launch, t_done: ``time.perf_counter`` seconds, in the executor.
+    """
+
+    step: int
+    tokens: bytes
+    logprobs: tuple[RowLogprobs, ...]
+    error: str | None
+    t_launch: float
+    t_done: float
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_plan = msgspec.msgpack.Decoder(StepPlan).decode
+decode_result = msgspec.msgpack.Decoder(StepResult).decode
+
+
+def pack(values: object) -> bytes:
+    """int32 bytes of a list (or list of equally long rows) of Python ints."""
+    return np.asarray(values, dtype="<i4").tobytes()
+
+
+def unpack(data: bytes, columns: int = 1) -> np.ndarray:
+    """The int32 array in ``data``, read-only: [n], or [n, columns] when columns > 1."""
+    array = np.frombuffer(data, dtype="<i4")
+    return array.reshape(-1, columns) if columns > 1 else array

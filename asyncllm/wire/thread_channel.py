@@ -1,0 +1,35 @@
+"""Bytes between the event loop and the executor thread of the same process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from queue import SimpleQueue
+
+#: Sent to the worker when no further plan will come before the steps in flight are back.
+FLUSH = b""
+
+
+class ThreadChannel:
+    """One direction each: ``send`` on the loop, ``receive`` and ``post`` in the thread.
+
+    ``receive`` blocks with the GIL released. ``post`` wakes the loop once per message.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_message: Callable[[bytes], None]):
+        self._loop = loop
+        self._on_message = on_message
+        self._inbox: SimpleQueue[bytes | None] = SimpleQueue()
+
+    def send(self, message: bytes) -> None:
+        self._inbox.put(message)
+
+    def close(self) -> None:
+        """``receive`` returns None once everything sent before has been received."""
+        self._inbox.put(None)
+
+    def receive(self) -> bytes | None:
+        return self._inbox.get()
+
+    def post(self, message: bytes) -> None:
+        self._loop.call_soon_threadsafe(self._on_message, message)
