@@ -31,7 +31,7 @@ def limits(**changes: int) -> EngineLimits:
         "steps_in_flight": 2,
         "vocab_size": 100,
     }
-    return EngineLimits(**{**numbers, **changes}, eos_token_ids=(EOS,))
+    return EngineLimits(device="cpu", dtype="float32", **{**numbers, **changes}, eos_token_ids=(EOS,))
 
 
 def scheduler(**changes: int) -> Scheduler:

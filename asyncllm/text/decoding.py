@@ -1,0 +1,216 @@
+"""From token ids to text: what each kind of tokenizer decoder does, and how to do it piecewise."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asyncllm.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import tokenizers
+    from tokenizers.decoders import Decoder
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Decoding(Protocol):
+    """One tokenizer's way back to text. Ids without a token decode to nothing."""
+
+    #: Length in bytes that no token's text exceeds; None when a token can stand for any length.
+    max_token_bytes: int | None
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special: bool) -> Detokenizer: ...
+
+
+def decoding_of(backend: tokenizers.Tokenizer) -> Decoding:
+    """The fastest exact decoding for this tokenizer."""
+    spelling = spelling_of(backend.decoder)
+    if spelling is None:
+        return GenericDecoding(backend)
+    return ByteDecoding(backend, spelling)
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a decoder spells tokens as bytes, when a text is just its tokens' bytes in a row.
+
+    Attributes:
+        spell: a token's content -> the bytes it adds to the text.
+        single_bytes: the contents that spell the bytes 0 to 255.
+        strip_first_space: whether a space at the very beginning of a text is dropped.
+    """
+
+    spell: Callable[[str], bytes]
+    single_bytes: tuple[str, ...]
+    strip_first_space: bool = False
+
+
+def spelling_of(decoder: Decoder | None) -> Spelling | None:
+    """The spelling a decoder follows; None for decoders that look at a token's neighbours.
+
+    Two pipelines cover nearly every generative model: the byte-level alphabet (GPT-2, OPT, Llama 3,
+    Qwen) and SentencePiece with byte fallback (Llama 2, Mistral, Gemma).
+    """
+    match _steps(decoder):
+        case [{"type": "ByteLevel"}]:
+            return _byte_level()
+        case [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            *strip,
+        ] if strip in ([], [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]):
+            return _byte_fallback(strip_first_space=bool(strip))
+    return None
+
+
+def _steps(decoder: Decoder | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    state: dict[str, Any] = json.loads(decoder.__getstate__())
+    return state["decoders"] if state["type"] == "Sequence" else [state]
+
+
+def _byte_level() -> Spelling:
+    # GPT-2's alphabet: printable Latin-1 characters are themselves, the 68 other bytes are
+    # numbered from U+0100 on.
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = tuple(
+        chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(256)
+    )
+    byte_of = {char: byte for byte, char in enumerate(alphabet)}
+
+    def spell(content: str) -> bytes:
+        try:
+            return bytes([byte_of[char] for char in content])
+        except KeyError:  # an added token, not written in the alphabet
+            return content.encode()
+
+    return Spelling(spell, alphabet)
+
+
+def _byte_fallback(*, strip_first_space: bool) -> Spelling:
+    def spell(content: str) -> bytes:
+        if byte := _BYTE_TOKEN.fullmatch(content):
+            return bytes.fromhex(byte[1])
+        return content.replace("▁", " ").encode()
+
+    return Spelling(spell, tuple(f"<0x{byte:02X}>" for byte in range(256)), strip_first_space)
+
+
+class TokenBytes(dict[int, bytes]):
+    """Token id -> the bytes it adds to the text, filled in as tokens are met.
+
+    A plain dict lookup once a token is known: this is read for every generated token.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, spell: Callable[[str], bytes], hidden: frozenset[int]
+    ):
+        super().__init__(dict.fromkeys(hidden, b""))
+        self._backend = backend
+        self._spell = spell
+
+    def __missing__(self, token_id: int) -> bytes:
+        content = _content(self._backend, token_id)
+        if content is None:
+            return b""  # not stored: there is no end of ids without a token
+        spelled = self[token_id] = self._spell(content)
+        return spelled
+
+
+class ByteDecoding:
+    """Decoding by joining bytes.
+
+    The text of any ids is the UTF-8 of their bytes, malformed bytes becoming U+FFFD. The tokenizers
+    library agrees but for byte fallback, where one malformed byte makes it give up the whole run of
+    byte tokens around it, characters already delivered included.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling):
+        self._strip_first_space = spelling.strip_first_space
+        self._all = TokenBytes(backend, spelling.spell, frozenset())
+        self._no_special = TokenBytes(backend, spelling.spell, special_ids(backend))
+        self.max_token_bytes = _max_token_bytes(backend, spelling)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str:
+        table = self._table(skip_special)
+        text = b"".join([table[token_id] for token_id in token_ids]).decode(errors="replace")
+        return text.removeprefix(" ") if self._strip_first_space else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._all[token_id]
+
+    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special: bool) -> ByteDetokenizer:
+        table = self._table(skip_special)
+        begins = not any(table[token_id] for token_id in prompt_ids)
+        return ByteDetokenizer(table, strip_first_space=self._strip_first_space and begins)
+
+    def _table(self, skip_special: bool) -> TokenBytes:
+        return self._no_special if skip_special else self._all
+
+
+class GenericDecoding:
+    """Decoding by the tokenizers library, for decoders that look at a token's neighbours."""
+
+    #: Enough tokens before a text for its first token not to be taken for a text's first.
+    CONTEXT = 4
+
+    max_token_bytes: int | None = None  # an unknown word of any length is one token
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        self._backend = backend
+        self._special_ids = special_ids(backend)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str:
+        return self._decode([i for i in token_ids if self._visible(i, skip_special)])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if not self._visible(token_id, skip_special=False):
+            return b""
+        # What the token adds after itself: a text's first token is often decoded differently.
+        return self._decode([token_id, token_id])[len(self._decode([token_id])) :].encode()
+
+    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special: bool) -> WindowDetokenizer:
+        def visible(token_id: int) -> bool:
+            return self._visible(token_id, skip_special)
+
+        context = [i for i in prompt_ids if visible(i)][-self.CONTEXT :]
+        return WindowDetokenizer(self._decode, visible, context)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=False)
+
+    def _visible(self, token_id: int, skip_special: bool) -> bool:
+        if skip_special and token_id in self._special_ids:
+            return False
+        return _content(self._backend, token_id) is not None
+
+
+def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """Ids of the tokens that ``skip_special_tokens`` leaves out of a text."""
+    added = backend.get_added_tokens_decoder()
+    return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
+def _content(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
+    in_range = 0 <= token_id < 1 << 32  # the library's integer type
+    return backend.id_to_token(token_id) if in_range else None
+
+
+def _max_token_bytes(backend: tokenizers.Tokenizer, spelling: Spelling) -> int | None:
+    if any(backend.token_to_id(content) is None for content in spelling.single_bytes):
+        return None  # some bytes have no token: text may vanish or collapse into one unknown token
+    # Spelling never lengthens a token, so this holds for its text too; spelling 150,000 tokens to
+    # find the true maximum would cost 0.1 s at start-up.
+    return max(len(content.encode()) for content in backend.get_vocab())

@@ -1,0 +1,108 @@
+"""The tokenizer's files in a model folder."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from asyncllm.errors import ModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_CONVERTIBLE = ("vocab.json", "tokenizer.model", "vocab.txt", "spiece.model", "tekken.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in this file; empty if there is no such file.
+
+    Raises:
+        ModelError: the file is not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return value
+
+
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """The tokens that have a name, such as {"bos_token": "<s>", "eos_token": "</s>"}.
+
+    Raises:
+        ModelError: a file is not valid JSON.
+    """
+    named = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):  # the latter wins
+        for name, token in read_json(folder / file).items():
+            content = token.get("content") if isinstance(token, dict) else token
+            if name.endswith("_token") and isinstance(content, str):
+                named[name] = content
+    return named
+
+
+def load_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The tokenizers library's tokenizer of this folder, and its named special tokens.
+
+    Raises:
+        ModelError: no tokenizer in the folder, or it cannot be read.
+    """
+    if (folder / "tokenizer.json").is_file():
+        return _load(folder)
+    if any((folder / name).is_file() for name in _CONVERTIBLE):
+        return _convert(folder)
+    raise ModelError(
+        f"no tokenizer in {folder}: expected tokenizer.json, or vocab.json and merges.txt, or "
+        "tokenizer.model"
+    )
+
+
+def _load(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    named = read_special_tokens(folder)
+    config = read_json(folder / "tokenizer_config.json")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        _add_configured_tokens(backend, config, named)
+    except Exception as error:  # the library raises plain Exception
+        raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
+    return backend, named
+
+
+def _add_configured_tokens(
+    backend: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]
+) -> None:
+    """Add what only tokenizer_config.json knows, as transformers does.
+
+    Its ``add_bos_token`` is not read: beside a tokenizer.json the post-processor in there decides,
+    in transformers 5 as well.
+    """
+    listed = config.get("added_tokens_decoder") or {}
+    for token_id in sorted(listed, key=int):
+        options = {key: value for key, value in listed[token_id].items() if key != "__type"}
+        backend.add_tokens([tokenizers.AddedToken(**options)])
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    special = [*named.values(), *(extra.values() if isinstance(extra, dict) else extra)]
+    contents = [token["content"] if isinstance(token, dict) else token for token in special]
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_special_tokens([content for content in contents if content not in added])
+
+
+def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    try:
+        from transformers import AutoTokenizer  # seconds to import, and rarely needed
+
+        converted = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        return converted.backend_tokenizer, converted.special_tokens_map
+    except Exception as error:
+        raise ModelError(
+            f"cannot convert the tokenizer in {folder}: {error}. A folder with a tokenizer.json "
+            "needs no conversion."
+        ) from error

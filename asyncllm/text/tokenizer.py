@@ -1,0 +1,138 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Self
+
+from asyncllm.errors import BadRequest
+from asyncllm.text.decoding import decoding_of, special_ids
+from asyncllm.text.model_files import load_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import tokenizers
+
+    from asyncllm.text.detokenizer import Detokenizer
+
+
+class Tokenizer:
+    """One model's tokenizer; safe to use from several threads.
+
+    Attributes:
+        vocab_size: number of tokens, added ones included. A model's own vocabulary may be padded
+            beyond it; ids without a token decode to nothing.
+        special_tokens: the named ones, such as {"bos_token": "<s>"}.
+        special_ids: ids of all tokens that ``skip_special_tokens`` leaves out.
+        bos_id, eos_id: ids of the named begin and end tokens, None if there are none.
+    """
+
+    #: A text of up to so many characters is encoded in the event loop itself, in 0.12 ms. Measured
+    #: on an EPYC core: 0.24 us per character, and 0.04 ms (0.15 on a busy machine) for the hop to a
+    #: thread and back, which stops to show from 4000 characters on.
+    INLINE_CHARS = 500
+
+    #: NFC and NFKC normalizers make text at most so many times shorter in UTF-8.
+    _NORMALIZER_GAIN = 4
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        threads: int = 2,
+    ):
+        """Wrap a tokenizer of the tokenizers library; ``threads`` encode long texts."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._decoding = decoding_of(backend)
+        self._max_token_bytes = self._decoding.max_token_bytes
+        if self._max_token_bytes is not None and backend.normalizer is not None:
+            self._max_token_bytes *= self._NORMALIZER_GAIN
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.special_ids = special_ids(backend)
+        self.special_tokens = dict(special_tokens or {})
+        self.bos_id = self._named_id("bos_token")
+        self.eos_id = self._named_id("eos_token")
+
+    @classmethod
+    def from_folder(cls, path: Path, *, threads: int = 2) -> Self:
+        """Load the tokenizer of a model folder.
+
+        Raises:
+            ModelError: the folder has no tokenizer, or one that cannot be read.
+        """
+        backend, special_tokens = load_backend(path)
+        return cls(backend, special_tokens, threads=threads)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``, with BOS and the like around them if the model wants them.
+
+        Raises:
+            BadRequest: the text has an unpaired surrogate.
+        """
+        return self._encode([text], add_special_tokens)[0]
+
+    async def encode_async(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each text; the event loop runs on meanwhile.
+
+        Raises:
+            BadRequest: a text has an unpaired surrogate.
+        """
+        if len(texts) == 1 and len(texts[0]) <= self.INLINE_CHARS:
+            return self._encode(texts, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._encode, texts, add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of these tokens; bytes that are not valid UTF-8 become U+FFFD."""
+        return self._decoding.decode(token_ids, skip_special=skip_special_tokens)
+
+    def detokenizer(
+        self, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
+    ) -> Detokenizer:
+        """A ``decode`` for one sequence, token by token.
+
+        With ``prompt_ids`` the text is the continuation of the prompt's: SentencePiece-like
+        tokenizers drop a text's first space, which a continuation must keep.
+        """
+        return self._decoding.detokenizer(prompt_ids, skip_special=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes this token adds to a text, be they whole characters or not."""
+        return self._decoding.token_bytes(token_id)
+
+    def min_tokens(self, num_bytes: int) -> int:
+        """A lower bound, without encoding, of the tokens that a text of so many bytes has.
+
+        0 when the tokenizer allows for none. Text that is dropped before it is tokenized counts:
+        by added tokens with ``lstrip`` or ``rstrip``, and by normalizers that delete.
+        """
+        if self._max_token_bytes is None:
+            return 0
+        return -(-num_bytes // self._max_token_bytes)
+
+    def close(self) -> None:
+        """Stop the threads; texts not yet begun are dropped. Closing twice is fine."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        try:
+            # Unlike encode, the batch call releases the GIL; fast: it leaves out offsets.
+            batch = self._backend.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+        except TypeError as error:
+            raise BadRequest("text must be Unicode without unpaired surrogates") from error
+        return [encoding.ids for encoding in batch]
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
