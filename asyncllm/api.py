@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from functools import partial
@@ -101,7 +101,10 @@ class AsyncLLM:
         return await self.start()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         await self.aclose()
 
@@ -187,7 +190,7 @@ class AsyncLLM:
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> AsyncIterator[TokenDelta]:
+    ) -> AsyncGenerator[TokenDelta, None]:
         """The answer as it grows; the last delta has a ``finish_reason``.
 
         A slow reader gets several tokens at once; nothing piles up. Raises like ``generate``.
@@ -219,7 +222,7 @@ class AsyncLLM:
         """Token ids of a prompt in any of its three forms."""
         if isinstance(prompt, str):
             return await self.encode(prompt)
-        items = list(prompt)
+        items: list[Any] = list(prompt)
         if items and all(isinstance(item, dict) for item in items):
             return await self.encode_chat(items)
         if all(isinstance(item, int) for item in items):
@@ -235,7 +238,7 @@ class AsyncLLM:
             BadRequest: so many bytes cannot fit the context, whatever the tokens are.
         """
         parts = self._started
-        least = parts.tokenizer.min_tokens(len(text.encode()))
+        least = parts.tokenizer.min_tokens(len(text.encode("utf-8", "surrogatepass")))
         if least > self.limits.max_model_len:
             raise BadRequest(
                 f"the prompt has at least {least} tokens; the context holds "
@@ -320,8 +323,14 @@ async def _load(config: EngineConfig, progress: Callable[[int, int], None] | Non
         raise
     engine = Engine(limits, executor, tokenizer.detokenizer)
     engine.start()
-    defaults = SamplingParams(**spec.sampling_defaults)
-    return _Parts(spec, tokenizer, template, defaults, executor, engine)
+    return _Parts(spec, tokenizer, template, _default_params(spec), executor, engine)
+
+
+def _default_params(spec: ModelSpec) -> SamplingParams:
+    named = {k: v for k, v in msgspec.structs.asdict(spec.sampling).items() if v is not None}
+    if named.pop("do_sample", True) is False:
+        named["temperature"] = 0.0
+    return SamplingParams(**named)
 
 
 async def _find(model: str | None, revision: str | None) -> Path:

@@ -94,12 +94,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers the scheduler works with, once device and model are known.
+    """What the engine works with, once device and model are known.
 
-    ``max_model_len`` never exceeds what the KV cache holds, so every admitted sequence can finish
+    ``device`` is "cpu" or "cuda", ``dtype`` that of the computation. ``max_model_len`` never exceeds what the KV cache holds, so every admitted sequence can finish
     when it runs alone.
     """
 
+    device: str
+    dtype: str
     num_pages: int
     page_size: int
     max_model_len: int

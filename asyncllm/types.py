@@ -67,8 +67,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            raise BadRequest("stop must be a list of strings", param="stop")
         _check(0 <= self.temperature <= 100, "temperature", "between 0 and 100")
         _check(0 < self.top_p <= 1, "top_p", "greater than 0 and at most 1")
         _check(self.top_k >= -1, "top_k", "-1, 0 or positive")
@@ -83,6 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             "min_tokens",
             "at most max_tokens",
         )
+        _check(not isinstance(self.stop, str), "stop", "a tuple of strings")
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         _check(all(self.stop), "stop", "made of non-empty strings")
         _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "made of token ids")

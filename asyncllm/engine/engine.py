@@ -7,7 +7,8 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from asyncllm.cache.manager import KVCacheManager
@@ -15,9 +16,10 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.scheduler import Emitted, Scheduler
 from asyncllm.engine.sequence import Sequence
 from asyncllm.engine.stats import EngineStats
-from asyncllm.engine.stream import Detokenizer, OutputStream
+from asyncllm.engine.stream import OutputStream
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead, QueueFull, StepError
 from asyncllm.executor.executor import Executor
+from asyncllm.text.detokenizer import Detokenizer
 from asyncllm.types import FinishReason, SamplingParams, Sink, TokenLogprob
 from asyncllm.wire.messages import (
     BAD_TOKEN,
@@ -49,11 +51,11 @@ class Engine:
         self,
         limits: EngineLimits,
         executor: Executor,
-        detokenizer: Callable[[bool], Detokenizer],
+        detokenizer: Callable[[bool, Seq[int]], Detokenizer],
         *,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        """``detokenizer(skip_special_tokens)`` makes a new one for each sequence."""
+        """``detokenizer(skip_special_tokens, prompt_ids)`` makes a new one for each sequence."""
         self.limits = limits
         self.stats = EngineStats()
         self._executor = executor
@@ -114,7 +116,7 @@ class Engine:
         stream = OutputStream(
             params,
             sink,
-            self._detokenizer(params.skip_special_tokens),
+            self._detokenizer(params.skip_special_tokens, prompt_ids),
             self.limits.eos_token_ids,
             self._clock(),
         )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
-from asyncllm.engine.sequence import Sequence, SeqState
+from asyncllm.engine.sequence import SeqState, Sequence
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import BAD_TOKEN, Admit, StepPlan, pack
 

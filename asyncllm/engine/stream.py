@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from asyncllm.text.detokenizer import Detokenizer
 from asyncllm.text.stop import StopStrings
 from asyncllm.types import FinishReason, SamplingParams, Sink, TokenDelta, TokenLogprob
-
-
-class Detokenizer(Protocol):
-    """Incremental detokenization of one sequence; see ``text.detokenizer``."""
-
-    def push(self, token_id: int) -> str: ...
-
-    def finish(self) -> str: ...
 
 
 class OutputStream:

@@ -15,7 +15,7 @@ if "torch" not in sys.modules:
 
 import torch
 
-from asyncllm.attention.sdpa import SdpaBackend
+from asyncllm.attention.choose import choose_backend
 from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import CpuDevice, CudaDevice, Device
@@ -61,17 +61,19 @@ def build_worker(
             device=device.torch_device,
             load_format=config.load_format,
             progress=progress,
+            max_length=config.max_model_len,
         )
         weights = max(before - device.free_bytes(), 0)
         page_bytes = KVPool.bytes_per_page(
             spec.num_layers, config.page_size, spec.num_kv_heads, spec.head_dim, dtype
         )
-        on_gpu = device.torch_device.type == "cuda"
+        kind = device.torch_device.type
         limits = resolve_limits(
             config,
             spec,
-            on_gpu=on_gpu,
-            cache_bytes=budget - weights if on_gpu else budget,
+            device=kind,
+            dtype=str(dtype).removeprefix("torch."),
+            cache_bytes=budget - weights if kind == "cuda" else budget,
             bytes_per_token=page_bytes // config.page_size,
         )
         pool = KVPool(
@@ -86,7 +88,9 @@ def build_worker(
         max_pages = -(-limits.max_model_len // limits.page_size)
         runner = ModelRunner(
             model,
-            SdpaBackend(pool),
+            choose_backend(
+                config.attention, pool, model.attention_specs, dtype, device.torch_device
+            ),
             Sampler(limits.max_num_seqs, spec.vocab_size, device.torch_device),
             SlotTable(limits.max_num_seqs, max_pages, device),
             device,

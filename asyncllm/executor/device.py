@@ -103,7 +103,7 @@ class _CudaDownload:
         self._event = event
 
     def done(self) -> bool:
-        return self._event.query()
+        return bool(self._event.query())
 
     def wait(self) -> np.ndarray:
         self._event.synchronize()

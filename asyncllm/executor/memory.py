@@ -15,7 +15,8 @@ def resolve_limits(
     config: EngineConfig,
     spec: ModelSpec,
     *,
-    on_gpu: bool,
+    device: str,
+    dtype: str,
     cache_bytes: int,
     bytes_per_token: int,
 ) -> EngineLimits:
@@ -64,9 +65,11 @@ def resolve_limits(
             param="kv_cache_tokens",
         )
     budget = config.max_num_batched_tokens or max(
-        GPU_BATCHED_TOKENS if on_gpu else CPU_BATCHED_TOKENS, config.max_num_seqs
+        GPU_BATCHED_TOKENS if device == "cuda" else CPU_BATCHED_TOKENS, config.max_num_seqs
     )
     return EngineLimits(
+        device=device,
+        dtype=dtype,
         num_pages=num_pages,
         page_size=config.page_size,
         max_model_len=max_model_len,

@@ -42,11 +42,11 @@ class Worker:
             self._device.release()
 
     def _serve(self, runner: ModelRunner, channel: ThreadChannel) -> None:
-        launched: deque[Ticket] = deque()
+        launched: deque[Ticket | StepResult] = deque()
 
         def post(keep: int) -> None:
             """Post results: all but the newest ``keep``, and those too if they have landed."""
-            while launched and (len(launched) > keep or launched[0].done()):
+            while launched and (len(launched) > keep or _done(launched[0])):
                 channel.post(encode(_collect(runner, launched.popleft())))
 
         while (message := channel.receive()) is not None:
@@ -59,20 +59,30 @@ class Worker:
         post(keep=0)
 
 
-def _launch(runner: ModelRunner, message: bytes) -> Ticket:
+def _launch(runner: ModelRunner, message: bytes) -> Ticket | StepResult:
+    """A launched step, or the result of one that could not be launched."""
     plan = decode_plan(message)
+    started = time.perf_counter()
     try:
         return runner.launch(plan)
     except Exception as error:
         log.exception("step %d failed at launch", plan.step)
-        return Ticket(plan.step, t_launch=time.perf_counter(), num_rows=0, error=repr(error))
+        return _failed(plan.step, started, error)
 
 
-def _collect(runner: ModelRunner, ticket: Ticket) -> StepResult:
+def _done(step: Ticket | StepResult) -> bool:
+    return isinstance(step, StepResult) or step.done()
+
+
+def _collect(runner: ModelRunner, step: Ticket | StepResult) -> StepResult:
+    if isinstance(step, StepResult):
+        return step
     try:
-        return runner.collect(ticket)
+        return runner.collect(step)
     except Exception as error:
-        log.exception("step %d failed", ticket.step)
-        return StepResult(
-            ticket.step, b"", (), repr(error), ticket.t_launch, time.perf_counter()
-        )
+        log.exception("step %d failed", step.step)
+        return _failed(step.step, step.t_launch, error)
+
+
+def _failed(step: int, t_launch: float, error: Exception) -> StepResult:
+    return StepResult(step, b"", (), repr(error), t_launch, time.perf_counter())

@@ -17,6 +17,7 @@ class EchoLLM(FakeLLM):
 
     step_seconds = 0.0
     load_error: Exception | None = None
+    step_error: Exception | None = None
     made: list[EchoLLM]
 
     def __init__(
@@ -29,7 +30,7 @@ class EchoLLM(FakeLLM):
     ):
         super().__init__(step_seconds=self.step_seconds, load_error=self.load_error)
         self.config = config or EngineConfig(model=model, **options)
-        self.progress = progress
+        self.fail = self.step_error
         self.made.append(self)
 
     async def __aenter__(self) -> Self:

@@ -26,7 +26,9 @@ async def running(
     script: Callable[[int], int] = alphabet, lim: EngineLimits | None = None, step: float = 0.0
 ) -> AsyncIterator[tuple[Engine, FakeExecutor]]:
     executor = FakeExecutor(script, step)
-    engine = Engine(lim or limits(vocab_size=1000), executor, lambda _skip, _prompt: CharDetokenizer())
+    engine = Engine(
+        lim or limits(vocab_size=1000), executor, lambda _skip, _prompt: CharDetokenizer()
+    )
     engine.start()
     try:
         yield engine, executor
@@ -96,7 +98,10 @@ async def test_a_stop_token_is_named() -> None:
 
 
 async def test_abort_queued_and_running_gives_pages_back_within_a_step() -> None:
-    async with running(lim=limits(vocab_size=1000, max_num_seqs=1), step=0.01) as (engine, executor):
+    async with running(lim=limits(vocab_size=1000, max_num_seqs=1), step=0.01) as (
+        engine,
+        executor,
+    ):
         first, second = ListSink(), ListSink()
         one = engine.add([1], SamplingParams(max_tokens=50), first)
         two = engine.add([1], SamplingParams(max_tokens=50), second)

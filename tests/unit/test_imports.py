@@ -21,7 +21,9 @@ def loaded_by(statement: str) -> set[str]:
 def modules(folder: str) -> list[str]:
     """Dotted names of all modules in a folder of the package."""
     paths = sorted((ROOT / folder).rglob("*.py"))
-    names = [".".join(("asyncllm", *path.relative_to(ROOT).with_suffix("").parts)) for path in paths]
+    names = [
+        ".".join(("asyncllm", *path.relative_to(ROOT).with_suffix("").parts)) for path in paths
+    ]
     return [name.removesuffix(".__init__") for name in names]
 
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
 from asyncllm.engine.scheduler import Scheduler
-from asyncllm.engine.sequence import Sequence, SeqState
+from asyncllm.engine.sequence import SeqState, Sequence
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, unpack
 
@@ -31,7 +31,9 @@ def limits(**changes: int) -> EngineLimits:
         "steps_in_flight": 2,
         "vocab_size": 100,
     }
-    return EngineLimits(device="cpu", dtype="float32", **{**numbers, **changes}, eos_token_ids=(EOS,))
+    return EngineLimits(
+        device="cpu", dtype="float32", eos_token_ids=(EOS,), **{**numbers, **changes}
+    )
 
 
 def scheduler(**changes: int) -> Scheduler:

@@ -1,0 +1,125 @@
+"""Paged attention in plain torch, for CPUs and for GPUs without a better backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asyncllm.attention.sdpa_plan import Reads, SdpaPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from asyncllm.attention.base import AttentionSpec, KVPages
+
+#: Bytes of K that one decode group may gather.
+CPU_GROUP_BYTES = 256 << 10
+GPU_GROUP_BYTES = 64 << 20
+
+
+class SdpaBackend:
+    """``AttentionBackend`` on ``torch.nn.functional.scaled_dot_product_attention``.
+
+    Args:
+        kv: the pages; they live on the device that this backend computes on.
+    """
+
+    def __init__(self, kv: KVPages) -> None:
+        self._kv = kv
+        keys, _ = kv.layer(0)
+        limit = CPU_GROUP_BYTES if keys.device.type == "cpu" else GPU_GROUP_BYTES
+        token_bytes = keys.shape[2] * keys.shape[3] * keys.element_size()
+        self._group_tokens = limit // token_bytes
+
+    def plan(self, rows: np.ndarray, block_table: Tensor) -> SdpaPlan:
+        """See ``AttentionBackend.plan``; ``rows`` must not be empty."""
+        return SdpaPlan(rows, block_table, self._kv.page_size, self._group_tokens)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, plan: SdpaPlan
+    ) -> Tensor:
+        """See ``AttentionBackend.forward``."""
+        keys, values = (pages.flatten(0, 1) for pages in self._kv.layer(spec.layer))
+        keys.index_copy_(0, plan.written, k)
+        values.index_copy_(0, plan.written, v)
+        reads = plan.reads(spec.window, spec.softcap is None, q.dtype)
+        out = q.new_empty(q.shape)
+        if reads.groups:
+            _decode(q, keys, values, out, spec, reads)
+        for chunk in reads.chunks:
+            span = slice(chunk.begin, chunk.end)
+            if chunk.tokens is None:
+                _prefill(q[span], k[span], v[span], out[span], spec, None)
+            else:
+                seen_k = keys.index_select(0, chunk.tokens)
+                seen_v = values.index_select(0, chunk.tokens)
+                _prefill(q[span], seen_k, seen_v, out[span], spec, chunk.bias)
+        return out
+
+
+def _decode(
+    q: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec, reads: Reads
+) -> None:
+    """Attend rows of one query, group by group; query heads of a K/V head become query rows."""
+    heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
+    order = reads.order
+    sorted_q = q if order is None else q.index_select(0, order)
+    sorted_out = out if order is None else torch.empty_like(sorted_q)
+    for group in reads.groups:
+        rows = group.end - group.begin
+        shape = (rows, group.length, spec.num_kv_heads, spec.head_dim)
+        group_k = keys.index_select(0, group.tokens).view(shape).transpose(1, 2)
+        group_v = values.index_select(0, group.tokens).view(shape).transpose(1, 2)
+        group_q = sorted_q[group.begin : group.end].view(rows, *heads)
+        group_out = sorted_out[group.begin : group.end].view(rows, *heads)
+        group_out.copy_(_attend(group_q, group_k, group_v, spec, group.bias))
+    if order is not None:
+        out.index_copy_(0, order, sorted_out)
+
+
+def _prefill(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, spec: AttentionSpec, bias: Tensor | None
+) -> None:
+    """Attend one chunk of a row, causally if it has no bias.
+
+    K/V heads are the batch and the query heads that share one its heads, K and V being expanded
+    without a copy: unlike ``enable_gqa``, GPU kernels take that with a mask too.
+
+    Args:
+        q, out: [queries, num_heads, head_dim]; k, v: [length, num_kv_heads, head_dim].
+        bias: None or [queries, length].
+    """
+    shared_by = spec.num_heads // spec.num_kv_heads
+    shape = (len(q), spec.num_kv_heads, shared_by, spec.head_dim)
+    q = q.view(shape).permute(1, 2, 0, 3)
+    k = k.transpose(0, 1).unsqueeze(1).expand(-1, shared_by, -1, -1)
+    v = v.transpose(0, 1).unsqueeze(1).expand(-1, shared_by, -1, -1)
+    result = _attend(q, k, v, spec, bias, causal=bias is None)
+    out.view(shape).copy_(result.permute(2, 0, 1, 3))
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec,
+    bias: Tensor | None,
+    causal: bool = False,
+) -> Tensor:
+    """[batch, heads, queries, head_dim] attention with a bias that is added to the scores."""
+    if spec.softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, is_causal=causal, scale=spec.scale
+        )
+    # No fused kernel caps scores. In float32: a bfloat16 score of 50 is off by up to 0.125.
+    scores = torch.matmul(q.float(), k.float().transpose(-2, -1)).mul_(spec.scale / spec.softcap)
+    scores.tanh_().mul_(spec.softcap)
+    if bias is not None:
+        scores += bias
+    return torch.matmul(scores.softmax(-1), v.float()).to(q.dtype)
+
+
+__all__ = ["SdpaBackend"]

@@ -1,0 +1,57 @@
+"""The memory of the paged KV cache: one allocation, handed out layer by layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVPool:
+    """K and V of every layer, in pages of ``page_size`` tokens (``attention.base.KVPages``).
+
+    No page is special: which pages are free, shared or pinned is known to ``cache/`` alone, and
+    page 0 is handed out like any other. A backend may be given page 0 as padding of a block table;
+    it must not let anything read there reach a result.
+
+    The pool is zeroed once, which commits the memory: a machine that cannot hold the pool fails
+    here and not under load. It is no promise about the contents. A page keeps whatever its last
+    owner wrote, NaN of a broken row included, and 0 * NaN is NaN, so a mask does not make a foreign
+    position harmless: backends must read nothing but positions that the row itself has written.
+
+    Args:
+        dtype: of the stored K and V.
+        device: where the pool lives.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.storage = torch.zeros(
+            (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim),
+            dtype=dtype,
+            device=device,
+        )
+        self._layers = [(self.storage[i, 0], self.storage[i, 1]) for i in range(num_layers)]
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]; contiguous."""
+        return self._layers[index]
+
+    @staticmethod
+    def bytes_per_page(
+        num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        """Bytes of one page: K and V of all layers."""
+        return num_layers * 2 * page_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+__all__ = ["KVPool"]

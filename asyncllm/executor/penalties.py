@@ -1,0 +1,66 @@
+"""Which tokens each slot's sequence holds, and the penalties on repeating them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class PenaltyTable:
+    """Token counts by slot, on the device.
+
+    Generated tokens are counted (presence and frequency penalties act on them alone); of prompt
+    tokens it matters only whether they occur (for the repetition penalty).
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        shape = num_slots, vocab_size
+        self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=device)
+
+    @staticmethod
+    def num_bytes(num_slots: int, vocab_size: int) -> int:
+        """Device memory of a table."""
+        return num_slots * vocab_size * (torch.int32.itemsize + torch.bool.itemsize)
+
+    def admit(self, slot: int, prompt: Tensor, generated: Tensor) -> None:
+        """Start a slot anew from token ids, int64, all of them in the vocabulary."""
+        counts = self._counts[slot].zero_()
+        counts.index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
+        self._in_prompt[slot].zero_().index_fill_(0, prompt, True)
+
+    def add(self, slots: Tensor, tokens: Tensor) -> None:
+        """Count sampled tokens, int64 [m]; negative ones are none. No slot occurs twice."""
+        self._counts.index_put_(
+            (slots, tokens.clamp(min=0)), (tokens >= 0).to(torch.int32), accumulate=True
+        )
+
+    def apply(
+        self,
+        scores: Tensor,
+        slots: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+    ) -> Tensor:
+        """Penalise scores.
+
+        Repetition comes first (as in Hugging Face's processor, Keskar et al. 2019, CTRL), then
+        OpenAI's two: count * frequency + (count > 0) * presence is subtracted.
+
+        Args:
+            scores: float32 [m, vocab]. slots: int64 [m].
+            repetition, presence, frequency: float32 [m, 1].
+
+        Returns:
+            float32 [m, vocab].
+        """
+        counts = self._counts.index_select(0, slots)
+        generated = counts > 0
+        seen = generated | self._in_prompt.index_select(0, slots)
+        repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
+        scores = torch.where(seen, repeated, scores)
+        return scores.sub_(counts * frequency).sub_(generated * presence)
+
+
+__all__ = ["PenaltyTable"]

@@ -1,0 +1,128 @@
+"""ModelRunner: one StepPlan in, one StepResult out, without waiting in between."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from torch import Tensor
+
+from asyncllm.attention.base import AttentionBackend, ForwardBatch
+from asyncllm.executor.device import Device, Download
+from asyncllm.executor.inputs import StepInputs, stage
+from asyncllm.executor.sampler import Sampler
+from asyncllm.executor.slots import SlotTable
+from asyncllm.models.base import CausalLM
+from asyncllm.wire.messages import NO_TOKEN, RowLogprobs, StepPlan, StepResult, pack, unpack
+
+if TYPE_CHECKING:
+    from asyncllm.executor.logprobs import Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Sampled tokens and logprobs on their way to the host.
+
+    Attributes:
+        rows: int64 [samples]; the rows of the plan they belong to.
+        tokens: int64 [samples], landing.
+        logprobs, packed_logprobs: both None when no row asked for them.
+    """
+
+    rows: np.ndarray
+    tokens: Download
+    logprobs: Logprobs | None
+    packed_logprobs: Download | None
+
+    def row_logprobs(self) -> tuple[RowLogprobs, ...]:
+        """By row of the plan; waits for them."""
+        if self.logprobs is None or self.packed_logprobs is None:
+            return ()
+        entries = self.logprobs.unpack(self.packed_logprobs.wait())
+        return tuple(
+            msgspec.structs.replace(entry, row=int(self.rows[entry.row])) for entry in entries
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A launched step. ``samples`` is None when no row samples."""
+
+    step: int
+    num_rows: int
+    t_launch: float
+    samples: Samples | None
+
+    def done(self) -> bool:
+        """Whether ``collect`` would return without waiting."""
+        return self.samples is None or self.samples.tokens.done()
+
+
+class ModelRunner:
+    """Runs steps on one device. Owns the slot table and the sampler's state."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        sampler: Sampler,
+        table: SlotTable,
+        device: Device,
+    ):
+        self._model = model
+        self._backend = backend
+        self._sampler = sampler
+        self._table = table
+        self._device = device
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Queue a step's kernels. Host work only, unless the device is the CPU itself."""
+        t_launch = time.perf_counter()
+        rows = unpack(plan.rows, 3)
+        for admit in plan.admits:
+            known = self._table.admit(admit)
+            self._sampler.admit(admit.slot, admit.params, known, admit.num_prompt)
+        self._table.add_pages(unpack(plan.new_pages, 3))
+        inputs = stage(rows, self._table, self._device)
+        hidden = self._model(
+            ForwardBatch(
+                input_ids=inputs.input_ids,
+                positions=inputs.positions,
+                sample_rows=inputs.sample_rows,
+                backend=self._backend,
+                plan=self._backend.plan(rows, self._table.block_table),
+            )
+        )
+        samples = self._sample(inputs, hidden) if len(inputs.sampling) else None
+        return Ticket(plan.step, len(rows), t_launch, samples)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for a launched step, with the GIL released, and read its outcome."""
+        tokens = np.full(ticket.num_rows, NO_TOKEN)
+        logprobs: tuple[RowLogprobs, ...] = ()
+        if ticket.samples is not None:
+            tokens[ticket.samples.rows] = ticket.samples.tokens.wait()
+            logprobs = ticket.samples.row_logprobs()
+        return StepResult(
+            step=ticket.step,
+            tokens=pack(tokens),
+            logprobs=logprobs,
+            error=None,
+            t_launch=ticket.t_launch,
+            t_done=time.perf_counter(),
+        )
+
+    def _sample(self, inputs: StepInputs, hidden: Tensor) -> Samples:
+        logits = self._model.logits(hidden)
+        sampled = self._sampler.sample(logits, inputs.slots, inputs.lengths)
+        self._table.relay(inputs.sample_slots, sampled.tokens)
+        logprobs = sampled.logprobs
+        return Samples(
+            rows=inputs.sampling,
+            tokens=self._device.download(sampled.tokens),
+            logprobs=logprobs,
+            packed_logprobs=None if logprobs is None else self._device.download(logprobs.packed),
+        )

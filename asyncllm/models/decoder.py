@@ -1,0 +1,101 @@
+"""The frame of the families with rotary positions: embedding, layers, norm, output projection."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.models.base import CausalLM
+from asyncllm.models.config import DecoderConfig
+from asyncllm.models.layers.embedding import Embedding
+from asyncllm.models.layers.linear import Linear
+from asyncllm.models.layers.norm import RMSNorm
+from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.rotary import Rotary
+from asyncllm.models.rope import RopeConfig
+
+C = TypeVar("C", bound=DecoderConfig)
+
+
+class DecoderLM(CausalLM, Generic[C]):
+    """A family says with ``make_layer`` what one of its layers is; the rest is here."""
+
+    norm_type: type[RMSNorm] = RMSNorm
+
+    def __init__(
+        self, config: C, dtype: torch.dtype, device: torch.device, max_length: int | None = None
+    ):
+        super().__init__()
+        place = Placement(dtype, device)
+        self.attention_specs = [_spec(config, i) for i in range(config.num_hidden_layers)]
+        self.logit_softcap = config.logit_softcap
+        self.model = _Stack(
+            Embedding(config.vocab_size, config.hidden_size, place, scale=config.embedding_scale),
+            [self.make_layer(config, spec, place) for spec in self.attention_specs],
+            self.norm_type(config.hidden_size, config.rms_norm_eps, place),
+            [config.rope(i) for i in range(config.num_hidden_layers)],
+            max_length or config.context_length,
+            place,
+        )
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, place)
+
+    def make_layer(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
+        """The layer ``spec.layer``: takes (x [tokens, hidden], rotation, batch), returns x."""
+        raise NotImplementedError
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        hidden: Tensor = self.model(batch)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        scores = F.linear(hidden, head.weight)
+        if self.logit_softcap is None:
+            return scores
+        return torch.tanh(scores / self.logit_softcap) * self.logit_softcap
+
+
+class _Stack(nn.Module):
+    """From token ids to normed hidden states; named as checkpoints name it."""
+
+    def __init__(
+        self,
+        embed_tokens: Embedding,
+        layers: list[nn.Module],
+        norm: RMSNorm,
+        ropes: list[RopeConfig],
+        max_length: int,
+        place: Placement,
+    ):
+        super().__init__()
+        kinds = list(dict.fromkeys(ropes))
+        self.embed_tokens = embed_tokens
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.rotaries = nn.ModuleList(Rotary(kind, max_length, place) for kind in kinds)
+        self.rotary_of_layer = [kinds.index(rope) for rope in ropes]
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        x = self.embed_tokens(batch.input_ids)
+        rotations = [rotary(batch.positions) for rotary in self.rotaries]
+        for layer, kind in zip(self.layers, self.rotary_of_layer, strict=True):
+            x = layer(x, rotations[kind], batch)
+        hidden: Tensor = self.norm(x.index_select(0, batch.sample_rows))
+        return hidden
+
+
+def _spec(config: DecoderConfig, layer: int) -> AttentionSpec:
+    return AttentionSpec(
+        layer=layer,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_size,
+        scale=config.attention_scale,
+        window=config.window(layer),
+        softcap=config.attention_softcap,
+    )

@@ -1,0 +1,51 @@
+"""From the name of a model to the folder that holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asyncllm.errors import ModelError
+
+_WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*")
+_UNWANTED = ("consolidated*", "original/*")  # second copies of the weights
+
+
+def resolve_folder(name_or_path: str, revision: str | None = None) -> Path:
+    """A folder as it is, or else the model of that name, downloaded from the Hugging Face Hub.
+
+    Args:
+        revision: branch, tag or commit on the hub; a folder has none.
+
+    Raises:
+        ModelError: there is no such folder, and the hub has no such model or cannot be reached.
+    """
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{name_or_path} is a file; give the folder that holds config.json")
+    if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
+        raise ModelError(f"there is no folder {name_or_path}")
+    return _download(name_or_path, revision)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=list(_WANTED),
+                ignore_patterns=list(_UNWANTED),
+            )
+        )
+    except Exception as error:  # the hub's client lets many kinds through: HTTP, disk, cache
+        at = f" at revision {revision!r}" if revision else ""
+        reason = str(error).strip().splitlines()
+        raise ModelError(
+            f"there is no folder {name!r}, and downloading {name!r}{at} from the Hugging Face Hub "
+            f"failed: {type(error).__name__}: {reason[0] if reason else 'no reason given'}. "
+            f"A local folder may be given instead."
+        ) from error

@@ -1,0 +1,1 @@
+"""Building blocks of the models. Each takes its inputs explicitly; there is no global context."""

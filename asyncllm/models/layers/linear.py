@@ -1,0 +1,51 @@
+"""Projections, single and fused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asyncllm.models.layers.parameter import Packed, Placement
+
+
+class Linear(nn.Module):
+    """x @ weight.T + bias: [tokens, in_features] -> [tokens, out_features]."""
+
+    def __init__(
+        self, in_features: int, out_features: int, place: Placement, *, bias: bool = False
+    ):
+        super().__init__()
+        self.weight = place.empty(out_features, in_features)
+        self.bias = place.empty(out_features) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class FusedLinear(Packed):
+    """Several projections of one input as one matrix, one after another along its rows.
+
+    Args:
+        outputs: the output features of each projection, by its name in the checkpoint.
+    """
+
+    def __init__(
+        self, in_features: int, outputs: dict[str, int], place: Placement, *, bias: bool = False
+    ):
+        super().__init__()
+        self.outputs = outputs
+        self.weight = place.empty(sum(outputs.values()), in_features)
+        self.bias = place.empty(sum(outputs.values())) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def parts(self) -> Iterator[tuple[str, Tensor]]:
+        ends = accumulate(self.outputs.values())
+        for (name, size), end in zip(self.outputs.items(), ends, strict=True):
+            yield f"{name}.weight", self.weight[end - size : end]
+            if self.bias is not None:
+                yield f"{name}.bias", self.bias[end - size : end]

@@ -1,0 +1,56 @@
+"""Normalisation over the last dimension."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asyncllm.models.layers.parameter import Placement
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight; x is normalised in float32 and rounded before it meets the weight."""
+
+    #: The weight that scales by one.
+    neutral = 1.0
+
+    def __init__(self, size: int, eps: float, place: Placement):
+        super().__init__()
+        self.weight = place.empty(size)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * F.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+    def fill_neutral(self) -> None:
+        """Make the norm scale by one, in place."""
+        self.weight.fill_(self.neutral)
+
+
+class GemmaRMSNorm(RMSNorm):
+    """x / rms(x) * (1 + weight), all of it in float32."""
+
+    neutral = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = 1.0 + self.weight.float()
+        return F.rms_norm(x.float(), x.shape[-1:], scale, self.eps).type_as(x)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std, then scaled and shifted when ``affine``."""
+
+    def __init__(self, size: int, place: Placement, *, affine: bool = True, eps: float = 1e-5):
+        super().__init__()
+        self.weight = place.empty(size) if affine else None
+        self.bias = place.empty(size) if affine else None
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+    def fill_neutral(self) -> None:
+        """Make the norm scale by one and shift by nothing, in place."""
+        if self.weight is not None and self.bias is not None:
+            self.weight.fill_(1.0)
+            self.bias.fill_(0.0)

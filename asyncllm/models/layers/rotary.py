@@ -1,0 +1,119 @@
+"""Rotary position encoding."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.rope import RopeConfig
+
+#: Cosines and sines of a step's positions, each [tokens, 1, rotary_dim / 2].
+Rotation = tuple[Tensor, Tensor]
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of every position, computed in float32 and kept in the model's dtype.
+
+    Args:
+        max_length: positions are less than this. longrope takes its long factors when it exceeds
+            the original context and its short ones otherwise, for every sequence: with a prefix
+            cache the keys of one sequence serve another, so the choice cannot depend on length.
+    """
+
+    table: Tensor
+
+    def __init__(self, rope: RopeConfig, max_length: int, place: Placement):
+        super().__init__()
+        frequencies, amplitude = rotary_frequencies(rope, max_length)
+        positions = torch.arange(max_length, dtype=torch.float32, device=place.device)
+        angles = positions[:, None] * frequencies.to(place.device)
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * amplitude
+        self.register_buffer("table", table.to(place.dtype), persistent=False)
+
+    def forward(self, positions: Tensor) -> Rotation:
+        """The rotation of each position; int64 [tokens]."""
+        cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+        return cos, sin
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn the leading dimensions of each head; [tokens, heads, head_dim] -> the same.
+
+    Element i turns with element i + rotary_dim / 2.
+    """
+    cos, sin = rotation
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def rotary_frequencies(rope: RopeConfig, max_length: int) -> tuple[Tensor, float]:
+    """Radians per position, float32 [rotary_dim / 2] on the CPU, and the factor of cos and sin.
+
+    "dynamic" changes nothing up to ``max_position_embeddings``, and no sequence is longer.
+    """
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
+    spans = rope.rope_theta**exponents  # positions per radian
+    match rope.rope_type:
+        case "linear":
+            return 1.0 / spans / rope.stretch, 1.0
+        case "llama3":
+            return _llama3(rope, 1.0 / spans), 1.0
+        case "yarn":
+            return _yarn(rope, spans), _yarn_amplitude(rope)
+        case "longrope":
+            is_long = max_length > rope.original_max_position_embeddings
+            factors = torch.tensor(rope.long_factor if is_long else rope.short_factor)
+            return 1.0 / (factors * spans), _longrope_amplitude(rope)
+    return 1.0 / spans, 1.0
+
+
+def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    """Slow down the frequencies that turn less than ``low_freq_factor`` times in the original
+    context, keep those that turn more than ``high_freq_factor`` times, and blend in between."""
+    assert rope.low_freq_factor is not None
+    assert rope.high_freq_factor is not None
+    turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)
+    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return (1 - kept) * frequencies / rope.stretch + kept * frequencies
+
+
+def _yarn(rope: RopeConfig, spans: Tensor) -> Tensor:
+    """Keep the dimensions that turn more than ``beta_fast`` times in the original context, slow
+    down those that turn less than ``beta_slow`` times, and blend linearly in between."""
+
+    def dimension(turns: float) -> float:
+        """Which dimension turns so often."""
+        ratio = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+        return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.rope_theta))
+
+    low, high = dimension(rope.beta_fast or 32.0), dimension(rope.beta_slow or 1.0)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    steps = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
+    slowed = ((steps - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    return 1.0 / (rope.stretch * spans) * slowed + 1.0 / spans * (1 - slowed)
+
+
+def _yarn_amplitude(rope: RopeConfig) -> float:
+    def grown(slope: float) -> float:
+        return 1.0 if rope.stretch <= 1 else 0.1 * slope * math.log(rope.stretch) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return grown(rope.mscale) / grown(rope.mscale_all_dim)
+    return grown(1.0)
+
+
+def _longrope_amplitude(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.stretch <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.stretch) / math.log(rope.original_max_position_embeddings))

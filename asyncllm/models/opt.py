@@ -1,0 +1,129 @@
+"""OPT."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.models.base import CausalLM
+from asyncllm.models.config import OPTConfig
+from asyncllm.models.layers.embedding import Embedding
+from asyncllm.models.layers.linear import FusedLinear, Linear
+from asyncllm.models.layers.mlp import activation
+from asyncllm.models.layers.norm import LayerNorm
+from asyncllm.models.layers.parameter import Placement
+
+#: Row of the table of learned positions that belongs to position 0.
+_POSITION_OFFSET = 2
+
+
+class OPTForCausalLM(CausalLM):
+    """Learned positions and layer norms, before or (350M) after attention and MLP."""
+
+    def __init__(
+        self,
+        config: OPTConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_length: int | None = None,
+    ):
+        super().__init__()
+        place = Placement(dtype, device)
+        head_dim = config.head_size
+        heads = config.num_attention_heads
+        self.attention_specs = [
+            AttentionSpec(i, heads, heads, head_dim, scale=head_dim**-0.5)
+            for i in range(config.num_hidden_layers)
+        ]
+        self.decoder = _Decoder(config, self.attention_specs, place)
+        embedding_size = config.word_embed_proj_dim or config.hidden_size
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else Linear(embedding_size, config.vocab_size, place)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        hidden: Tensor = self.decoder(batch)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        head = self.decoder.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(hidden, head.weight)
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """Some checkpoints were saved with the bare model, others with its wrapper."""
+        return super().checkpoint_name(name.removeprefix("model."))
+
+
+class _Decoder(nn.Module):
+    def __init__(self, config: OPTConfig, specs: list[AttentionSpec], place: Placement):
+        super().__init__()
+        hidden = config.hidden_size
+        embedding_size = config.word_embed_proj_dim or hidden
+        affine = config.layer_norm_elementwise_affine
+        projected = embedding_size != hidden
+        final_norm = config.do_layer_norm_before and not config.remove_final_layer_norm
+        positions = config.max_position_embeddings + _POSITION_OFFSET
+        self.embed_tokens = Embedding(config.vocab_size, embedding_size, place)
+        self.embed_positions = Embedding(positions, hidden, place)
+        self.project_in = Linear(embedding_size, hidden, place) if projected else None
+        self.layers = nn.ModuleList(_Layer(config, spec, place) for spec in specs)
+        self.final_layer_norm = LayerNorm(hidden, place, affine=affine) if final_norm else None
+        self.project_out = Linear(hidden, embedding_size, place) if projected else None
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        x = self.embed_tokens(batch.input_ids)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        x = x + self.embed_positions(batch.positions + _POSITION_OFFSET)
+        for layer in self.layers:
+            x = layer(x, batch)
+        x = x.index_select(0, batch.sample_rows)
+        if self.final_layer_norm is not None:
+            x = self.final_layer_norm(x)
+        if self.project_out is not None:
+            x = self.project_out(x)
+        hidden: Tensor = x
+        return hidden
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: OPTConfig, spec: AttentionSpec, place: Placement):
+        super().__init__()
+        size, bias = config.hidden_size, config.enable_bias
+        outputs = {"q_proj": size, "k_proj": size, "v_proj": size}
+        self.spec = spec
+        self.qkv_proj = FusedLinear(size, outputs, place, bias=bias)
+        self.out_proj = Linear(size, size, place, bias=bias)
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        projected = self.qkv_proj(x).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in projected)
+        out: Tensor = self.out_proj(batch.attend(self.spec, q, k, v).flatten(1))
+        return out
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: OPTConfig, spec: AttentionSpec, place: Placement):
+        super().__init__()
+        size, bias = config.hidden_size, config.enable_bias
+        affine = config.layer_norm_elementwise_affine
+        self.norm_first = config.do_layer_norm_before
+        self.self_attn = _Attention(config, spec, place)
+        self.self_attn_layer_norm = LayerNorm(size, place, affine=affine)
+        self.fc1 = Linear(size, config.ffn_dim, place, bias=bias)
+        self.fc2 = Linear(config.ffn_dim, size, place, bias=bias)
+        self.final_layer_norm = LayerNorm(size, place, affine=affine)
+        self.act = activation(config.activation_function)
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        if self.norm_first:
+            x = x + self.self_attn(self.self_attn_layer_norm(x), batch)
+            return x + self._mlp(self.final_layer_norm(x))
+        x = self.self_attn_layer_norm(x + self.self_attn(x, batch))
+        out: Tensor = self.final_layer_norm(x + self._mlp(x))
+        return out
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.act(self.fc1(x)))
+        return out

@@ -1,0 +1,69 @@
+"""The settings of a rotary position encoding; ``layers.rotary`` computes with them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncllm.errors import ModelError
+
+#: Supported kinds of rotary encoding, with the settings each cannot do without.
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
+    "longrope": ("short_factor", "long_factor"),
+}
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of rotary position encoding, with every default resolved.
+
+    Attributes:
+        rope_type: a key of ``ROPE_TYPES``.
+        rope_theta: base of the geometric series of wavelengths.
+        rotary_dim: how many leading dimensions of a head turn; even.
+        max_position_embeddings: as config.json has it.
+        original_max_position_embeddings: the context before it was stretched.
+
+    The other fields belong to some kinds only and mean what they mean in config.json.
+    """
+
+    rope_type: str
+    rope_theta: float
+    rotary_dim: int
+    max_position_embeddings: int
+    original_max_position_embeddings: int
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rope_type not in ROPE_TYPES:
+            supported = ", ".join(ROPE_TYPES)
+            raise ModelError(f"rope type {self.rope_type!r} is not supported; {supported} are")
+        for name in ROPE_TYPES[self.rope_type]:
+            if getattr(self, name) is None:
+                raise ModelError(f"rope type {self.rope_type!r} needs {name!r}")
+        if self.rotary_dim % 2 or self.rotary_dim <= 0:
+            raise ModelError(f"the rotary dimension is {self.rotary_dim}, not positive and even")
+        for name in ("short_factor", "long_factor"):
+            factors = getattr(self, name)
+            if factors is not None and len(factors) != self.rotary_dim // 2:
+                raise ModelError(f"{name} has {len(factors)} values, not {self.rotary_dim // 2}")
+
+    @property
+    def stretch(self) -> float:
+        """How many times the original context is stretched."""
+        if self.factor is not None:
+            return self.factor
+        return self.max_position_embeddings / self.original_max_position_embeddings

@@ -1,0 +1,132 @@
+"""What a model folder says of itself, read without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from asyncllm.errors import ModelError
+from asyncllm.models import registry
+from asyncllm.models.config import Config
+
+T = TypeVar("T")
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampling values generation_config.json recommends; None where it has none.
+
+    ``do_sample`` false means greedy, whatever the other values are.
+    """
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of one model that the rest of the engine needs.
+
+    Attributes:
+        architecture: as config.json names it.
+        config: the family's own settings, for its model class.
+        num_kv_heads, head_dim: of every layer; what one position costs follows from them.
+        max_position_embeddings: the longest sequence the checkpoint is made for.
+        eos_token_ids: those of generation_config.json, then those only config.json has.
+        dtype: of the weights on disk, as config.json names it: "bfloat16", "float16", "float32".
+        sampling: defaults for requests that leave a value open.
+    """
+
+    architecture: str
+    config: Config
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    dtype: str
+    sampling: SamplingDefaults
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of K and V that one token takes over all layers, in a dtype of that size."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+
+class _TokenIds(msgspec.Struct):
+    eos_token_id: int | tuple[int, ...] | None = None
+    bos_token_id: int | None = None
+
+    def eos(self) -> tuple[int, ...]:
+        if self.eos_token_id is None:
+            return ()
+        return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """Read config.json and, where there is one, generation_config.json.
+
+    Raises:
+        ModelError: a file is missing or broken, or the model cannot be served; the message names
+            the file and what is wrong in it.
+    """
+    path = Path(folder) / "config.json"
+    whole = _read_json(path)
+    raw = {**whole, **(whole.get("text_config") or {})}
+    architecture = _architecture(whole, path)
+    config = _convert(raw, registry.find(architecture).config, path)
+    if raw.get("quantization_config"):
+        raise ModelError(f"{path}: quantized checkpoints are not supported")
+
+    generation_path = path.with_name("generation_config.json")
+    generation = _read_json(generation_path) if generation_path.exists() else {}
+    recommended = _convert(generation, _TokenIds, generation_path)
+    own = _convert(raw, _TokenIds, path)
+    outer = _convert(whole, _TokenIds, path)
+    bos = (recommended.bos_token_id, own.bos_token_id, outer.bos_token_id)
+    return ModelSpec(
+        architecture=architecture,
+        config=config,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_size,
+        max_position_embeddings=config.context_length,
+        eos_token_ids=tuple(dict.fromkeys(recommended.eos() + own.eos() + outer.eos())),
+        bos_token_id=next((token for token in bos if token is not None), None),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        sampling=_convert(generation, SamplingDefaults, generation_path),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return content
+
+
+def _architecture(raw: dict[str, Any], path: Path) -> str:
+    match raw.get("architectures"):
+        case [str() as name, *_]:
+            return name
+    raise ModelError(f"{path} names no architecture (its 'architectures' is missing or empty)")
+
+
+def _convert(raw: dict[str, Any], kind: type[T], path: Path) -> T:
+    try:
+        return msgspec.convert(raw, kind)
+    except (msgspec.ValidationError, ModelError) as error:
+        raise ModelError(f"{path}: {error}") from None

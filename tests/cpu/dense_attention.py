@@ -1,0 +1,76 @@
+"""Attention at its plainest: dense keys and values per sequence, a masked softmax in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.models.base import CausalLM
+
+
+class DenseBackend:
+    """An ``AttentionBackend`` without pages, to check models and backends against."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def plan(self, rows: np.ndarray, block_table: Tensor) -> list[tuple[int, int, int]]:
+        return [(int(slot), int(start), int(q_len)) for slot, start, q_len in rows]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, plan: Any) -> Tensor:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        first = 0
+        for slot, start, q_len in plan:
+            here = slice(first, first + q_len)
+            keys, values = self._extend((spec.layer, slot), start, k[here], v[here])
+            out[here] = attend(q[here], keys, values, spec, start)
+            first += q_len
+        return out
+
+    def _extend(
+        self, key: tuple[int, int], start: int, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if start:
+            old_k, old_v = self._cache[key]
+            k, v = torch.cat((old_k[:start], k)), torch.cat((old_v[:start], v))
+        self._cache[key] = k, v
+        return k, v
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, start: int) -> Tensor:
+    """Attention of queries at positions from ``start`` over all keys: [n, heads, head_dim]."""
+    group = spec.num_heads // spec.num_kv_heads
+    keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    query_at = torch.arange(start, start + len(q))[:, None]
+    key_at = torch.arange(len(k))[None, :]
+    visible = key_at <= query_at
+    if spec.window is not None:
+        visible &= key_at > query_at - spec.window
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+
+
+def step(
+    model: CausalLM, backend: DenseBackend, rows: list[tuple[int, int, list[int]]]
+) -> list[Tensor]:
+    """Run (slot, start, token ids) rows in one step; logits of all tokens, row by row."""
+    tokens = [token for _, _, ids in rows for token in ids]
+    positions = [at for _, start, ids in rows for at in range(start, start + len(ids))]
+    shape = np.array([(slot, start, len(ids)) for slot, start, ids in rows], dtype=np.int32)
+    batch = ForwardBatch(
+        input_ids=torch.tensor(tokens),
+        positions=torch.tensor(positions),
+        sample_rows=torch.arange(len(tokens)),
+        backend=backend,
+        plan=backend.plan(shape, torch.empty(0)),
+    )
+    with torch.inference_mode():
+        logits = model.logits(model(batch))
+    return list(torch.split(logits, [len(ids) for _, _, ids in rows]))

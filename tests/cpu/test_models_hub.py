@@ -1,0 +1,66 @@
+"""Names of models become folders; no test here touches the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from asyncllm.errors import ModelError
+from asyncllm.models.hub import resolve_folder
+
+
+def test_a_folder_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _forbid_download(monkeypatch)
+    assert resolve_folder(str(tmp_path)) == tmp_path
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_folder("org/model") == Path("org/model")
+
+
+@pytest.mark.parametrize("name", ["./model", "/nowhere/model", "~/no-such-model", "a/b/c"])
+def test_a_path_that_does_not_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _forbid_download(monkeypatch)
+    with pytest.raises(ModelError, match="there is no folder"):
+        resolve_folder(name)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(ModelError, match=r"model\.gguf is a file"):
+        resolve_folder(str(file))
+
+
+def test_a_name_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(name: str, **options: Any) -> str:
+        asked.update(name=name, **options)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_folder("org/model", "v2") == tmp_path
+    assert (asked["name"], asked["revision"]) == ("org/model", "v2")
+    assert {"*.safetensors", "*.json", "*.jinja"} <= set(asked["allow_patterns"])
+    assert "consolidated*" in asked["ignore_patterns"]
+
+
+def test_a_download_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, **options: Any) -> str:
+        raise ConnectionError("the network is down\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError) as caught:
+        resolve_folder("org/model", "v2")
+    for word in ("'org/model'", "'v2'", "the network is down", "local folder"):
+        assert word in str(caught.value)
+
+
+def _forbid_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, **options: Any) -> str:
+        raise AssertionError(f"downloaded {name}")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

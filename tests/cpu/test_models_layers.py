@@ -1,0 +1,140 @@
+"""Building blocks against transformers' own, and their corner cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from asyncllm.errors import ModelError
+from asyncllm.models.layers.embedding import Embedding
+from asyncllm.models.layers.mlp import activation
+from asyncllm.models.layers.moe import SparseMoE
+from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
+from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.rotary import Rotary, rotary_frequencies, rotate
+from asyncllm.models.rope import RopeConfig
+
+FLOAT32 = Placement(torch.float32, torch.device("cpu"))
+BFLOAT16 = Placement(torch.bfloat16, torch.device("cpu"))
+
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0},
+    {"rope_type": "yarn", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 40.0, "beta_fast": 16, "beta_slow": 2, "truncate": False},
+    {"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.0},
+    {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.5},
+    {"rope_type": "longrope", "short_factor": [1.5] * 32, "long_factor": [3.0] * 32},
+    {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 32,
+        "long_factor": [2.0] * 32,
+        "attention_factor": 1.2,
+    },
+]
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("length", [2048, 8192])
+def test_rotary_frequencies(rope: dict[str, Any], length: int) -> None:
+    """``length`` is below and above the original context."""
+    given = {"rope_theta": 500_000.0, "original_max_position_embeddings": 4096, **rope}
+    theirs = LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=2,
+        max_position_embeddings=8192,
+        rope_parameters=dict(given),
+    )
+    frequencies, amplitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, seq_len=length)
+    ours = RopeConfig(rotary_dim=64, max_position_embeddings=8192, **given)
+    got, got_amplitude = rotary_frequencies(ours, length)
+    torch.testing.assert_close(got, frequencies, rtol=1e-6, atol=0)
+    assert got_amplitude == pytest.approx(amplitude)
+
+
+def test_rotation_leaves_lengths_and_the_rest_of_a_head_alone() -> None:
+    rope = RopeConfig(
+        rope_type="default",
+        rope_theta=10_000.0,
+        rotary_dim=8,
+        max_position_embeddings=64,
+        original_max_position_embeddings=64,
+    )
+    rotary = Rotary(rope, 64, FLOAT32)
+    x = torch.randn(3, 2, 12)
+    turned = rotate(x, rotary(torch.tensor([0, 5, 63])))
+    assert torch.equal(turned[0], x[0])
+    assert torch.equal(turned[..., 8:], x[..., 8:])
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    assert not torch.allclose(turned[1], x[1])
+
+
+@pytest.mark.parametrize("place", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(RMSNorm, LlamaRMSNorm), (GemmaRMSNorm, Gemma2RMSNorm)]
+)
+def test_norms_round_as_in_transformers(ours: Any, theirs: Any, place: Placement) -> None:
+    norm, reference = ours(64, 1e-6, place), theirs(64, eps=1e-6).to(place.dtype)
+    weight = torch.randn(64)
+    with torch.no_grad():
+        norm.weight.copy_(weight)
+        reference.weight.copy_(weight)
+        x = torch.randn(50, 4, 64).to(place.dtype)
+        torch.testing.assert_close(norm(x), reference(x), rtol=1e-6, atol=1e-6)
+
+
+def test_embedding_survives_ids_outside_the_table() -> None:
+    embedding = Embedding(4, 3, FLOAT32)
+    with torch.no_grad():
+        embedding.weight.copy_(torch.arange(12.0).view(4, 3))
+    got = embedding(torch.tensor([-2, 0, 3, 99]))
+    assert got[:, 0].tolist() == [0, 0, 9, 9]
+
+
+def test_embedding_scale_is_rounded_to_the_dtype() -> None:
+    """sqrt(3072) = 55.43 is 55.5 in bfloat16; so transformers multiplies by 55.5."""
+    embedding = Embedding(100, 1, BFLOAT16, scale=3072**0.5)
+    weight = torch.randn(100, 1).bfloat16()
+    with torch.no_grad():
+        embedding.weight.copy_(weight)
+    assert torch.equal(embedding(torch.arange(100)), weight * 55.5)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("tokens", [1, 2, 50])
+def test_experts(tokens: int, normalize: bool) -> None:
+    """Also with experts that no token, or every token, chooses."""
+    moe = SparseMoE(16, 24, "silu", FLOAT32, num_experts=8, top_k=2, normalize=normalize)
+    with torch.no_grad():
+        for parameter in moe.parameters():
+            parameter.normal_(0, 0.5)
+        moe.gate.weight[3] = 0
+        x = torch.randn(tokens, 16)
+        torch.testing.assert_close(moe(x), _one_by_one(moe, x), rtol=1e-4, atol=1e-5)
+
+
+def _one_by_one(moe: SparseMoE, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for row, token in enumerate(x):
+        weights, chosen = moe.gate(token).softmax(-1).topk(moe.top_k)
+        if moe.normalize:
+            weights = weights / weights.sum()
+        for weight, expert in zip(weights, chosen.tolist(), strict=True):
+            gate, up = (moe.experts.gate_up_proj[expert] @ token).chunk(2)
+            hidden = torch.nn.functional.silu(gate) * up
+            out[row] += weight * (moe.experts.down_proj[expert] @ hidden)
+    return out
+
+
+def test_unknown_activations() -> None:
+    with pytest.raises(ModelError, match=r"'snake'.*silu"):
+        activation("snake")

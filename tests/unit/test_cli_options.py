@@ -1,0 +1,141 @@
+"""Options generated from Structs, and what the program does with bad ones."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from asyncllm import __version__
+from asyncllm.__main__ import main
+from asyncllm.cli.options import add_options, config_from_args, given_options
+from asyncllm.cli.sampling import add_sampling_options, sampling_params
+from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.types import SamplingParams
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    a_number: Annotated[int, Meta(description="half is 50%")] = 3
+    maybe: Annotated[float | None, Meta(description="none by default")] = None
+    word: str = "x"
+    choice: Literal["a", "b"] = "a"
+    flag: bool = False
+    many: tuple[str, ...] = ()
+
+
+def parser_of(struct: type[msgspec.Struct], **options: Any) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    add_options(parser, struct, title="options", **options)
+    parser.set_defaults(parser=parser)
+    return parser
+
+
+def test_every_kind_of_field_goes_round() -> None:
+    parser = parser_of(Example)
+    assert config_from_args(parser.parse_args([]), Example) == Example()
+    line = "--a-number 4 --maybe 0.5 --word y --choice b --flag --many p --many q"
+    assert config_from_args(parser.parse_args(line.split()), Example) == Example(
+        a_number=4, maybe=0.5, word="y", choice="b", flag=True, many=("p", "q")
+    )
+    assert given_options(parser.parse_args(["--no-flag"]), Example) == {"flag": False}
+
+
+def test_help_has_descriptions_and_defaults() -> None:
+    text = " ".join(parser_of(Example).format_help().split())
+    assert "half is 50% (default: 3)" in text
+    assert "none by default --word" in text
+    assert "--choice {a,b}" in text
+
+
+@pytest.mark.parametrize("struct", [EngineConfig, ServerConfig])
+def test_every_field_of_the_configuration_has_an_option_and_a_description(
+    struct: type[msgspec.Struct],
+) -> None:
+    parser = parser_of(struct)
+    actions = {action.dest: action for action in parser._actions}
+    for field in msgspec.structs.fields(struct):
+        assert actions[field.name].help
+        value = {int: "7", float: "0.5", str: "x", None: "auto"}[actions[field.name].type]  # type: ignore[index]
+        option = "--" + field.name.replace("_", "-")
+        given = given_options(parser.parse_args([option, value]), struct)
+        [got] = given.values()
+        assert str(got[0] if isinstance(got, tuple) else got) == value
+        assert given.keys() == {field.name}
+
+
+def test_skipped_fields_have_no_option() -> None:
+    with pytest.raises(SystemExit):
+        parser_of(EngineConfig, skip=("model",)).parse_args(["--model", "x"])
+
+
+def test_sampling_options_are_laid_over_the_models_own() -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser)
+    own = SamplingParams(temperature=0.6, top_k=20)
+    assert sampling_params(parser.parse_args([]), own) is None
+    args = parser.parse_args(["--top-k", "5", "--stop", "a", "--stop", "b", "--max-tokens", "9"])
+    assert sampling_params(args, own) == SamplingParams(
+        temperature=0.6, top_k=5, stop=("a", "b"), max_tokens=9
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required"),
+        (["fly"], "invalid choice"),
+        (["serve", "--port", "x"], "invalid int value"),
+        (["serve", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+        (["serve", "--max-num-seq", "1"], "unrecognized arguments"),
+        (["chat", "--top-p", "2"], "top_p must be"),
+        (["chat", "--url", "http://x", "--dtype", "float32"], "dtype: for the server"),
+        (["generate", "a.txt", "-o", "b.jsonl", "--page-size", "0"], "page_size must be"),
+        (["generate", "a.jsonl", "-o", "./a.jsonl"], "would replace the prompts"),
+    ],
+)
+def test_wrong_usage_leaves_with_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "/nowhere/a.txt", "-o", "/nowhere/b.jsonl"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("asyncllm: error: ")
+    assert "/nowhere/a.txt" in line
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"asyncllm {__version__}\n"
+
+
+def test_help_is_fast_and_imports_nothing_heavy() -> None:
+    program = """
+import sys
+from asyncllm.__main__ import main
+try:
+    main(["serve", "--help"])
+finally:
+    heavy = {"torch", "aiohttp", "tokenizers", "jinja2", "numpy"} & sys.modules.keys()
+    assert not heavy, heavy
+"""
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--kv-cache-tokens" in done.stdout
+    assert time.perf_counter() - started < 3  # 0.2 s on an idle machine
