@@ -73,6 +73,8 @@ class NotReady(AsyncLLMError):
 class StepError(AsyncLLMError):
     """The model step that carried this request failed; the engine itself goes on."""
 
+    code = "step_failed"
+
 
 class EngineDead(AsyncLLMError):
     """The executor is gone; no request can be served any more."""

@@ -24,30 +24,42 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
-def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
-    """One random number for each pair of seed and position, the same on every device.
-
-    This is splitmix64 started at the mixed seed and read at the given position. Mixing the seed
-    keeps the streams of neighbouring seeds apart.
+def stream_of(seed: Tensor) -> Tensor:
+    """Where the random numbers of a seed begin; keeps those of neighbouring seeds apart.
 
     Args:
-        seeds, positions: int64 [m].
+        seed: int64, any shape.
 
     Returns:
-        float64 [m], multiples of 2**-53 with 0 < u < 1.
+        int64 of the same shape.
     """
-    bits = _mix(_mix(seeds) + (positions + 1) * _GAMMA)
+    return _mix(seed + _GAMMA)
+
+
+def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
+    """One random number for each pair of stream and position, the same on every device.
+
+    This is splitmix64, which can be read at any position: a counter that is mixed.
+
+    Args:
+        streams: int64 [m], of ``stream_of``. positions: int64 [m].
+
+    Returns:
+        float64 [m], odd multiples of 2**-53; so 0 < u < 1.
+    """
+    bits = _mix(streams + positions * _GAMMA)
     return _shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def _mix(z: Tensor) -> Tensor:
+    """A bijection on 64 bits in which every bit of the result depends on all of z."""
     z = (z ^ _shift_right(z, 30)) * _MIX_1
     z = (z ^ _shift_right(z, 27)) * _MIX_2
     return z ^ _shift_right(z, 31)
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """Shift in zeros; ``>>`` alone repeats the sign."""
+    """Shift zeros in; ``>>`` alone repeats the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -64,7 +76,8 @@ def weigh(scores: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
     num_rows, vocab = scores.shape
     padded = -(-vocab // TILE) * TILE
     weights = torch.empty(num_rows, padded, dtype=torch.float32, device=scores.device)
-    weights[:, vocab:] = -torch.inf
+    if padded > vocab:
+        weights[:, vocab:] = -torch.inf
     # Subtracting first: no temperature, however small, can make the result overflow.
     torch.sub(scores, best.float().unsqueeze(1), out=weights[:, :vocab])
     return weights.div_(temperature.unsqueeze(1)).exp_()
@@ -88,10 +101,15 @@ def cut_offs(weights: Tensor, top_k: Tensor, top_p: Tensor, depth: int) -> Tenso
     last = (top_k.clamp(max=depth) - 1).unsqueeze(1)
     total = upto.gather(1, last)
     enough = torch.where(top_p < 1, top_p, torch.inf).unsqueeze(1) * total
-    # A token is kept while those before it do not suffice.
-    kept = ((upto - largest) < enough).sum(-1, keepdim=True)
-    rank = torch.minimum(kept - 1, last).clamp_(min=0)
+    rank = torch.minimum(torch.searchsorted(upto, enough), last)
     return largest.gather(1, rank).squeeze(1)
+
+
+def keep_from(weights: Tensor, least: Tensor) -> Tensor:
+    """Set weights below a row's ``least``, float32 [m], to 0, in place."""
+    # Vectorised on CPUs only where the result of the comparison has the type of its operands.
+    kept = torch.ge(weights, least.unsqueeze(1), out=torch.empty_like(weights))
+    return weights.mul_(kept)
 
 
 def _largest(weights: Tensor, depth: int) -> Tensor:
@@ -101,7 +119,7 @@ def _largest(weights: Tensor, depth: int) -> Tensor:
     if weights.device.type == "cpu":
         # numpy sorts values alone, with vector instructions: 20 times faster than torch.
         rising = torch.from_numpy(np.sort(weights.numpy(), axis=-1))
-        return rising.flip(-1)[:, :depth]
+        return rising[:, -depth:].flip(-1)
     return weights.sort(dim=-1, descending=True).values[:, :depth]
 
 
@@ -121,14 +139,23 @@ def pick(weights: Tensor, uniform: Tensor, best: Tensor) -> Tensor:
     sums = tiles.sum(-1).double()
     upto = sums.cumsum(-1)
     target = uniform.unsqueeze(1) * upto[:, -1:]
-    tile = (upto <= target).sum(-1, keepdim=True).clamp_(max=sums.shape[1] - 1)
+    tile = torch.searchsorted(upto, target, right=True).clamp_(max=sums.shape[1] - 1)
     target -= upto.gather(1, tile) - sums.gather(1, tile)
     inside = tiles.gather(1, tile.unsqueeze(2).expand(-1, -1, TILE)).squeeze(1)
     upto = inside.cumsum(-1, dtype=torch.float64)
-    offset = (upto <= target).sum(-1, keepdim=True).clamp_(max=TILE - 1)
+    offset = torch.searchsorted(upto, target, right=True).clamp_(max=TILE - 1)
     # Where rounding carries the target past the end, the token found may be one that weighs 0.
     real = inside.gather(1, offset) > 0
     return torch.where(real, tile * TILE + offset, best.unsqueeze(1)).squeeze(1)
 
 
-__all__ = ["MAX_SELECT", "TILE", "cut_offs", "pick", "uniforms", "weigh"]
+__all__ = [
+    "MAX_SELECT",
+    "TILE",
+    "cut_offs",
+    "keep_from",
+    "pick",
+    "stream_of",
+    "uniforms",
+    "weigh",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -11,6 +12,10 @@ from typing import Protocol
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
+
+
+#: How long a process that exits without closing its engine waits for the step that is running.
+EXIT_SECONDS = 30.0
 
 
 class Runner(Protocol):
@@ -56,7 +61,8 @@ class ThreadExecutor:
         loop = asyncio.get_running_loop()
         self._channel = channel = ThreadChannel(loop, self._on_result)
         started: asyncio.Future[EngineLimits] = loop.create_future()
-        # A daemon, so that a program that forgets to close an engine can still exit.
+        # A daemon, so that a program that forgets to close an engine can still exit; but not from
+        # under a running kernel, which would abort the process.
         self._thread = threading.Thread(
             target=_thread_main,
             args=(self._build, channel, loop, started, self._on_death),
@@ -64,6 +70,7 @@ class ThreadExecutor:
             daemon=True,
         )
         self._thread.start()
+        weakref.finalize(self, _end_thread, channel, self._thread)
         return await started
 
     def submit(self, plan: bytes) -> asyncio.Future[bytes]:
@@ -127,6 +134,11 @@ def _thread_main(
         runner.run(channel)
     except BaseException as error:
         _call(loop, on_death, error)
+
+
+def _end_thread(channel: ThreadChannel, thread: threading.Thread) -> None:
+    channel.close()
+    thread.join(EXIT_SECONDS)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:

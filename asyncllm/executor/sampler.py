@@ -9,7 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.executor.draw import MAX_SELECT, cut_offs, pick, uniforms, weigh
+from asyncllm.executor.draw import (
+    MAX_SELECT,
+    cut_offs,
+    keep_from,
+    pick,
+    stream_of,
+    uniforms,
+    weigh,
+)
 from asyncllm.executor.logprobs import Logprobs
 from asyncllm.executor.penalties import PenaltyTable
 from asyncllm.wire.messages import BAD_TOKEN
@@ -17,10 +25,15 @@ from asyncllm.wire.messages import BAD_TOKEN
 if TYPE_CHECKING:
     from asyncllm.wire.messages import RowParams
 
-# Columns of the float32 table.
+# Columns of the float table, float32 [slots, 6].
 _TEMPERATURE, _TOP_P, _MIN_P, _PRESENCE, _FREQUENCY, _REPETITION = range(6)
-# Columns of the int64 table.
-_TOP_K, _SEED = range(2)
+# Columns of the integer table, int64 [slots, 2].
+_TOP_K, _STREAM = range(2)
+# What a slot needs beyond the likeliest token, as bits. _SELECT and _SORT are the two ways to find
+# the cut-offs of top-k and top-p.
+_DRAW, _SELECT, _SORT, _MIN_WEIGHT, _BAN, _PENALISE, _LOGPROBS = (1 << i for i in range(7))
+
+_SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +50,11 @@ class Sampled:
 
 
 class Sampler:
-    """Samples tokens of the sequences in ``num_slots`` slots.
+    """Samples the next tokens of the sequences in ``num_slots`` slots.
 
-    Parameters live on the device, by slot, and once more on the host, where they decide what there
-    is to compute: ``sample`` never waits for the device. What a row yields depends on its own
-    logits, parameters, seed and position, not on the rows beside it: batching, chunked prompts and
+    Parameters live on the device, by slot. What the host keeps of them decides what there is to
+    compute, so ``sample`` never waits for the device. What a row yields depends on its own logits,
+    parameters, seed and position alone, not on the rows beside it: batching, chunked prompts and
     preemption do not show in the text.
 
     Args:
@@ -51,17 +64,16 @@ class Sampler:
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str) -> None:
-        self._vocab_size = vocab_size
         self._num_slots = num_slots
+        self._vocab_size = vocab_size
         self._device = torch.device(device)
-        self._floats = np.zeros((num_slots, 6), dtype=np.float32)
-        self._ints = np.zeros((num_slots, 2), dtype=np.int64)
-        self._device_floats = torch.zeros(num_slots, 6, device=self._device)
-        self._device_ints = torch.zeros(num_slots, 2, dtype=torch.int64, device=self._device)
-        self._logprobs = np.full(num_slots, -1, dtype=np.int64)
+        self._floats = torch.zeros(num_slots, 6, device=self._device)
+        self._ints = torch.zeros(num_slots, 2, dtype=torch.int64, device=self._device)
+        self._needs = np.zeros(num_slots, dtype=np.int64)
+        self._top_k = np.zeros(num_slots, dtype=np.int64)
         self._min_length = np.zeros(num_slots, dtype=np.int64)
         self._stop_ids = [np.empty(0, dtype=np.int64)] * num_slots
-        self._penalised = np.zeros(num_slots, dtype=bool)
+        self._num_logprobs = np.zeros(num_slots, dtype=np.int64)
         # Large (5 bytes x slots x vocabulary) and rarely needed: made when first asked for.
         self._penalties: PenaltyTable | None = None
 
@@ -72,30 +84,25 @@ class Sampler:
             tokens: int32 [n], all of the sequence that is known; the first ``num_prompt`` are the
                 prompt, the others were generated before it was preempted.
         """
-        # The likeliest token alone is what greedy sampling gives, and that is cheaper.
-        greedy = params.temperature == 0 or params.top_k == 1
-        floats = self._floats[slot]
-        floats[_TEMPERATURE] = (
-            0 if greedy else max(params.temperature, float(np.finfo(np.float32).tiny))
-        )
+        top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        stop_ids = np.array(params.stop_ids, dtype=np.int64)
+        self._needs[slot] = _needs(params, top_k, self._vocab_size)
+        self._top_k[slot] = top_k
+        self._min_length[slot] = params.min_length
+        self._stop_ids[slot] = stop_ids[stop_ids < self._vocab_size]
+        self._num_logprobs[slot] = params.logprobs
+
+        floats = np.empty(6, dtype=np.float32)
+        floats[_TEMPERATURE] = max(params.temperature, _SMALLEST)
         floats[_TOP_P] = params.top_p
         floats[_MIN_P] = params.min_p
         floats[_PRESENCE] = params.presence_penalty
         floats[_FREQUENCY] = params.frequency_penalty
         floats[_REPETITION] = params.repetition_penalty
-        # Off is "as many as there are".
-        in_range = 0 < params.top_k < self._vocab_size
-        self._ints[slot] = params.top_k if in_range else self._vocab_size, params.seed
-        self._device_floats[slot] = self._upload(floats)
-        self._device_ints[slot] = self._upload(self._ints[slot])
-        self._logprobs[slot] = params.logprobs
-        stop_ids = np.array(params.stop_ids, dtype=np.int64)
-        self._stop_ids[slot] = stop_ids[stop_ids < self._vocab_size]
-        self._min_length[slot] = params.min_length if self._stop_ids[slot].size else 0
-        self._penalised[slot] = (
-            floats[_PRESENCE] != 0 or floats[_FREQUENCY] != 0 or floats[_REPETITION] != 1
-        )
-        if self._penalised[slot]:
+        self._floats[slot] = _upload(floats, self._device)
+        stream = stream_of(torch.tensor(params.seed)).item()
+        self._ints[slot] = _upload(np.array([top_k, stream]), self._device)
+        if self._needs[slot] & _PENALISE:
             if self._penalties is None:
                 self._penalties = PenaltyTable(self._num_slots, self._vocab_size, self._device)
             prompt, generated = tokens[:num_prompt], tokens[num_prompt:]
@@ -106,121 +113,150 @@ class Sampler:
 
         Args:
             logits: [m, vocab], m > 0, any floating dtype; not modified. -inf bans a token.
-            slots: int64 [m] on the host, each slot at most once.
-            lengths: int64 [m] on the host, tokens that the sequence has already; so the position
+            slots: int64 [m] on the host, no slot twice.
+            lengths: int64 [m] on the host; how many tokens the sequence has, which is the position
                 of the new one.
         """
-        penalised = np.flatnonzero(self._penalised[slots])
-        banned = np.flatnonzero(lengths < self._min_length[slots])
-        drawn = np.flatnonzero(self._floats[slots, _TEMPERATURE] > 0)
+        needs = self._needs[slots]
+        some = int(np.bitwise_or.reduce(needs))
+        if not some:
+            values, tokens = logits.max(dim=-1)
+            return Sampled(_mark_bad(tokens, values), None)
+
+        keys = _upload(np.stack([slots, lengths]), self._device)
+        batch = _Rows(slots, keys[0], keys[1], None)
+        penalised = batch.part(needs & _PENALISE) if some & _PENALISE else None
         scores = logits
-        if banned.size or penalised.size:
+        if some & (_BAN | _PENALISE):
             scores = logits.to(torch.float32, copy=True)
-        if banned.size:
-            self._ban_stop_ids(scores, banned, slots[banned])
-        if penalised.size:
-            scores = self._penalise(scores, penalised, slots[penalised])
+        if some & _BAN:
+            self._ban_stop_ids(scores, slots, lengths)
+        if penalised is not None:
+            scores = self._penalise(scores, penalised)
         # NaN counts as the largest; of equal scores the first is taken.
         values, tokens = scores.max(dim=-1)
-        if drawn.size:
-            tokens = self._draw(scores, values, tokens, drawn, slots[drawn], lengths[drawn])
-        tokens = tokens.masked_fill(~values.isfinite(), BAD_TOKEN)
-        if penalised.size:
-            self._count(tokens, penalised, slots[penalised])
-        return Sampled(tokens, self._logprobs_of(logits, tokens, slots))
+        if some & _DRAW:
+            tokens = self._draw(scores, values, tokens, batch.part(needs & _DRAW))
+        tokens = _mark_bad(tokens, values)
+        if penalised is not None:
+            self._count(tokens, penalised)
+        if not some & _LOGPROBS:
+            return Sampled(tokens, None)
+        part = batch.part(needs & _LOGPROBS)
+        rows, wanted = np.flatnonzero(needs & _LOGPROBS), self._num_logprobs[part.host_slots]
+        return Sampled(tokens, Logprobs(part.take(logits), part.take(tokens), rows, wanted))
 
-    def _ban_stop_ids(self, scores: Tensor, rows: np.ndarray, slots: np.ndarray) -> None:
-        """Set the scores of stop tokens to -inf, in place."""
-        ids = [self._stop_ids[slot] for slot in slots]
-        index = self._upload(np.stack([rows.repeat([len(i) for i in ids]), np.concatenate(ids)]))
+    def _ban_stop_ids(self, scores: Tensor, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """Set the scores of stop tokens to -inf, in place, where a sequence is too short yet."""
+        rows = np.flatnonzero(lengths < self._min_length[slots])
+        if rows.size == 0:
+            return
+        ids = [self._stop_ids[slot] for slot in slots[rows]]
+        where = np.stack([rows.repeat([i.size for i in ids]), np.concatenate(ids)])
+        index = _upload(where, self._device)
         # Added, not assigned: NaN stays NaN and so is noticed.
-        minus_inf = scores.new_full((index.shape[1],), -torch.inf)
+        minus_inf = scores.new_full((where.shape[1],), -torch.inf)
         scores.index_put_((index[0], index[1]), minus_inf, accumulate=True)
 
-    def _penalise(self, scores: Tensor, rows: np.ndarray, slots: np.ndarray) -> Tensor:
+    def _penalise(self, scores: Tensor, rows: _Rows) -> Tensor:
         assert self._penalties is not None
-        index = self._upload(np.stack([rows, slots]))
-        columns = self._device_floats.index_select(0, index[1]).unsqueeze(2)
+        columns = self._floats.index_select(0, rows.slots).unsqueeze(2)
         penalties = columns[:, _REPETITION], columns[:, _PRESENCE], columns[:, _FREQUENCY]
-        part = self._penalties.apply(_take(scores, rows, index[0]), index[1], *penalties)
-        return part if len(part) == len(scores) else scores.index_copy_(0, index[0], part)
+        return rows.put(scores, self._penalties.apply(rows.take(scores), rows.slots, *penalties))
 
-    def _count(self, tokens: Tensor, rows: np.ndarray, slots: np.ndarray) -> None:
+    def _count(self, tokens: Tensor, rows: _Rows) -> None:
         assert self._penalties is not None
-        index = self._upload(np.stack([rows, slots]))
-        self._penalties.add(index[1], tokens.index_select(0, index[0]))
+        self._penalties.add(rows.slots, rows.take(tokens))
 
-    def _draw(
-        self,
-        scores: Tensor,
-        values: Tensor,
-        best: Tensor,
-        rows: np.ndarray,
-        slots: np.ndarray,
-        lengths: np.ndarray,
-    ) -> Tensor:
+    def _draw(self, scores: Tensor, values: Tensor, best: Tensor, rows: _Rows) -> Tensor:
         """Replace the best tokens of ``rows`` by random ones."""
-        index = self._upload(np.stack([rows, slots, lengths]))
-        floats = self._device_floats.index_select(0, index[1])
-        ints = self._device_ints.index_select(0, index[1])
-        weights = weigh(
-            _take(scores, rows, index[0]),
-            _take(values, rows, index[0]),
-            floats[:, _TEMPERATURE],
-        )
-        weights = self._filter(weights, floats, ints[:, _TOP_K], slots)
-        uniform = uniforms(ints[:, _SEED], index[2])
-        tokens = pick(weights, uniform, _take(best, rows, index[0]))
-        return tokens if len(tokens) == len(best) else best.index_copy_(0, index[0], tokens)
-
-    def _filter(self, weights: Tensor, floats: Tensor, top_k: Tensor, slots: np.ndarray) -> Tensor:
-        """Set weights of tokens that top-k, top-p or min-p drop to 0; ``slots`` of the rows."""
-        host_top_k = self._ints[slots, _TOP_K]
-        by_rank = host_top_k < self._vocab_size
-        by_share = self._floats[slots, _TOP_P] < 1
-        selected = by_rank & (host_top_k <= MAX_SELECT)
-        ordered = (by_rank | by_share) & ~selected
-        by_weight = self._floats[slots, _MIN_P] > 0
-        if not (selected.any() or ordered.any() or by_weight.any()):
-            return weights
-        # The best weighs 1, so min_p is a weight as it stands.
-        least = floats[:, _MIN_P].clone()
-        for rows in (np.flatnonzero(selected), np.flatnonzero(ordered)):
-            if rows.size == 0:
+        floats = self._floats.index_select(0, rows.slots)
+        ints = self._ints.index_select(0, rows.slots)
+        weights = weigh(rows.take(scores), rows.take(values), floats[:, _TEMPERATURE])
+        needs = self._needs[rows.host_slots]
+        # The likeliest token weighs 1, so min_p is a weight as it stands.
+        least = floats[:, _MIN_P].contiguous()
+        for need in (_SELECT, _SORT):
+            if not (needs & need).any():
                 continue
-            index = self._upload(rows)
-            cuts = cut_offs(
-                _take(weights, rows, index),
-                _take(top_k, rows, index),
-                _take(floats[:, _TOP_P], rows, index),
-                depth=int(host_top_k[rows].max()),
-            )
-            least.index_copy_(0, index, torch.maximum(cuts, _take(least, rows, index)))
-        return weights.masked_fill_(weights < least.unsqueeze(1), 0)
-
-    def _logprobs_of(self, logits: Tensor, tokens: Tensor, slots: np.ndarray) -> Logprobs | None:
-        wanted = self._logprobs[slots]
-        rows = np.flatnonzero(wanted >= 0)
-        if rows.size == 0:
-            return None
-        index = self._upload(rows)
-        return Logprobs(_take(logits, rows, index), _take(tokens, rows, index), rows, wanted[rows])
+            part = rows.part(needs & need)
+            top_k, top_p = part.take(ints[:, _TOP_K]), part.take(floats[:, _TOP_P])
+            depth = int(self._top_k[part.host_slots].max())
+            cuts = cut_offs(part.take(weights), top_k, top_p, depth)
+            least = part.put(least, torch.maximum(cuts, part.take(least)))
+        if (needs & (_SELECT | _SORT | _MIN_WEIGHT)).any():
+            weights = keep_from(weights, least)
+        uniform = uniforms(ints[:, _STREAM], rows.positions)
+        return rows.put(best, pick(weights, uniform, rows.take(best)))
 
     def _upload_ids(self, ids: np.ndarray) -> Tensor:
         """Token ids as int64, without those that have no logit."""
-        return self._upload(ids[ids < self._vocab_size].astype(np.int64))
-
-    def _upload(self, array: np.ndarray) -> Tensor:
-        """Copy to the device without waiting for it."""
-        tensor = torch.from_numpy(array)
-        if self._device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
+        return _upload(ids[ids < self._vocab_size].astype(np.int64), self._device)
 
 
-def _take(tensor: Tensor, rows: np.ndarray, index: Tensor) -> Tensor:
-    """Rows of a tensor; ``index`` is ``rows``, which are distinct and rising, on its device."""
-    return tensor if len(rows) == len(tensor) else tensor.index_select(0, index)
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of a batch.
+
+    ``slots`` and ``positions``, int64 [n], are of these rows. ``index``, int64 [n], tells where the
+    rows are in the batch that they are a part of; None is all of it, in order.
+    """
+
+    host_slots: np.ndarray
+    slots: Tensor
+    positions: Tensor
+    index: Tensor | None
+
+    def part(self, needed: np.ndarray) -> _Rows:
+        """The rows where ``needed``, int64 [n], is not 0."""
+        if needed.all():
+            return _Rows(self.host_slots, self.slots, self.positions, None)
+        rows = np.flatnonzero(needed)
+        index = _upload(rows, self.slots.device)
+        slots, positions = (t.index_select(0, index) for t in (self.slots, self.positions))
+        return _Rows(self.host_slots[rows], slots, positions, index)
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """These rows of a tensor of the batch."""
+        return tensor if self.index is None else tensor.index_select(0, self.index)
+
+    def put(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """The batch's tensor with these rows replaced, in place unless all are."""
+        return rows if self.index is None else tensor.index_copy_(0, self.index, rows)
+
+
+def _needs(params: RowParams, top_k: int, vocab_size: int) -> int:
+    """The bits of what these parameters need; ``top_k`` is ``vocab_size`` when it is off."""
+    needs = 0
+    # Of the likeliest token alone nothing is drawn.
+    if params.temperature > 0 and top_k > 1:
+        needs |= _DRAW
+        if top_k <= MAX_SELECT and top_k < vocab_size:
+            needs |= _SELECT
+        elif top_k < vocab_size or params.top_p < 1:
+            needs |= _SORT
+        if params.min_p > 0:
+            needs |= _MIN_WEIGHT
+    if params.stop_ids and params.min_length > 0:
+        needs |= _BAN
+    if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
+        needs |= _PENALISE
+    if params.logprobs >= 0:
+        needs |= _LOGPROBS
+    return needs
+
+
+def _mark_bad(tokens: Tensor, values: Tensor) -> Tensor:
+    """BAD_TOKEN where the best score is NaN or infinite."""
+    return tokens.masked_fill(~values.isfinite(), BAD_TOKEN)
+
+
+def _upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy to the device without waiting for it."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 __all__ = ["Sampled", "Sampler"]

@@ -104,8 +104,10 @@ def make_case(
     return Case(pool, table, rows, qkv, heads, kv_heads)
 
 
-def make_spec(case: Case, layer: int = 0, **changes: float | int | None) -> AttentionSpec:
-    return AttentionSpec(layer, case.heads, case.kv_heads, DIM, scale=0.3, **changes)
+def make_spec(
+    case: Case, layer: int = 0, window: int | None = None, softcap: float | None = None
+) -> AttentionSpec:
+    return AttentionSpec(layer, case.heads, case.kv_heads, DIM, 0.3, window, softcap)
 
 
 def check(case: Case, spec: AttentionSpec, atol: float = 1e-5) -> None:
@@ -243,8 +245,8 @@ def test_decode_continues_a_prefill() -> None:
     at = 0
     for q_len in (13, 1, 9, 11, 1, 1, 1, 3):
         rows = np.array([[slot, at, q_len]], dtype=np.int32)
-        part = whole.qkv[0][at : at + q_len].split([4, 2, 2], dim=1)
-        out = backend.forward(*part, spec, backend.plan(rows, whole.table))
+        q, k, v = whole.qkv[0][at : at + q_len].split([4, 2, 2], dim=1)
+        out = backend.forward(q, k, v, spec, backend.plan(rows, whole.table))
         torch.testing.assert_close(out.double(), want[at : at + q_len], rtol=0, atol=1e-5)
         at += q_len
 
@@ -254,4 +256,5 @@ def test_pool_bytes() -> None:
     assert 5 * KVPool.bytes_per_page(3, 16, 2, 8, torch.bfloat16) == pool.storage.nbytes
     keys, values = pool.layer(2)
     assert keys.shape == values.shape == (5, 16, 2, 8)
-    assert keys.is_contiguous() and values.is_contiguous()
+    assert keys.is_contiguous()
+    assert values.is_contiguous()

@@ -1,4 +1,4 @@
-"""LLM: synchronous code, an event loop in the background."""
+"""LLM: synchronous code, an event loop in the background; on a fake engine and on the demo."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -24,7 +24,7 @@ MakeLLM = Callable[..., LLM]
 
 @pytest.fixture
 def make_llm(monkeypatch: pytest.MonkeyPatch) -> MakeLLM:
-    """Makes an LLM on a fake engine that repeats prompts; at the end no thread may be left."""
+    """Makes an LLM on a fake engine that repeats prompts."""
 
     def make(**attributes: Any) -> LLM:
         monkeypatch.setattr("asyncllm.offline.AsyncLLM", echo_class(**attributes))
@@ -34,8 +34,7 @@ def make_llm(monkeypatch: pytest.MonkeyPatch) -> MakeLLM:
 
 
 def engine_of(llm: LLM) -> EchoLLM:
-    engine: Any = llm._llm
-    return engine
+    return cast("EchoLLM", llm._llm)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
@@ -68,7 +67,8 @@ def test_one_prompt_gives_one_answer(make_llm: MakeLLM) -> None:
         assert llm.generate("hi").text == "hi"
         assert llm.generate([104, 105]).text == "hi"
         assert llm.generate([{"role": "user", "content": "hi"}]).text == "user: hi\nassistant: "
-        assert llm.generate([]) == []
+        no_prompts: list[str] = []
+        assert llm.generate(no_prompts) == []
 
 
 def test_params_for_all_or_for_each(make_llm: MakeLLM) -> None:
@@ -81,7 +81,7 @@ def test_params_for_all_or_for_each(make_llm: MakeLLM) -> None:
         with pytest.raises(BadRequest, match="2 prompts but 1 params"):
             llm.generate(["a", "b"], each[:1])
         with pytest.raises(BadRequest, match="one prompt"):
-            llm.generate("a", each)  # type: ignore[call-overload]
+            llm.generate("a", each)
 
 
 def test_the_queue_never_overflows_even_from_several_threads(make_llm: MakeLLM) -> None:
@@ -215,3 +215,55 @@ next(deltas)
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+# -- the demo model --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LLM]:
+    with LLM(device="cpu", cpu_threads=1, max_num_seqs=8) as llm:
+        yield llm
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+def test_the_demo_answers_many_prompts_as_it_answers_each(demo: LLM) -> None:
+    prompts: list[Any] = [
+        "Once upon a time",
+        [{"role": "user", "content": "What is 2+2?"}],
+        [20, 332, 223],
+    ]
+    alone = [demo.generate(prompt, GREEDY) for prompt in prompts]
+    assert alone[1].text == "2 + 2 = 4"
+    together = demo.generate(prompts * 8, GREEDY, progress=False)
+    assert [a.text for a in together] == [a.text for a in alone] * 8
+    for prompt, answer in zip(prompts, alone, strict=True):
+        assert "".join(delta.text for delta in demo.stream(prompt, GREEDY)) == answer.text
+
+
+def test_the_demo_after_an_interrupt(demo: LLM) -> None:
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        demo.generate(["Once upon a time"] * 500, endless, progress=False)
+    stats = demo._llm.stats
+    wait_until(lambda: stats.running == stats.waiting == stats.pages_held == 0)
+    assert demo.generate("Once upon a time", GREEDY).usage.completion_tokens == 24
+
+
+def test_the_exit_is_clean_while_the_demo_is_busy() -> None:
+    program = """
+import threading, time
+from asyncllm import LLM, SamplingParams
+llm = LLM(device="cpu", cpu_threads=1)
+work = (["Once"] * 300, SamplingParams(ignore_eos=True))
+threading.Thread(target=llm.generate, args=work, kwargs={"progress": False}, daemon=True).start()
+time.sleep(0.5)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -17,7 +17,7 @@ import pytest
 
 from asyncllm.__main__ import main
 from asyncllm.cli.prompts import read_rows
-from asyncllm.errors import BadRequest, EngineDead, StepError
+from asyncllm.errors import BadRequest, EngineDead, ModelError, StepError
 from asyncllm.types import SamplingParams
 from tests.unit.echo_llm import EchoLLM, echo_class
 
@@ -62,7 +62,11 @@ def results(file: Path) -> dict[int, Any]:
 
 def test_txt_has_a_prompt_per_line(write: Write) -> None:
     rows = read_rows(write("p.txt", "\ufeffone\r\n\n two \u2028x\nGrüße"))
-    assert [(row.index, row.prompt) for row in rows] == [(0, "one"), (1, " two \u2028x"), (2, "Grüße")]
+    assert [(row.index, row.prompt) for row in rows] == [
+        (0, "one"),
+        (1, " two \u2028x"),
+        (2, "Grüße"),
+    ]
     with pytest.raises(BadRequest, match="no fields"):
         read_rows(write("p.txt", "one\n"), "prompt")
 
@@ -266,13 +270,25 @@ def test_results_for_other_prompts_are_left_alone(
     assert len(results(file)) == prompts.count("\n")
 
 
-def test_a_file_that_holds_something_else_is_left_alone(
-    write: Write, echo: type[EchoLLM]
-) -> None:
+def test_a_file_that_holds_something_else_is_left_alone(write: Write, echo: type[EchoLLM]) -> None:
     file = write("p.txt", "a\n")
     out = write("out.jsonl", "my precious notes\n")
     assert generate(file) == 1
     assert out.read_text() == "my precious notes\n"
+
+
+def test_a_model_that_cannot_be_loaded_costs_no_results(
+    write: Write, echo: type[EchoLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write("p.txt", "a\nb\n")
+    assert generate(file) == 0
+    expected = results(file)
+    no_model = echo_class(load_error=ModelError("no such model"))
+    monkeypatch.setattr("asyncllm.api.AsyncLLM", no_model)
+    assert generate(file, "--overwrite") == 1
+    assert results(file) == expected
+    assert generate(file.with_name("p.txt"), "-o", str(file.parent / "no" / "out.jsonl")) == 1
+    assert len(no_model.made) == 1, "a file that cannot be written shows before a model is loaded"
 
 
 PROGRAM = """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
+import operator
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -50,6 +52,7 @@ class Script:
         self.status = 200
         self.answer: bytes | list[bytes] = json.dumps(WHOLE).encode()
         self.answer_headers: dict[str, str] = {}
+        self.arrived = asyncio.Semaphore(0)
         self.hold = asyncio.Event()
         self.hold.set()
         self.gone = asyncio.Event()
@@ -57,6 +60,7 @@ class Script:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.headers = request.headers
         self.asked.append((request.path, await request.json() if request.can_read_body else None))
+        self.arrived.release()
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": "m", "max_model_len": 100}, {"id": "n"}]})
         if request.path == "/tokenize":
@@ -87,9 +91,7 @@ class Script:
 async def running(handler: Any) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
-    )
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -133,7 +135,7 @@ async def test_each_form_of_prompt_has_its_route(script: Script, client: Client)
     assert script.asked[-1][0] == "/v1/chat/completions"
     assert script.body == {"model": "m", "messages": messages}
     with pytest.raises(BadRequest, match="a prompt is"):
-        await client.generate([1, "a"])  # type: ignore[list-item]
+        await client.generate([1, "a"])  # type: ignore[arg-type]
 
 
 async def test_params_are_sent_in_full(script: Script, client: Client) -> None:
@@ -231,7 +233,7 @@ def test_events_cut_in_three_anywhere(end: bytes) -> None:
     for i, j in itertools.combinations_with_replacement(range(len(data) + 1), 2):
         decoder = EventDecoder()
         parts = [decoder.feed(part) for part in (data[:i], data[i:j], data[j:])]
-        assert sum(parts, []) == [b"one", b"two\nlines"]
+        assert functools.reduce(operator.iadd, parts, []) == [b"one", b"two\nlines"]
 
 
 async def test_logprobs_of_both_routes(script: Script, client: Client) -> None:
@@ -318,19 +320,19 @@ async def test_an_error_in_mid_stream(
     script: Script, client: Client, error: dict[str, Any], kind: type[AsyncLLMError]
 ) -> None:
     script.answer = [sse(choice(text="a"), {"error": error}) + b"data: [DONE]\n\n"]
-    texts = []
+    deltas = client.stream("a")
+    assert (await anext(deltas)).text == "a"
     with pytest.raises(AsyncLLMError, match=error["message"]) as caught:
-        async for delta in client.stream("a"):
-            texts.append(delta.text)  # noqa: PERF401
-    assert texts == ["a"]
+        await anext(deltas)
     assert type(caught.value) is kind
 
 
 async def test_a_stream_that_breaks_off(script: Script, client: Client) -> None:
     script.answer = [sse(choice(text="a"))]
+    deltas = client.stream("a")
+    assert (await anext(deltas)).text == "a"
     with pytest.raises(ConnectionError, match="broke off"):
-        async for _ in client.stream("a"):
-            pass
+        await anext(deltas)
 
 
 async def test_nobody_listens() -> None:
@@ -368,8 +370,7 @@ async def test_cancelling_closes_the_connection(
     script.answer = []
     script.hold.clear()
     task = asyncio.ensure_future(call(client, "a"))
-    while not script.asked:
-        await asyncio.sleep(0.01)
+    await script.arrived.acquire()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -384,8 +385,8 @@ async def test_connections_are_used_again_and_not_limited(script: Script, client
         assert [d.text async for d in client.stream("a")] == ["a"]
 
     tasks = [asyncio.ensure_future(read()) for _ in range(150)]
-    while len(script.asked) < len(tasks):
-        await asyncio.sleep(0.01)
+    for _ in tasks:
+        await script.arrived.acquire()
     script.hold.set()
     await asyncio.gather(*tasks)
     session = client._session

@@ -17,6 +17,9 @@ from tests.unit.fake_executor import CharDetokenizer, FakeExecutor, ListSink
 from tests.unit.test_scheduler import limits
 
 
+ROOMY = limits(vocab_size=1000)
+
+
 def alphabet(position: int) -> int:
     return ord("a") + position % 26
 

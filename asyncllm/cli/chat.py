@@ -1,0 +1,159 @@
+"""``asyncllm chat``: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+from asyncllm.cli.options import add_options, config_from_args, given_options, usage_error
+from asyncllm.cli.progress import LoadingBar
+from asyncllm.cli.sampling import add_sampling_options, check_sampling_options, sampling_params
+from asyncllm.config import EngineConfig
+from asyncllm.errors import AsyncLLMError, EngineDead
+from asyncllm.types import SamplingParams, TokenDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from asyncllm.cli.options import Commands
+    from asyncllm.client import Client
+
+Messages = list[dict[str, Any]]
+
+_COMMANDS = """\
+/reset          forget the conversation
+/system TEXT    the same, and go on with another system prompt
+/exit           leave, as Ctrl-D does; Ctrl-C stops an answer"""
+
+
+def add_command(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "chat",
+        help="talk to a model in the terminal",
+        description="Talk to a model, loaded here or served elsewhere.\n"
+        "From a pipe, each line is a message.",
+        epilog=_COMMANDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument("--url", help="talk to the server there instead of loading a model")
+    parser.add_argument("--api-key", metavar="TEXT", help="key for that server")
+    add_sampling_options(parser)
+    add_options(parser, EngineConfig, title="engine")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_sampling_options(args)
+    config = config_from_args(args, EngineConfig)
+
+    from asyncllm.api import AsyncLLM
+    from asyncllm.loop_thread import LoopThread
+
+    llm = _client(args) if args.url else AsyncLLM(config=config, progress=LoadingBar())
+    with closing(LoopThread(llm)) as thread:
+        defaults = llm.default_params if isinstance(llm, AsyncLLM) else SamplingParams()
+        params = sampling_params(args, defaults)
+        return talk(
+            Conversation(lambda messages: thread.iterate(llm.stream(messages, params)), args.system)
+        )
+
+
+def _client(args: argparse.Namespace) -> Client:
+    from asyncllm.client import Client
+
+    useless = given_options(args, EngineConfig).keys() - {"model"}
+    if useless:
+        usage_error(args, f"{', '.join(sorted(useless))}: for the server at --url to decide")
+    return Client(args.url, api_key=args.api_key, model=getattr(args, "model", None))
+
+
+class Conversation:
+    """The messages so far, and where answers come from."""
+
+    def __init__(
+        self,
+        answer: Callable[[Messages], Generator[TokenDelta, None, None]],
+        system: str | None = None,
+    ):
+        self._answer = answer
+        self._system = system
+        self.messages: Messages = []
+        self.reset()
+
+    def reset(self, system: str | None = None) -> None:
+        """Start over, with a new system prompt or the one before."""
+        self._system = system or self._system
+        self.messages = []
+        if self._system:
+            self.messages.append({"role": "system", "content": self._system})
+
+    def say(self, text: str) -> None:
+        """Print the answer to a message as it comes; Ctrl-C stops it and keeps what has come.
+
+        Raises:
+            AsyncLLMError, OSError: there is no answer; the message is forgotten again.
+        """
+        self.messages.append({"role": "user", "content": text})
+        said: list[str] = []
+        try:
+            # Closing the generator is what cancels the request after a Ctrl-C.
+            with suppress(KeyboardInterrupt), closing(self._answer(self.messages)) as deltas:
+                for delta in deltas:
+                    said.append(delta.text)
+                    print(delta.text, end="", flush=True)
+        finally:
+            print()
+            if said:
+                self.messages.append({"role": "assistant", "content": "".join(said)})
+            else:
+                self.messages.pop()
+
+
+def talk(conversation: Conversation) -> int:
+    """Read messages and commands from stdin until its end; returns the exit code.
+
+    Raises:
+        EngineDead: no message could be answered any more.
+    """
+    typing = sys.stdin.isatty()
+    if typing:
+        with suppress(ImportError):
+            import readline  # noqa: F401  # gives input() editing and history
+        print(_COMMANDS)
+    failed = False
+    while True:
+        try:
+            line = input("> " if typing else "").strip()
+        except EOFError:
+            return 1 if failed and not typing else 0
+        except KeyboardInterrupt:
+            if not typing:
+                raise
+            print()
+            continue
+        command, _, argument = line.partition(" ")
+        if command == "/exit":
+            return 0
+        if command == "/reset":
+            conversation.reset()
+        elif command == "/system":
+            conversation.reset(argument)
+        elif line.startswith("/"):
+            print(_COMMANDS)
+        elif line:
+            failed |= not _answered(conversation, line)
+
+
+def _answered(conversation: Conversation, text: str) -> bool:
+    try:
+        conversation.say(text)
+    except EngineDead:
+        raise
+    except (AsyncLLMError, OSError) as error:
+        print(f"asyncllm: error: {error}", file=sys.stderr)
+        return False
+    return True

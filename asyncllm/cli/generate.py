@@ -1,0 +1,139 @@
+"""``asyncllm generate``: answers to a file of prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from asyncllm.cli.options import add_options, config_from_args, usage_error
+from asyncllm.cli.progress import LoadingBar
+from asyncllm.cli.prompts import Row, read_rows
+from asyncllm.cli.results import answer_line, error_line, recover
+from asyncllm.cli.sampling import add_sampling_options, check_sampling_options, sampling_params
+from asyncllm.config import EngineConfig
+from asyncllm.errors import AsyncLLMError, EngineDead
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from asyncllm.api import AsyncLLM
+    from asyncllm.cli.options import Commands
+    from asyncllm.types import SamplingParams
+
+
+def add_command(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="answer a file of prompts",
+        description="Answer a file of prompts. Run it again after an interruption: it goes on "
+        "where it stopped, and tries the prompts again that failed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help=".txt (a prompt per line), .csv or .jsonl (text, token ids or chat messages)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="OUT.jsonl",
+        help="one line per prompt, in the order in which they finish; 'index' counts from 0",
+    )
+    parser.add_argument(
+        "--column",
+        "--field",
+        dest="field",
+        metavar="NAME",
+        help="where the prompt is in a .csv or .jsonl; by default 'prompt', in .jsonl also "
+        "'messages', in .csv also the only column",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="forget what OUT.jsonl has")
+    add_sampling_options(parser)
+    add_options(parser, EngineConfig, title="engine")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_from_args(args, EngineConfig)
+    check_sampling_options(args)
+    if args.output.resolve() == args.file.resolve():
+        usage_error(args, "the output would replace the prompts")
+    rows = read_rows(args.file, args.field)
+    answered = set() if args.overwrite else recover(args.output, rows)
+    if answered:
+        _say(f"{len(answered)} of {len(rows)} prompts are answered already")
+    if len(answered) == len(rows):
+        return 0
+
+    from asyncllm.api import AsyncLLM
+    from asyncllm.loop_thread import new_event_loop
+
+    async def main(out: BinaryIO) -> int:
+        async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
+            if args.overwrite:  # not before the model is there
+                out.truncate(0)
+            params = sampling_params(args, llm.default_params)
+            todo = [row for row in rows if row.index not in answered]
+            return await _answer_all(llm, todo, params, out)
+
+    # The thread that drives the device must get the GIL back at once; the default is 5 ms.
+    sys.setswitchinterval(1e-4)
+    try:
+        with (
+            args.output.open("ab") as out,
+            asyncio.Runner(loop_factory=new_event_loop) as runner,
+        ):
+            failed = runner.run(main(out))
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from here")
+        raise
+    return 1 if failed else 0
+
+
+async def _answer_all(
+    llm: AsyncLLM, rows: Sequence[Row], params: SamplingParams | None, out: BinaryIO
+) -> int:
+    """Write an answer or an error for each row; returns the number of errors.
+
+    Raises:
+        EngineDead: no further row could be answered either.
+    """
+    from tqdm import tqdm
+
+    from asyncllm.offline import Speed, outstanding, run_bounded
+
+    speed = Speed(llm.stats)
+    failed = 0
+
+    async def answer(row: Row) -> None:
+        nonlocal failed
+        try:
+            line = answer_line(row, await llm.generate(row.prompt, params))
+        except EngineDead:
+            raise
+        except AsyncLLMError as error:
+            line = error_line(row, error)
+            failed += 1
+        out.write(line)
+        out.flush()
+        bar.set_postfix_str(str(speed), refresh=False)
+        bar.update()
+
+    with tqdm(total=len(rows), unit="prompt") as bar:
+        await run_bounded(asyncio.Semaphore(outstanding(llm.limits)), answer, rows)
+    _say(
+        f"{len(rows) - failed} prompts answered, {failed} failed: {speed.tokens:,} tokens in "
+        f"{speed.seconds:,.1f} s, {speed}"
+    )
+    return failed
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)

@@ -1,0 +1,45 @@
+"""``asyncllm serve``: a model behind OpenAI's HTTP API."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from asyncllm.cli.options import add_options, config_from_args
+from asyncllm.cli.progress import LoadingBar
+from asyncllm.config import EngineConfig, ServerConfig
+
+if TYPE_CHECKING:
+    from asyncllm.cli.options import Commands
+
+
+def add_command(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP, with OpenAI's API",
+        description="Serve a model over HTTP, with OpenAI's API.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="folder or hub id; the built-in demo when none is named",
+    )
+    add_options(parser, ServerConfig, title="server")
+    add_options(parser, EngineConfig, title="engine", skip=("model",))
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    engine = config_from_args(args, EngineConfig)
+    server = config_from_args(args, ServerConfig)
+
+    from asyncllm.api import AsyncLLM
+    from asyncllm.server.run import run as serve
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("asyncllm").setLevel(logging.INFO)
+    return serve(partial(AsyncLLM, config=engine, progress=LoadingBar()), server)

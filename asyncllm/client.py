@@ -1,0 +1,223 @@
+"""Client: the ``generate`` and ``stream`` of AsyncLLM against a server elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar
+
+import aiohttp
+import msgspec
+
+from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
+from asyncllm.openai_answers import (
+    Answer,
+    EventDecoder,
+    Model,
+    ModelList,
+    TokenCount,
+    decode,
+    decode_error,
+    decode_frame,
+)
+from asyncllm.types import Completion, Prompt, SamplingParams, TokenDelta
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+T = TypeVar("T")
+
+
+class Client:
+    """A model that ``asyncllm serve`` serves, or vLLM or whoever else takes the same requests.
+
+    ::
+
+        async with Client("http://localhost:8000") as llm:
+            answer = await llm.generate("Once upon a time", SamplingParams(max_tokens=50))
+            async for delta in llm.stream([{"role": "user", "content": "Hello"}]):
+                print(delta.text, end="")
+
+    What comes back equals what ``AsyncLLM`` returns, but for the alternatives of logprobs: HTTP
+    carries their texts, not their ids, so ``TokenLogprob.top`` is empty, and a logprob of minus
+    infinity is -9999. Without ``params`` the server's defaults hold: for text and token ids these
+    are OpenAI's 16 tokens.
+
+    Cancelling a task that awaits ``generate`` or iterates ``stream`` closes its connection, which
+    cancels the request. Close the client with ``async with`` or ``aclose()``.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float | None = None,
+    ):
+        """Nothing is connected yet.
+
+        Args:
+            base_url: where the server is, with or without ``/v1``.
+            api_key: sent as a bearer token.
+            model: which of the server's models to use; its first one when None.
+            timeout: most seconds to wait for a connection, and for the next bytes of an answer.
+
+        Raises:
+            BadRequest: ``base_url`` is no HTTP URL.
+        """
+        if not base_url.startswith(("http://", "https://")):
+            raise BadRequest(f"{base_url!r} does not start with http://", param="base_url")
+        self._base = base_url.rstrip("/").removesuffix("/v1")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
+        self._name = model
+        self._model: Model | None = None
+        self._asking_model = asyncio.Lock()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
+        """The whole answer to one prompt: text, token ids, or chat messages.
+
+        Raises:
+            BadRequest, Unauthorized, NotFound, TooLarge: the server refuses the request.
+            QueueFull, NotReady: it cannot take it now.
+            EngineDead, AsyncLLMError: it failed.
+            ConnectionError: the server cannot be reached, or hung up.
+            TimeoutError: nothing came for ``timeout`` seconds.
+        """
+        path, body = await self._body(prompt, params)
+        answer = await self._fetch(Answer, "POST", path, body)
+        delta = answer.choices[0].to_delta() if answer.choices else TokenDelta()
+        if delta.finish_reason is None:
+            raise AsyncLLMError("the server's answer has no finished choice")
+        return Completion(
+            text=delta.text,
+            token_ids=delta.token_ids,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            logprobs=delta.logprobs,
+            usage=answer.to_usage(),
+        )
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """The answer as it grows; the last delta has a ``finish_reason``.
+
+        Raises like ``generate``, also in mid-stream.
+        """
+        path, body = await self._body(prompt, params)
+        decoder = EventDecoder()
+        finished = False
+        async with self._request("POST", path, {**body, "stream": True}) as response:
+            # Read to the end, also after the last delta: then the connection can be used again.
+            async for chunk in response.content.iter_any():
+                for data in decoder.feed(chunk):
+                    delta = decode_frame(data)
+                    if delta is not None and not finished:
+                        finished = delta.finish_reason is not None
+                        yield delta
+        if not finished:
+            raise ConnectionError(f"{self._base}: the answer broke off")
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def _body(
+        self, prompt: Prompt, params: SamplingParams | None
+    ) -> tuple[str, dict[str, Any]]:
+        """The route for a prompt, and what to post there."""
+        name = self._name or (await self._served_model()).id
+        head = {"model": name, "return_token_ids": True}
+        fields = {} if params is None else msgspec.to_builtins(params)
+        top = fields.pop("logprobs", None)
+        if _is_chat(prompt):
+            if top is not None:
+                fields |= {"logprobs": True, "top_logprobs": top}
+            return "/v1/chat/completions", {**head, "messages": list(prompt), **fields}
+        if params is not None and params.max_tokens is None:
+            fields["max_tokens"] = await self._room(prompt)
+        if top is not None:
+            fields["logprobs"] = top
+        text_or_ids = prompt if isinstance(prompt, str) else list(prompt)
+        return "/v1/completions", {**head, "prompt": text_or_ids, **fields}
+
+    async def _room(self, prompt: Prompt) -> int | None:
+        """How many tokens the context has left for the answer, if the server can tell.
+
+        The route for text takes a missing ``max_tokens`` for 16, so "all there is" needs a number.
+        """
+        model = await self._served_model()
+        if model.max_model_len is None:
+            return None
+        if isinstance(prompt, str):
+            body = {"model": model.id, "prompt": prompt}
+            count = (await self._fetch(TokenCount, "POST", "/tokenize", body)).count
+        else:
+            count = len(prompt)
+        return max(model.max_model_len - count, 1)
+
+    async def _served_model(self) -> Model:
+        """The model in use, as the server describes it; asked for once."""
+        async with self._asking_model:
+            if self._model is None:
+                models = (await self._fetch(ModelList, "GET", "/v1/models")).data
+                named = [model for model in models if self._name in (None, model.id)]
+                if not named:
+                    raise NotFound(f"{self._base} does not serve {self._name or 'any model'}")
+                self._model = named[0]
+            return self._model
+
+    async def _fetch(self, kind: type[T], method: str, path: str, body: Any = None) -> T:
+        async with self._request(method, path, body) as response:
+            return decode(await response.read(), kind)
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: Any = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A response with good status; leaving before its end closes the connection."""
+        if self._session is None:
+            # No limit on connections: the server has a queue of its own and says when it is full.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=self._timeout,
+                headers={**self._headers, "Content-Type": "application/json"},
+            )
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(method, self._base + path, data=data) as response:
+                if response.status >= 400:
+                    raise decode_error(response.status, response.headers, await response.read())
+                yield response
+        except TimeoutError as error:
+            raise TimeoutError(f"{self._base}: no answer in time") from error
+        except aiohttp.ClientError as error:
+            raise ConnectionError(f"{self._base}: {error}") from error
+
+
+def _is_chat(prompt: Prompt) -> TypeGuard[Sequence[dict[str, Any]]]:
+    """Whether a prompt is a list of messages rather than text or token ids.
+
+    Raises:
+        BadRequest: it is none of the three.
+    """
+    if isinstance(prompt, str) or all(isinstance(item, int) for item in prompt):
+        return False
+    if all(isinstance(item, dict) for item in prompt):
+        return True
+    raise BadRequest(
+        "a prompt is text, a list of token ids, or a list of chat messages", param="prompt"
+    )

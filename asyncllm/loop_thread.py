@@ -1,0 +1,124 @@
+"""An event loop for synchronous code: in a background thread, with one resource open on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from concurrent.futures import Future, wait
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from asyncllm.errors import EngineDead
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+
+T = TypeVar("T")
+
+#: How often a waiting caller looks up, in seconds.
+TICK_SECONDS = 0.1
+
+
+class LoopThread:
+    """An event loop in a thread of its own, with an async context manager open on it.
+
+    Neither the thread nor its loop refers to this object: once it is dropped, the resource is
+    closed and the thread ends. It is a daemon, so a program that forgets to close can still exit.
+    """
+
+    def __init__(self, resource: AbstractAsyncContextManager[Any]):
+        """Returns once ``resource`` is open. Raises what opening it raises."""
+        self._loop = new_event_loop()
+        stop = asyncio.Event()
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=_thread_main,
+            args=(self._loop, resource, opened, stop),
+            name="asyncllm-loop",
+            daemon=True,
+        )
+        # It must not wait: an object may be collected on the loop's own thread. And not at exit:
+        # by then the thread pools that closing needs are gone.
+        self._stop = weakref.finalize(self, _set_threadsafe, self._loop, stop)
+        self._stop.atexit = False
+        self._thread.start()
+        try:
+            opened.result()
+        except BaseException:
+            self._stop()
+            raise
+
+    def run(self, coroutine: Coroutine[Any, Any, T], tick: Callable[[], None] | None = None) -> T:
+        """Run a coroutine on the loop and wait for it; KeyboardInterrupt cancels it.
+
+        Args:
+            tick: called in this thread every ``TICK_SECONDS`` while waiting.
+        """
+        future = self._submit(coroutine)
+        try:
+            while tick is not None and not future.done():
+                wait([future], TICK_SECONDS)
+                tick()
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        """What an async generator on the loop yields. Closing this closes the generator."""
+        try:
+            while True:
+                yield self.run(anext(items))
+        except StopAsyncIteration:
+            return
+        finally:
+            # Not waited for, as this may run wherever the garbage collector does.
+            with suppress(EngineDead):
+                self._submit(items.aclose())
+
+    def close(self) -> None:
+        """Close the resource and end the thread. Idempotent."""
+        self._stop()
+        self._thread.join()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        if not self._stop.alive:
+            coroutine.close()
+            raise EngineDead("closed already")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+
+def _thread_main(
+    loop: asyncio.AbstractEventLoop,
+    resource: AbstractAsyncContextManager[Any],
+    opened: Future[None],
+    stop: asyncio.Event,
+) -> None:
+    async def hold_open() -> None:
+        async with resource:
+            opened.set_result(None)
+            await stop.wait()
+
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(hold_open())
+    except BaseException as error:
+        if opened.done():
+            raise
+        opened.set_exception(error)
+
+
+def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the loop is closed: opening the resource has failed
+        loop.call_soon_threadsafe(event.set)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

@@ -1,0 +1,218 @@
+"""Reads what a server with OpenAI's protocol answers: answers, frames of a stream, errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from asyncllm.errors import (
+    AsyncLLMError,
+    BadRequest,
+    EngineDead,
+    NotFound,
+    NotReady,
+    QueueFull,
+    StepError,
+    TooLarge,
+    Unauthorized,
+)
+from asyncllm.types import FinishReason, TokenDelta, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+T = TypeVar("T")
+
+_BY_CODE: dict[str | None, type[AsyncLLMError]] = {
+    kind.code: kind for kind in (Unauthorized, NotReady, EngineDead, StepError)
+}
+_BY_STATUS: dict[int, type[AsyncLLMError]] = {
+    400: BadRequest,
+    401: Unauthorized,
+    403: Unauthorized,
+    404: NotFound,
+    413: TooLarge,
+    422: BadRequest,
+    503: NotReady,
+}
+#: The status that goes with an error in mid-stream, where there is no other.
+_STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429}
+
+
+class Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class UsageBody(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: Details | None = None
+
+
+class Message(msgspec.Struct):
+    content: str | None = None
+
+
+class ChatLogprob(msgspec.Struct):
+    logprob: float
+
+
+class Logprobs(msgspec.Struct):
+    """``content`` in chat, ``token_logprobs`` in completions."""
+
+    content: list[ChatLogprob] | None = None
+    token_logprobs: list[float | None] | None = None
+
+
+class Choice(msgspec.Struct):
+    """A choice of either route; in chat the text is in ``message``, or in ``delta`` of a frame."""
+
+    text: str | None = None
+    message: Message | None = None
+    delta: Message | None = None
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def to_delta(self) -> TokenDelta:
+        message = self.message or self.delta
+        text = self.text if message is None else message.content
+        ids = self.token_ids or []
+        return TokenDelta(
+            text=text or "",
+            token_ids=ids,
+            logprobs=None if self.logprobs is None else _logprobs(self.logprobs, ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class ErrorBody(msgspec.Struct):
+    message: str = ""
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
+
+
+class Answer(msgspec.Struct):
+    """A whole answer, a frame of a stream, or an error."""
+
+    choices: list[Choice] = []
+    usage: UsageBody | None = None
+    error: ErrorBody | None = None
+
+    def to_usage(self) -> Usage:
+        usage = self.usage or UsageBody()
+        details = usage.prompt_tokens_details or Details()
+        return Usage(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens or 0)
+
+
+class Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct):
+    data: list[Model]
+
+
+class TokenCount(msgspec.Struct):
+    count: int
+
+
+class EventDecoder:
+    """Finds the data of server-sent events, however the bytes are cut."""
+
+    def __init__(self) -> None:
+        self._line = b""
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The data of every event that these bytes complete."""
+        events = []
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                events.append(b"\n".join(self._data))
+                self._data = []
+        return events
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """
+    Raises:
+        AsyncLLMError: that is not what the protocol says.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise AsyncLLMError(f"the server does not speak OpenAI's protocol: {error}") from error
+
+
+def decode_frame(data: bytes) -> TokenDelta | None:
+    """What a frame of a stream adds to the answer; None when it adds nothing.
+
+    Raises:
+        AsyncLLMError: the frame says that the request failed.
+    """
+    if data == b"[DONE]":
+        return None
+    frame = decode(data, Answer)
+    if frame.error is not None:
+        raise _error(frame.error, _status(frame.error), {})
+    if not frame.choices:
+        return None
+    delta = frame.choices[0].to_delta()
+    return delta if delta.text or delta.token_ids or delta.finish_reason else None
+
+
+def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> AsyncLLMError:
+    """The error behind an answer with a status of 400 or more."""
+    try:
+        error = msgspec.json.decode(body, type=Answer).error
+    except msgspec.DecodeError:
+        error = None
+    if error is None:  # some proxy's page
+        text = body[:200].decode(errors="replace").strip()
+        error = ErrorBody(f"HTTP status {status}: {text}" if text else f"HTTP status {status}")
+    return _error(error, status, headers)
+
+
+def _status(error: ErrorBody) -> int:
+    if isinstance(error.code, int):
+        return error.code
+    return _STATUS_OF_TYPE.get(error.type or "", 500)
+
+
+def _error(error: ErrorBody, status: int, headers: Mapping[str, str]) -> AsyncLLMError:
+    if status == QueueFull.status or error.code == QueueFull.code:
+        return QueueFull(error.message, retry_after=_seconds(headers.get("Retry-After")))
+    code = error.code if isinstance(error.code, str) else None
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, AsyncLLMError)
+    return kind(error.message, param=error.param, code=code)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Retry-After may also be a date; a second is as good as that."""
+    try:
+        return float(retry_after or 1)
+    except ValueError:
+        return 1.0
+
+
+def _logprobs(logprobs: Logprobs, token_ids: list[int]) -> list[TokenLogprob]:
+    """The sampled tokens' logprobs; the alternatives come as texts, and so without their ids."""
+    if logprobs.content is not None:
+        values: list[float | None] = [entry.logprob for entry in logprobs.content]
+    else:
+        values = logprobs.token_logprobs or []
+    return [
+        TokenLogprob(token, value)
+        for token, value in zip(token_ids, values, strict=False)
+        if value is not None
+    ]

@@ -1,0 +1,213 @@
+"""Where a token's CPU time goes, and throughput against transformers, on this machine's CPU.
+
+    python examples/bench_cpu.py [--model FOLDER] [--threads 1]
+
+Part 1 runs the loop side over an executor that answers at once, so that only scheduling, applying,
+detokenizing and delivery are measured. Part 2 generates greedily with transformers' batch
+``generate`` and with asyncllm, in turns in one process: requests of uneven prompt and output
+length, 1, 16 and 64 at once. Only the tokens that were asked for count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch; see executor/build.py
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from asyncllm import AsyncLLM, SamplingParams, demo
+from asyncllm.config import EngineLimits
+from asyncllm.engine.engine import Engine
+from asyncllm.engine.mailbox import Collector
+from asyncllm.server.chat import ChatReply
+from asyncllm.server.middleware import request_id
+from asyncllm.server.protocol import ChatRequest
+from asyncllm.text import Tokenizer
+from asyncllm.types import TokenDelta
+from asyncllm.wire.messages import NO_TOKEN, StepResult, decode_plan, encode, pack, unpack
+
+CONCURRENCY = (1, 16, 64)
+ROUNDS = 3
+
+
+class InstantExecutor:
+    """Answers every plan at once with ordinary tokens; no model, no thread."""
+
+    def __init__(self, tokens: list[int]):
+        self._tokens = tokens
+        self._known: dict[int, int] = {}
+
+    async def start(self) -> EngineLimits:
+        raise RuntimeError("the benchmark gives the engine its limits")
+
+    def submit(self, plan: bytes) -> asyncio.Future[bytes]:
+        decoded = decode_plan(plan)
+        for admit in decoded.admits:
+            self._known[admit.slot] = len(unpack(admit.tokens))
+        sampled = [
+            self._tokens[(slot + start) % len(self._tokens)]
+            if start + q_len >= self._known[slot]
+            else NO_TOKEN
+            for slot, start, q_len in unpack(decoded.rows, 3).tolist()
+        ]
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        future.set_result(encode(StepResult(decoded.step, pack(sampled), (), None, 0.0, 0.0)))
+        return future
+
+    def flush(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+async def loop_costs(tokenizer: Tokenizer, rows: int, num_tokens: int) -> dict[str, float]:
+    """Microseconds of CPU per token of each stage, with ``rows`` sequences running."""
+    words = tokenizer.encode("Counting: one, two, three, four, five and so on.", False)
+    limits = EngineLimits(
+        device="cpu",
+        dtype="float32",
+        num_pages=rows * 64,
+        page_size=16,
+        max_model_len=1024,
+        max_num_seqs=rows,
+        max_num_batched_tokens=8192,
+        prefill_chunk=8192,
+        max_waiting=rows,
+        steps_in_flight=2,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=(),
+    )
+    engine = Engine(limits, InstantExecutor(words), tokenizer.detokenizer)
+    engine.start()
+    collectors = [Collector() for _ in range(rows)]
+    for collector in collectors:
+        engine.add(words, SamplingParams(max_tokens=num_tokens), collector)
+    await asyncio.gather(*(collector.whole() for collector in collectors))
+    await engine.aclose()
+    stats = engine.stats
+    micros = 1e6 / stats.generation_tokens
+    return {
+        "schedule": stats.cpu_plan * micros,
+        "apply": stats.cpu_apply * micros,
+        "detokenize": detokenize_cost(tokenizer, words),
+        "deliver (with detokenizing)": stats.cpu_deliver * micros,
+        "SSE frame": frame_cost(tokenizer, words),
+    }
+
+
+def detokenize_cost(tokenizer: Tokenizer, ids: list[int], repeats: int = 5000) -> float:
+    detokenizer = tokenizer.detokenizer(True)
+    started = time.process_time()
+    for _ in range(repeats):
+        for token in ids:
+            detokenizer.push(token)
+    return (time.process_time() - started) / (repeats * len(ids)) * 1e6
+
+
+def frame_cost(tokenizer: Tokenizer, ids: list[int], repeats: int = 20000) -> float:
+    """One chat chunk: JSON, SSE and chunked framing; without the socket's own write."""
+    request_id.set("bench")
+    asked = ChatRequest(messages=[], stream=True)
+    reply = ChatReply(asked, "model", ids, tokenizer)
+    deltas = [TokenDelta(text=" word", token_ids=[token]) for token in ids]
+    started = time.process_time()
+    for i in range(repeats):
+        payload = reply.frames(0, deltas[i % len(deltas)])
+        b"%x\r\n%b\r\n" % (len(payload), payload)
+    return (time.process_time() - started) / repeats * 1e6
+
+
+def requests(count: int, vocab_size: int) -> list[tuple[list[int], int]]:
+    """Prompts of 8 to 128 tokens that want 16 to 256 tokens; the same for both engines."""
+    draw = random.Random(count)
+    return [
+        ([draw.randrange(vocab_size) for _ in range(draw.randint(8, 128))], draw.randint(16, 256))
+        for _ in range(count)
+    ]
+
+
+def with_transformers(model: Any, work: list[tuple[list[int], int]]) -> float:
+    """Seconds for one left-padded batch; it runs until its longest request is done."""
+    width = max(len(prompt) for prompt, _ in work)
+    ids = torch.zeros(len(work), width, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, _) in enumerate(work):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    longest = max(wanted for _, wanted in work)
+    started = time.perf_counter()
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            min_new_tokens=longest,
+            max_new_tokens=longest,
+            pad_token_id=0,
+        )
+    assert out.shape[1] == width + longest
+    return time.perf_counter() - started
+
+
+async def with_asyncllm(llm: AsyncLLM, work: list[tuple[list[int], int]]) -> float:
+    started = time.perf_counter()
+    outs = await asyncio.gather(
+        *(
+            llm.generate(
+                prompt, SamplingParams(temperature=0.0, max_tokens=wanted, ignore_eos=True)
+            )
+            for prompt, wanted in work
+        )
+    )
+    elapsed = time.perf_counter() - started
+    assert [len(out.token_ids) for out in outs] == [wanted for _, wanted in work]
+    return elapsed
+
+
+async def throughput(folder: Path, threads: int) -> None:
+    torch.set_num_threads(threads)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    async with AsyncLLM(folder, device="cpu", dtype="float32", cpu_threads=threads) as llm:
+        print(f"\ntokens/s, float32, {threads} thread(s), best of {ROUNDS} rounds in turns")
+        print(f"{'at once':>8} {'transformers':>13} {'asyncllm':>10} {'ratio':>6} {'median':>7}")
+        for count in CONCURRENCY:
+            work = requests(count, llm.limits.vocab_size)
+            asked = sum(wanted for _, wanted in work)
+            theirs, ours = [], []
+            for _ in range(ROUNDS):
+                theirs.append(with_transformers(reference, work))
+                ours.append(await with_asyncllm(llm, work))
+            median = statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
+            print(
+                f"{count:>8} {asked / min(theirs):>13.0f} {asked / min(ours):>10.0f} "
+                f"{min(theirs) / min(ours):>6.2f} {median:>7.2f}"
+            )
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=demo.path())
+    parser.add_argument("--threads", type=int, default=1, help="of CPU kernels, for both")
+    options = parser.parse_args()
+    tokenizer = Tokenizer.from_folder(options.model)
+    print("CPU time on the event loop, microseconds per token")
+    costs = {rows: await loop_costs(tokenizer, rows, 256) for rows in CONCURRENCY}
+    print(f"{'rows':>28}" + "".join(f"{rows:>9}" for rows in CONCURRENCY))
+    for stage in costs[CONCURRENCY[0]]:
+        print(f"{stage:>28}" + "".join(f"{costs[rows][stage]:>9.2f}" for rows in CONCURRENCY))
+    tokenizer.close()
+    await throughput(options.model, options.threads)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

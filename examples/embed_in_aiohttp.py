@@ -1,0 +1,43 @@
+"""Serve a model inside an existing aiohttp application, and use it from a handler of its own.
+
+    python examples/embed_in_aiohttp.py [MODEL]
+    curl localhost:8080/reverse/hello
+    curl localhost:8080/llm/v1/models
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from asyncllm import AsyncLLM
+
+LLM_KEY = web.AppKey("llm", AsyncLLM)
+
+
+async def engine(app: web.Application) -> AsyncIterator[None]:
+    """Start the model with the application, and close it with it."""
+    async with app[LLM_KEY]:
+        yield
+
+
+async def reverse(request: web.Request) -> web.Response:
+    word = request.match_info["word"]
+    messages = [{"role": "user", "content": f"Reverse the word {word}."}]
+    answer = await request.app[LLM_KEY].generate(messages)
+    return web.Response(text=answer.text + "\n")
+
+
+def create_app(model: str | None = None) -> web.Application:
+    app = web.Application()
+    llm = app[LLM_KEY] = AsyncLLM(model)
+    app.cleanup_ctx.append(engine)
+    app.router.add_get("/reverse/{word}", reverse)
+    app.add_subapp("/llm", llm.aiohttp_app())
+    return app
+
+
+if __name__ == "__main__":
+    web.run_app(create_app(*sys.argv[1:2]), port=8080)

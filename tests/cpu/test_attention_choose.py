@@ -1,0 +1,174 @@
+"""Which attention backend is taken, and which of FlashInfer's libraries it needs."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from asyncllm.attention import choose, prebuild
+from asyncllm.attention.base import AttentionSpec
+from asyncllm.attention.choose import choose_backend
+from asyncllm.attention.flashinfer import unsupported
+from asyncllm.attention.prebuild import KernelError, KernelModule, modules_for
+from asyncllm.attention.sdpa import SdpaBackend
+from asyncllm.errors import ModelError
+from asyncllm.executor.kv_pool import KVPool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncllm.attention.base import AttentionBackend
+    from asyncllm.config import AttentionName
+
+BF16 = torch.bfloat16
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def spec(
+    layer: int = 0, group: int = 4, head_dim: int = 64, window: int | None = None
+) -> AttentionSpec:
+    return AttentionSpec(layer, 2 * group, 2, head_dim, head_dim**-0.5, window)
+
+
+def chosen(name: AttentionName, device: torch.device) -> AttentionBackend:
+    return choose_backend(name, KVPool(1, 2, 16, 2, 64, BF16, CPU), [spec()], BF16, device)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with FlashInfer, as far as it is looked at before FlashInfer is imported."""
+    monkeypatch.setattr(choose, "installed", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def test_the_cpu_takes_torch_kernels_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(chosen("auto", CPU), SdpaBackend)
+    assert isinstance(chosen("sdpa", CPU), SdpaBackend)
+    assert not caplog.records
+
+
+def test_asking_for_flashinfer_where_it_cannot_be_is_an_error() -> None:
+    with pytest.raises(ModelError, match="needs a CUDA device") as raised:
+        chosen("flashinfer", CPU)
+    assert raised.value.param == "attention"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_auto_says_once_why_it_is_not_flashinfer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choose, "installed", lambda: False)
+    assert isinstance(chosen("auto", CUDA), SdpaBackend)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "not installed" in record.getMessage()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_old_gpu_takes_torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(ModelError, match=r"compute capability 8\.0, and this GPU has 7\.5"):
+        chosen("flashinfer", CUDA)
+    assert isinstance(chosen("auto", CUDA), SdpaBackend)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_kernels_that_fail_leave_torch_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("no kernel image is available for execution on the device")
+
+    monkeypatch.setattr(choose, "_flashinfer", fail)
+    assert isinstance(chosen("auto", CUDA), SdpaBackend)
+    assert "no kernel image" in caplog.text
+    with pytest.raises(ModelError, match="no kernel image") as raised:
+        chosen("flashinfer", CUDA)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_kernels_are_not_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelModule, "is_built", lambda self: False)
+    monkeypatch.setattr(choose, "find_nvcc", lambda: None)
+    with pytest.raises(ModelError, match="asyncllm kernels build"):
+        chosen("flashinfer", CUDA)
+
+
+@pytest.mark.parametrize(
+    ("layers", "dtype", "reason"),
+    [
+        ([spec(), spec(head_dim=256, window=64)], BF16, None),
+        ([spec()], torch.float16, None),
+        ([spec()], torch.float32, "float32"),
+        ([spec(), spec(head_dim=80)], BF16, "not 80"),
+    ],
+)
+def test_what_flashinfer_supports(
+    layers: list[AttentionSpec], dtype: torch.dtype, reason: str | None
+) -> None:
+    problem = unsupported(layers, dtype)
+    assert (problem is None) == (reason is None)
+    assert reason is None or reason in (problem or "")
+
+
+def test_layers_of_one_kind_share_libraries() -> None:
+    layers = [spec(layer, group=4, window=None if layer % 2 else 64) for layer in range(6)]
+    assert modules_for(layers, BF16) == [
+        KernelModule("prefill", BF16, 64, window=True),
+        KernelModule("prefill", BF16, 64),
+    ]
+
+
+def test_small_groups_decode_with_a_library_of_their_own() -> None:
+    kinds = {group: {m.kind for m in modules_for([spec(group=group)], BF16)} for group in (2, 4, 5)}
+    assert kinds == {2: {"prefill", "decode"}, 4: {"prefill"}, 5: {"prefill"}}
+
+
+def test_a_library_is_compiled_once_and_again_if_forced(tmp_path: Path) -> None:
+    compiled: list[bytes] = []
+
+    def compile_it(verbose: bool) -> None:
+        compiled.append(b"library %d" % len(compiled))
+        (tmp_path / "cache.so").write_bytes(compiled[-1])
+
+    class Library(KernelModule):
+        def jit_spec(self) -> Any:
+            return SimpleNamespace(
+                name="name",
+                aot_path=tmp_path / "aot" / "name.so",
+                jit_library_path=tmp_path / "cache.so",
+                build=compile_it,
+            )
+
+    module = Library("prefill", BF16, 64)
+    first = prebuild.build(module)
+    assert first.seconds is not None
+    assert prebuild.build(module).seconds is None
+    assert first.path.read_bytes() == b"library 0"
+    prebuild.build(module, force=True)
+    assert first.path.read_bytes() == b"library 1"
+    assert len(compiled) == 2
+    assert list(first.path.parent.iterdir()) == [first.path]
+
+
+def test_what_building_needs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(prebuild, "installed", lambda: False)
+    with pytest.raises(KernelError, match="FlashInfer is not installed"):
+        prebuild.prepare(["9.0a"])
+    monkeypatch.setattr(prebuild, "installed", lambda: True)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(KernelError, match="nvcc is missing"):
+        prebuild.prepare(["9.0a"])
+    monkeypatch.setattr(prebuild, "find_nvcc", lambda: tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: str(tmp_path))
+    with pytest.raises(KernelError, match="'hopper' is no compute capability"):
+        prebuild.prepare(["hopper"])
+    monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(KernelError, match="no GPU here"):
+        prebuild.prepare([])

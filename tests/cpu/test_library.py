@@ -1,0 +1,141 @@
+"""AsyncLLM inside a program: several engines, cancellation, embedding, and memory given back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from asyncllm import AsyncLLM, SamplingParams
+from asyncllm.errors import BadRequest, EngineDead, ModelError, NotReady
+from asyncllm.executor.kv_pool import KVPool
+from asyncllm.types import FinishReason
+from examples.embed_in_aiohttp import create_app
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30)
+SUM = [{"role": "user", "content": "What is 27 + 45?"}]
+
+
+def demo(**options: object) -> AsyncLLM:
+    return AsyncLLM(device="cpu", cpu_threads=1, **options)
+
+
+async def idle(llm: AsyncLLM) -> None:
+    for _ in range(200):
+        if not (llm.stats.running or llm.stats.waiting or llm.stats.pages_held):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(llm.stats)
+
+
+async def test_text_ids_and_messages_are_prompts() -> None:
+    async with demo() as llm:
+        answer = await llm.generate(SUM)
+        assert "72" in answer.text
+        assert answer.finish_reason is FinishReason.STOP
+        text = await llm.generate("1, 2, 3,", GREEDY)
+        ids = await llm.generate(await llm.encode("1, 2, 3,"), GREEDY)
+        assert text == ids
+        deltas = [delta async for delta in llm.stream("1, 2, 3,", GREEDY)]
+        assert "".join(delta.text for delta in deltas) == text.text
+        assert [token for delta in deltas for token in delta.token_ids] == text.token_ids
+        assert deltas[-1].finish_reason is text.finish_reason
+        with pytest.raises(BadRequest):
+            await llm.generate(["one", "two"])  # type: ignore[list-item]
+
+
+async def test_two_engines_share_a_process() -> None:
+    async with demo() as one, demo(steps_in_flight=1, page_size=4) as two:
+        answers = await asyncio.gather(one.generate(SUM, GREEDY), two.generate(SUM, GREEDY))
+        assert answers[0] == answers[1]
+
+
+async def test_cancelling_the_task_cancels_the_request() -> None:
+    async with demo() as llm:
+        endless = SamplingParams(max_tokens=1500, ignore_eos=True)
+        task = asyncio.create_task(llm.generate(SUM, endless))
+        while llm.stats.running == 0:
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await idle(llm)
+        stream = llm.stream(SUM, endless)
+        await anext(stream)
+        await stream.aclose()
+        await idle(llm)
+        assert llm.stats.finished["abort"] == 2
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await llm.generate(SUM, endless)
+        await idle(llm)
+
+
+async def test_closing_gives_everything_back() -> None:
+    threads = set(threading.enumerate())
+    llm = await demo().start()
+    # By type(): isinstance() wakes up lazy objects among what the collector tracks.
+    large = [
+        weakref.ref(thing)
+        for thing in gc.get_objects()
+        if issubclass(type(thing), KVPool | torch.nn.Module)
+    ]
+    assert len(large) > 10
+    unfinished = asyncio.create_task(llm.generate(SUM, SamplingParams(ignore_eos=True)))
+    await asyncio.sleep(0.05)
+    await llm.aclose()
+    await llm.aclose()
+    with pytest.raises(EngineDead):
+        await unfinished
+    with pytest.raises(EngineDead):
+        await llm.generate(SUM)
+    assert not llm.healthy
+    gc.collect()
+    assert not [ref for ref in large if ref() is not None]
+    left = {thread for thread in threading.enumerate() if thread.name.startswith("asyncllm")}
+    assert not left - threads
+
+
+async def test_it_serves_nothing_before_it_started() -> None:
+    llm = demo()
+    assert llm.healthy
+    assert not llm.ready
+    with pytest.raises(NotReady):
+        await llm.generate(SUM)
+
+
+async def test_errors_of_loading_are_raised_by_start() -> None:
+    with pytest.raises(ModelError, match="max_model_len"):
+        await AsyncLLM(device="cpu", max_model_len=10**6).start()
+    with pytest.raises(ModelError, match="kv_cache_tokens=\\d+"):
+        await AsyncLLM(device="cpu", kv_cache_tokens=10**12).start()
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelError, match="CUDA"):
+            await AsyncLLM(device="cuda").start()
+    assert not [t for t in threading.enumerate() if t.name == "asyncllm-executor"]
+
+
+async def test_dummy_weights_and_small_caches_serve() -> None:
+    async with demo(load_format="dummy", kv_cache_tokens=256, max_num_seqs=4) as llm:
+        assert llm.limits.max_model_len == 256
+        params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+        alone = await llm.generate("Hello", params)
+        crowd = await asyncio.gather(*(llm.generate("Hello", params) for _ in range(6)))
+        assert llm.stats.preemptions > 0
+        assert all(answer.token_ids == alone.token_ids for answer in crowd)
+
+
+async def test_mounted_in_an_application() -> None:
+    app: web.Application = create_app()
+    async with TestClient(TestServer(app)) as client:
+        models = await (await client.get("/llm/v1/models")).json()
+        assert models["data"][0]["id"] == "asyncllm-demo"
+        reply = await client.post("/llm/v1/chat/completions", json={"messages": SUM})
+        assert "72" in (await reply.json())["choices"][0]["message"]["content"]
+        assert "olleh" in await (await client.get("/reverse/hello")).text()

@@ -1,0 +1,171 @@
+"""The image's files against the program that they package."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from asyncllm import __main__ as command_line
+from asyncllm.cli import kernels, serve
+from asyncllm.config import ServerConfig
+from asyncllm.server.app import create_app
+
+if TYPE_CHECKING:
+    import argparse
+
+ROOT = Path(__file__).parents[2]
+TARGETS = ("cpu", "gpu")
+
+
+class Instruction(NamedTuple):
+    name: str
+    value: str
+
+
+def instructions() -> list[Instruction]:
+    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    lines = code.replace("\\\n", " ").splitlines()
+    return [Instruction(*line.split(maxsplit=1)) for line in lines if line.strip()]
+
+
+def stages() -> dict[str, list[Instruction]]:
+    """Each stage's instructions, by its name, after those of the stage that it builds on."""
+    found: dict[str, list[Instruction]] = {}
+    name = ""
+    for instruction in instructions():
+        if instruction.name == "FROM":
+            base, name = instruction.value.split(" AS ")
+            found[name] = list(found.get(base, []))
+        elif name:
+            found[name].append(instruction)
+    return found
+
+
+def last(target: str, name: str) -> str:
+    """The value that is in force in the image."""
+    return [value for found, value in stages()[target] if found == name][-1]
+
+
+def parsed(
+    monkeypatch: pytest.MonkeyPatch, command: Any, arguments: list[str]
+) -> argparse.Namespace:
+    """How the command line understands the arguments of ``command``."""
+    given: list[argparse.Namespace] = []
+
+    def run(args: argparse.Namespace) -> int:
+        given.append(args)
+        return 0
+
+    monkeypatch.setattr(command, "run", run)
+    assert command_line.main(arguments) == 0
+    return given[0]
+
+
+def test_the_default_target_is_for_gpus() -> None:
+    names = list(stages())
+    assert names[-1] == "gpu"
+    assert "cpu" in names
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_server_is_no_root(target: str) -> None:
+    user, group = last(target, "USER").split(":")
+    assert int(user) > 0
+    assert int(group) > 0
+    assert stages()[target][-1].name == "USER"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_entry_point_is_the_console_script(target: str) -> None:
+    [script] = json.loads(last(target, "ENTRYPOINT"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert script in project["scripts"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_without_arguments_it_serves_to_the_outside(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = parsed(monkeypatch, serve, json.loads(last(target, "CMD")))
+    assert args.host == "0.0.0.0"
+    assert "port" not in args  # so that the port is the default, which is exposed:
+    assert last(target, "EXPOSE") == str(ServerConfig().port)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_health_check_asks_a_route_that_exists(target: str) -> None:
+    match = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", last(target, "HEALTHCHECK"))
+    assert match is not None
+    port, path = match.groups()
+    assert port == last(target, "EXPOSE")
+    not_started: Any = None
+    app = create_app(not_started, ServerConfig())
+    assert path in {resource.canonical for resource in app.router.resources()}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_models_are_kept_in_a_volume(target: str) -> None:
+    variables = [
+        word for name, value in stages()[target] if name == "ENV" for word in value.split()
+    ]
+    assert f"HF_HOME={last(target, 'VOLUME')}" in variables
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_change_of_code_does_not_install_the_dependencies_again(target: str) -> None:
+    packages = stages()[f"packages-{target}"]
+    copied = [word for name, value in packages if name == "COPY" for word in value.split()[:-1]]
+    assert sorted(copied) == ["constraints.txt", "docker/requirements.py", "pyproject.toml"]
+    assert any("--constraint constraints.txt" in value for _, value in packages)
+    assert Instruction("COPY", f"--from=packages-{target} /opt/venv /opt/venv") in stages()[target]
+
+
+def test_everything_copied_is_there_and_not_ignored() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in lines
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    for name, value in instructions():
+        if name == "COPY" and not value.startswith("--from") and value != ". .":
+            for source in value.split()[:-1]:
+                assert source in allowed
+                assert (ROOT / source).exists()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"asyncllm", "pyproject.toml", project["readme"]} <= allowed  # what the wheel needs
+
+
+def test_the_kernels_that_are_built_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = dict(value.split("=", 1) for name, value in instructions() if name == "ARG")
+    [options] = shlex.split(arguments["KERNELS"])
+    args = parsed(monkeypatch, kernels, ["kernels", "build", *shlex.split(options)])
+    assert args.arch
+
+
+def test_compose_has_a_service_for_each_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = pytest.importorskip("yaml")
+    path = ROOT / "docker" / "compose.yml"
+    compose = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert compose["services"].keys() == set(TARGETS)
+    for target, service in compose["services"].items():
+        build = service["build"]
+        assert build["target"] == target
+        assert (path.parent / build["context"]).resolve() == ROOT
+        assert (ROOT / build["dockerfile"]).exists()
+        assert service["profiles"] == [target]
+        assert service["restart"] == "unless-stopped"
+        [volume] = service["volumes"]
+        name, _, mounted = volume.partition(":")
+        assert name in compose["volumes"]
+        assert mounted == last(target, "VOLUME")
+        [port] = service["ports"]
+        assert port.endswith(":" + last(target, "EXPOSE"))
+        command = service["command"].replace("${MODEL:-}", "some/model")
+        args = parsed(monkeypatch, serve, shlex.split(command))
+        assert (args.model, args.host) == ("some/model", "0.0.0.0")
+    assert compose["services"]["gpu"]["deploy"]["resources"]["reservations"]["devices"]
