@@ -1,0 +1,187 @@
+"""The sequences of one HTTP request: submitted together, ended together, never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from aiohttp import web
+
+from asyncllm.server.middleware import request_id
+from asyncllm.types import TokenDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from asyncllm.api import AsyncLLM
+    from asyncllm.server.sampling import Job
+
+log = logging.getLogger(__name__)
+
+#: How often clients are looked after, in seconds. Between steps only: a step looks by itself.
+SWEEP_SECONDS = 0.1
+
+
+class Reply(Protocol):
+    """What a route answers with; one object per request, which also counts tokens for ``usage``."""
+
+    def opening(self) -> bytes:
+        """Frames to send as soon as the engine has accepted the request."""
+
+    def frames(self, index: int, delta: TokenDelta) -> bytes:
+        """Frames for what was added to one choice; may be empty."""
+
+    def closing(self) -> bytes:
+        """Frames after the last choice ended, before ``[DONE]``."""
+
+    def body(self, outputs: list[TokenDelta]) -> bytes:
+        """The whole answer of a request that does not stream."""
+
+
+class Delivery(ABC):
+    """Where the sequences of one request deliver to, and how the handler learns of their end."""
+
+    def __init__(self, request: web.Request, reply: Reply, count: int):
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("client disconnected")
+        self._request = request
+        self._transport = transport
+        self._reply = reply
+        self._unfinished = count
+        self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    @abstractmethod
+    async def respond(self) -> web.StreamResponse:
+        """Answer the request; raises what went wrong before the first byte."""
+
+    @abstractmethod
+    def push(self, index: int, delta: TokenDelta) -> None:
+        """Take what one step added to one sequence; must not raise."""
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing more is coming; idempotent. The handler wakes up and aborts what still runs."""
+        if not self._ended.done():
+            self._ended.set_result(error)
+
+    def look(self, now: float) -> None:
+        """Called now and then, in ``loop.time()`` seconds, whether or not a step delivers."""
+        self._client_is_gone()
+
+    def _client_is_gone(self) -> bool:
+        """Whether the client has disconnected, which also ends the request."""
+        gone = self._transport.is_closing()
+        if gone:
+            self.end(ConnectionResetError("client disconnected"))
+        return gone
+
+
+class ChoiceSink:
+    """The Sink of one sequence."""
+
+    __slots__ = ("_delivery", "_index")
+
+    def __init__(self, delivery: Delivery, index: int):
+        self._delivery = delivery
+        self._index = index
+
+    def emit(self, delta: TokenDelta) -> None:
+        self._delivery.push(self._index, delta)
+
+    def fail(self, error: Exception) -> None:
+        self._delivery.end(error)
+
+
+class WholeAnswer(Delivery):
+    """Collects everything, for a request that does not stream."""
+
+    def __init__(self, request: web.Request, reply: Reply, count: int):
+        super().__init__(request, reply, count)
+        self._outputs = [TokenDelta() for _ in range(count)]
+
+    def push(self, index: int, delta: TokenDelta) -> None:
+        self._outputs[index].merge(delta)
+        if delta.finish_reason is not None:
+            self._unfinished -= 1
+        if self._unfinished == 0:
+            self.end()
+        else:
+            self._client_is_gone()
+
+    async def respond(self) -> web.StreamResponse:
+        error = await self._ended
+        if error is not None:
+            raise error
+        return web.Response(body=self._reply.body(self._outputs), content_type="application/json")
+
+
+class LiveRequests:
+    """The requests being served now.
+
+    It looks after clients that went away while no step delivers to them (a queued request, a long
+    prefill), because aiohttp tells handlers only when its runner was set up to, which a host
+    application's need not be.
+    """
+
+    def __init__(self) -> None:
+        self._deliveries: set[Delivery] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+    @contextmanager
+    def serve(self, llm: AsyncLLM, delivery: Delivery, jobs: Sequence[Job]) -> Iterator[None]:
+        """Submit the jobs; on the way out nothing of them is left in the engine.
+
+        Raises:
+            BadRequest, QueueFull, EngineDead: one job was refused; the others are taken back.
+        """
+        ids: list[int] = []
+        self._add(delivery)
+        try:
+            for index, job in enumerate(jobs):
+                ids.append(llm.submit(job.prompt_ids, job.params, ChoiceSink(delivery, index)))
+            yield
+        except (asyncio.CancelledError, ConnectionError) as error:
+            log.info("request %s aborted: %s", request_id.get(), str(error) or "cancelled")
+            raise
+        finally:
+            for engine_id in ids:
+                llm.abort(engine_id)
+            self._remove(delivery)
+
+    async def wait_empty(self) -> None:
+        await self._empty.wait()
+
+    def end_all(self, error: Exception) -> None:
+        for delivery in self._deliveries:
+            delivery.end(error)
+
+    def _add(self, delivery: Delivery) -> None:
+        self._deliveries.add(delivery)
+        self._empty.clear()
+        if self._timer is None:
+            self._arm()
+
+    def _remove(self, delivery: Delivery) -> None:
+        self._deliveries.discard(delivery)
+        if not self._deliveries:
+            self._empty.set()
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for delivery in self._deliveries:
+            delivery.look(now)
+        if self._deliveries:
+            self._arm()
+        else:
+            self._timer = None

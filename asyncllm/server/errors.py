@@ -1,0 +1,57 @@
+"""OpenAI's error body, for responses and for frames in mid-stream."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from asyncllm.errors import AsyncLLMError, QueueFull, Unauthorized
+
+#: Seconds after which a client may try again, where nothing better is known.
+RETRY_SECONDS = 1.0
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """``{"error": {...}}``; an unexpected error tells the client nothing about our insides."""
+    if not isinstance(error, AsyncLLMError):
+        error = AsyncLLMError("internal server error")
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_frame(error: Exception) -> bytes:
+    """The same as an SSE frame."""
+    return b"data: %b\n\n" % msgspec.json.encode(error_body(error))
+
+
+def error_response(error: Exception) -> web.Response:
+    """The same as a response, with what clients need to decide about a retry."""
+    status = error.status if isinstance(error, AsyncLLMError) else 500
+    headers = {}
+    if status in (429, 503):
+        wait = error.retry_after if isinstance(error, QueueFull) else RETRY_SECONDS
+        headers["Retry-After"] = str(math.ceil(wait))
+        headers["x-should-retry"] = "true"
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(error_body(error), status=status, headers=headers)
+
+
+def json_response(
+    body: Any, *, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(body),
+        status=status,
+        headers=headers,
+        content_type="application/json",
+    )

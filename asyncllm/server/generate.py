@@ -1,0 +1,69 @@
+"""POST /generate: text or token ids in, text out, nothing else to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncllm.errors import BadRequest
+from asyncllm.server.protocol import GenerateRequest, decode, read_body
+from asyncllm.server.reply import encode, event, usage
+from asyncllm.server.sampling import Job, sampling_params
+from asyncllm.server.service import SERVICE
+from asyncllm.server.unsupported import refuse_unsupported
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from asyncllm.types import TokenDelta
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    service.check_ready()
+    llm = service.llm
+    body = await read_body(request, service.config.max_body_bytes)
+    asked = decode(body, GenerateRequest)
+    refuse_unsupported(body)
+    service.resolve_model(asked.model)
+    params = sampling_params(asked, llm.default_params, max_tokens=asked.max_tokens, logprobs=None)
+    if not asked.prompt:
+        raise BadRequest("the prompt is empty", param="prompt")
+    prompt = await llm.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
+    reply = GenerateReply(len(prompt), with_ids=bool(asked.return_token_ids))
+    return await service.answer(request, [Job(prompt, params)], reply, stream=bool(asked.stream))
+
+
+class GenerateReply:
+    """``{"text", "finish_reason", "usage"}``; streamed, the last frame has the latter two."""
+
+    def __init__(self, prompt_tokens: int, *, with_ids: bool):
+        self._prompt_tokens = prompt_tokens
+        self._completion_tokens = 0
+        self._with_ids = with_ids
+
+    def opening(self) -> bytes:
+        return b""
+
+    def frames(self, index: int, delta: TokenDelta) -> bytes:
+        if delta.finish_reason is None and not delta.text and not self._with_ids:
+            self._completion_tokens += len(delta.token_ids)
+            return b""
+        return event(self._fields(delta))
+
+    def closing(self) -> bytes:
+        return b""
+
+    def body(self, outputs: list[TokenDelta]) -> bytes:
+        [output] = outputs
+        return encode(self._fields(output))
+
+    def _fields(self, delta: TokenDelta) -> dict[str, Any]:
+        self._completion_tokens += len(delta.token_ids)
+        fields: dict[str, Any] = {"text": delta.text}
+        if self._with_ids:
+            fields["token_ids"] = delta.token_ids
+        if delta.finish_reason is not None:
+            fields["finish_reason"] = delta.finish_reason
+            fields["stop_reason"] = delta.stop_reason
+            fields["usage"] = usage(self._prompt_tokens, self._completion_tokens)
+        return fields

@@ -1,0 +1,114 @@
+"""Chat messages and tools as OpenAI defines them: checked here, rendered by the chat template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from asyncllm.errors import BadRequest
+from asyncllm.server.protocol import invalid
+
+if TYPE_CHECKING:
+    from asyncllm.api import AsyncLLM
+
+#: Template arguments that belong to the server, not to ``chat_template_kwargs``.
+_RESERVED = frozenset(
+    ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+)
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _ToolFunction(msgspec.Struct):
+    name: str
+
+
+class _Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: _ToolFunction
+
+
+class _Chat(msgspec.Struct):
+    messages: list[_Message]
+    tools: list[_Tool] | None
+
+
+class TemplateFields(Protocol):
+    """How messages become a prompt, in whichever request they came."""
+
+    tools: list[dict[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+async def encode_messages(
+    llm: AsyncLLM, messages: list[dict[str, Any]], asked: TemplateFields, **template_args: Any
+) -> list[int]:
+    """Token ids of a conversation.
+
+    Raises:
+        BadRequest: a message or a tool has not the shape that OpenAI gives it, or the model has no
+            chat template, or the template refuses.
+    """
+    if llm.chat_template is None:
+        raise BadRequest("the model has no chat template", param="messages")
+    _check(messages, asked.tools)
+    options = asked.chat_template_kwargs or {}
+    if taken := _RESERVED.intersection(options):
+        raise BadRequest(
+            f"chat_template_kwargs must not contain {min(taken)}", param="chat_template_kwargs"
+        )
+    resume = bool(asked.continue_final_message)
+    generate = asked.add_generation_prompt
+    return await llm.encode_chat(
+        messages,
+        tools=asked.tools,
+        add_generation_prompt=not resume if generate is None else generate,
+        continue_final_message=resume,
+        **{**template_args, **options},
+    )
+
+
+def _check(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> None:
+    try:
+        chat = msgspec.convert({"messages": messages, "tools": tools}, type=_Chat)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+    if not messages:
+        raise BadRequest("messages is empty", param="messages")
+    if tools is not None and not tools:
+        raise BadRequest("tools is empty", param="tools")
+    for i, message in enumerate(chat.messages):
+        _check_content(message, f"messages[{i}].content")
+
+
+def _check_content(message: _Message, where: str) -> None:
+    if message.content is None and message.role != "assistant":
+        raise BadRequest(f"{where} is required", param=where)
+    if not isinstance(message.content, list):
+        return
+    for i, part in enumerate(message.content):
+        if part.type != "text":
+            raise BadRequest(f"content of type {part.type!r} is not supported", param=where)
+        if part.text is None:
+            raise BadRequest(f"{where}[{i}].text is required", param=f"{where}[{i}].text")

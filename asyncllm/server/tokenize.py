@@ -1,0 +1,46 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncllm.errors import BadRequest
+from asyncllm.server.errors import json_response
+from asyncllm.server.logprobs import token_text
+from asyncllm.server.messages import encode_messages
+from asyncllm.server.protocol import DetokenizeRequest, TokenizeRequest, decode, read_body
+from asyncllm.server.service import SERVICE
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    service.check_ready()
+    llm = service.llm
+    asked = decode(await read_body(request, service.config.max_body_bytes), TokenizeRequest)
+    service.resolve_model(asked.model)
+    if asked.messages is not None:
+        tokens = await encode_messages(llm, asked.messages, asked)
+    elif asked.prompt is not None:
+        special = asked.add_special_tokens is not False
+        tokens = await llm.encode(asked.prompt, add_special_tokens=special)
+    else:
+        raise BadRequest("prompt or messages is required", param="prompt")
+    body = {"count": len(tokens), "max_model_len": llm.limits.max_model_len, "tokens": tokens}
+    if asked.return_token_strs:
+        body["token_strs"] = [token_text(llm.tokenizer.token_bytes(token)) for token in tokens]
+    return json_response(body)
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    service.check_ready()
+    asked = decode(await read_body(request, service.config.max_body_bytes), DetokenizeRequest)
+    service.resolve_model(asked.model)
+    limit = service.llm.limits.vocab_size
+    if max(asked.tokens, default=0) >= limit:
+        raise BadRequest(f"tokens must be between 0 and {limit - 1}", param="tokens")
+    text = service.llm.tokenizer.decode(asked.tokens, skip_special_tokens=False)
+    return json_response({"prompt": text})

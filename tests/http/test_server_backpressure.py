@@ -1,0 +1,153 @@
+"""Slow clients, on a transport that takes what the test lets it take."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import HttpVersion11
+
+from asyncllm.server import sse
+from asyncllm.server.delivery import ChoiceSink
+from asyncllm.server.sse import EventStream
+from asyncllm.types import FinishReason, TokenDelta, TokenLogprob
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.unsent = 0
+        self.closing = False
+        self.writes: list[bytes] = []
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def write(self, data: bytes) -> None:
+        assert not self.closing
+        self.writes.append(data)
+        self.unsent += len(data)
+
+    def abort(self) -> None:
+        self.closing = True
+
+
+class Texts:
+    """A reply whose frames are the text itself."""
+
+    def opening(self) -> bytes:
+        return b"<"
+
+    def frames(self, index: int, delta: TokenDelta) -> bytes:
+        return delta.text.encode()
+
+    def closing(self) -> bytes:
+        return b">"
+
+    def body(self, outputs: list[TokenDelta]) -> bytes:
+        raise AssertionError
+
+
+@pytest.fixture
+async def opened() -> tuple[EventStream, Transport, ChoiceSink]:
+    transport = Transport()
+    request: Any = SimpleNamespace(transport=transport, version=HttpVersion11)
+    stream = EventStream(request, Texts(), 1)
+    stream._open = True
+    return stream, transport, ChoiceSink(stream, 0)
+
+
+Opened = tuple[EventStream, Transport, ChoiceSink]
+
+
+async def test_merges_while_the_client_is_behind(opened: Opened) -> None:
+    _, transport, sink = opened
+    sink.emit(TokenDelta("a"))
+    assert transport.writes == [b"1\r\na\r\n"]
+    transport.unsent = sse.MERGE_BYTES + 1
+    for text in "bcd":
+        sink.emit(TokenDelta(text))
+    assert len(transport.writes) == 1
+    transport.unsent = sse.MERGE_BYTES
+    sink.emit(TokenDelta("e"))
+    assert transport.writes[1] == b"4\r\nbcde\r\n"
+
+
+async def test_the_sweep_writes_what_was_held_back(opened: Opened) -> None:
+    stream, transport, sink = opened
+    transport.unsent = sse.MERGE_BYTES + 1
+    sink.emit(TokenDelta("a"))
+    stream.look(0.0)
+    assert transport.writes == []
+    transport.unsent = 0
+    stream.look(0.0)
+    assert transport.writes == [b"1\r\na\r\n"]
+
+
+async def test_the_end_is_written_at_once(opened: Opened) -> None:
+    stream, transport, sink = opened
+    transport.unsent = sse.MERGE_BYTES + 1
+    sink.emit(TokenDelta("a"))
+    sink.emit(TokenDelta("b", finish_reason=FinishReason.STOP))
+    assert transport.writes == [b"11\r\nab>data: [DONE]\n\n\r\n"]
+    assert stream._ended.result() is None
+
+
+@pytest.mark.parametrize("last", [False, True])
+async def test_gives_up_a_client_too_far_behind(opened: Opened, last: bool) -> None:
+    stream, transport, sink = opened
+    transport.unsent = sse.GIVE_UP_BYTES - 10
+    sink.emit(TokenDelta("a" * 10))
+    assert not stream._ended.done()
+    sink.emit(TokenDelta("b", finish_reason=FinishReason.STOP if last else None))
+    assert isinstance(stream._ended.result(), ConnectionError)
+    assert transport.closing
+    assert transport.writes == []
+
+
+async def test_logprobs_count_as_bytes_behind(opened: Opened) -> None:
+    stream, transport, sink = opened
+    transport.unsent = sse.MERGE_BYTES + 1
+    entry = TokenLogprob(1, -0.5, ((1, -0.5),) * 20)
+    sink.emit(TokenDelta("a", logprobs=[entry]))
+    sink.emit(TokenDelta("a", logprobs=[entry] * (sse.GIVE_UP_BYTES // 21 // 64)))
+    assert isinstance(stream._ended.result(), ConnectionError)
+
+
+async def test_gives_up_a_client_that_takes_nothing(opened: Opened) -> None:
+    stream, transport, sink = opened
+    sink.emit(TokenDelta("a" * 1000))
+    now = stream._taken_at
+    stream.look(now + 1)
+    transport.unsent -= 1  # it took one byte
+    stream.look(now + 50)
+    stream.look(now + 50 + sse.GIVE_UP_SECONDS)
+    assert not stream._ended.done()
+    sink.emit(TokenDelta("b"))  # more for it to read is no progress
+    stream.look(now + 51 + sse.GIVE_UP_SECONDS)
+    assert isinstance(stream._ended.result(), ConnectionError)
+    assert transport.closing
+
+
+async def test_an_idle_client_is_not_slow(opened: Opened) -> None:
+    """Nothing unsent: the engine takes its time, not the client."""
+    stream, transport, sink = opened
+    now = stream._taken_at
+    sink.emit(TokenDelta("a"))
+    transport.unsent = 0
+    stream.look(now + 10 * sse.GIVE_UP_SECONDS)
+    sink.emit(TokenDelta("b"))
+    stream.look(now + 10 * sse.GIVE_UP_SECONDS + 1)
+    assert not stream._ended.done()
+
+
+async def test_nothing_is_written_to_a_client_that_left(opened: Opened) -> None:
+    stream, transport, sink = opened
+    transport.closing = True
+    sink.emit(TokenDelta("a"))
+    sink.emit(TokenDelta("b", finish_reason=FinishReason.STOP))
+    sink.fail(RuntimeError())
+    assert isinstance(stream._ended.result(), ConnectionResetError)

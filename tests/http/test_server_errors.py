@@ -1,0 +1,360 @@
+"""Bad requests: OpenAI's error body with the offending param, and nothing for the engine."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from asyncllm.config import ServerConfig
+from asyncllm.errors import EngineDead, StepError
+from tests.http.fake_llm import FakeLLM
+from tests.http.serving import Answer, Server, serving
+
+USER = {"role": "user", "content": "a"}
+
+
+def check(answer: Answer, status: int, param: str | None = None, code: str | None = None) -> None:
+    error = answer.json["error"]
+    assert (answer.status, error["param"], error["code"]) == (status, param, code), error
+    assert answer.json.keys() == {"error"}
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["X-Request-Id"]
+
+
+BOTH: list[tuple[dict[str, Any], int, str, str | None]] = [
+    ({"model": "other"}, 404, "model", "model_not_found"),
+    ({"model": 1}, 400, "model", None),
+    ({"max_tokens": 0}, 400, "max_tokens", None),
+    ({"max_tokens": -1}, 400, "max_tokens", None),
+    ({"max_tokens": "5"}, 400, "max_tokens", None),
+    ({"temperature": -1}, 400, "temperature", None),
+    ({"temperature": "hot"}, 400, "temperature", None),
+    ({"top_p": 0}, 400, "top_p", None),
+    ({"top_k": 1.5}, 400, "top_k", None),
+    ({"n": 0}, 400, "n", None),
+    ({"n": 129}, 400, "n", None),
+    ({"n": 17}, 400, "n", None),
+    ({"n": True}, 400, "n", None),
+    ({"seed": 2**64}, 400, "seed", None),
+    ({"seed": 2**63}, 400, "seed", None),
+    ({"stop": [""]}, 400, "stop", None),
+    ({"stop": ["a"] * 33}, 400, "stop", None),
+    ({"stop": ["a", 1]}, 400, "stop[1]", None),
+    ({"stop_token_ids": [-1]}, 400, "stop_token_ids[0]", None),
+    ({"min_tokens": 9, "max_tokens": 8}, 400, "min_tokens", None),
+    ({"stream": "yes"}, 400, "stream", None),
+    ({"best_of": 3}, 400, "best_of", "unsupported_parameter"),
+    ({"logit_bias": {"5": 1}}, 400, "logit_bias", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format", "unsupported_parameter"),
+    ({"guided_json": {}}, 400, "guided_json", "unsupported_parameter"),
+    ({"structured_outputs": {}}, 400, "structured_outputs", "unsupported_parameter"),
+    ({"use_beam_search": True}, 400, "use_beam_search", "unsupported_parameter"),
+    ({"prompt_logprobs": 0}, 400, "prompt_logprobs", "unsupported_parameter"),
+]
+
+CHAT: list[tuple[dict[str, Any], int, str, str | None]] = [
+    ({"messages": []}, 400, "messages", None),
+    ({"messages": "hello"}, 400, "messages", None),
+    ({"messages": [1]}, 400, "messages[0]", None),
+    ({"messages": [USER, {"role": "king", "content": "a"}]}, 400, "messages[1].role", None),
+    ({"messages": [{"content": "a"}]}, 400, "messages[0].role", None),
+    ({"messages": [{"role": "user"}]}, 400, "messages[0].content", None),
+    ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", None),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        400,
+        "messages[0].content",
+        None,
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        400,
+        "messages[0].content[0].text",
+        None,
+    ),
+    ({"max_tokens": 5000}, 400, "max_tokens", "context_length_exceeded"),
+    ({"max_completion_tokens": 5000}, 400, "max_completion_tokens", "context_length_exceeded"),
+    (
+        {"messages": [{"role": "user", "content": "a" * 5000}]},
+        400,
+        "messages",
+        "context_length_exceeded",
+    ),
+    ({"max_completion_tokens": 0}, 400, "max_completion_tokens", None),
+    ({"top_logprobs": 2}, 400, "top_logprobs", None),
+    ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
+    ({"logprobs": 1}, 400, "logprobs", None),
+    ({"tools": []}, 400, "tools", None),
+    ({"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
+    ({"tool_choice": "auto"}, 400, "tool_choice", None),
+    ({"tool_choice": "required"}, 400, "tool_choice", "unsupported_parameter"),
+    ({"tool_choice": {"type": "function"}}, 400, "tool_choice", "unsupported_parameter"),
+    ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", None),
+    ({"chat_template": "x"}, 400, "chat_template", "unsupported_parameter"),
+    ({"echo": True}, 400, "echo", "unsupported_parameter"),
+]
+
+COMPLETIONS: list[tuple[dict[str, Any], int, str, str | None]] = [
+    ({"prompt": None}, 400, "prompt", None),
+    ({"prompt": ""}, 400, "prompt", None),
+    ({"prompt": []}, 400, "prompt", None),
+    ({"prompt": [""]}, 400, "prompt", None),
+    ({"prompt": [[]]}, 400, "prompt", None),
+    ({"prompt": [1, "a"]}, 400, "prompt", None),
+    ({"prompt": [1, [2]]}, 400, "prompt", None),
+    ({"prompt": [1, -2]}, 400, "prompt[1]", None),
+    ({"prompt": [[1, "a"]]}, 400, "prompt[0][1]", None),
+    ({"prompt": [1.5]}, 400, "prompt[0]", None),
+    ({"prompt": [99999]}, 400, "prompt", None),
+    ({"prompt": ["a"] * 17}, 400, "prompt", None),
+    ({"prompt": "a" * 5000}, 400, "prompt", "context_length_exceeded"),
+    ({"max_tokens": 5000}, 400, "max_tokens", "context_length_exceeded"),
+    ({"logprobs": 21}, 400, "logprobs", None),
+    ({"logprobs": True}, 400, "logprobs", None),
+    ({"suffix": "x"}, 400, "suffix", "unsupported_parameter"),
+    ({"echo": True, "logprobs": 1}, 400, "echo", "unsupported_parameter"),
+]
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/completions": {"prompt": "a"},
+    "/generate": {"prompt": "a"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "case"),
+    [
+        *(("/v1/chat/completions", case) for case in BOTH + CHAT),
+        *(("/v1/completions", case) for case in BOTH + COMPLETIONS),
+    ],
+    ids=str,
+)
+def test_bad_fields(server: Server, path: str, case: Any, stream: bool) -> None:
+    fields, status, param, code = case
+    before = len(server.llm.params)
+    answer = server.post(path, ROUTES[path] | {"stream": stream} | fields)
+    check(answer, status, param, code)
+    assert len(server.llm.params) == before
+
+
+def test_stream_options_need_a_stream(server: Server) -> None:
+    body = {"prompt": "a", "stream_options": {"include_usage": True}}
+    check(server.post("/v1/completions", body), 400, "stream_options")
+
+
+HARMLESS: dict[str, Any] = {
+    "user": "me",
+    "metadata": {"a": "b"},
+    "store": True,
+    "service_tier": "auto",
+    "parallel_tool_calls": True,
+    "prompt_cache_key": "k",
+    "unknown": [1, {"a": None}],
+    "response_format": {"type": "text"},
+    "logit_bias": {},
+    "temperature": None,
+    "max_tokens": None,
+    "stop": None,
+    "stream": None,
+    "stream_options": None,
+    "n": None,
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_harmless_fields(server: Server, path: str) -> None:
+    assert server.post(path, ROUTES[path] | HARMLESS).status == 200
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"prompt": "a"} x',
+        b"\xef\xbb\xbf{}",
+        b'{"prompt": "\xff", "messages": []}',
+        b'{"unknown": "\xff"}',
+        b'{"prompt": "\\ud800", "messages": "\\ud800"}',
+        b'{"temperature": NaN}',
+        b'{"temperature": 1e999}',
+        b'{"seed": ' + b"9" * 5000 + b"}",
+        b'{"unknown": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"chat_template_kwargs": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+        b'{"logit_bias": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        bytes(range(256)),
+    ],
+    ids=lambda body: str(body[:30]),
+)
+def test_bad_bodies(server: Server, path: str, body: bytes) -> None:
+    answer = server.post(path, body, {"Content-Type": "application/json; charset=latin-1"})
+    assert answer.status == 400
+    assert answer.json["error"]["type"] == "invalid_request_error"
+
+
+def test_content_type_does_not_matter(server: Server) -> None:
+    for kind in ("text/plain", "application/json; charset=utf-16", "application/x-www-form"):
+        answer = server.post("/v1/completions", {"prompt": "é"}, {"Content-Type": kind})
+        assert answer.json["choices"][0]["text"] == "é"
+
+
+def test_broken_gzip(server: Server) -> None:
+    answer = server.post("/generate", b"not gzip", {"Content-Encoding": "gzip"})
+    check(answer, 400)
+
+
+def test_unknown_routes(server: Server) -> None:
+    check(server.get("/nothing"), 404)
+    check(server.post("/v1/unknown/%ff", {}), 404)
+    answer = server.get("/v1/completions")
+    check(answer, 405)
+    assert answer.headers["Allow"] == "POST"
+    check(server.get("/v1/models/other"), 404, "model", "model_not_found")
+
+
+def test_request_id(server: Server) -> None:
+    assert server.get("/version", {"X-Request-Id": "abc-1"}).headers["X-Request-Id"] == "abc-1"
+    for bad in ("a b", "x" * 200, ""):
+        given = server.get("/version", {"X-Request-Id": bad}).headers["X-Request-Id"]
+        assert given != bad
+        assert len(given) == 32
+    assert server.get("/nothing", {"X-Request-Id": "n"}).headers["X-Request-Id"] == "n"
+
+
+def test_body_too_large() -> None:
+    with serving(config=ServerConfig(max_body_bytes=1000)) as server:
+        check(server.post("/generate", {"prompt": "a" * 1000}), 413)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            head = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            client.sendall(head + (b"100\r\n" + b"a" * 256 + b"\r\n") * 4)
+            assert client.recv(100).startswith(b"HTTP/1.1 413")
+        assert server.post("/generate", {"prompt": "a" * 900}).status == 200
+    # aiohttp's own default of 1 MiB does not apply.
+    with serving() as server:
+        body = {"prompt": "a", "unknown": "x" * 2_000_000}
+        assert server.post("/generate", body).status == 200
+
+
+def test_queue_full(server: Server) -> None:
+    server.call(server.llm.hold)
+    clients = [server.open("/generate", {"prompt": "a"}) for _ in range(16)]
+    server.until(lambda: server.llm.stats.waiting == 16)
+    answer = server.post("/generate", {"prompt": "a", "stream": True})
+    assert answer.json["error"]["type"] == "rate_limit_error"
+    assert answer.json["error"]["code"] == "queue_full"
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "3")
+    assert answer.headers["x-should-retry"] == "true"
+    # A request that is refused half-way takes back what it had submitted.
+    clients.pop().close()
+    server.until(lambda: server.llm.stats.waiting == 15)
+    assert server.post("/v1/completions", {"prompt": "a", "n": 2}).status == 429
+    assert server.call(lambda: server.llm.stats.waiting) == 15
+    server.call(server.llm.resume)
+    for client in clients:
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+        client.close()
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_failing_step(server: Server, path: str) -> None:
+    server.call(lambda: setattr(server.llm, "fail", StepError("the step failed")))
+    check(server.post(path, ROUTES[path]), 500)
+    streamed = server.post(path, ROUTES[path] | {"stream": True})
+    assert streamed.status == 200
+    assert streamed.frames[-1]["error"]["message"] == "the step failed"
+    server.call(lambda: setattr(server.llm, "fail", None))
+
+
+def test_bug_in_delivery(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trouble with formatting ends that request with a 500 and tells nothing about our insides."""
+
+    def broken(token_id: int) -> bytes:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(server.llm.tokenizer, "token_bytes", broken)
+    body = {"prompt": "a", "logprobs": 1}
+    answer = server.post("/v1/completions", body)
+    check(answer, 500)
+    assert b"secret" not in answer.body
+    streamed = server.post("/v1/completions", {**body, "stream": True})
+    assert streamed.frames == [answer.json]
+
+
+def test_not_ready(server: Server) -> None:
+    def become(ready: bool, healthy: bool) -> None:
+        server.llm.ready, server.llm.healthy = ready, healthy
+
+    paths = [*ROUTES, "/tokenize", "/detokenize"]
+    server.call(lambda: become(False, True))
+    for path in paths:
+        answer = server.post(path, ROUTES.get(path, {}))
+        check(answer, 503, None, "not_ready")
+        assert answer.headers["Retry-After"] == "1"
+    check(server.get("/v1/models"), 503, None, "not_ready")
+    check(server.get("/ready"), 503, None, "not_ready")
+    assert server.get("/health").status == 200
+    assert b"asyncllm_ready 0.0" in server.get("/metrics").body
+    server.call(lambda: become(False, False))
+    check(server.post("/generate", {"prompt": "a"}), 503, None, EngineDead.code)
+    check(server.get("/health"), 503, None, EngineDead.code)
+    server.call(lambda: become(True, True))
+    assert server.get("/ready").status == 200
+
+
+def test_api_key() -> None:
+    config = ServerConfig(api_key=("secret", "sécond"))
+    with serving(config=config) as server:
+        for path in ("/v1/models", "/metrics", "/version", "/nothing"):
+            check(server.get(path), 401, None, "invalid_api_key")
+        for header in ("Bearer wrong", "secret", "Basic secret", "Bearer", "Bearer secret2"):
+            check(server.get("/version", {"Authorization": header}), 401, None, "invalid_api_key")
+        assert server.get("/health").status == server.get("/ready").status == 200
+        assert server.get("/version", {"Authorization": "Bearer secret"}).status == 200
+        second = "Bearer sécond".encode().decode("latin-1")
+        assert server.get("/version", {"Authorization": second}).status == 200
+        answer = server.post("/generate", {"prompt": "a"})
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_no_chat_template() -> None:
+    with serving() as server:
+        server.call(lambda: setattr(server.llm, "chat_template", None))
+        check(server.post("/v1/chat/completions", {"messages": [USER]}), 400, "messages")
+
+
+def test_served_names() -> None:
+    config = ServerConfig(served_model_name=("org/a", "b"))
+    with serving(FakeLLM, config) as server:
+        assert [m["id"] for m in server.get("/v1/models").json["data"]] == ["org/a", "b"]
+        assert server.get("/v1/models/org/a").json["id"] == "org/a"
+        assert server.post("/v1/completions", {"prompt": "a"}).json["model"] == "org/a"
+        named = {"prompt": "a", "model": "b"}
+        assert server.post("/v1/completions", named).json["model"] == "b"
+        check(
+            server.post("/generate", {"prompt": "a", "model": "fake"}),
+            404,
+            "model",
+            "model_not_found",
+        )
+
+
+def test_error_bodies_are_json_numbers(server: Server) -> None:
+    """Every number in an answer is JSON: no NaN, no infinity."""
+    body = {"messages": [USER], "logprobs": True, "top_logprobs": 5}
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    raw = server.post("/v1/chat/completions", body).body
+    json.loads(raw, parse_constant=refuse)
