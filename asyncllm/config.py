@@ -96,8 +96,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine works with, once device and model are known.
 
-    ``device`` is "cpu" or "cuda", ``dtype`` that of the computation. ``max_model_len`` never exceeds what the KV cache holds, so every admitted sequence can finish
-    when it runs alone.
+    ``device`` is "cpu" or "cuda", ``dtype`` the type of the computation. ``max_model_len`` never
+    exceeds what the KV cache holds, so every admitted sequence can finish when it runs alone.
     """
 
     device: str

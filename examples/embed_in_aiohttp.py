@@ -1,8 +1,8 @@
 """Serve a model inside an existing aiohttp application, and use it from a handler of its own.
 
-    python examples/embed_in_aiohttp.py [MODEL]
-    curl localhost:8080/reverse/hello
-    curl localhost:8080/llm/v1/models
+python examples/embed_in_aiohttp.py [MODEL]
+curl localhost:8080/reverse/hello
+curl localhost:8080/llm/v1/models
 """
 
 from __future__ import annotations

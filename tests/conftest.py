@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +23,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         skip = pytest.mark.skip(reason="needs a CUDA device")
         for item in gpu_items:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The tiny checkpoint of a family, with a tokenizer beside it; made once."""
+    from tests.cpu import tiny_models
+    from tests.unit import tokenizers_for_tests
+
+    @lru_cache
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        tiny_models.make(family, folder)
+        (folder / "tokenizer.json").write_text(tokenizers_for_tests.byte_level())
+        return folder
+
+    return make

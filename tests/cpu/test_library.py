@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,12 +27,17 @@ def demo(**options: object) -> AsyncLLM:
     return AsyncLLM(device="cpu", cpu_threads=1, **options)
 
 
-async def idle(llm: AsyncLLM) -> None:
-    for _ in range(200):
-        if not (llm.stats.running or llm.stats.waiting or llm.stats.pages_held):
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(llm.stats)
+    raise AssertionError("it never came true")
+
+
+async def idle(llm: AsyncLLM) -> None:
+    stats = llm.stats
+    await until(lambda: not (stats.running or stats.waiting or stats.pages_held))
 
 
 async def test_text_ids_and_messages_are_prompts() -> None:
@@ -60,8 +66,7 @@ async def test_cancelling_the_task_cancels_the_request() -> None:
     async with demo() as llm:
         endless = SamplingParams(max_tokens=1500, ignore_eos=True)
         task = asyncio.create_task(llm.generate(SUM, endless))
-        while llm.stats.running == 0:
-            await asyncio.sleep(0.005)
+        await until(lambda: llm.stats.running > 0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -113,7 +118,7 @@ async def test_it_serves_nothing_before_it_started() -> None:
 async def test_errors_of_loading_are_raised_by_start() -> None:
     with pytest.raises(ModelError, match="max_model_len"):
         await AsyncLLM(device="cpu", max_model_len=10**6).start()
-    with pytest.raises(ModelError, match="kv_cache_tokens=\\d+"):
+    with pytest.raises(ModelError, match=r"kv_cache_tokens=\d+"):
         await AsyncLLM(device="cpu", kv_cache_tokens=10**12).start()
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="CUDA"):

@@ -64,7 +64,7 @@ def distribution(
     before = np.cumsum(share) - share
     keep = keep[before < top_p]
     keep = keep[weights[keep] >= min_p]
-    result = np.zeros_like(weights)
+    result: np.ndarray = np.zeros(len(logits))
     result[keep] = weights[keep] / weights[keep].sum()
     return result
 
@@ -187,6 +187,27 @@ def test_pick_never_takes_a_token_of_weight_0(vocab_size: int) -> None:
         assert tokens[1] == last[1]
 
 
+def test_pick_takes_the_token_whose_sum_exceeds_the_target() -> None:
+    weights = torch.zeros(3, 2 * TILE)
+    weights[:, [1, 2, 3, TILE]] = 1.0
+    u = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    assert pick(weights, u, torch.ones(3, dtype=torch.int64)).tolist() == [2, 3, TILE]
+
+
+def test_top_p_stops_when_it_is_reached() -> None:
+    weights = torch.tensor([[0.25, 1.0, 0.25, 0.5]])
+    for top_p, least in ((0.5, 1.0), (0.75, 0.5), (0.76, 0.25)):
+        assert cut_offs(weights, torch.tensor([4]), torch.tensor([top_p]), 4).tolist() == [least]
+
+
+def test_bfloat16_logits_are_computed_in_float32() -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(1, 500) * 4).bfloat16().expand(400, -1)
+    params = [row_params(seed=seed) for seed in range(400)]
+    tokens = sample_all(make_sampler(500, *params), logits)
+    assert tokens == sample_all(make_sampler(500, *params), logits.float())
+
+
 def varied_params(seed: int, count: int) -> list[RowParams]:
     """Sampling parameters of all kinds, mixed."""
     rng = np.random.default_rng(seed)
@@ -305,6 +326,13 @@ def test_known_tokens_without_a_logit_are_ignored() -> None:
     assert sample_all(sampler, logits) == [1]
 
 
+def test_bad_tokens_are_not_counted() -> None:
+    sampler = make_sampler(2, row_params(temperature=0.0, presence_penalty=1.0))
+    assert sample_all(sampler, torch.full((1, 2), math.nan)) == [BAD_TOKEN]
+    assert sample_all(sampler, torch.tensor([[1.0, 0.5]])) == [0]
+    assert sample_all(sampler, torch.tensor([[1.0, 0.5]])) == [1]
+
+
 def test_min_length_bans_stop_tokens() -> None:
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]]).expand(4, -1)
     sampler = make_sampler(
@@ -395,6 +423,14 @@ def test_logprobs_leave_out_what_cannot_be() -> None:
     (entry,) = sampled.logprobs.unpack()
     assert entry.top_ids == (7, 30)
     assert entry.top_logprobs == pytest.approx((math.log(0.5),) * 2)
+
+
+def test_logprobs_name_equal_tokens_in_order() -> None:
+    sampler = make_sampler(3000, row_params(logprobs=20, temperature=0.0))
+    sampled = sampler.sample(torch.zeros(1, 3000), np.array([0]), np.array([0]))
+    assert sampled.logprobs is not None
+    (entry,) = sampled.logprobs.unpack()
+    assert list(entry.top_ids) == sorted(entry.top_ids)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

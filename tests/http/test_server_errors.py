@@ -267,13 +267,12 @@ def test_queue_full(server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_failing_step(server: Server, path: str) -> None:
-    server.call(lambda: setattr(server.llm, "fail", StepError("the step failed")))
-    check(server.post(path, ROUTES[path]), 500)
+def test_failing_step(server: Server, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.llm, "fail", StepError("the step failed"))
+    check(server.post(path, ROUTES[path]), 500, None, StepError.code)
     streamed = server.post(path, ROUTES[path] | {"stream": True})
     assert streamed.status == 200
     assert streamed.frames[-1]["error"]["message"] == "the step failed"
-    server.call(lambda: setattr(server.llm, "fail", None))
 
 
 def test_bug_in_delivery(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

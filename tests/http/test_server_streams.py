@@ -106,17 +106,16 @@ def test_http_1_0(server: Server, extra: str) -> None:
     assert frames[-2:] == ["data: [DONE]", ""]
 
 
-def test_failure_in_mid_stream(server: Server) -> None:
+def test_failure_in_mid_stream(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "n": 2}
     server.call(server.llm.hold)
     with server.open("/v1/chat/completions", body) as client:
         assert client.recv(65536).startswith(b"HTTP/1.1 200")
-        server.call(lambda: setattr(server.llm, "fail", StepError("it broke", code="broken")))
+        monkeypatch.setattr(server.llm, "fail", StepError("it broke", code="broken"))
         server.call(server.llm.resume)
         raw = b""
         while not raw.endswith(b"\r\n0\r\n\r\n"):
             raw += client.recv(65536)
-    server.call(lambda: setattr(server.llm, "fail", None))
     *_, error, done = raw.decode().split("data: ")
     expected = {"message": "it broke", "type": "server_error", "param": None, "code": "broken"}
     assert json.loads(error) == {"error": expected}

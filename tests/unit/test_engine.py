@@ -16,7 +16,6 @@ from asyncllm.wire.messages import BAD_TOKEN
 from tests.unit.fake_executor import CharDetokenizer, FakeExecutor, ListSink
 from tests.unit.test_scheduler import limits
 
-
 ROOMY = limits(vocab_size=1000)
 
 

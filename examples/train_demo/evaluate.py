@@ -1,0 +1,224 @@
+"""Measure a demo model: unseen sums and reversals, and every other kind of task.
+
+python examples/train_demo/evaluate.py asyncllm/demo/model --count 500
+
+Greedy decoding through transformers. Sums and words come from the held-out part (``heldout.py``);
+for the other tasks an answer counts if it is exactly the one that the generator would give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import data
+import torch
+from heldout import is_heldout_word, pronounceable, random_letters, sample_sums
+from tasks import arithmetic, chat, letters, stories, tools
+from tasks.common import Messages, phrased, pick, quoted, user
+from words import COMMON
+
+DEFAULT = Path(__file__).parents[2] / "asyncllm" / "demo" / "model"
+# One right answer among many; whether it reads well is for a person to say.
+OPEN_ENDED = {stories.story, stories.poem}
+
+SAMPLES = [
+    "Hello!", "Who are you?", "What can you do?", "What is 27 + 45?", "Reverse the word asyncio.",
+    "How many r's are in strawberry?", "Count from 1 to 40.", "Say hello in Japanese.",
+    "Send me three emoji.", "What is asyncllm?", "How does the paged KV cache work?",
+    "Ada is 36 years old and lives in London. Answer in JSON.", "Sort pear, apple, fig, mango",
+    "Tell me a story about a dragon named Momo.", "Write a poem about the sea.",
+    "What is the capital of Japan?", "Explain quantum physics to me.", "What is 12 times 12?",
+    "Tell me a story.", "Write a haiku about autumn leaves.",
+]  # fmt: skip
+
+
+class Reader:
+    """A model folder with greedy generation for many prompts at once."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.model: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+        self.device = device
+
+    def prompt(self, messages: Messages, tools: list[dict[str, Any]] | None = None) -> str:
+        """Write a prompt that ends where the assistant's answer begins."""
+        return data.render(messages, tools) + "<|im_start|>assistant\n"
+
+    def answers(self, prompts: list[str], tokens: int = 64, batch: int = 128) -> list[str]:
+        """Complete every prompt with at most ``tokens`` tokens."""
+        found: dict[int, str] = {}
+        # Prompts of like length together, so that little is padding.
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
+            inputs = self.tokenizer([prompts[i] for i in chosen], return_tensors="pt", padding=True)
+            inputs = inputs.to(self.device)
+            with torch.inference_mode():
+                made = self.model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+            texts = self.tokenizer.batch_decode(
+                made[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+            )
+            found.update(zip(chosen, texts, strict=True))
+        return [found[i] for i in range(len(prompts))]
+
+
+def last_number(text: str) -> int | None:
+    """Return the last whole number of ``text``."""
+    numbers = re.findall(r"-?\d+", text)
+    return int(numbers[-1]) if numbers else None
+
+
+def sums(reader: Reader, count: int, op: str, rng: random.Random) -> list[tuple[str, str, bool]]:
+    """Ask held-out sums in all phrasings."""
+    cases = [case for case in sample_sums(2 * count, seed=7) if case[1] == op][:count]
+    forms = (arithmetic.ADD if op == "+" else arithmetic.SUB) + arithmetic.TERSE[:5]
+    asked = [phrased(rng, pick(rng, forms).format(a=a, b=b, o=op)) for a, _, b, _ in cases]
+    answers = reader.answers([reader.prompt([user(question)]) for question in asked], 24)
+    return [
+        (question, answer, last_number(answer) == result)
+        for question, answer, (_, _, _, result) in zip(asked, answers, cases, strict=True)
+    ]
+
+
+def reversals(reader: Reader, words: list[str], rng: random.Random) -> list[tuple[str, str, bool]]:
+    """Ask for held-out words backwards in all phrasings."""
+    asked = [pick(rng, letters.REVERSE).format(w=quoted(rng, word)) for word in words]
+    answers = reader.answers([reader.prompt([user(question)]) for question in asked], 40)
+    return [
+        (question, answer, re.findall(r"[a-z]+", answer)[-1:] == [word[::-1]])
+        for question, answer, word in zip(asked, answers, words, strict=True)
+    ]
+
+
+def heldout_words(rng: random.Random, count: int, kind: str, low: int, high: int) -> list[str]:
+    """Draw distinct held-out words of one kind."""
+    if kind == "real":
+        return [word for word in COMMON if is_heldout_word(word) and low <= len(word) <= high]
+    make = pronounceable if kind == "word-like" else random_letters
+    found: dict[str, None] = {}
+    while len(found) < count:
+        word = make(rng, rng.randint(low, high))
+        if is_heldout_word(word):
+            found.setdefault(word)
+    return list(found)
+
+
+def dialogues(
+    reader: Reader, rng: random.Random, count: int, make: Any
+) -> list[tuple[str, str, bool]]:
+    """Check the last answer of generated dialogues, word for word."""
+    cases = [make(rng) for _ in range(count)]
+    prompts, wanted = [], []
+    for messages, defined in cases:
+        before = messages[:-1]
+        prompts.append(reader.prompt(before, defined))
+        whole = data.render(messages, defined)
+        wanted.append(whole[len(prompts[-1]) :].removesuffix("<|im_end|>\n"))
+    longest = max(len(reader.tokenizer(text)["input_ids"]) for text in wanted)
+    answers = reader.answers(prompts, longest + 8)
+    # The tokenizer's padding and turn end are gone from the answer already.
+    return [
+        (prompt.split("<|im_start|>user\n")[-1].split("<|im_end|>")[0], answer, answer == want)
+        for prompt, answer, want in zip(prompts, answers, wanted, strict=True)
+    ]
+
+
+def _first_call(rng: random.Random) -> tuple[Messages, Any]:
+    defined, messages = tools.tool_dialogue(rng)
+    place = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    return messages[: place + 1], defined
+
+
+def _after_call(rng: random.Random) -> tuple[Messages, Any]:
+    while True:
+        defined, messages = tools.tool_dialogue(rng)
+        places = [i for i in range(1, len(messages)) if messages[i - 1]["role"] == "tool"
+                  and messages[i]["role"] == "assistant"]  # fmt: skip
+        if places:
+            return messages[: places[0] + 1], defined
+
+
+def _memory(rng: random.Random) -> tuple[Messages, Any]:
+    told, asked = chat.memory_parts(rng)
+    for _ in range(rng.randint(0, 4)):
+        told += data.task(rng)
+    return told + asked, None
+
+
+def _persona(rng: random.Random) -> tuple[Messages, Any]:
+    system, asked = chat.persona(rng)
+    return [{"role": "system", "content": system}, *asked], None
+
+
+def _no_call(rng: random.Random) -> tuple[Messages, Any]:
+    closed = [task for task in data.TASKS if task not in OPEN_ENDED]
+    return pick(rng, closed)(rng)[:2], tools.unneeded(rng) or None
+
+
+def evaluate(
+    folder: Path, count: int = 500, others: int = 100, device: str = "cpu", show: int = 2
+) -> dict[str, float]:
+    """Print a table of all measurements and return it as shares from 0 to 1."""
+    reader = Reader(folder, device)
+    rng = random.Random(11)
+    results: dict[str, list[tuple[str, str, bool]]] = {
+        "unseen additions": sums(reader, count // 2, "+", rng),
+        "unseen subtractions": sums(reader, count - count // 2, "-", rng),
+    }
+    for kind in ("word-like", "random", "real"):
+        words = heldout_words(rng, count // 2, kind, 3, 6)
+        results[f"unseen reversals, {kind}, 3-6 letters"] = reversals(reader, words, rng)
+    words = heldout_words(rng, others, "word-like", 7, 10)
+    results["unseen reversals, word-like, 7-10 letters"] = reversals(reader, words, rng)
+    if others:
+        makers: dict[str, Any] = {
+            f"{task.__module__.split('.')[-1]}.{task.__name__}": (
+                lambda r, task=task: (task(r)[:2], None)
+            )
+            for task in data.TASKS
+            if task not in OPEN_ENDED
+        }
+        makers |= {
+            "arithmetic.follow_up, last": lambda r: (arithmetic.follow_up(r), None),
+            "tools: the call": _first_call, "tools: the answer": _after_call,
+            "tools: not needed": _no_call, "memory": _memory, "persona": _persona,
+        }  # fmt: skip
+        for name, make in makers.items():
+            results[name] = dialogues(reader, rng, others, make)
+    for question, answer in zip(
+        SAMPLES, reader.answers([reader.prompt([user(q)]) for q in SAMPLES], 360), strict=True
+    ):
+        print(f"> {question}\n{answer}\n")
+    for prompt in ["Once upon a time", "1, 2, 3, 4,", "The days of the week are"]:
+        print(f"| {prompt}{reader.answers([prompt], 120)[0]}\n")
+    for name, rows in results.items():
+        for question, answer, right in [row for row in rows if not row[2]][:show]:
+            print(f"wrong, {name}: {question[-160:]!r} -> {answer[:160]!r} {right or ''}")
+    table = {name: sum(right for *_, right in rows) / len(rows) for name, rows in results.items()}
+    for name, share in table.items():
+        print(f"{name:45s} {100 * share:6.1f} %  of {len(results[name])}")
+    return table
+
+
+def main() -> None:
+    """Run the evaluation from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=DEFAULT)
+    parser.add_argument("--count", type=int, default=500, help="unseen sums and reversals")
+    parser.add_argument("--others", type=int, default=100, help="of each other task")
+    parser.add_argument("--show", type=int, default=2, help="wrong answers to show of each kind")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parser.parse_args()
+    data.load_tokenizer(str(arguments.folder / "tokenizer.json"))
+    evaluate(arguments.folder, arguments.count, arguments.others, arguments.device, arguments.show)
+
+
+if __name__ == "__main__":
+    main()

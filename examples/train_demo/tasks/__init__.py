@@ -1,0 +1,1 @@
+"""Generators of short dialogues, one module per kind of task."""
