@@ -207,6 +207,8 @@ class Engine:
                     self._executor.flush()
                 break
             self._next_step += 1
+            for seq in self._scheduler.admitted:
+                self._observe_start(self._requests[seq.id].stream)
             future = self._executor.submit(encode(plan))
             future.add_done_callback(self._on_step_done)
             self._steps.append(future)
@@ -243,6 +245,11 @@ class Engine:
             if finish is not None:
                 self._scheduler.finish(seq)
                 self._end(request, finish, now)
+
+    def _observe_start(self, stream: OutputStream) -> None:
+        if stream.started == 0.0:  # not when it comes back from a preemption
+            stream.started = self._clock()
+            self.stats.queue_time.observe(stream.started - stream.arrived)
 
     def _observe_token(self, request: _Request, now: float) -> None:
         stream, stats = request.stream, self.stats

@@ -46,6 +46,8 @@ class Scheduler:
         # order of admission, oldest first.
         self.waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.running: dict[int, Sequence] = {}
+        #: Those that the latest plan took out of ``waiting``.
+        self.admitted: list[Sequence] = []
         self.num_preemptions = 0
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[list[tuple[Sequence, bool]]] = deque()
@@ -72,6 +74,7 @@ class Scheduler:
     def plan(self, step: int) -> StepPlan | None:
         """The next step, or None when nothing can run before another event."""
         build = _PlanBuilder(self.limits.max_num_batched_tokens)
+        self.admitted = []
         self._plan_decodes(build)
         self._plan_prefills(build)
         self._plan_admissions(build)
@@ -118,6 +121,7 @@ class Scheduler:
             seq.num_known = len(seq.tokens)
             seq.num_computed = 0
             self.running[seq.id] = seq
+            self.admitted.append(seq)
             build.admit(seq)
             self._add_chunk(seq, build)
 

@@ -11,10 +11,21 @@ class OutputStream:
     """Turns new tokens into deltas, on the loop.
 
     Attributes:
-        arrived, first, last: ``clock()`` seconds of arrival, first and latest token (0: none yet).
+        arrived, started, first, last: ``clock()`` seconds of arrival, first step, first token and
+            latest token; 0 before that.
     """
 
-    __slots__ = ("_detokenizer", "_eos_ids", "_params", "_stop", "arrived", "first", "last", "sink")
+    __slots__ = (
+        "_detokenizer",
+        "_eos_ids",
+        "_params",
+        "_stop",
+        "arrived",
+        "first",
+        "last",
+        "sink",
+        "started",
+    )
 
     def __init__(
         self,
@@ -26,6 +37,7 @@ class OutputStream:
     ):
         self.sink = sink
         self.arrived = now
+        self.started = 0.0
         self.first = 0.0
         self.last = 0.0
         self._params = params

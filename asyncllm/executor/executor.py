@@ -13,7 +13,6 @@ from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
 
-
 #: How long a process that exits without closing its engine waits for the step that is running.
 EXIT_SECONDS = 30.0
 
