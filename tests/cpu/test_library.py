@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=30)
 SUM = [{"role": "user", "content": "What is 27 + 45?"}]
 
 
-def demo(**options: object) -> AsyncLLM:
+def demo(**options: Any) -> AsyncLLM:
     return AsyncLLM(device="cpu", cpu_threads=1, **options)
 
 
@@ -53,7 +54,7 @@ async def test_text_ids_and_messages_are_prompts() -> None:
         assert [token for delta in deltas for token in delta.token_ids] == text.token_ids
         assert deltas[-1].finish_reason is text.finish_reason
         with pytest.raises(BadRequest):
-            await llm.generate(["one", "two"])  # type: ignore[list-item]
+            await llm.generate(["one", "two"])  # type: ignore[arg-type]
 
 
 async def test_two_engines_share_a_process() -> None:

@@ -162,6 +162,7 @@ def test_steps_in_flight_do_not_disturb_each_other(group: int) -> None:
             layer.check(answer)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("group", [2, 4])
 def test_planning_and_attending_never_wait_for_the_gpu(group: int) -> None:
     world = PagedSequences(Case(BF16, 64, group, (PLAIN, WINDOW)))

@@ -20,8 +20,8 @@ import pytest
 from asyncllm import AsyncLLM, Client, SamplingParams
 
 MODEL = "asyncllm-demo"
-SUM = [{"role": "user", "content": "What is 27 + 45?"}]
-STORY = [{"role": "user", "content": "Count from 1 to 50."}]
+SUM: Any = [{"role": "user", "content": "What is 27 + 45?"}]
+STORY: Any = [{"role": "user", "content": "Count from 1 to 50."}]
 
 
 class Server:
