@@ -77,25 +77,31 @@ class AsyncLLM:
         self._progress = progress
         self._parts: _Parts | None = None
         self._closed = False
+        self._changing = asyncio.Lock()  # held while loading or closing
 
     # -- life ------------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Load the model; returns once it can serve.
+        """Load the model; returns once it can serve. Does nothing when it is loaded already.
 
         Raises:
             ModelError: the model cannot be found or served; the message says why.
+            EngineDead: it has been closed.
         """
-        if self._parts is None and not self._closed:
-            self._parts = await _load(self.config, self._progress)
+        async with self._changing:
+            if self._closed:
+                raise EngineDead("the engine is closed")
+            if self._parts is None:
+                self._parts = await _load(self.config, self._progress)
         return self
 
     async def aclose(self) -> None:
         """Fail what is unfinished with EngineDead and give all memory back. Idempotent."""
         self._closed = True
-        parts, self._parts = self._parts, None
-        if parts is not None:
-            await parts.aclose()
+        async with self._changing:
+            parts, self._parts = self._parts, None
+            if parts is not None:
+                await parts.aclose()
 
     async def __aenter__(self) -> Self:
         return await self.start()
