@@ -90,8 +90,8 @@ class SdpaPlan:
         self._group_tokens = group_tokens
         self._longest = int(self._ends.max())
         self._reads: dict[tuple[int, bool, torch.dtype], Reads] = {}
-        index, _ = self._locate(self._slots, self._starts, self._ends, self._q_lens)
-        self.written = index.long()
+        written = self._locate(self._slots, self._starts, self._ends, self._q_lens)
+        self.written = written.long()
 
     def reads(self, window: int | None, fast: bool, dtype: torch.dtype) -> Reads:
         """What to read in layers with this window.
@@ -121,23 +121,31 @@ class SdpaPlan:
         cuts = self._cut(lengths.tolist())
         padded = np.repeat(lengths[cuts[:-1]], np.diff(cuts))
         ends = self._ends[rows]
-        index, overrun = self._locate(self._slots[rows], ends - lengths, ends, padded)
-        bias = None
-        if overrun.any():
-            bias = self._upload(np.where(overrun, np.float32(-np.inf), np.float32(0))).to(dtype)
-        groups = []
-        at = 0
-        for begin, end in pairwise(cuts):
-            length = int(lengths[begin])
-            size = (end - begin) * length
-            group_bias = None
-            if bias is not None and lengths[end - 1] != length:
-                group_bias = bias[at : at + size].view(end - begin, 1, 1, length)
-            groups.append(DecodeGroup(begin, end, length, index[at : at + size], group_bias))
-            at += size
+        index = self._locate(self._slots[rows], ends - lengths, ends, padded)
+        parts = index.split([(b - a) * int(lengths[a]) for a, b in pairwise(cuts)])
+        biases = self._padding_biases(lengths, cuts, dtype)
+        groups = [
+            DecodeGroup(begin, end, int(lengths[begin]), part, bias)
+            for (begin, end), part, bias in zip(pairwise(cuts), parts, biases, strict=True)
+        ]
         tokens = self._tokens[rows]
         in_order = rows.size == self._slots.size and bool((tokens[1:] > tokens[:-1]).all())
         return None if in_order else self._upload(tokens).long(), groups
+
+    def _padding_biases(
+        self, lengths: np.ndarray, cuts: list[int], dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        """Of each group: None where its rows are equally long, else [rows, 1, 1, length]."""
+        biases: list[Tensor | None] = []
+        for begin, end in pairwise(cuts):
+            length = int(lengths[begin])
+            if lengths[end - 1] == length:
+                biases.append(None)
+                continue
+            hidden = np.arange(_aligned(length)) >= lengths[begin:end, None]
+            bias = self._upload(np.where(hidden, np.float32(-np.inf), np.float32(0))).to(dtype)
+            biases.append(bias[:, None, None, :length])
+        return biases
 
     def _cut(self, lengths: list[int]) -> list[int]:
         """Where groups begin in rows sorted by falling length, and the number of rows."""
@@ -165,7 +173,7 @@ class SdpaPlan:
             # One index for the whole row; every block takes a slice of it.
             first = max(0, start + 1 - window)
             span = np.array([[self._slots[i]], [first], [end], [end - first]])
-            index, _ = self._locate(*span)
+            index = self._locate(*span)
             for a in range(start, end, QUERY_BLOCK):
                 b = min(a + QUERY_BLOCK, end)
                 seen = max(0, a + 1 - window)
@@ -176,25 +184,24 @@ class SdpaPlan:
 
     def _locate(
         self, slots: np.ndarray, first: np.ndarray, end: np.ndarray, count: np.ndarray
-    ) -> tuple[Tensor, np.ndarray]:
+    ) -> Tensor:
         """Where positions lie in the flattened pages (page * page_size + offset).
 
         For each i, count[i] positions of slot slots[i] from first[i] on. Those from end[i] on are
         padding: they repeat position end[i] - 1, so that nothing foreign is read.
 
         Returns:
-            int32 [sum(count)] on the device; on the host, bool of that shape: what is padding.
+            int32 [sum(count)] on the device.
         """
         # Span i owns a stretch of one arange over all spans; shifted, it yields its positions.
         shift = (first - (count.cumsum(dtype=np.int32) - count)).repeat(count)
         last = (end - 1).repeat(count)
-        wanted = np.arange(shift.size, dtype=np.int32) + shift
-        position = np.minimum(wanted, last)
+        position = np.minimum(np.arange(shift.size, dtype=np.int32) + shift, last)
         column = position // self._page_size
         cell = (slots * self._max_pages).repeat(count) + column
         index = self._table.index_select(0, self._upload(cell))
         index.mul_(self._page_size).add_(self._upload(position - column * self._page_size))
-        return index, wanted > last
+        return index
 
     def _upload(self, array: np.ndarray) -> Tensor:
         """Copy to the device without waiting for it."""
@@ -212,11 +219,17 @@ def _causal_bias(
     Returns:
         [end - start, end - first].
     """
-    hidden = torch.full((end - start, end - first), -torch.inf, dtype=dtype, device=device)
+    shape = (end - start, _aligned(end - first))
+    hidden = torch.full(shape, -torch.inf, dtype=dtype, device=device)
     bias = hidden.triu(start - first + 1)
     if end - first > window:
         bias += hidden.tril(start - first - window)
-    return bias
+    return bias[:, : end - first]
+
+
+def _aligned(length: int) -> int:
+    """How long the rows of a bias are in memory: GPU kernels load 16 bytes at aligned addresses."""
+    return -(-length // 16) * 16
 
 
 __all__ = ["Chunk", "DecodeGroup", "Reads", "SdpaPlan"]

@@ -13,7 +13,10 @@ from asyncllm.executor.draw import stream_of, uniforms
 from asyncllm.executor.sampler import Sampler
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 VOCAB = 50257
 

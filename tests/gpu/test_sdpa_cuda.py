@@ -10,7 +10,10 @@ from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.kv_pool import KVPool
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 HEADS, KV_HEADS, DIM, PAGE_SIZE = 8, 2, 64, 16
 
