@@ -126,11 +126,12 @@ class Sampler:
         keys = _upload(np.stack([slots, lengths]), self._device)
         batch = _Rows(slots, keys[0], keys[1], None)
         penalised = batch.part(needs & _PENALISE) if some & _PENALISE else None
+        too_short = ((needs & _BAN) != 0) & (lengths < self._min_length[slots])
         scores = logits
-        if some & (_BAN | _PENALISE):
+        if penalised is not None or too_short.any():
             scores = logits.to(torch.float32, copy=True)
-        if some & _BAN:
-            self._ban_stop_ids(scores, slots, lengths)
+        if too_short.any():
+            self._ban_stop_ids(scores, np.flatnonzero(too_short), slots[too_short])
         if penalised is not None:
             scores = self._penalise(scores, penalised)
         # NaN counts as the largest; of equal scores the first is taken.
@@ -146,12 +147,9 @@ class Sampler:
         rows, wanted = np.flatnonzero(needs & _LOGPROBS), self._num_logprobs[part.host_slots]
         return Sampled(tokens, Logprobs(part.take(logits), part.take(tokens), rows, wanted))
 
-    def _ban_stop_ids(self, scores: Tensor, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """Set the scores of stop tokens to -inf, in place, where a sequence is too short yet."""
-        rows = np.flatnonzero(lengths < self._min_length[slots])
-        if rows.size == 0:
-            return
-        ids = [self._stop_ids[slot] for slot in slots[rows]]
+    def _ban_stop_ids(self, scores: Tensor, rows: np.ndarray, slots: np.ndarray) -> None:
+        """Set the scores of these rows' stop tokens to -inf, in place."""
+        ids = [self._stop_ids[slot] for slot in slots]
         where = np.stack([rows.repeat([i.size for i in ids]), np.concatenate(ids)])
         index = _upload(where, self._device)
         # Added, not assigned: NaN stays NaN and so is noticed.
