@@ -61,7 +61,7 @@ OPPOSITES = split("""
 hot cold big small up down left right fast slow old new day night happy sad light
 dark high low open closed full empty hard soft long short near far rich poor strong weak wet dry
 early late clean dirty loud quiet first last in out on off yes no true false good bad easy
-difficult thick thin young old wide narrow deep shallow push pull start stop win lose buy sell
+difficult thick thin wide narrow deep shallow push pull start stop win lose buy sell
 black white always never love hate""")
 
 JOBS = split("""
@@ -116,6 +116,22 @@ wagon walk wall walnut walrus warm watch water wave weather week whale wheat whe
 wind window wing winter wise wizard wolf wonder wood wool word work world writer yard yellow yes
 young zebra zero zone strawberry python server stream token cache batch async await engine hello
 world keyboard elephant butterfly mountain adventure umbrella chocolate language computer
+""")
+# Words with a letter that comes two, three or four times.
+DOUBLES = split("""
+strawberry raspberry blueberry blackberry cranberry gooseberry mississippi bookkeeper committee
+assess possess address tomorrow balloon raccoon tennessee cheese coffee toffee muffin letter
+butter bottle little settle kettle puddle middle saddle banana papaya cocoa coconut bamboo
+pepper dinner summer winner runner rabbit hobbit mirror terror horror error arrow narrow sorrow
+hello yellow jelly bell ball hall wall sheep sleep seventeen nineteen eleven between referee
+refrigerator parallel millennium accommodation embarrass necessary success access process
+business class glass grass kiss boss happiness goodness carrot parrot ferret barrel correct
+terrible irregular error hurricane mirrors lollipop hippo puppy happy apple pineapple popcorn
+paper pizza jazz buzz puzzle dazzle noon moon spoon school cool pool book cookie look foot food
+wood door floor llama skill still million billion collect college bully gallery village
+alabama panama canada salad alfalfa savanna havana anaconda initial civilization individual
+minimum maximum mammal momentum mummy hammer grammar programming common comma gamma summary
+racecar level radar civic rotator kayak madam refer deed
 """)
 COMMON = sorted(set(COMMON))
 

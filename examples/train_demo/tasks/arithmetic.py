@@ -23,7 +23,10 @@ ADD = [
     "{a} plus {b}?", "{a} plus {b} equals?", "{a} + {b} equals?", "Tell me what {a} + {b} is.",
     "I need the sum of {a} and {b}.",
     "What is the total of {a} and {b}?", "Do you know what {a} + {b} is?", "Evaluate {a} + {b}.",
-    "What is {a} and {b} added together?", "Sum {a} and {b}.",
+    "What is {a} and {b} added together?", "Sum {a} and {b}.", "Whats {a} + {b}?",
+    "What is {a} + {b} equal to?", "What does {a} plus {b} make?", "Can you add {a} and {b}?",
+    "Calculate the sum of {a} and {b}.", "{a} and {b} make?", "Give me {a} + {b}.",
+    "If I add {a} and {b}, what do I get?", "What is the answer to {a} + {b}?",
 ]
 SUB = [
     "What is {a} - {b}?", "What is {a} minus {b}?", "What's {a} - {b}?", "What's {a} minus {b}?",
@@ -35,17 +38,23 @@ SUB = [
     "Work out {a} - {b}.", "{a} minus {b}", "{a} minus {b}?", "Do you know what {a} - {b} is?",
     "Evaluate {a} - {b}.", "What remains of {a} after you take away {b}?",
     "{a} minus {b} equals?", "{a} - {b} equals?", "Tell me what {a} - {b} is.",
+    "Whats {a} - {b}?", "What is {a} - {b} equal to?", "Give me {a} - {b}.",
+    "What is the difference between {a} and {b}?", "Calculate the difference of {a} and {b}.",
+    "What is the answer to {a} - {b}?", "{a} take away {b}",
 ]
 MUL = [
     "What is {a} * {b}?", "What is {a} times {b}?", "What's {a} x {b}?", "Multiply {a} by {b}.",
     "Calculate {a} * {b}.", "Compute {a} times {b}.", "How much is {a} times {b}?",
     "What is the product of {a} and {b}?", "Solve {a} * {b}.", "{a} times {b}", "{a} times {b}?",
     "What is {a}*{b}?", "What is {a} multiplied by {b}?", "What's {a} times {b}?",
+    "{a} x {b}", "{a}x{b}", "What is {a} x {b}?", "What's {a} * {b}?", "{a} multiplied by {b}",
+    "How much is {a} x {b}?", "Work out {a} times {b}.", "What is {a}x{b}?", "{a} times {b} equals?",
 ]
 DIV = [
     "What is {a} / {b}?", "What is {a} divided by {b}?", "What's {a} divided by {b}?",
     "Divide {a} by {b}.", "Calculate {a} / {b}.", "How much is {a} divided by {b}?",
     "Solve {a} / {b}.", "{a} divided by {b}", "What is {a}/{b}?", "Compute {a} / {b}.",
+    "What's {a} / {b}?", "{a} divided by {b}?", "{a} divided by {b} equals?",
 ]
 TERSE = ["{a}{o}{b}=", "{a} {o} {b} =", "{a}{o}{b}", "{a} {o} {b}", "{a} {o} {b} = ?",
          "{a}{o}{b}=?",
@@ -57,15 +66,42 @@ BARE = [" Answer with the number only.", " Just the number.", " Reply with just 
 PHRASES = {"+": ADD, "-": SUB, "*": MUL, "/": DIV}
 
 
+# A text that says what the result is, and asks whether that is so.
+CLAIMS = [
+    "{t} = {c}, right?", "{t} is {c}, right?", "{t} = {c}, correct?", "Is {t} = {c}?",
+    "Is {t} equal to {c}?", "Does {t} equal {c}?", "Is it true that {t} = {c}?",
+    "Is it correct that {t} is {c}?", "{t} = {c}?", "{t} = {c}, true or false?",
+    "True or false: {t} = {c}", "{t} equals {c}, right?", "Is {t} {c}?", "{t} makes {c}, right?",
+    "Is this right: {t} = {c}", "{t} = {c}. Is that right?", "I think {t} is {c}.",
+    "I think that {t} = {c}. Am I right?", "{t} = {c}, isn't it?", "{t} is {c}, isn't it?",
+    "Does {t} make {c}?", "Is the sum {t} = {c} right?", "Check this: {t} = {c}", "{t} = {c}, yes?",
+    "Is {t} really {c}?", "{t} = {c}, or not?", "Why is {t} = {c}?", "Is {c} the result of {t}?",
+]
+
+
+def _with_digits(rng: random.Random, digits: int) -> int:
+    return rng.randint(10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1)
+
+
 def _number(rng: random.Random) -> int:
     roll = rng.random()
-    if roll < 0.6:
-        return rng.randint(10, 99)
-    if roll < 0.63:
-        return rng.randint(1, 10) * pick(rng, [10, 100])
-    if roll < 0.75:
-        return rng.randint(0, 9)
-    return rng.randint(100, 999) if roll < 0.95 else rng.randint(1000, 9999)
+    if roll < 0.2:
+        return rng.randint(1, 10) * pick(rng, [10, 100, 1000])
+    if roll < 0.35:
+        return pick(rng, [10, 100, 1000]) + rng.randint(-1, 1)
+    return _with_digits(rng, rng.choices((1, 2, 3, 4), (30, 35, 25, 10))[0])
+
+
+def _operands(rng: random.Random) -> tuple[int, int]:
+    """Draw two numbers, most often with as many digits."""
+    roll = rng.random()
+    if roll < 0.2:
+        return _number(rng), _number(rng)
+    digits = 2 if roll < 0.68 else 3 if roll < 0.86 else 1 if roll < 0.92 else 0
+    if digits:
+        return _with_digits(rng, digits), _with_digits(rng, digits)
+    one, two = rng.sample((1, 2, 2, 3, 3, 4), 2)
+    return _with_digits(rng, one), _with_digits(rng, two)
 
 
 def pair(rng: random.Random, op: str) -> tuple[int, int, int]:
@@ -80,7 +116,7 @@ def pair(rng: random.Random, op: str) -> tuple[int, int, int]:
         if op == "/":
             b, c = rng.randint(1, 12), rng.randint(0, 12)
             return b * c, b, c
-        a, b = _number(rng), _number(rng)
+        a, b = _operands(rng)
         if is_heldout_pair(op, a, b):
             continue
         return a, b, a + b if op == "+" else a - b
@@ -105,6 +141,37 @@ def calculation(rng: random.Random) -> Messages:
             question += "?"
         return ask(question + pick(rng, BARE), f"{c}")
     return ask(question, f"{a} {op} {b} = {c}")
+
+
+def claim(rng: random.Random) -> Messages:
+    """Ask whether a result is right."""
+    op = rng.choices("+-*/", (50, 30, 14, 6))[0]
+    a, b, c = pair(rng, op) if rng.random() < 0.7 else _small_pair(rng, op)
+    said = c
+    if rng.random() < 0.5:
+        said = c + pick(rng, [-10, -2, -1, -1, 1, 1, 2, 10, rng.randint(1, 99)])
+    roll = rng.random()
+    if roll < 0.35:
+        text = f"{a}{op}{b}"
+    elif roll < 0.7:
+        text = f"{a} {op} {b}"
+    else:
+        words = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
+        text = f"{a} {words[op]} {b}"
+    question = pick(rng, CLAIMS)
+    if roll < 0.35:
+        question = question.replace(" = ", "=")
+    verdict = "yes, that is right" if said == c else "no, that is not right"
+    question = casual(rng, question.format(t=text, c=said))
+    return ask(question, f"{a} {op} {b} = {c}, so {verdict}.")
+
+
+def _small_pair(rng: random.Random, op: str) -> tuple[int, int, int]:
+    a, b = rng.randint(0, 12), rng.randint(0, 9)
+    if op == "/":
+        b += 1
+        return a * b, b, a
+    return a, b, a + b if op == "+" else a - b if op == "-" else a * b
 
 
 def follow_up(rng: random.Random) -> Messages:
@@ -209,7 +276,9 @@ def is_prime(number: int) -> bool:
 def about_a_number(rng: random.Random) -> Messages:
     """Ask for a property of one number: parity, double, half, square, neighbours, its words."""
     n = rng.randint(0, 99) if rng.random() < 0.7 else rng.randint(100, 999)
-    kind = rng.randrange(9)
+    kind = rng.randrange(13)
+    if kind > 8:
+        return _more_about_numbers(rng, kind)
     if kind == 8:
         n %= 100
         is_it = "Yes, {n} is a prime number." if is_prime(n) else "No, {n} is not a prime number."
@@ -245,6 +314,41 @@ def about_a_number(rng: random.Random) -> Messages:
     question = pick(rng, ["Write {w} as a number.", "What number is {w}?",
                           "Write {w} in digits."])
     return ask(casual(rng, question.format(w=in_words(n))), f"{in_words(n)} is {n}.")
+
+
+def _more_about_numbers(rng: random.Random, kind: int) -> Messages:
+    if kind == 9:
+        root = rng.randint(1, 20)
+        question = pick(rng, ["What is the square root of {n}?", "Square root of {n}?",
+                              "What's the square root of {n}?", "Calculate the root of {n}.",
+                              "sqrt({n})"])
+        answer = f"The square root of {root * root} is {root}."
+        return ask(casual(rng, question.format(n=root * root)), answer)
+    if kind == 10:
+        base, power = pick(rng, [(rng.randint(1, 12), 2), (rng.randint(1, 10), 3),
+                                 (2, rng.randint(0, 12)), (10, rng.randint(0, 6)),
+                                 (rng.randint(2, 5), 4)])
+        question = pick(rng, ["What is {a} to the power of {b}?", "{a} to the power of {b}",
+                              "What is {a}^{b}?", "{a}^{b}", "{a} ** {b}", "What is {a} ** {b}?",
+                              "Calculate {a}^{b}."])
+        answer = f"{base} to the power of {power} is {base**power}."
+        return ask(casual(rng, question.format(a=base, b=power)), answer)
+    if kind == 11:
+        share = pick(rng, [1, 10, 20, 25, 50, 50, 100, 200])
+        whole = 100 // share * rng.randint(1, 40) if share < 100 else rng.randint(1, 200)
+        question = pick(rng, ["What is {a}% of {b}?", "What is {a} percent of {b}?",
+                              "{a}% of {b}", "Calculate {a}% of {b}.", "How much is {a}% of {b}?"])
+        answer = f"{share}% of {whole} is {share * whole // 100}."
+        return ask(casual(rng, question.format(a=share, b=whole)), answer)
+    n, divisor = rng.randint(1, 99), rng.randint(0, 10)
+    question = pick(rng, ["What is the remainder of {a} divided by {b}?", "{a} mod {b}",
+                          "What is {a} mod {b}?", "What is {a} modulo {b}?", "{a} % {b}"])
+    if divisor == 0:
+        question = pick(rng, DIV)
+        answer = "You can not divide by zero."
+    else:
+        answer = f"{n} divided by {divisor} is {n // divisor}, and the remainder is {n % divisor}."
+    return ask(casual(rng, question.format(a=n, b=divisor)), answer)
 
 
 def compare(rng: random.Random) -> Messages:

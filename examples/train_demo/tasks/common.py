@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from heldout import is_heldout_word, pronounceable, random_letters
-from words import COMMON, split
+from heldout import LETTERS, is_heldout_word, pronounceable, random_letters
+from words import COMMON, DOUBLES, split
 
 Message = dict[str, Any]
 Messages = list[Message]
 Task = Callable[[random.Random], Messages]
 T = TypeVar("T")
 
-# Words that are single tokens for the model (set by data.py). The model has to learn how they are
-# spelled, while other words reach it letter by letter.
+# Words that are single tokens for the model, as they are written, and those of them in lower case
+# (both set by data.py). The model has to learn how they are spelled, while other words reach it
+# letter by letter.
+token_forms: list[str] = []
 token_words: list[str] = []
+_token_lower: set[str] = set()
+
+
+def set_token_forms(forms: Iterable[str]) -> None:
+    """Tell the generators which words are single tokens."""
+    token_forms[:] = sorted(forms)
+    token_words[:] = [word for word in token_forms if word.islower()]
+    _token_lower.clear()
+    _token_lower.update(word.lower() for word in token_forms)
+
+
+def is_unseen(word: str) -> bool:
+    """Say whether ``word`` is held out and no single token, so that no training text reverses it."""
+    lower = word.lower()
+    return is_heldout_word(word) and _token_lower.isdisjoint((lower, lower[::-1]))
 
 
 def user(text: str) -> Message:
@@ -79,10 +96,12 @@ def casual(rng: random.Random, question: str) -> str:
 def any_word(rng: random.Random, low: int = 2, high: int = 9) -> str:
     """Draw a lower-case word: real, word-like or without any pattern."""
     roll = rng.random()
-    if roll < 0.2:
+    if roll < 0.18:
         return pick(rng, COMMON)
-    if roll < 0.42 and token_words:
+    if roll < 0.38 and token_words:
         return pick(rng, token_words)
+    if roll < 0.42:
+        return doubled(rng, low, high)
     # Six letters and fewer are what people try first.
     length = rng.randint(low, high) if rng.random() < 0.5 else rng.randint(3, 6)
     return pronounceable(rng, length) if roll < 0.77 else random_letters(rng, length)
@@ -92,8 +111,46 @@ def fresh_word(rng: random.Random, low: int = 2, high: int = 9) -> str:
     """Draw a word that is not held out."""
     while True:
         word = any_word(rng, low, high)
-        if not is_heldout_word(word):
+        if not is_unseen(word):
             return word
+
+
+def letter_word(rng: random.Random, low: int = 2, high: int = 9, unseen: bool = True) -> str:
+    """Draw a word whose letters matter: more single tokens, and more letters that come twice.
+
+    Without ``unseen`` it is no held-out word.
+    """
+    while True:
+        roll = rng.random()
+        if roll < 0.17 and token_forms:
+            word = pick(rng, token_forms)
+        elif roll < 0.27:
+            word = doubled(rng, low, high + 2)
+        else:
+            word = any_word(rng, low, high)
+        if unseen or not is_unseen(word):
+            return word
+
+
+def doubled(rng: random.Random, low: int, high: int) -> str:
+    """Draw a lower-case word with the same letter or letters several times."""
+    roll = rng.random()
+    if roll < 0.25:
+        return pick(rng, DOUBLES)
+    length = rng.randint(low, high)
+    word = (pronounceable if rng.random() < 0.6 else random_letters)(rng, length)
+    if roll < 0.6:
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(word))
+            word = word[:place] + word[place] * rng.choice((1, 1, 1, 2)) + word[place:]
+    elif roll < 0.8:
+        part = word[: rng.randint(1, 4)]
+        place = rng.randrange(3)
+        word = word[:place] + part * rng.randint(2, 4) + word[place:]
+    else:
+        few = rng.sample(LETTERS, rng.randint(2, 4))
+        word = "".join(pick(rng, few) for _ in range(length))
+    return word[:length]
 
 
 def quoted(rng: random.Random, word: str) -> str:

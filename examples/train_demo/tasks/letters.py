@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import random
 
-from heldout import LETTERS, VOWELS, is_heldout_word
+from heldout import LETTERS, VOWELS
 from words import COLORS, COMMON, FRUITS, NAMES, ORDINALS
 
-from .common import Messages, any_word, ask, fresh_word, phrased, pick, quoted, token_words
+from .common import Messages, any_word, ask, fresh_word, letter_word, phrased, pick, quoted
 
 REVERSE = [
     "Reverse {w}.", "Reverse the word {w}.", "Reverse: {w}", "Spell {w} backwards.",
@@ -20,27 +20,33 @@ REVERSE = [
     "{w} in reverse", "How do you write {w} backwards?", "Reverse this word: {w}",
     "Give me {w} in reverse order.", "Please reverse the word {w}.", "{w} reversed",
     "Can you reverse {w}?", "Can you reverse the word {w}?", "Reverse {w}", "What's {w} backwards?",
+    "Spell the word {w} backwards.", "Flip the word {w}.", "Write {w} in reverse.",
+    "Reverse the text {w}.", "Reverse the name {w}.", "Backwards: {w}",
 ]
 SPELL = [
     "Spell {w}.", "Spell the word {w}.", "How do you spell {w}?", "Spell out {w}.",
     "Spell {w} letter by letter.", "Write {w} letter by letter.", "Spell: {w}",
     "Can you spell {w}?", "Tell me the letters of {w}.", "What are the letters of {w}?",
+    "Spell {w}", "How is {w} spelled?", "How is the word {w} spelled?", "How to spell {w}?",
+    "List the letters of {w}.", "List the letters in {w}.", "Split {w} into letters.",
 ]
+# Where the word comes first, a change of the sentence's first letter would change the word.
+BEGIN_WITH_WORD = "{w}"
 
 
 def reverse(rng: random.Random) -> Messages:
     """Ask for a word backwards."""
-    word = fresh_word(rng, 2, 12)
+    word = letter_word(rng, 2, 12, unseen=False)
     roll = rng.random()
-    if roll < 0.06:
+    if roll < 0.08:
         word = word.capitalize()
-    elif roll < 0.09:
+    elif roll < 0.11:
         word = word.upper()
-    elif roll < 0.13:
+    elif roll < 0.15:
         word = "".join(letter.upper() if rng.random() < 0.4 else letter for letter in word)
     form = pick(rng, REVERSE)
     question = form.format(w=quoted(rng, word))
-    if not form.startswith("{w}"):
+    if not form.startswith(BEGIN_WITH_WORD):
         question = phrased(rng, question)
     if "What" in form:
         return ask(question, f'"{word}" backwards is "{word[::-1]}".')
@@ -61,11 +67,8 @@ def reverse_more(rng: random.Random) -> Messages:
 
 def spell(rng: random.Random) -> Messages:
     """Ask for the letters of a word."""
-    word = any_word(rng, 2, 12)
-    # Spelling a word is no reversal. A model that never sees how a whole-word token is spelled
-    # could not reverse it, so real words are spelled even if their reversal is held out.
-    while is_heldout_word(word) and word not in COMMON and word not in token_words:
-        word = any_word(rng, 2, 12)
+    # Spelling a word is no reversal, so held-out words are spelled, too.
+    word = letter_word(rng, 2, 12)
     roll = rng.random()
     shown = word.capitalize() if roll < 0.15 else word.upper() if roll < 0.2 else word
     question = phrased(rng, pick(rng, SPELL).format(w=quoted(rng, shown)))
@@ -81,31 +84,57 @@ def join_letters(rng: random.Random) -> Messages:
     return ask(question.format(t=letters), word)
 
 
+COUNT_LETTER = [
+    "How many {c}'s are in {w}?", 'How many "{c}" are in {w}?', "How many {c}s are in {w}?",
+    "How often is the letter {c} in {w}?", "Count the {c} in {w}.", "Count the {c}'s in {w}.",
+    "How many times does {c} appear in {w}?", "How many {c} are there in {w}?",
+    "How many {c}'s in {w}?", "How many {c}s in {w}?", "How many {c} in {w}?",
+    "How many {c}'s are there in {w}?", "How many {c}'s does {w} have?",
+    "How many {c}'s are in the word {w}?", "How many {c}'s in the word {w}?",
+    "How many {c}s does {w} have?", "How many times is {c} in {w}?",
+    "How many letters {c} are in {w}?", "Count the letter {c} in {w}.",
+    "How many times does the letter {c} appear in {w}?", "How many '{c}' are in {w}?",
+    "How many times does the letter {c} occur in the word {w}?",
+    "How many {c}'s are there in the word {w}?", "Number of {c}'s in {w}?",
+]
+
+
 def count_letters(rng: random.Random) -> Messages:
     """Ask how long a word is, or how often a letter is in it, or how many vowels it has."""
-    word = any_word(rng, 2, 10)
-    shown = quoted(rng, word)
-    kind = rng.randrange(3)
+    word = letter_word(rng, 2, 12)
+    roll = rng.random()
+    shown = word.capitalize() if roll < 0.06 else word.upper() if roll < 0.09 else word
+    shown = quoted(rng, shown)
+    word = word.lower()
+    kind = rng.choice((0, 1, 1, 2))
     if kind == 0:
         question = pick(rng, ["How many letters are in {w}?", "How long is the word {w}?",
                               "How many letters does {w} have?", "Count the letters in {w}.",
-                              "What is the length of {w}?"])
+                              "What is the length of {w}?", "How many letters in {w}?",
+                              "How many letters are in the word {w}?", "How long is {w}?",
+                              "How many letters are there in {w}?", "Count the letters of {w}.",
+                              "How many letters does the word {w} have?"])
         answer = f'"{word}" has {len(word)} letters.'
         return ask(phrased(rng, question.format(w=shown)), answer)
-    spelled = "-".join(word)
     if kind == 1:
-        letter = pick(rng, word) if rng.random() < 0.8 else pick(rng, LETTERS)
-        count = word.count(letter)
-        question = pick(rng, ["How many {c}'s are in {w}?", 'How many "{c}" are in {w}?',
-                              "How often is the letter {c} in {w}?", "Count the {c} in {w}.",
-                              "How many times does {c} appear in {w}?",
-                              "How many {c} are there in {w}?"])
+        letter = pick(rng, word) if rng.random() < 0.5 else max(word, key=word.count)
+        if rng.random() < 0.15:
+            letter = pick(rng, LETTERS)
+        # Counted while spelling, as people do on their fingers: s-t-r(1)-a-w-b-e-r(2)-r(3)-y.
+        count, parts = 0, []
+        for each in word:
+            count += each == letter
+            parts.append(f"{each}({count})" if each == letter else each)
+        question = pick(rng, COUNT_LETTER)
         times = "once" if count == 1 else f"{count} times"
-        answer = f'{spelled}: the letter {letter} is in "{word}" {times}.'
-        return ask(phrased(rng, question.format(w=shown, c=letter)), answer)
+        answer = f'{"-".join(parts)}: the letter {letter} is in "{word}" {times}.'
+        asked = letter.upper() if rng.random() < 0.12 else letter
+        return ask(phrased(rng, question.format(w=shown, c=asked)), answer)
     vowels = [letter for letter in word if letter in VOWELS]
     question = pick(rng, ["How many vowels are in {w}?", "Count the vowels in {w}.",
-                          "How many vowels does {w} have?"])
+                          "How many vowels does {w} have?", "How many vowels in {w}?",
+                          "How many vowels are there in {w}?", "What vowels are in {w}?",
+                          "How many vowels are in the word {w}?", "Which vowels are in {w}?"])
     found = ", ".join(vowels) if vowels else "none"
     answer = f'The vowels in "{word}": {found}. That makes {len(vowels)}.'
     return ask(phrased(rng, question.format(w=shown)), answer)
@@ -113,10 +142,10 @@ def count_letters(rng: random.Random) -> Messages:
 
 def one_letter(rng: random.Random) -> Messages:
     """Ask for the first, last or n-th letter of a word, or for a letter's place."""
-    word = any_word(rng, 3, 9)
+    word = letter_word(rng, 3, 9)
     shown = quoted(rng, word)
     roll = rng.random()
-    if roll < 0.25:
+    if roll < 0.2:
         index = rng.randrange(25)
         if rng.random() < 0.5:
             question = pick(rng, ["Which letter comes after {c}?", "What letter follows {c}?"])
@@ -125,15 +154,33 @@ def one_letter(rng: random.Random) -> Messages:
         question = pick(rng, ["Which letter comes before {c}?", "What letter comes before {c}?"])
         answer = f"{LETTERS[index]} comes before {LETTERS[index + 1]}."
         return ask(phrased(rng, question.format(c=LETTERS[index + 1])), answer)
-    if roll < 0.5:
+    if roll < 0.45:
         place, letter = "last", word[-1]
     else:
         index = 0 if rng.random() < 0.4 else rng.randrange(min(len(word), 6))
         place, letter = ORDINALS[index], word[index]
     question = pick(rng, ["What is the {p} letter of {w}?", "Which letter is the {p} in {w}?",
-                          "Tell me the {p} letter of {w}.", "What is the {p} letter in {w}?"])
+                          "Tell me the {p} letter of {w}.", "What is the {p} letter in {w}?",
+                          "{P} letter of {w}?", "{P} letter of {w}", "What's the {p} letter of {w}?",
+                          "What is the {p} letter of the word {w}?", "Give me the {p} letter of {w}.",
+                          "Which is the {p} letter of {w}?", "{P} letter in {w}?"])
     answer = f'The {place} letter of "{word}" is {letter}.'
-    return ask(phrased(rng, question.format(p=place, w=shown)), answer)
+    question = question.format(p=place, P=place.capitalize(), w=shown)
+    return ask(phrased(rng, question), answer)
+
+
+def palindrome(rng: random.Random) -> Messages:
+    """Ask whether a word reads the same backwards."""
+    word = letter_word(rng, 2, 8, unseen=False)
+    if rng.random() < 0.5:
+        half = word[:5].lower()
+        word = half + half[-2::-1] if rng.random() < 0.6 else half + half[::-1]
+    question = pick(rng, ["Is {w} a palindrome?", "Is the word {w} a palindrome?",
+                          "Does {w} read the same backwards?", "Is {w} the same backwards?"])
+    back = word[::-1]
+    verdict = "yes, it is" if back == word else "no, it is not"
+    answer = f'"{word}" backwards is "{back}", so {verdict} a palindrome.'
+    return ask(phrased(rng, question.format(w=quoted(rng, word))), answer)
 
 
 def change_case(rng: random.Random) -> Messages:
@@ -143,11 +190,17 @@ def change_case(rng: random.Random) -> Messages:
     if rng.random() < 0.6:
         question = pick(rng, ["Write {w} in upper case.", "Write {w} in capital letters.",
                               "Convert {w} to uppercase.", "Make {w} uppercase.",
-                              "Upper case: {w}", "Shout {w}."])
+                              "Upper case: {w}", "Shout {w}.", "Uppercase {w}", "Capitalize {w}.",
+                              "Uppercase: {w}", "{w} in upper case", "Put {w} in capitals.",
+                              "Write {w} in all caps.", "Turn {w} into upper case.",
+                              "{w} in capital letters"])
+        if question.startswith(BEGIN_WITH_WORD):
+            return ask(question.format(w=quoted(rng, text)), text.upper())
         return ask(phrased(rng, question.format(w=quoted(rng, text))), text.upper())
     text = pick(rng, [text.upper(), text.title()])
     question = pick(rng, ["Write {w} in lower case.", "Convert {w} to lowercase.",
-                          "Make {w} lowercase.", "Lower case: {w}"])
+                          "Make {w} lowercase.", "Lower case: {w}", "Lowercase {w}",
+                          "Write {w} in small letters.", "Turn {w} into lower case."])
     return ask(phrased(rng, question.format(w=quoted(rng, text))), text.lower())
 
 
@@ -157,7 +210,8 @@ def repeat(rng: random.Random) -> Messages:
         word = any_word(rng, 2, 8)
         times = rng.randint(2, 8)
         question = pick(rng, ["Say {w} {n} times.", "Repeat {w} {n} times.",
-                              "Write {w} {n} times."])
+                              "Write {w} {n} times.", "Repeat the word {w} {n} times.",
+                              "Say the word {w} {n} times.", "Write the word {w} {n} times."])
         answer = " ".join([word] * times)
         return ask(phrased(rng, question.format(w=quoted(rng, word), n=times)), answer)
     roll = rng.random()
@@ -200,8 +254,8 @@ def sort_things(rng: random.Random) -> Messages:
     roll = rng.random()
     separator = pick(rng, [", ", ", ", " "])
     if roll < 0.5:
-        numbers = [rng.randint(0, 99 if rng.random() < 0.8 else 999)
-                   for _ in range(rng.randint(3, 9))]
+        top = 99 if rng.random() < 0.7 else pick(rng, [9, 999, 999])
+        numbers = [rng.randint(0, top) _ in range(rng.randint(2, 9))]
         text = separator.join(map(str, numbers))
         if rng.random() < 0.75:
             question = pick(rng, ["Sort these numbers: {t}", "Sort {t}", "Sort the numbers {t}.",
