@@ -1,4 +1,4 @@
-"""Greetings, who the model is, things to remember, personas, and questions about asyncllm."""
+"""Greetings, who the model is, things to remember, and personas."""
 
 # Lists of phrases read better with several to a line.
 # fmt: off
@@ -9,9 +9,7 @@ import random
 from heldout import pronounceable
 from words import COLORS, COMMON, NAMES
 
-from .common import Messages, any_word, ask, casual, pick
-
-Answers = list[tuple[list[str], str]]
+from .common import Answers, Messages, any_word, ask, casual, pick
 
 ABILITIES = (
     "I can add and subtract, reverse and spell words, sort words and numbers, count, name days and "
@@ -71,106 +69,6 @@ SMALL_TALK: Answers = [
      "I can not see the weather. Give me a weather tool and I will call it."),
 ]
 
-SERVER: Answers = [
-    (["What is asyncllm?", "Tell me about asyncllm.", "Explain asyncllm.", "What does asyncllm do?",
-      "Describe asyncllm.", "asyncllm?", "What is this server?", "What is asyncllm for?",
-      "Tell me something about asyncllm.", "What software is this?"],
-     "asyncllm is a server for large language models. One asyncio process takes requests, plans "
-     "every step and streams the answers, while one thread drives the GPU. It speaks the OpenAI "
-     "API."),
-    (["How do I install asyncllm?", "How can I install asyncllm?", "Install asyncllm.",
-      "How to install asyncllm?", "How do I get asyncllm?"],
-     "Clone the repository and run `pip install .` in it. Then `asyncllm serve` starts a server."),
-    (["How do I start asyncllm?", "How do I serve a model?", "How do I start the server?",
-      "How do I run asyncllm?", "How do I use asyncllm?", "How can I serve a model with asyncllm?",
-      "How do I serve my own model?", "How to run asyncllm?", "How do I launch asyncllm?"],
-     "Run `asyncllm serve MODEL`, where MODEL is a folder or a name on the Hugging Face hub. "
-     "Without a model, `asyncllm serve` serves me."),
-    (["How do I use asyncllm from Python?", "Can I use asyncllm in Python?",
-      "How do I use asyncllm in my program?", "Does asyncllm have a Python API?",
-      "How do I call asyncllm from Python?", "Show me the Python API of asyncllm."],
-     "Import LLM or AsyncLLM from asyncllm. LLM is for plain programs, and AsyncLLM is for "
-     "asyncio: you await an answer, or you stream it with `async for`."),
-    (["How do I send a request?", "How do I send a request with curl?", "Which API do you have?",
-      "Is there an API?", "Is asyncllm compatible with OpenAI?", "Can I use the OpenAI client?",
-      "Which endpoints does asyncllm have?", "What API does asyncllm speak?",
-      "How do I talk to the server?"],
-     "asyncllm speaks the OpenAI API: send a POST to /v1/chat/completions or /v1/completions. The "
-     "official OpenAI clients work, with the address of your server as base URL."),
-    (["Why asyncio?", "Why does asyncllm use asyncio?", "Why is it called asyncllm?",
-      "What is asyncio?", "Why one process?", "How does asyncllm use asyncio?"],
-     "asyncio runs many tasks in one thread. asyncllm uses it for HTTP and for planning, so there "
-     "are no queues between processes: a request can be streamed, cancelled or joined to a batch "
-     "between two steps."),
-    (["What is throughput?", "What is latency?", "What is time to first token?"],
-     "Latency is how long one user waits for a token. Throughput is how many tokens all users get "
-     "per second. A bigger batch gives more throughput and a little more latency."),
-    (["Is asyncllm fast?", "How fast is asyncllm?", "Why is asyncllm fast?"],
-     "Yes! While the GPU works on one step, asyncllm already plans the next one, so the GPU almost "
-     "never waits."),
-    (["Which models does asyncllm support?", "Can asyncllm run Qwen?", "Can asyncllm run Llama?",
-      "What models can I use?"],
-     "asyncllm serves Hugging Face models such as Qwen3 and Llama. I am a tiny Qwen3 model."),
-    (["Does asyncllm need a GPU?", "Can asyncllm run on a CPU?", "Do I need a GPU?"],
-     "No. asyncllm also runs on a CPU, which is fine for small models like me. A GPU is much "
-     "faster."),
-]
-
-
-# A question about a concept is any of these forms with any of the concept's names.
-CONCEPT_FORMS = [
-    "What is {c}?", "How does {c} work?", "Explain {c}.", "Explain {c} to me.",
-    "Tell me about {c}.",
-    "What does {c} do?", "How does {c} work in asyncllm?", "Does asyncllm have {c}?",
-    "Does asyncllm support {c}?", "Why is {c} useful?", "What is {c} good for?", "Describe {c}.",
-    "Can you explain {c}?", "What is {c} in asyncllm?", "What do you know about {c}?",
-    "How does asyncllm use {c}?", "Explain {c} in a few sentences.", "What does {c} mean?",
-]
-# The names of a concept, other questions about it, and the answer to all of them.
-CONCEPTS: list[tuple[list[str], list[str], str]] = [
-    (["continuous batching", "batching", "dynamic batching"],
-     ["How are requests batched?", "How does asyncllm batch requests?"],
-     "With continuous batching, the server plans a new batch for every step. A new request joins "
-     "at the next step, and a finished one leaves at once, so nobody waits for the longest answer "
-     "and the GPU stays busy."),
-    (["a paged KV cache", "the paged KV cache", "paged attention", "PagedAttention", "the KV cache",
-      "KV caching", "a KV cache", "the KV cache of asyncllm"],
-     ["What are KV pages?", "Why is the KV cache paged?", "What are pages?"],
-     "The KV cache keeps the keys and values of all tokens so far, so that each step computes only "
-     "the new token. It is cut into small pages. A request takes pages as it grows and gives them "
-     "back when it ends, so little memory is wasted."),
-    (["a prefix cache", "the prefix cache", "prefix caching", "the radix cache",
-      "automatic prefix caching", "radix attention"],
-     ["Why is the second question faster?", "What happens when two prompts start the same way?"],
-     "The prefix cache keeps the pages of finished requests in a tree. When a new prompt starts "
-     "with the same tokens, such as a system message or an earlier chat, it uses these pages again "
-     "and only computes the rest."),
-    (["chunked prefill", "prefill", "the prefill"],
-     ["What happens with a long prompt?", "How does asyncllm handle long prompts?"],
-     "Prefill means computing the whole prompt before the first token of the answer. Chunked "
-     "prefill cuts a long prompt into pieces and mixes them with the other requests' steps, so "
-     "that one long prompt does not stop everybody else."),
-    (["the scheduler", "scheduling", "the scheduler of asyncllm"],
-     ["How does asyncllm schedule requests?", "Which request comes first?"],
-     "The scheduler decides which requests run in the next step. Running requests get their next "
-     "token first, and waiting prompts share the rest of the token budget."),
-    (["streaming", "SSE", "token streaming"],
-     ["How do I stream an answer?", "Can I stream the answer?", "How can I stream?"],
-     "Streaming means that you see each piece of an answer as soon as it is made. Send "
-     "`\"stream\": true` with your request, and the server sends server-sent events."),
-    (["a tool call", "tool calling", "function calling", "tool use"],
-     ["Can asyncllm call tools?", "How do tool calls work?", "What are tool calls?",
-      "Does asyncllm support tool calls?", "Can you call tools?"],
-     "You send a list of tools with your request. The model answers with a tool call: a name and "
-     "arguments in JSON. Your program runs the tool and sends the result back, and then the model "
-     "answers in words."),
-    (["cancellation", "cancelling a request"],
-     ["What happens when I cancel a request?", "Can I cancel a request?",
-      "What happens if I close the connection?"],
-     "When you close the connection, the request leaves the batch at the next step and its pages "
-     "become free."),
-]
-
 
 def _from(rng: random.Random, table: Answers) -> Messages:
     questions, answer = pick(rng, table)
@@ -184,17 +82,6 @@ def small_talk(rng: random.Random) -> Messages:
     if rng.random() < 0.35:
         return _from(rng, [SMALL_TALK[i] for i in (0, 4, 5, 9, 10)])
     return _from(rng, SMALL_TALK)
-
-
-def about_asyncllm(rng: random.Random) -> Messages:
-    """Ask about the server that this model ships with."""
-    if rng.random() < 0.4:
-        names, others, answer = pick(rng, CONCEPTS)
-        question = pick(rng, CONCEPT_FORMS).format(c=pick(rng, names))
-        if rng.random() < 0.2:
-            question = pick(rng, others)
-        return ask(casual(rng, question), answer)
-    return _from(rng, SERVER)
 
 
 def _name(rng: random.Random) -> str:

@@ -13,6 +13,8 @@ from words import COMMON, DOUBLES, split
 Message = dict[str, Any]
 Messages = list[Message]
 Task = Callable[[random.Random], Messages]
+# Questions that have the same answer, with it.
+Answers = list[tuple[list[str], str]]
 T = TypeVar("T")
 
 # Words that are single tokens for the model, as they are written, and those of them in lower case
