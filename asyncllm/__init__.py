@@ -12,29 +12,44 @@ if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
     from asyncllm.client import Client
     from asyncllm.config import EngineConfig
+    from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead, ModelError, QueueFull
     from asyncllm.offline import LLM
-    from asyncllm.types import Completion, SamplingParams, TokenDelta
+    from asyncllm.types import Completion, FinishReason, SamplingParams, TokenDelta, Usage
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncLLM": "asyncllm.api",
+    "AsyncLLMError": "asyncllm.errors",
+    "BadRequest": "asyncllm.errors",
     "Client": "asyncllm.client",
     "Completion": "asyncllm.types",
     "EngineConfig": "asyncllm.config",
+    "EngineDead": "asyncllm.errors",
+    "FinishReason": "asyncllm.types",
     "LLM": "asyncllm.offline",
+    "ModelError": "asyncllm.errors",
+    "QueueFull": "asyncllm.errors",
     "SamplingParams": "asyncllm.types",
     "TokenDelta": "asyncllm.types",
+    "Usage": "asyncllm.types",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "AsyncLLMError",
+    "BadRequest",
     "Client",
     "Completion",
     "EngineConfig",
+    "EngineDead",
+    "FinishReason",
+    "ModelError",
+    "QueueFull",
     "SamplingParams",
     "TokenDelta",
+    "Usage",
 ]
 
 

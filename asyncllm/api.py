@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -44,9 +44,10 @@ class AsyncLLM:
             async for delta in llm.stream([{"role": "user", "content": "Hello"}]):
                 print(delta.text, end="")
 
-    It installs no signal handlers, forks nothing and keeps no global state: several can live in one
-    process. All methods belong to the event loop it was started on. Cancelling a task that awaits
-    ``generate`` or iterates ``stream`` cancels the request.
+    It installs no signal handlers and forks nothing; several can live in one process. (Only the
+    number of CPU threads is PyTorch's, and so the process's.) All methods belong to the event loop
+    it was started on. Cancelling a task that awaits ``generate`` or iterates ``stream`` cancels the
+    request. Close it: an engine that is merely dropped keeps its thread and its memory.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class AsyncLLM:
             raise BadRequest("give either config or model and options, not both", param="config")
         self.config = config
         self.created = int(time.time())
+        self._model_name = _name_of(config.model)
         self._progress = progress
         self._parts: _Parts | None = None
         self._closed = False
@@ -124,15 +126,16 @@ class AsyncLLM:
         """False once the engine has died or was closed; loading counts as healthy."""
         return not self._closed and (self._parts is None or self._parts.engine.alive)
 
+    async def stopped(self) -> str:
+        """Wait until a started engine serves no more, closed or dead; returns why."""
+        return await self._started.engine.stopped()
+
     # -- what is served --------------------------------------------------------------------------
 
     @property
     def model_name(self) -> str:
         """How clients call the model: its hub id, the name of its folder, or ``DEMO_NAME``."""
-        if self.config.model is None:
-            return DEMO_NAME
-        path = Path(self.config.model)
-        return path.resolve().name if path.is_dir() else self.config.model
+        return self._model_name
 
     @property
     def spec(self) -> ModelSpec:
@@ -228,7 +231,8 @@ class AsyncLLM:
         """Token ids of a prompt in any of its three forms."""
         if isinstance(prompt, str):
             return await self.encode(prompt)
-        items: list[Any] = list(prompt)
+        tolist = getattr(prompt, "tolist", None)  # numpy arrays and tensors of token ids
+        items: list[Any] = list(prompt) if tolist is None else tolist()
         if items and all(isinstance(item, dict) for item in items):
             return await self.encode_chat(items)
         if all(isinstance(item, int) for item in items):
@@ -311,25 +315,45 @@ class _Parts(msgspec.Struct, frozen=True):
         self.tokenizer.close()
 
 
+def _name_of(model: str | None) -> str:
+    if model is None:
+        return DEMO_NAME
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else model
+
+
 async def _load(config: EngineConfig, progress: Callable[[int, int], None] | None) -> _Parts:
     folder = await _find(config.model, config.revision)
     text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
     spec = read_spec(folder)
-    executor = ThreadExecutor(partial(_build_worker, config, folder, spec, progress))
+    abandoned = threading.Event()
+
+    def report(done: int, total: int) -> None:
+        """Called from the executor thread for each tensor: the place to stop loading early."""
+        if abandoned.is_set():
+            raise EngineDead("loading was abandoned")
+        if progress is not None:
+            progress(done, total)
+
+    executor = ThreadExecutor(partial(_build_worker, config, folder, spec, report))
     # The tokenizer loads while the executor thread imports torch and reads the weights.
     text = asyncio.ensure_future(asyncio.to_thread(_load_text, text_folder))
+    weights = asyncio.ensure_future(executor.start())
     try:
-        limits = await executor.start()
         tokenizer, template = await text
+        defaults = _default_params(spec)
+        limits = await weights
     except BaseException:
-        text.cancel()
-        with suppress(BaseException):
-            await text
+        abandoned.set()
+        await asyncio.wait([text, weights])
+        for part in (text, weights):
+            if not part.cancelled():
+                part.exception()
         await executor.close()
         raise
     engine = Engine(limits, executor, tokenizer.detokenizer)
     engine.start()
-    return _Parts(spec, tokenizer, template, _default_params(spec), executor, engine)
+    return _Parts(spec, tokenizer, template, defaults, executor, engine)
 
 
 def _default_params(spec: ModelSpec) -> SamplingParams:

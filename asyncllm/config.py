@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncllm.errors import BadRequest
+from asyncllm.validate import check_types
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -27,7 +28,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What to serve and how. ``None`` and ``"auto"`` are filled in once the model is known.
 
     Raises:
-        BadRequest: a value is out of range; ``param`` names it.
+        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
     """
 
     model: Annotated[
@@ -65,6 +66,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         at_least_one = ("page_size", "max_num_seqs", "max_waiting")
         optional = (
             "max_model_len",

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from asyncllm.errors import BadRequest
+from asyncllm.validate import check_types
 
 MAX_STOP_STRINGS = 32
 MAX_LOGPROBS = 20
+
+Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 #: What a caller may hand in as a prompt: text, token ids, or chat messages.
 Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
@@ -37,7 +42,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         repetition_penalty: Hugging Face's, over prompt and generated tokens; 1 is off.
         max_tokens: most tokens to generate; None means all the room left in the context.
         min_tokens: no stop token before so many tokens.
-        stop: strings that end the text (they are not part of it).
+        stop: strings that end the text (they are not part of it); a single one may stand alone.
         stop_token_ids: further token ids that end the sequence.
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         include_stop_str_in_output: keep the stop string at the end of the text.
@@ -46,27 +51,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: None for none; n for the sampled token's and the n likeliest tokens'.
 
     Raises:
-        BadRequest: a value is out of range; ``param`` names it.
+        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: Int32 = 0
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    max_tokens: int | None = None
-    min_tokens: int = 0
+    max_tokens: Int32 | None = None
+    min_tokens: Int32 = 0
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Int32, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    seed: int | None = None
+    seed: Int64 | None = None
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        stop: object = self.stop
+        if isinstance(stop, str):
+            msgspec.structs.force_setattr(self, "stop", (stop,))
+        check_types(self)
         _check(0 <= self.temperature <= 100, "temperature", "between 0 and 100")
         _check(0 < self.top_p <= 1, "top_p", "greater than 0 and at most 1")
         _check(self.top_k >= -1, "top_k", "-1, 0 or positive")
@@ -81,7 +90,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             "min_tokens",
             "at most max_tokens",
         )
-        _check(not isinstance(self.stop, str), "stop", "a tuple of strings")
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         _check(all(self.stop), "stop", "made of non-empty strings")
         _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "made of token ids")
@@ -89,9 +97,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
             "logprobs",
             f"between 0 and {MAX_LOGPROBS}",
-        )
-        _check(
-            self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a signed 64-bit integer"
         )
 
 
@@ -131,7 +136,9 @@ class TokenDelta(msgspec.Struct):
         self.text += later.text
         self.token_ids += later.token_ids
         if later.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + later.logprobs
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += later.logprobs
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
 

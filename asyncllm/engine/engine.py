@@ -66,8 +66,10 @@ class Engine:
         self._steps: deque[asyncio.Future[bytes]] = deque()
         self._next_id = 0
         self._next_step = 0
+        self._last_done = 0.0
         self._wake = asyncio.Event()
-        self._dead: EngineDead | None = None
+        self._stopped = asyncio.Event()
+        self._dead: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._seeds = random.Random()
         self._update_gauges()
@@ -78,15 +80,22 @@ class Engine:
     def alive(self) -> bool:
         return self._dead is None
 
+    async def stopped(self) -> str:
+        """Wait until no more steps will run; returns why."""
+        await self._stopped.wait()
+        return self._dead or ""
+
     def start(self) -> None:
         """Begin to run steps on the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="asyncllm-engine")
+        # However it ends, cancelled by a stranger included, nobody is left waiting.
+        self._task.add_done_callback(lambda _: self._die("the engine's task has ended"))
 
     async def aclose(self) -> None:
         """Stop running steps; requests still unfinished fail with EngineDead."""
-        self._die(EngineDead("engine closed"))
+        self._die("engine closed")
         if self._task is not None:
-            await self._task
+            await asyncio.wait([self._task])
             self._task = None
 
     def add(self, prompt_ids: Seq[int], params: SamplingParams, sink: Sink) -> int:
@@ -98,7 +107,7 @@ class Engine:
             EngineDead: the executor is gone.
         """
         if self._dead is not None:
-            raise EngineDead(self._dead.message)
+            raise EngineDead(self._dead)
         max_length = self._check(prompt_ids, params)
         if len(self._scheduler.waiting) >= self.limits.max_waiting:
             raise QueueFull(
@@ -149,6 +158,10 @@ class Engine:
                 param="prompt" if room < 1 else "max_tokens",
                 code="context_length_exceeded",
             )
+        if params.min_tokens > room:
+            raise BadRequest(
+                f"min_tokens must be at most {room}, the room left", param="min_tokens"
+            )
         if min(prompt_ids) < 0 or max(prompt_ids) >= self.limits.vocab_size:
             raise BadRequest(
                 f"prompt token ids must be between 0 and {self.limits.vocab_size - 1}",
@@ -180,17 +193,17 @@ class Engine:
                 self._fill()
                 planned = self._clock()
                 self._deliver(emitted, result.logprobs)
-                self._fail(failed, StepError(f"the model step failed: {result.error}"))
+                self._fail(failed, StepError, f"the model step failed: {result.error}")
                 self._update_gauges()
                 self.stats.cpu_deliver += self._clock() - planned
                 # One turn of the loop per step: sockets are served even when the next result is
                 # already there.
                 await asyncio.sleep(0)
         except EngineDead as error:
-            self._die(error)
+            self._die(error.message)
         except Exception as error:
             log.exception("the engine stopped")
-            self._die(EngineDead(f"the engine stopped: {error!r}"))
+            self._die(f"the engine stopped: {error!r}")
 
     def _take_result(self) -> StepResult | None:
         if not self._steps or not self._steps[0].done():
@@ -207,6 +220,7 @@ class Engine:
                     self._executor.flush()
                 break
             self._next_step += 1
+            self.stats.step_tokens.observe(int(unpack(plan.rows, 3)[:, 2].sum()))
             for seq in self._scheduler.admitted:
                 self._observe_start(self._requests[seq.id].stream)
             future = self._executor.submit(encode(plan))
@@ -219,13 +233,14 @@ class Engine:
 
     def _apply(self, result: StepResult) -> tuple[list[Emitted], list[Sequence]]:
         self.stats.steps += 1
-        self.stats.device_busy += result.t_done - result.t_launch
+        # Steps overlap: a step is launched while the one before still runs.
+        begun = max(result.t_launch, self._last_done)
+        self._last_done = max(result.t_done, self._last_done)
+        self.stats.device_busy += self._last_done - min(begun, self._last_done)
         if result.error is not None:
             self.stats.step_errors += 1
             return [], self._scheduler.fail()
-        tokens = unpack(result.tokens).tolist()
-        self.stats.step_tokens.observe(len(tokens))
-        return self._scheduler.apply(tokens), []
+        return self._scheduler.apply(unpack(result.tokens).tolist()), []
 
     def _deliver(self, emitted: list[Emitted], logprobs: tuple[RowLogprobs, ...]) -> None:
         now = self._clock()
@@ -235,12 +250,18 @@ class Engine:
             if request is None:
                 continue  # aborted while its token was on the way
             if token == BAD_TOKEN:
-                self._fail([seq], StepError("the model's logits were not finite"))
+                self._fail([seq], StepError, "the model's logits were not finite")
                 continue
             entry = by_row.get(row) if by_row else None
-            finish = request.stream.push(
-                token, finish, None if entry is None else _token_logprob(token, entry)
-            )
+            logprob = None if entry is None else _token_logprob(token, entry)
+            try:
+                finish = request.stream.push(token, finish, logprob)
+            except Exception as error:
+                # One bad sink must not reach the others, nor stop the steps.
+                log.exception("request %d could not be delivered", seq.id)
+                self._scheduler.finish(seq)
+                self._fail([seq], StepError, f"the output could not be delivered: {error!r}")
+                continue
             self._observe_token(request, now)
             if finish is not None:
                 self._scheduler.finish(seq)
@@ -269,23 +290,28 @@ class Engine:
         self.stats.finished[finish.value] += 1
         self.stats.request_latency.observe(now - request.stream.arrived)
 
-    def _fail(self, sequences: list[Sequence], error: AsyncLLMError) -> None:
+    def _fail(self, sequences: list[Sequence], kind: type[AsyncLLMError], message: str) -> None:
+        """Each request gets an error of its own: raising one adds to its traceback."""
         for seq in sequences:
             request = self._requests.pop(seq.id, None)
             if request is not None:
                 self.stats.finished["error"] += 1
-                request.stream.sink.fail(error)
+                try:
+                    request.stream.sink.fail(kind(message))
+                except Exception:
+                    log.exception("request %d could not be told of its failure", seq.id)
 
-    def _die(self, error: EngineDead) -> None:
+    def _die(self, cause: str) -> None:
         if self._dead is None:
-            self._dead = error
+            self._dead = cause
+        self._stopped.set()
         self._wake.set()
         for future in self._steps:
             future.add_done_callback(_forget)
         sequences = [request.sequence for request in self._requests.values()]
         for seq in sequences:
             self._scheduler.finish(seq)
-        self._fail(sequences, self._dead)
+        self._fail(sequences, EngineDead, self._dead)
         self._update_gauges()
 
     def _update_gauges(self) -> None:

@@ -87,7 +87,3 @@ class Sequence:
         self.num_computed = 0
         self.num_sampling = 0
         self.num_inflight = 0
-
-    @property
-    def num_output(self) -> int:
-        return len(self.tokens) - self.num_prompt

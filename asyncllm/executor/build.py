@@ -64,9 +64,6 @@ def build_worker(
             max_length=config.max_model_len,
         )
         weights = max(before - device.free_bytes(), 0)
-        page_bytes = KVPool.bytes_per_page(
-            spec.num_layers, config.page_size, spec.num_kv_heads, spec.head_dim, dtype
-        )
         kind = device.torch_device.type
         limits = resolve_limits(
             config,
@@ -74,7 +71,7 @@ def build_worker(
             device=kind,
             dtype=str(dtype).removeprefix("torch."),
             cache_bytes=budget - weights if kind == "cuda" else budget,
-            bytes_per_token=page_bytes // config.page_size,
+            bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
         )
         pool = KVPool(
             spec.num_layers,

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 
-class Download(Protocol):
-    """A device-to-host copy under way."""
+class Mark(Protocol):
+    """A point in the device's stream of work."""
 
     def done(self) -> bool:
-        """Whether the copy has landed; never waits."""
+        """Whether everything launched before has run; never waits."""
 
-    def wait(self) -> np.ndarray:
-        """The data, once it has landed; waits with the GIL released."""
+    def wait(self) -> None:
+        """Return once it has; waits with the GIL released."""
 
 
 class Device(Protocol):
@@ -27,8 +27,14 @@ class Device(Protocol):
     def upload(self, array: np.ndarray) -> Tensor:
         """Copy to the device, ordered before kernels launched later."""
 
-    def download(self, tensor: Tensor) -> Download:
-        """Copy to the host, ordered after kernels launched before."""
+    def download(self, tensor: Tensor) -> np.ndarray:
+        """Copy to the host, ordered after kernels launched before; to be read after a mark."""
+
+    def mark(self) -> Mark:
+        """The end of all that was launched so far."""
+
+    def check(self) -> None:
+        """Raise if the device can no longer be used, after a step has failed."""
 
     def free_bytes(self) -> int:
         """Memory that weights and KV cache may still take."""
@@ -48,8 +54,14 @@ class CpuDevice:
     def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
-    def download(self, tensor: Tensor) -> Download:
-        return _Landed(tensor.numpy())
+    def download(self, tensor: Tensor) -> np.ndarray:
+        return tensor.numpy()
+
+    def mark(self) -> Mark:
+        return _Passed()
+
+    def check(self) -> None:
+        pass
 
     def free_bytes(self) -> int:
         return available_host_bytes()
@@ -58,15 +70,12 @@ class CpuDevice:
         pass
 
 
-class _Landed:
-    def __init__(self, array: np.ndarray):
-        self._array = array
-
+class _Passed:
     def done(self) -> bool:
         return True
 
-    def wait(self) -> np.ndarray:
-        return self._array
+    def wait(self) -> None:
+        pass
 
 
 class CudaDevice:
@@ -81,12 +90,17 @@ class CudaDevice:
         pinned = torch.from_numpy(array).pin_memory()
         return pinned.to(self.torch_device, non_blocking=True)
 
-    def download(self, tensor: Tensor) -> Download:
+    def download(self, tensor: Tensor) -> np.ndarray:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        pinned.copy_(tensor, non_blocking=True)
+        return pinned.copy_(tensor, non_blocking=True).numpy()
+
+    def mark(self) -> Mark:
         event = torch.cuda.Event()
         event.record()
-        return _CudaDownload(pinned, event)
+        return _CudaMark(event)
+
+    def check(self) -> None:
+        torch.cuda.synchronize(self.torch_device)  # raises for good once the context is lost
 
     def free_bytes(self) -> int:
         free, _total = torch.cuda.mem_get_info(self.torch_device)
@@ -97,17 +111,15 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
 
-class _CudaDownload:
-    def __init__(self, pinned: Tensor, event: torch.cuda.Event):
-        self._pinned = pinned
+class _CudaMark:
+    def __init__(self, event: torch.cuda.Event):
         self._event = event
 
     def done(self) -> bool:
         return bool(self._event.query())
 
-    def wait(self) -> np.ndarray:
+    def wait(self) -> None:
         self._event.synchronize()
-        return self._pinned.numpy()
 
 
 def available_host_bytes() -> int:

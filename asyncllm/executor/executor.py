@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
 EXIT_SECONDS = 30.0
 
 
-class Runner(Protocol):
-    """What runs in the thread; see ``executor.worker.Worker``."""
+class StepWorker(Protocol):
+    """What runs in the thread: ``executor.worker.Worker``, named here without its torch."""
 
     limits: EngineLimits
 
@@ -36,20 +37,20 @@ class Executor(Protocol):
         """Never blocks. The future raises EngineDead if the executor dies first."""
 
     def flush(self) -> None:
-        """Say that no plan will be submitted before those in flight are back."""
+        """Have the steps in flight collected without waiting for a plan behind them."""
 
     async def close(self) -> None:
         """Finish what is in flight and give the device's memory back."""
 
 
 class ThreadExecutor:
-    """Builds and runs a ``Runner`` in one dedicated thread.
+    """Builds and runs a ``StepWorker`` in one dedicated thread.
 
     All CUDA calls, and ``inference_mode``, which is thread-local, live in that thread. ``build`` is
     called there, so loading never blocks the loop.
     """
 
-    def __init__(self, build: Callable[[], Runner]):
+    def __init__(self, build: Callable[[], StepWorker]):
         self._build = build
         self._results: deque[asyncio.Future[bytes]] = deque()
         self._channel: ThreadChannel | None = None
@@ -69,7 +70,7 @@ class ThreadExecutor:
             daemon=True,
         )
         self._thread.start()
-        weakref.finalize(self, _end_thread, channel, self._thread)
+        self._at_exit = weakref.finalize(self, _end_thread, channel, self._thread)
         return await started
 
     def submit(self, plan: bytes) -> asyncio.Future[bytes]:
@@ -90,6 +91,7 @@ class ThreadExecutor:
             return
         self._channel.close()
         await asyncio.to_thread(self._thread.join)
+        self._at_exit.detach()
         self._thread = None
         self._on_death(None)
 
@@ -107,7 +109,7 @@ class ThreadExecutor:
 
 
 def _thread_main(
-    build: Callable[[], Runner],
+    build: Callable[[], StepWorker],
     channel: ThreadChannel,
     loop: asyncio.AbstractEventLoop,
     started: asyncio.Future[EngineLimits],
@@ -124,13 +126,15 @@ def _thread_main(
             started.set_result(limits)
 
     try:
-        runner = build()
+        worker = build()
     except BaseException as error:
+        # Its frames hold the weights, and a caller may hold the error for long.
+        traceback.clear_frames(error.__traceback__)
         _call(loop, resolve, None, error)
         return
-    _call(loop, resolve, runner.limits, None)
+    _call(loop, resolve, worker.limits, None)
     try:
-        runner.run(channel)
+        worker.run(channel)
     except BaseException as error:
         _call(loop, on_death, error)
 

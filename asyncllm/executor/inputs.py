@@ -35,8 +35,8 @@ class StepInputs:
 def stage(rows: np.ndarray, table: SlotTable, device: Device) -> StepInputs:
     """Build the inputs of ``rows``, int32 [n, 3] of (slot, start, q_len).
 
-    Everything that the host knows crosses in one copy. Decode rows' ids are filled in on the
-    device, from the tokens sampled there.
+    What the host knows of them crosses in one copy. Decode rows' ids are filled in on the device,
+    from the tokens sampled there.
     """
     slots, starts, q_lens = rows.astype(np.int64).T
     ends = np.cumsum(q_lens)

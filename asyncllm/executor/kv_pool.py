@@ -46,12 +46,5 @@ class KVPool:
         """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]; contiguous."""
         return self._layers[index]
 
-    @staticmethod
-    def bytes_per_page(
-        num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> int:
-        """Bytes of one page: K and V of all layers."""
-        return num_layers * 2 * page_size * num_kv_heads * head_dim * dtype.itemsize
-
 
 __all__ = ["KVPool"]

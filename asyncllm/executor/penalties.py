@@ -18,11 +18,6 @@ class PenaltyTable:
         self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
         self._in_prompt = torch.zeros(shape, dtype=torch.uint8, device=device)
 
-    @staticmethod
-    def num_bytes(num_slots: int, vocab_size: int) -> int:
-        """Device memory of a table."""
-        return num_slots * vocab_size * (torch.int32.itemsize + torch.uint8.itemsize)
-
     def admit(self, slot: int, prompt: Tensor, generated: Tensor) -> None:
         """Start a slot anew from token ids, int64, all of them in the vocabulary."""
         counts = self._counts[slot].zero_()

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
-from asyncllm.executor.device import Device, Download
+from asyncllm.executor.device import Device, Mark
 from asyncllm.executor.inputs import StepInputs, stage
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
@@ -33,15 +33,15 @@ class Samples:
     """
 
     rows: np.ndarray
-    tokens: Download
+    tokens: np.ndarray
     logprobs: Logprobs | None
-    packed_logprobs: Download | None
+    packed_logprobs: np.ndarray | None
 
     def row_logprobs(self) -> tuple[RowLogprobs, ...]:
         """By row of the plan; waits for them."""
         if self.logprobs is None or self.packed_logprobs is None:
             return ()
-        entries = self.logprobs.unpack(self.packed_logprobs.wait())
+        entries = self.logprobs.unpack(self.packed_logprobs)
         return tuple(
             msgspec.structs.replace(entry, row=int(self.rows[entry.row])) for entry in entries
         )
@@ -55,10 +55,11 @@ class Ticket:
     num_rows: int
     t_launch: float
     samples: Samples | None
+    end: Mark
 
     def done(self) -> bool:
         """Whether ``collect`` would return without waiting."""
-        return self.samples is None or self.samples.tokens.done()
+        return self.end.done()
 
 
 class ModelRunner:
@@ -82,10 +83,12 @@ class ModelRunner:
         """Queue a step's kernels. Host work only, unless the device is the CPU itself."""
         t_launch = time.perf_counter()
         rows = unpack(plan.rows, 3)
-        for admit in plan.admits:
-            known = self._table.admit(admit)
-            self._sampler.admit(admit.slot, admit.params, known, admit.num_prompt)
+        # The table first: should anything below fail, rows of the next step, which is on its way
+        # already, still go to their own pages.
+        known = [self._table.admit(admit) for admit in plan.admits]
         self._table.add_pages(unpack(plan.new_pages, 3))
+        for admit, tokens in zip(plan.admits, known, strict=True):
+            self._sampler.admit(admit.slot, admit.params, tokens, admit.num_prompt)
         inputs = stage(rows, self._table, self._device)
         hidden = self._model(
             ForwardBatch(
@@ -97,14 +100,15 @@ class ModelRunner:
             )
         )
         samples = self._sample(inputs, hidden) if len(inputs.sampling) else None
-        return Ticket(plan.step, len(rows), t_launch, samples)
+        return Ticket(plan.step, len(rows), t_launch, samples, self._device.mark())
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a launched step, with the GIL released, and read its outcome."""
         tokens = np.full(ticket.num_rows, NO_TOKEN)
         logprobs: tuple[RowLogprobs, ...] = ()
+        ticket.end.wait()
         if ticket.samples is not None:
-            tokens[ticket.samples.rows] = ticket.samples.tokens.wait()
+            tokens[ticket.samples.rows] = ticket.samples.tokens
             logprobs = ticket.samples.row_logprobs()
         return StepResult(
             step=ticket.step,

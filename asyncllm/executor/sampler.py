@@ -86,7 +86,7 @@ class Sampler:
         """
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         stop_ids = np.array(params.stop_ids, dtype=np.int64)
-        self._needs[slot] = _needs(params, top_k, self._vocab_size)
+        self._needs[slot] = _needs(params, top_k, self._vocab_size, num_prompt)
         self._top_k[slot] = top_k
         self._min_length[slot] = params.min_length
         self._stop_ids[slot] = stop_ids[stop_ids < self._vocab_size]
@@ -223,7 +223,7 @@ class _Rows:
         return rows if self.index is None else tensor.index_copy_(0, self.index, rows)
 
 
-def _needs(params: RowParams, top_k: int, vocab_size: int) -> int:
+def _needs(params: RowParams, top_k: int, vocab_size: int, num_prompt: int) -> int:
     """The bits of what these parameters need; ``top_k`` is ``vocab_size`` when it is off."""
     needs = 0
     # Of the likeliest token alone nothing is drawn.
@@ -235,7 +235,7 @@ def _needs(params: RowParams, top_k: int, vocab_size: int) -> int:
             needs |= _SORT
         if params.min_p > 0:
             needs |= _MIN_WEIGHT
-    if params.stop_ids and params.min_length > 0:
+    if params.stop_ids and params.min_length > num_prompt:
         needs |= _BAN
     if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
         needs |= _PENALISE

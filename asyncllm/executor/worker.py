@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from collections import deque
+from contextlib import suppress
 
 import torch
 
@@ -39,7 +40,8 @@ class Worker:
         finally:
             self._runner = None
             gc.collect()
-            self._device.release()
+            with suppress(RuntimeError):  # of a lost device: what ended the loop says more
+                self._device.release()
 
     def _serve(self, runner: ModelRunner, channel: ThreadChannel) -> None:
         launched: deque[Ticket | StepResult] = deque()
@@ -47,42 +49,40 @@ class Worker:
         def post(keep: int) -> None:
             """Post results: all but the newest ``keep``, and those too if they have landed."""
             while launched and (len(launched) > keep or _done(launched[0])):
-                channel.post(encode(_collect(runner, launched.popleft())))
+                channel.post(encode(self._collect(runner, launched.popleft())))
 
         while (message := channel.receive()) is not None:
             if message == FLUSH:
                 post(keep=0)
                 continue
             post(keep=len(launched))
-            launched.append(_launch(runner, message))
+            launched.append(self._launch(runner, message))
             post(keep=self.limits.steps_in_flight - 1)
         post(keep=0)
 
+    def _launch(self, runner: ModelRunner, message: bytes) -> Ticket | StepResult:
+        """A launched step, or the result of one that could not be launched."""
+        plan = decode_plan(message)
+        started = time.perf_counter()
+        try:
+            return runner.launch(plan)
+        except Exception as error:
+            return self._failed(plan.step, started, error)
 
-def _launch(runner: ModelRunner, message: bytes) -> Ticket | StepResult:
-    """A launched step, or the result of one that could not be launched."""
-    plan = decode_plan(message)
-    started = time.perf_counter()
-    try:
-        return runner.launch(plan)
-    except Exception as error:
-        log.exception("step %d failed at launch", plan.step)
-        return _failed(plan.step, started, error)
+    def _collect(self, runner: ModelRunner, step: Ticket | StepResult) -> StepResult:
+        if isinstance(step, StepResult):
+            return step
+        try:
+            return runner.collect(step)
+        except Exception as error:
+            return self._failed(step.step, step.t_launch, error)
+
+    def _failed(self, step: int, t_launch: float, error: Exception) -> StepResult:
+        """The step's requests fail, and the worker goes on, unless the device is lost."""
+        log.error("step %d failed", step, exc_info=error)
+        self._device.check()
+        return StepResult(step, b"", (), repr(error), t_launch, time.perf_counter())
 
 
 def _done(step: Ticket | StepResult) -> bool:
     return isinstance(step, StepResult) or step.done()
-
-
-def _collect(runner: ModelRunner, step: Ticket | StepResult) -> StepResult:
-    if isinstance(step, StepResult):
-        return step
-    try:
-        return runner.collect(step)
-    except Exception as error:
-        log.exception("step %d failed", step.step)
-        return _failed(step.step, step.t_launch, error)
-
-
-def _failed(step: int, t_launch: float, error: Exception) -> StepResult:
-    return StepResult(step, b"", (), repr(error), t_launch, time.perf_counter())

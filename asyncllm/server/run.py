@@ -109,7 +109,12 @@ async def _serve_until(
         f"asyncllm is ready on {url} (model {service.model_names[0]}, device {llm.limits.device})",
         flush=True,
     )
-    await signals.stop.wait()
+    stopped = asyncio.ensure_future(llm.stopped())
+    await _first_of(stopped, signals.stop)
+    if stopped.done():
+        log.error("the engine died: %s", stopped.result())
+        return 1
+    stopped.cancel()
     await _drain(service, signals.hurry)
     return 0
 

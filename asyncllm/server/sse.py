@@ -108,13 +108,13 @@ class EventStream(Delivery):
             return
         try:
             payload = self._take_pending()
+            if last:
+                payload += self._reply.closing() + DONE
         except Exception as error:
             # The engine calls: trouble with one answer must not reach the others.
             log.exception("request failed while its answer was written")
             self.end(error)
             return
-        if last:
-            payload += self._reply.closing() + DONE
         if unsent + len(payload) > GIVE_UP_BYTES:
             self._give_up()
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncllm.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -185,7 +186,7 @@ class GenericDecoding:
         def visible(token_id: int) -> bool:
             return self._visible(token_id, skip_special)
 
-        context = [i for i in prompt_ids if visible(i)][-self.CONTEXT :]
+        context = list(islice(filter(visible, reversed(prompt_ids)), self.CONTEXT))[::-1]
         return WindowDetokenizer(self._decode, visible, context)
 
     def _decode(self, token_ids: Sequence[int]) -> str:

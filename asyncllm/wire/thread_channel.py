@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from queue import SimpleQueue
 
-#: Sent to the worker when no further plan will come before the steps in flight are back.
+#: Tells the worker to collect what is in flight: no plan stands ready to be launched behind it.
 FLUSH = b""
 
 

@@ -13,8 +13,20 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from heldout import LETTERS
-from tasks import arithmetic, calendar, chat, common, knowledge, letters, stories, structured, tools
+from heldout import LETTERS, vocabulary_words
+from tasks import (
+    arithmetic,
+    calendar,
+    chat,
+    common,
+    knowledge,
+    letters,
+    product,
+    stories,
+    structured,
+    tools,
+    unknown,
+)
 from tasks.common import Messages, Task, pick
 from words import CAPITALS, COLORS, DAYS, HEROES, MONTHS, NAMES
 
@@ -31,16 +43,16 @@ TARGET = 0x8000
 LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 TASKS: dict[Task, float] = {
-    arithmetic.calculation: 26, arithmetic.follow_up: 4, arithmetic.several: 3,
-    arithmetic.story_problem: 3, arithmetic.about_a_number: 4, arithmetic.compare: 3,
-    arithmetic.word_numbers: 2,
-    letters.reverse: 19, letters.reverse_more: 3, letters.spell: 7, letters.join_letters: 2,
-    letters.count_letters: 7, letters.one_letter: 4, letters.change_case: 2, letters.repeat: 5,
-    letters.sort_things: 11, letters.choose_word: 3,
+    arithmetic.calculation: 28, arithmetic.claim: 5, arithmetic.follow_up: 4,
+    arithmetic.several: 3, arithmetic.story_problem: 3, arithmetic.about_a_number: 5,
+    arithmetic.compare: 3, arithmetic.word_numbers: 2,
+    letters.reverse: 20, letters.reverse_more: 3, letters.spell: 9, letters.join_letters: 2,
+    letters.count_letters: 9, letters.one_letter: 6, letters.palindrome: 1.5,
+    letters.change_case: 3, letters.repeat: 5, letters.sort_things: 11, letters.choose_word: 3,
     calendar.day: 4, calendar.month: 3, calendar.count: 5, calendar.sequence: 3,
-    knowledge.fact: 3, knowledge.capital: 3, knowledge.relation: 3, knowledge.language: 3,
-    knowledge.emoji: 3, knowledge.unknown: 4,
-    chat.small_talk: 5, chat.about_asyncllm: 6,
+    knowledge.fact: 5, knowledge.capital: 3.5, knowledge.relation: 3, knowledge.language: 3,
+    knowledge.emoji: 3, unknown.unknown: 12,
+    chat.small_talk: 6, product.about_asyncllm: 9,
     structured.json_object: 5, structured.json_invented: 1, structured.json_list: 3,
     structured.json_value: 3.5, structured.csv: 2,
     stories.story: 2, stories.poem: 1.5,
@@ -116,6 +128,14 @@ def task(rng: random.Random) -> Messages:
     return rng.choices(_TASKS, cum_weights=_WEIGHTS)[0](rng)
 
 
+def tool_free(rng: random.Random) -> Messages:
+    """Draw a task that no tool could help with."""
+    while True:
+        messages = chat.small_talk(rng) if rng.random() < 0.3 else task(rng)
+        if messages[-1]["content"] not in (chat.NO_WEATHER, chat.NO_CLOCK):
+            return messages
+
+
 def dialogue(rng: random.Random) -> tuple[Messages, list[dict[str, Any]] | None]:
     """Draw a dialogue of one or more tasks, with or without a system message and tools."""
     messages: Messages = []
@@ -127,7 +147,7 @@ def dialogue(rng: random.Random) -> tuple[Messages, list[dict[str, Any]] | None]
         if rng.random() < 0.2:
             defined = tools.unneeded(rng) or None
             for _ in range(rng.randint(1, 3)):
-                messages += chat.small_talk(rng) if rng.random() < 0.3 else task(rng)
+                messages += tool_free(rng)
         else:
             defined, used = tools.tool_dialogue(rng)
             messages += used
@@ -144,6 +164,8 @@ def dialogue(rng: random.Random) -> tuple[Messages, list[dict[str, Any]] | None]
         for _ in range(rng.choices((0, 1, 2, 4, 8), (35, 25, 20, 15, 5))[0]):
             messages += task(rng)
         return messages + asked, None
+    if roll < 0.24:
+        messages += chat.not_told(rng)
     turns = rng.choices((1, 2, 3, 5, 8, 16, 30), (65, 16, 8, 6, 3, 1.4, 0.6))[0]
     for _ in range(turns):
         messages += task(rng)
@@ -207,7 +229,7 @@ def document(rng: random.Random) -> str:
     if kind == 12 and rng.random() < 0.4:
         return pick(rng, OPENINGS)
     if kind == 12:
-        make: Task = chat.about_asyncllm
+        make: Task = product.about_asyncllm
     else:
         make = structured.json_object if rng.random() < 0.5 else knowledge.fact
     return str(make(rng)[1]["content"])
@@ -225,12 +247,8 @@ def load_tokenizer(path: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(path)
-    words = sorted(
-        word for word in tokenizer.get_vocab()
-        if len(word) > 1 and word.isascii() and word.isalpha() and word.islower()
-        and len(tokenizer.encode(word).ids) == 1
-    )  # fmt: skip
-    common.token_words[:] = words
+    words = vocabulary_words(tokenizer.get_vocab())
+    common.set_token_forms(word for word in words if len(tokenizer.encode(word).ids) == 1)
     return tokenizer
 
 

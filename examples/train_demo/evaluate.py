@@ -16,10 +16,10 @@ from typing import Any
 
 import data
 import torch
-from heldout import is_heldout_word, pronounceable, random_letters, sample_sums
-from tasks import arithmetic, chat, letters, stories, tools
+from heldout import pronounceable, random_letters, sample_sums
+from tasks import arithmetic, chat, common, letters, stories, tools
 from tasks.common import Messages, phrased, pick, quoted, user
-from words import COMMON
+from words import COMMON, DOUBLES
 
 DEFAULT = Path(__file__).parents[2] / "asyncllm" / "demo" / "model"
 # One right answer among many; whether it reads well is for a person to say.
@@ -33,6 +33,18 @@ SAMPLES = [
     "Tell me a story about a dragon named Momo.", "Write a poem about the sea.",
     "What is the capital of Japan?", "Explain quantum physics to me.", "What is 12 times 12?",
     "Tell me a story.", "Write a haiku about autumn leaves.",
+    "How many r's in strawberry?", "How many s's are in Mississippi?", "How many e's in cheese?",
+    "reverse apple", "Reverse OpenAI", "Reverse the word hello.", "Spell banana", "spell Python",
+    "What is the first letter of orange?", "What's the last letter of planet?", "1+1=2, right?",
+    "2+2=5, right?", "Is 12 + 30 = 42?", "7+8", "what is 3 - 9", "What is 123 + 456?",
+    "What is 999 + 1?", "What is 500 - 237?", "What is the square root of 81?",
+    "What is the largest city in the world?", "What is the longest river?", "Is Paris in France?",
+    "What is the capital of Atlantis?", "What color is a banana?", "Who is Marie Curie?",
+    "How do I install asyncllm?", "How do I serve Qwen3?", "How do I start the server?",
+    "How do I use asyncllm in Python?", "How do I stream in Python?", "How do I use it offline?",
+    "Which port does the server use?", "How do I use the OpenAI client?", "What is vLLM?",
+    "Does asyncllm support quantization?", "What's up?", "I like pizza.", "Say hi", "lol",
+    "Write HELLO in lower case", "uppercase hello world", "What is my name?", "Do you like cats?",
 ]  # fmt: skip
 
 
@@ -75,9 +87,11 @@ def last_number(text: str) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
-def sums(reader: Reader, count: int, op: str, rng: random.Random) -> list[tuple[str, str, bool]]:
+def sums(
+    reader: Reader, count: int, op: str, rng: random.Random, digits: int = 2
+) -> list[tuple[str, str, bool]]:
     """Ask held-out sums in all phrasings."""
-    cases = [case for case in sample_sums(2 * count, seed=7) if case[1] == op][:count]
+    cases = [case for case in sample_sums(2 * count, 7, digits) if case[1] == op][:count]
     forms = (arithmetic.ADD if op == "+" else arithmetic.SUB) + arithmetic.TERSE[:5]
     asked = [phrased(rng, pick(rng, forms).format(a=a, b=b, o=op)) for a, _, b, _ in cases]
     answers = reader.answers([reader.prompt([user(question)]) for question in asked], 24)
@@ -97,15 +111,43 @@ def reversals(reader: Reader, words: list[str], rng: random.Random) -> list[tupl
     ]
 
 
+def token_words(reader: Reader, rng: random.Random, spell: bool) -> list[tuple[str, str, bool]]:
+    """Ask for every word that is one token, backwards or letter by letter."""
+    words = list(common.token_forms)
+    forms = letters.SPELL if spell else letters.REVERSE
+    asked = [pick(rng, forms).format(w=quoted(rng, word)) for word in words]
+    answers = reader.answers([reader.prompt([user(question)]) for question in asked], 60)
+    wanted = ["-".join(word) if spell else word[::-1] for word in words]
+    return [
+        (question, answer, re.findall(r"[A-Za-z-]+", answer)[-1:] == [want])
+        for question, answer, want in zip(asked, answers, wanted, strict=True)
+    ]
+
+
+def letter_counts(reader: Reader, rng: random.Random) -> list[tuple[str, str, bool]]:
+    """Ask how often a letter is in words that have it several times."""
+    cases = [(word, letter, word.count(letter)) for word in DOUBLES for letter in set(word)
+             if word.count(letter) > 1]  # fmt: skip
+    asked = [
+        pick(rng, letters.COUNT_LETTER).format(w=quoted(rng, word), c=letter)
+        for word, letter, _ in cases
+    ]
+    answers = reader.answers([reader.prompt([user(question)]) for question in asked], 80)
+    return [
+        (question, answer, last_number(answer) == count)
+        for question, answer, (_, _, count) in zip(asked, answers, cases, strict=True)
+    ]
+
+
 def heldout_words(rng: random.Random, count: int, kind: str, low: int, high: int) -> list[str]:
     """Draw distinct held-out words of one kind."""
     if kind == "real":
-        return [word for word in COMMON if is_heldout_word(word) and low <= len(word) <= high]
+        return [word for word in COMMON if common.is_unseen(word) and low <= len(word) <= high]
     make = pronounceable if kind == "word-like" else random_letters
     found: dict[str, None] = {}
     while len(found) < count:
         word = make(rng, rng.randint(low, high))
-        if is_heldout_word(word):
+        if common.is_unseen(word):
             found.setdefault(word)
     return list(found)
 
@@ -159,7 +201,11 @@ def _persona(rng: random.Random) -> tuple[Messages, Any]:
 
 def _no_call(rng: random.Random) -> tuple[Messages, Any]:
     closed = [task for task in data.TASKS if task not in OPEN_ENDED]
-    return pick(rng, closed)(rng)[:2], tools.unneeded(rng) or None
+    while (messages := pick(rng, closed)(rng)[:2])[-1]["content"] in (
+        chat.NO_WEATHER, chat.NO_CLOCK
+    ):  # fmt: skip
+        pass
+    return messages, tools.unneeded(rng) or None
 
 
 def evaluate(
@@ -171,6 +217,11 @@ def evaluate(
     results: dict[str, list[tuple[str, str, bool]]] = {
         "unseen additions": sums(reader, count // 2, "+", rng),
         "unseen subtractions": sums(reader, count - count // 2, "-", rng),
+        "unseen additions, three digits": sums(reader, count // 2, "+", rng, 3),
+        "unseen subtractions, three digits": sums(reader, count // 2, "-", rng, 3),
+        "reversals of single tokens": token_words(reader, rng, spell=False),
+        "spelling of single tokens": token_words(reader, rng, spell=True),
+        "letters that come more than once": letter_counts(reader, rng),
     }
     for kind in ("word-like", "random", "real"):
         words = heldout_words(rng, count // 2, kind, 3, 6)

@@ -165,7 +165,7 @@ def test_unseen_sums(model: Any, tokenizer: Any, heldout: Any) -> None:
 
 def test_unseen_reversals(model: Any, tokenizer: Any, heldout: Any) -> None:
     forms = ["Reverse the word {w}.", 'What is "{w}" backwards?', "reverse '{w}'", "Reverse: {w}"]
-    words = heldout.sample_words(40)
+    words = heldout.sample_words(40, vocabulary=tokenizer.get_vocab())
     questions = [forms[i // 2 % 4].format(w=word) for i, word in enumerate(words)]
     right = [
         re.findall(r"[a-z]+", answer)[-1:] == [word[::-1]]

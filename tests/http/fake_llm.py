@@ -81,6 +81,7 @@ class FakeLLM:
         step_seconds: float = 0.0,
         load_seconds: float = 0.0,
         load_error: Exception | None = None,
+        life_seconds: float = 1e6,
     ):
         self.config = EngineConfig()
         self.limits = EngineLimits(
@@ -109,6 +110,7 @@ class FakeLLM:
         self._step_seconds = step_seconds
         self._load_seconds = load_seconds
         self._load_error = load_error
+        self._life_seconds = life_seconds
         self._running: dict[int, _Sequence] = {}
         self._waiting: dict[int, _Sequence] = {}
         self._go = asyncio.Event()
@@ -120,6 +122,11 @@ class FakeLLM:
         if self._load_error is not None:
             raise self._load_error
         self.ready = True
+
+    async def stopped(self) -> str:
+        await asyncio.sleep(self._life_seconds)
+        self.ready = self.healthy = False
+        return "planted death"
 
     async def aclose(self) -> None:
         self.ready = self.healthy = False

@@ -177,3 +177,11 @@ def test_cuts_off_what_takes_too_long(client: Client, second_signal: bool) -> No
         assert code == 0
         assert "cutting 2 requests off" in errors
         assert "Traceback" not in errors
+
+
+def test_a_dead_engine_ends_the_process() -> None:
+    with process(life_seconds=0.3) as running:
+        ready_port(running)
+        assert running.wait(10) == 1
+        assert running.stderr is not None
+        assert "the engine died: planted death" in running.stderr.read()

@@ -168,6 +168,45 @@ async def test_closing_fails_what_is_unfinished() -> None:
     assert isinstance(sink.error, EngineDead)
 
 
+async def test_a_sink_that_raises_loses_its_own_request_only() -> None:
+    class Broken(ListSink):
+        def emit(self, delta: object) -> None:
+            raise ValueError("planted")
+
+        def fail(self, error: Exception) -> None:
+            raise ValueError("planted")
+
+    async with running() as (engine, _executor):
+        good = ListSink()
+        engine.add([1], SamplingParams(max_tokens=5), Broken())
+        engine.add([1], SamplingParams(max_tokens=5), good)
+        await good.over.wait()
+        assert good.text == "bcdef"
+        await idle(engine)
+        assert engine.stats.finished["error"] == 1
+
+
+async def test_a_stranger_cancelling_the_engines_task_leaves_nobody_waiting() -> None:
+    async with running(step=0.01) as (engine, _executor):
+        sink = ListSink()
+        engine.add([1], SamplingParams(max_tokens=50), sink)
+        await asyncio.sleep(0.03)
+        [task] = [t for t in asyncio.all_tasks() if t.get_name() == "asyncllm-engine"]
+        task.cancel()
+        await sink.over.wait()
+        assert isinstance(sink.error, EngineDead)
+        assert not engine.alive
+        assert "ended" in await engine.stopped()
+
+
+async def test_busy_time_does_not_count_overlapping_steps_twice() -> None:
+    async with running(step=0.002) as (engine, _executor):
+        sink = ListSink()
+        engine.add([1], SamplingParams(max_tokens=20), sink)
+        await sink.over.wait()
+        assert 0 <= engine.stats.device_busy < 1
+
+
 async def test_a_sink_may_abort_its_own_request() -> None:
     async with running() as (engine, _executor):
         ids: list[int] = []
@@ -190,6 +229,7 @@ async def test_a_sink_may_abort_its_own_request() -> None:
         ([1000], SamplingParams(), "prompt"),
         ([-1], SamplingParams(), "prompt"),
         ([1], SamplingParams(stop_token_ids=(1000,)), "stop_token_ids"),
+        ([1] * 10, SamplingParams(min_tokens=60), "min_tokens"),
     ],
 )
 async def test_requests_that_can_never_be_served(

@@ -48,7 +48,8 @@ MUL = [
     "What is the product of {a} and {b}?", "Solve {a} * {b}.", "{a} times {b}", "{a} times {b}?",
     "What is {a}*{b}?", "What is {a} multiplied by {b}?", "What's {a} times {b}?",
     "{a} x {b}", "{a}x{b}", "What is {a} x {b}?", "What's {a} * {b}?", "{a} multiplied by {b}",
-    "How much is {a} x {b}?", "Work out {a} times {b}.", "What is {a}x{b}?", "{a} times {b} equals?",
+    "How much is {a} x {b}?", "Work out {a} times {b}.", "What is {a}x{b}?",
+    "{a} times {b} equals?",
 ]
 DIV = [
     "What is {a} / {b}?", "What is {a} divided by {b}?", "What's {a} divided by {b}?",

@@ -34,7 +34,7 @@ def set_token_forms(forms: Iterable[str]) -> None:
 
 
 def is_unseen(word: str) -> bool:
-    """Say whether ``word`` is held out and no single token, so that no training text reverses it."""
+    """Say whether ``word`` is held out and no single token: no training text reverses it."""
     lower = word.lower()
     return is_heldout_word(word) and _token_lower.isdisjoint((lower, lower[::-1]))
 

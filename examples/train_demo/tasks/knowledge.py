@@ -59,11 +59,13 @@ COLORED = {
     "an elephant": "gray", "a pig": "pink", "gold": "yellow", "a cloud": "white", "coffee": "brown",
     "a rose": "red", "fire": "red", "a polar bear": "white",
 }
-COLOR_FORMS = ["What color is", "What is the color of", "Which color is", "What color does", "Color of"]
+COLOR_FORMS = ["What color is", "What is the color of", "Which color is", "What color does",
+               "Color of"]
 COLOR_QUESTIONS = {form: list(COLORED) for form in COLOR_FORMS}
 LEGS = {
     "a spider": 8, "a dog": 4, "a cat": 4, "a bird": 2, "an ant": 6, "a horse": 4, "a cow": 4,
-    "a human": 2, "a bee": 6, "a duck": 2, "a fish": 0, "a snake": 0, "an elephant": 4, "a sheep": 4,
+    "a human": 2, "a bee": 6, "a duck": 2, "a fish": 0, "a snake": 0, "an elephant": 4,
+    "a sheep": 4,
     "a lion": 4, "a chicken": 2, "a frog": 4, "a mouse": 4, "a pig": 4, "an insect": 6,
     "an octopus": 8, "a crab": 10, "a table": 4, "a chair": 4,
 }

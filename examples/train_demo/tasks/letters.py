@@ -9,7 +9,17 @@ import random
 from heldout import LETTERS, VOWELS
 from words import COLORS, COMMON, FRUITS, NAMES, ORDINALS
 
-from .common import Messages, any_word, ask, fresh_word, letter_word, phrased, pick, quoted
+from .common import (
+    Messages,
+    any_word,
+    ask,
+    fresh_word,
+    is_unseen,
+    letter_word,
+    phrased,
+    pick,
+    quoted,
+)
 
 REVERSE = [
     "Reverse {w}.", "Reverse the word {w}.", "Reverse: {w}", "Spell {w} backwards.",
@@ -161,8 +171,10 @@ def one_letter(rng: random.Random) -> Messages:
         place, letter = ORDINALS[index], word[index]
     question = pick(rng, ["What is the {p} letter of {w}?", "Which letter is the {p} in {w}?",
                           "Tell me the {p} letter of {w}.", "What is the {p} letter in {w}?",
-                          "{P} letter of {w}?", "{P} letter of {w}", "What's the {p} letter of {w}?",
-                          "What is the {p} letter of the word {w}?", "Give me the {p} letter of {w}.",
+                          "{P} letter of {w}?", "{P} letter of {w}",
+                          "What's the {p} letter of {w}?",
+                          "What is the {p} letter of the word {w}?",
+                          "Give me the {p} letter of {w}.",
                           "Which is the {p} letter of {w}?", "{P} letter in {w}?"])
     answer = f'The {place} letter of "{word}" is {letter}.'
     question = question.format(p=place, P=place.capitalize(), w=shown)
@@ -174,7 +186,8 @@ def palindrome(rng: random.Random) -> Messages:
     word = letter_word(rng, 2, 8, unseen=False)
     if rng.random() < 0.5:
         half = word[:5].lower()
-        word = half + half[-2::-1] if rng.random() < 0.6 else half + half[::-1]
+        made = half + half[-2::-1] if rng.random() < 0.6 else half + half[::-1]
+        word = word if is_unseen(made) else made
     question = pick(rng, ["Is {w} a palindrome?", "Is the word {w} a palindrome?",
                           "Does {w} read the same backwards?", "Is {w} the same backwards?"])
     back = word[::-1]
@@ -255,7 +268,7 @@ def sort_things(rng: random.Random) -> Messages:
     separator = pick(rng, [", ", ", ", " "])
     if roll < 0.5:
         top = 99 if rng.random() < 0.7 else pick(rng, [9, 999, 999])
-        numbers = [rng.randint(0, top) _ in range(rng.randint(2, 9))]
+        numbers = [rng.randint(0, top) for _ in range(rng.randint(2, 9))]
         text = separator.join(map(str, numbers))
         if rng.random() < 0.75:
             question = pick(rng, ["Sort these numbers: {t}", "Sort {t}", "Sort the numbers {t}.",

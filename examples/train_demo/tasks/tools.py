@@ -18,7 +18,7 @@ from typing import Any
 from heldout import is_heldout_pair, pronounceable
 from words import CITIES, COMMON, JOBS, NAMES, split
 
-from .common import Message, Messages, any_word, phrased, pick, reply, user
+from .common import Message, Messages, any_word, listed, phrased, pick, reply, user
 
 Tool = dict[str, Any]
 
@@ -79,6 +79,10 @@ def _place(rng: random.Random) -> str:
     return pronounceable(rng, rng.randint(4, 9)).capitalize()
 
 
+NOUNS = ["light rain", "heavy rain", "rain", "snow", "light snow", "fog", "mist", "showers", "sun",
+         "thunderstorms", "partly cloudy", "mostly sunny", "clear sky", "overcast", "drizzle",
+         "scattered clouds", "strong wind", "few clouds", "light wind", "a thunderstorm", "hail",
+         "broken clouds", "sunny intervals", "moderate rain", "haze", "freezing fog"]
 SKY = split("sunny cloudy rainy windy foggy snowy clear stormy dry cold warm hot")
 
 
@@ -109,27 +113,38 @@ def _weather(rng: random.Random) -> Case:
             arguments[list(properties)[1]] = unit
             question = pick(rng, ["What is the weather in {c} in {u}?",
                                   "How warm is it in {c} in {u}?"])
-    degrees, sky = rng.randint(-15, 40), pick(rng, SKY)
+    degrees: Any = rng.randint(-15, 40)
+    if rng.random() < 0.15:
+        degrees = rng.randint(-150, 400) / 10
+    sky = pick(rng, SKY) if rng.random() < 0.6 else pick(rng, NOUNS)
+    if rng.random() < 0.1:
+        sky = _phrase(rng, 1, 3)
     temperature = pick(rng, ["temperature", "temperature", "temp", "temp_c", "degrees"])
     condition = pick(rng, ["condition", "conditions", "weather", "sky", "description", "forecast"])
     data: dict[str, Any] = {temperature: degrees, condition: sky}
-    answer = f"It is {sky} in {city}, with {degrees} degrees."
+    shown = f"{degrees} degrees"
+    if rng.random() < 0.2:
+        shown = f"{degrees}{pick(rng, [' C', '°C', 'C', ' F', '°F', ' degrees', '°'])}"
+        data[temperature] = shown
+    if rng.random() < 0.15:
+        data[pick(rng, ["humidity", "wind", "rain", "id", "pressure", "wind_kph"])] = pick(
+            rng, [rng.randint(0, 100), f"{rng.randint(0, 100)}%", f"{rng.randint(1, 90)} km/h"])
+    answer = f"The weather in {city}: {sky}, {shown}."
     roll = rng.random()
     if roll < 0.2:
         data = {key: city, **data}
     elif roll < 0.35:
-        data = {condition: sky, temperature: degrees}
+        data = {condition: sky, **data}
     elif roll < 0.5:
         data = {temperature: degrees, "unit": unit}
         answer = f"It is {degrees} degrees in {city}."
     elif roll < 0.6:
-        data = {temperature: degrees}
-        answer = f"It is {degrees} degrees in {city}."
-    result = json.dumps(data)
-    if roll > 0.8:
-        result = pick(rng, [f"{degrees} degrees and {sky}", f"{sky}, {degrees} degrees",
-                            f"{sky.capitalize()}, {degrees} C", f"{degrees}C, {sky}",
-                            f"It is {sky}, {degrees} degrees.", f"{sky} and {degrees} degrees"])
+        data = {temperature: data[temperature]}
+        answer = f"It is {shown} in {city}."
+    result = json.dumps(data, ensure_ascii=rng.random() < 0.5)
+    if roll > 0.7:
+        result = _report(rng, sky)
+        answer = f"The weather in {city}: {_ended(result)}"
     tool = _tool(rng, name, pick(rng, [
         "Get the weather in a city.", "Get the current weather.", "Returns the weather of a city.",
         "Get the current weather in a given location.", "Look up the weather.",
@@ -137,6 +152,24 @@ def _weather(rng: random.Random) -> Case:
     ]), properties, ("unit", "units"))
     return Case(tool, question.format(c=city, u=unit), arguments, result, answer,
                 pick(rng, ["And in {c}?", "What about {c}?", "And {c}?"]).format(c=city))
+
+
+def _report(rng: random.Random, sky: str) -> str:
+    """Write the weather in words, as a tool may return it; the answer repeats it as it is."""
+    degrees = f"{rng.randint(-15, 40)}{pick(rng, [' C', '°C', 'C', ' degrees', '°', ' F', '°F'])}"
+    text = pick(rng, ["{d} and {s}", "{s}, {d}", "{d}, {s}", "{s} and {d}", "{s} at {d}",
+                      "{d}, {s}, {x}", "{s}, {d}, {x}", "It is {s}, {d}.", "{s}", "{d}",
+                      "{d} with {s}", "It is {d} and {s}", "{x}, {d}", "{d} ({s})", "{d} / {s}",
+                      "{d}; {s}", "{s}. {d}.", "{d}, feels like {e}, {s}", "{d} {s}"])
+    extra = pick(rng, ["wind {n} km/h", "humidity {n}%", "wind from the north", "no rain", "{p}",
+                       "{p}", "rain later", "{n}% rain", "windy", "dry"])
+    extra = extra.format(n=rng.randint(1, 99), p=_phrase(rng, 1, 4))
+    text = text.format(d=degrees, s=sky, x=extra, e=f"{rng.randint(-15, 40)} C")
+    return text[:1].upper() + text[1:] if rng.random() < 0.35 else text
+
+
+def _ended(text: str) -> str:
+    return text if text[-1] in ".!?" else text + "."
 
 
 def _time(rng: random.Random) -> Case:
@@ -151,7 +184,8 @@ def _time(rng: random.Random) -> Case:
     question = pick(rng, ["What time is it in {c}?", "What is the time in {c}?", "Time in {c}?",
                           "Tell me the time in {c}.", "How late is it in {c}?",
                           "What time is it now in {c}?", "What's the time in {c}?"])
-    result = pick(rng, [clock, json.dumps({"time": clock}), json.dumps({key: city, "time": clock})])
+    result = pick(rng, [clock, json.dumps({"time": clock}), json.dumps({key: city, "time": clock}),
+                        f"It is {clock}", f"{clock} in {city}"])
     return Case(tool, question.format(c=city), {key: city}, result, f"It is {clock} in {city}.",
                 pick(rng, ["And in {c}?", "What about {c}?", "And {c}?"]).format(c=city))
 
@@ -205,9 +239,29 @@ def _search(rng: random.Random) -> Case:
     question = pick(rng, ["Search for {t}.", "Look up {t}.", "Find {t} on the web.",
                           "Search the web for {t}.", "Find information about {t}.",
                           "Can you search for {t}?", "What does the web say about {t}?"])
-    found = " ".join(pick(rng, COMMON) for _ in range(rng.randint(3, 8))).capitalize() + "."
-    result = pick(rng, [found, json.dumps({"result": found})])
-    return Case(tool, question.format(t=what), {key: what}, result, f"I found this: {found}")
+    found = _free_text(rng)
+    if rng.random() < 0.4:
+        found = " ".join(pick(rng, COMMON) for _ in range(rng.randint(3, 8))).capitalize() + "."
+    result = pick(rng, [found, found, json.dumps({"result": found}, ensure_ascii=False)])
+    answer = f"I found this: {_ended(found)}"
+    return Case(tool, question.format(t=what), {key: what}, result, answer)
+
+
+def _free_text(rng: random.Random) -> str:
+    """Write words, names, numbers and marks in any order, as a tool may return them."""
+    parts = []
+    for _ in range(rng.randint(1, 4)):
+        number = rng.randint(0, 10 ** rng.randint(1, 5))
+        parts.append(pick(rng, [
+            _phrase(rng, 1, 3), _phrase(rng, 2, 5), pick(rng, NAMES), pick(rng, CITIES),
+            f"{number} {any_word(rng, 2, 7)}", f"{number / 10}", f"{any_word(rng, 3, 8)}: {number}",
+            f"{number}%", f"${number}", f"{rng.randint(0, 23)}:{rng.randint(0, 59):02}",
+            f"{pick(rng, NAMES)} {any_word(rng, 4, 8).capitalize()}", f"{any_word(rng, 3, 8)} is "
+            f"{any_word(rng, 3, 8)}", f"{rng.randint(1900, 2030)}", pick(rng, NOUNS),
+        ]))
+    text = pick(rng, [", ", ", ", " and ", " ", "; ", ". "]).join(parts)
+    text = text[:1].upper() + text[1:] if rng.random() < 0.5 else text
+    return text + pick(rng, ["", "", ".", "!"])
 
 
 MONEY = {"dollars": "USD", "euros": "EUR", "pounds": "GBP", "yen": "JPY", "francs": "CHF"}
@@ -325,8 +379,31 @@ def _invented(rng: random.Random) -> Case:
     text = question.format(v=shown.capitalize(), w=shown, n=noun, x=value)
     state = pick(rng, ["open", "closed", "ready", "new", "done", "empty", pick(rng, JOBS)])
     field = pick(rng, ["status", "state", "kind", "type", "note"])
-    result = json.dumps({field: state}) if rng.random() < 0.6 else f"{field}: {state}"
-    return Case(tool, text, {key: value}, result, f"The {field} is {state}.")
+    roll = rng.random()
+    if roll < 0.3:
+        result = json.dumps({field: state}) if roll < 0.2 else f"{field}: {state}"
+        answer = f"The {field} is {state}."
+    elif roll < 0.6:
+        result, answer = _any_fields(rng)
+    else:
+        found = _free_text(rng)
+        result = pick(rng, [found, found, json.dumps({"result": found}, ensure_ascii=False)])
+        answer = f"Here is the result: {_ended(found)}"
+    return Case(tool, text, {key: value}, result, answer)
+
+
+def _any_fields(rng: random.Random) -> tuple[str, str]:
+    """Return a JSON object with any fields, and it in words."""
+    data: dict[str, Any] = {}
+    for _ in range(rng.randint(1, 4)):
+        name = pick(rng, COMMON) if rng.random() < 0.5 else any_word(rng, 2, 8)
+        data[name] = pick(rng, [
+            rng.randint(0, 9999), rng.randint(0, 99), rng.randint(0, 9999) / 10, _phrase(rng, 1, 3),
+            any_word(rng, 2, 8), pick(rng, NAMES), pick(rng, CITIES),
+        ])
+    told = [f"the {name} is {value}" for name, value in data.items()]
+    answer = listed(told)
+    return json.dumps(data), f"{answer[0].upper()}{answer[1:]}."
 
 
 MAKERS: dict[str, tuple[Callable[[random.Random], Case], int]] = {
@@ -353,6 +430,17 @@ def call(cases: list[Case]) -> Message:
 
 def _results(cases: list[Case]) -> Messages:
     return [{"role": "tool", "content": case.result} for case in cases]
+
+
+def failure(rng: random.Random) -> tuple[str, str]:
+    """Return what a tool says when it fails, and the answer to the user."""
+    reason = pick(rng, ["not found", "timeout", "city not found", "invalid request",
+                        "no connection",
+                        "permission denied", "unknown id", "no data", "try again later",
+                        "internal error", "rate limit", _phrase(rng, 1, 4)])
+    result = pick(rng, [json.dumps({"error": reason}), f"Error: {reason}", f"error: {reason}",
+                        json.dumps({"status": "error", "message": reason})])
+    return result, f"The tool reports an error: {reason}."
 
 
 def _second(rng: random.Random, family: str, first: Case) -> Case | None:
@@ -405,6 +493,9 @@ def tool_dialogue(rng: random.Random) -> tuple[list[Tool], Messages]:
     messages.append(call([case]))
     if rng.random() < 0.25:
         return tools, messages
+    if rng.random() < 0.05:
+        result, answer = failure(rng)
+        return tools, [*messages, {"role": "tool", "content": result}, reply(answer)]
     messages += [*_results([case]), reply(case.answer)]
     if second:
         messages += [user(second.again), call([second])]

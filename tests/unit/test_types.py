@@ -1,0 +1,81 @@
+"""What users may put into SamplingParams and EngineConfig."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncllm import BadRequest, EngineConfig, SamplingParams, TokenDelta
+from asyncllm.types import TokenLogprob
+from asyncllm.wire.messages import RowParams, encode
+
+BAD_PARAMS: list[tuple[str, Any]] = [
+    ("temperature", -1),
+    ("temperature", "hot"),
+    ("temperature", float("nan")),
+    ("temperature", np.float32(1)),
+    ("top_p", 0),
+    ("top_k", 2**64),
+    ("top_k", 5.0),
+    ("top_k", -2),
+    ("min_tokens", 2**63),
+    ("max_tokens", 0),
+    ("max_tokens", 5.5),
+    ("seed", 2**63),
+    ("seed", np.int64(1)),
+    ("logprobs", True),
+    ("logprobs", 21),
+    ("stop", ("",)),
+    ("stop", ("x",) * 33),
+    ("stop", (1,)),
+    ("stop_token_ids", (-1,)),
+    ("ignore_eos", "yes"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_PARAMS)
+def test_bad_sampling_params_are_named(name: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=name) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+def test_a_single_stop_string_may_stand_alone() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_are_fine_where_fractions_are() -> None:
+    params = SamplingParams(temperature=0, top_p=1)
+    row = RowParams(params.temperature, 0, params.top_p, 0, 0, 0, 1, 0, -1, 0, ())
+    assert encode(row)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", "gpu"),
+        ("dtype", "fp16"),
+        ("attention", "flash"),
+        ("load_format", "x"),
+        ("page_size", "16"),
+        ("page_size", 0),
+        ("steps_in_flight", 3),
+        ("gpu_memory_utilization", 1.5),
+        ("max_num_batched_tokens", 3),
+    ],
+)
+def test_bad_options_are_named(name: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=name) as caught:
+        EngineConfig(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+def test_deltas_merge_in_order() -> None:
+    whole = TokenDelta()
+    for token in range(3):
+        whole.merge(TokenDelta(str(token), [token], [TokenLogprob(token, -1.0)]))
+    assert (whole.text, whole.token_ids) == ("012", [0, 1, 2])
+    assert whole.logprobs is not None
+    assert [entry.token_id for entry in whole.logprobs] == [0, 1, 2]
