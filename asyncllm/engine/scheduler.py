@@ -89,12 +89,14 @@ class Scheduler:
         )
 
     def _plan_decodes(self, build: _PlanBuilder) -> None:
+        page_size = self.limits.page_size
         for seq in list(self.running.values()):
             if seq.state is not SeqState.RUNNING or seq.num_computed < seq.num_known:
                 continue
             if len(seq.tokens) + seq.num_sampling >= seq.max_length:
                 continue  # the last token it may have is already being sampled
-            if self._grow(seq, build):
+            # Most rows stay on the page they are on.
+            if seq.num_computed < len(seq.pages) * page_size or self._grow(seq, build):
                 build.add_row(seq, 1, samples=True)
 
     def _plan_prefills(self, build: _PlanBuilder) -> None:
@@ -224,17 +226,17 @@ class Scheduler:
 
 
 class _PlanBuilder:
-    """The rows, pages and admissions of one plan under construction."""
+    """The rows, pages and admissions of one plan under construction, flat as they travel."""
 
     def __init__(self, budget: int):
         self.budget = budget
-        self.rows: list[tuple[int, int, int]] = []
+        self.rows: list[int] = []
         self.sequences: list[tuple[Sequence, bool]] = []
-        self.new_pages: list[tuple[int, int, int]] = []
+        self.new_pages: list[int] = []
         self.admits: list[Admit] = []
 
     def add_row(self, seq: Sequence, q_len: int, *, samples: bool) -> None:
-        self.rows.append((seq.slot, seq.num_computed, q_len))
+        self.rows += (seq.slot, seq.num_computed, q_len)
         self.sequences.append((seq, samples))
         self.budget -= q_len
         seq.num_computed += q_len
@@ -244,7 +246,7 @@ class _PlanBuilder:
     def add_pages(self, seq: Sequence, first: int) -> None:
         """The device learns of the pages from index ``first`` on."""
         for index in range(first, len(seq.pages)):
-            self.new_pages.append((seq.slot, index, seq.pages[index]))
+            self.new_pages += (seq.slot, index, seq.pages[index])
 
     def admit(self, seq: Sequence) -> None:
         self.admits.append(Admit(seq.slot, pack(seq.tokens), seq.num_prompt, seq.row_params))

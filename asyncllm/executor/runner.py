@@ -16,7 +16,7 @@ from asyncllm.executor.inputs import StepInputs, stage
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
 from asyncllm.models.base import CausalLM
-from asyncllm.wire.messages import NO_TOKEN, RowLogprobs, StepPlan, StepResult, pack, unpack
+from asyncllm.wire.messages import NO_TOKEN, RowLogprobs, StepPlan, StepResult, unpack
 
 if TYPE_CHECKING:
     from asyncllm.executor.logprobs import Logprobs
@@ -104,7 +104,7 @@ class ModelRunner:
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a launched step, with the GIL released, and read its outcome."""
-        tokens = np.full(ticket.num_rows, NO_TOKEN)
+        tokens = np.full(ticket.num_rows, NO_TOKEN, dtype="<i4")
         logprobs: tuple[RowLogprobs, ...] = ()
         ticket.end.wait()
         if ticket.samples is not None:
@@ -112,7 +112,7 @@ class ModelRunner:
             logprobs = ticket.samples.row_logprobs()
         return StepResult(
             step=ticket.step,
-            tokens=pack(tokens),
+            tokens=tokens.tobytes(),
             logprobs=logprobs,
             error=None,
             t_launch=ticket.t_launch,

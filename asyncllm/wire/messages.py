@@ -6,6 +6,9 @@ rows a step has. Rank 0's thread and tensor-parallel peers read the same bytes.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 
@@ -99,9 +102,10 @@ decode_plan = msgspec.msgpack.Decoder(StepPlan).decode
 decode_result = msgspec.msgpack.Decoder(StepResult).decode
 
 
-def pack(values: object) -> bytes:
-    """int32 bytes of a list (or list of equally long rows) of Python ints."""
-    return np.asarray(values, dtype="<i4").tobytes()
+def pack(values: Iterable[int]) -> bytes:
+    """int32 bytes of Python ints; rows of several are given one after the other."""
+    # array() takes a list of ints in a third of the time that numpy needs.
+    return array("i", values).tobytes()
 
 
 def unpack(data: bytes, columns: int = 1) -> np.ndarray:
