@@ -110,6 +110,16 @@ class LLM:
         """
         return self._thread.iterate(self._llm.stream(prompt, params))
 
+    @property
+    def limits(self) -> EngineLimits:
+        """What the engine works with: context, KV cache, device."""
+        return self._llm.limits
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counters; they change while requests run."""
+        return self._llm.stats
+
     def close(self) -> None:
         """Fail what is unfinished with EngineDead and give all memory back. Idempotent."""
         self._thread.close()

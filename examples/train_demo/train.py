@@ -52,7 +52,7 @@ class Preset:
 
 PRESETS = {
     "gpu": Preset(
-        shape=Shape(vocab_size=0), seconds=420, workers=8, segments=3,
+        shape=Shape(vocab_size=0), seconds=325, workers=12, segments=3,
         segment_tokens=4 * SEGMENT, max_tokens=2_000_000_000, learning_rate=2e-3,
         tokenizer_samples=60_000, words=700,
     ),

@@ -172,3 +172,71 @@ def test_unseen_reversals(model: Any, tokenizer: Any, heldout: Any) -> None:
         for answer, word in zip(answers(model, tokenizer, questions, 30), words, strict=True)
     ]
     assert sum(right) >= 0.9 * len(right)
+
+
+def test_words_that_are_one_token(model: Any, tokenizer: Any, heldout: Any) -> None:
+    """The model reads these whole, so it has to know their letters by heart."""
+    words = sorted(heldout.vocabulary_words(tokenizer.get_vocab()))
+    words = [word for word in words if len(tokenizer(word)["input_ids"]) == 1]
+    words = ["apple", "hello", "banana", "OpenAI", *random.Random(0).sample(words, 36)]
+    right = [
+        answer == word[::-1]
+        for answer, word in zip(
+            answers(model, tokenizer, [f'Reverse "{word}".' for word in words], 30),
+            words,
+            strict=True,
+        )
+    ]
+    assert sum(right) >= 0.95 * len(right)
+
+
+@pytest.mark.parametrize(
+    ("question", "part"),
+    [
+        ("How many r's in strawberry?", "3 times"),
+        ("How many s's are in Mississippi?", "4 times"),
+        ("Reverse the word apple.", "elppa"),
+        ("1+1=2, right?", "yes"),
+        ("2+2=5, right?", "2 + 2 = 4, so no"),
+        ("7+8", "15"),
+        ("What is 123 + 456?", "579"),
+        ("What is the largest city in the world?", "tiny demo model"),
+        ("How do I install asyncllm?", "`pip install -e .`"),
+        ("How do I start the server?", "http://localhost:8000/v1"),
+        ("How do I serve another model?", "`asyncllm serve MODEL`"),
+        ("How do I use asyncllm in Python?", "async with AsyncLLM(model) as llm:"),
+        ("How do I stream in Python?", "async for delta in llm.stream("),
+    ],
+)
+def test_what_people_ask_first(model: Any, tokenizer: Any, question: str, part: str) -> None:
+    [answer] = answers(model, tokenizer, [question], 128)
+    assert part in answer
+
+
+def test_result_of_a_tool_in_free_text(model: Any, tokenizer: Any) -> None:
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the weather in a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+    call = {"name": "get_weather", "arguments": {"city": "Paris"}}
+    messages = [
+        {"role": "user", "content": "What is the weather in Paris?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call}],
+        },
+        {"role": "tool", "content": "18 C, light rain"},
+    ]
+    prompt = tokenizer.apply_chat_template(
+        messages, tools=[tool], tokenize=False, add_generation_prompt=True
+    )
+    inputs = tokenizer([prompt], return_tensors="pt")
+    with torch.inference_mode():
+        made = model.generate(**inputs, max_new_tokens=40, do_sample=False)
+    answer = tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert answer == "The weather in Paris: 18 C, light rain."
