@@ -292,7 +292,8 @@ def test_sigterm_lets_streams_finish() -> None:
             assert more, received[-300:]
             received += more
     assert b'"finish_reason":"length"' in received
-    assert server.stop() == 0
+    assert server.process.wait(20) == 0
+    server.stop()
 
 
 def test_a_port_that_is_taken_is_said_before_loading() -> None:
