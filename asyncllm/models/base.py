@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from torch import Tensor, nn
 
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
@@ -9,7 +11,7 @@ from asyncllm.models.layers.linear import Linear
 from asyncllm.models.layers.parameter import Packed
 
 
-class CausalLM(nn.Module):
+class CausalLM(nn.Module, ABC):
     """A decoder-only language model that computes in the dtype of its weights.
 
     Made as ``cls(config, dtype, device, max_length)``: parameters are allocated on the device and
@@ -23,13 +25,13 @@ class CausalLM(nn.Module):
     attention_specs: list[AttentionSpec]
     lm_head: Linear | None
 
+    @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Run one step; [samples, hidden], normed and ready for ``logits``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: [samples, hidden] -> [samples, vocab], in the same dtype."""
-        raise NotImplementedError
 
     def checkpoint_name(self, name: str) -> str | None:
         """What this class calls a tensor of the checkpoint; None where it has no use for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Generic, TypeVar
 
 import torch
@@ -44,9 +45,9 @@ class DecoderLM(CausalLM, Generic[C]):
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, place)
 
+    @abstractmethod
     def make_layer(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
         """The layer ``spec.layer``: takes (x [tokens, hidden], rotation, batch), returns x."""
-        raise NotImplementedError
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         hidden: Tensor = self.model(batch)

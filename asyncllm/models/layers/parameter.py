@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,12 +23,12 @@ class Placement:
         return nn.Parameter(values, requires_grad=False)
 
 
-class Packed(nn.Module):
+class Packed(nn.Module, ABC):
     """A layer whose parameters each hold several tensors of the checkpoint."""
 
+    @abstractmethod
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         """The checkpoint's tensors: name, relative to the module this one is in, and its place.
 
         Places are views of the parameters, of the shape on disk; together they cover them.
         """
-        raise NotImplementedError
