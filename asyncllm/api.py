@@ -19,7 +19,7 @@ from asyncllm.config import EngineConfig, EngineLimits, ServerConfig
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.mailbox import Collector, Mailbox
 from asyncllm.engine.stats import EngineStats
-from asyncllm.errors import BadRequest, EngineDead, NotReady
+from asyncllm.errors import BadRequest, EngineDead, ModelError, NotReady
 from asyncllm.executor.executor import Executor, ThreadExecutor
 from asyncllm.models.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
@@ -242,13 +242,21 @@ class AsyncLLM:
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; off the loop when it is long.
+        """Token ids of a text. Raises like ``encode_all``."""
+        [ids] = await self.encode_all([text], add_special_tokens=add_special_tokens)
+        return ids
+
+    async def encode_all(
+        self, texts: Seq[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each text; off the loop, unless it is a single short one.
 
         Raises:
             BadRequest: so many bytes cannot fit the context, whatever the tokens are.
         """
-        parts = self._started
-        least = parts.tokenizer.min_tokens(len(text.encode("utf-8", "surrogatepass")))
+        tokenizer = self._started.tokenizer
+        longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        least = tokenizer.min_tokens(longest)
         if least > self.limits.max_model_len:
             raise BadRequest(
                 f"the prompt has at least {least} tokens; the context holds "
@@ -256,12 +264,12 @@ class AsyncLLM:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        [ids] = await parts.tokenizer.encode_async([text], add_special_tokens)
-        return ids
+        return await tokenizer.encode_async(texts, add_special_tokens)
 
     async def encode_chat(
         self,
         messages: Seq[dict[str, Any]],
+        /,
         *,
         tools: Seq[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -360,7 +368,10 @@ def _default_params(spec: ModelSpec) -> SamplingParams:
     named = {k: v for k, v in msgspec.structs.asdict(spec.sampling).items() if v is not None}
     if named.pop("do_sample", True) is False:
         named["temperature"] = 0.0
-    return SamplingParams(**named)
+    try:
+        return SamplingParams(**named)
+    except BadRequest as error:
+        raise ModelError(f"generation_config.json: {error.message}") from None
 
 
 async def _find(model: str | None, revision: str | None) -> Path:

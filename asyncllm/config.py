@@ -6,6 +6,7 @@ no configuration through environment variables.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -117,7 +118,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The HTTP side of ``asyncllm serve``."""
+    """The HTTP side of ``asyncllm serve``.
+
+    Raises:
+        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
+    """
 
     host: Annotated[str, _doc("address to listen on")] = "127.0.0.1"
     port: Annotated[int, _doc("port to listen on; 0 picks a free one")] = 8000
@@ -125,7 +130,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], _doc("names clients may use; the model's own by default")
     ] = ()
     api_key: Annotated[tuple[str, ...], _doc("keys that clients must present; none: open")] = ()
-    max_body_bytes: Annotated[int, _doc("largest accepted request body")] = 32 * 1024 * 1024
+    max_body_bytes: Annotated[int, _doc("largest accepted request body")] = 8 * 1024 * 1024
     drain_seconds: Annotated[
         float, _doc("how long a stopping server lets running streams finish")
     ] = 30.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if not 0 <= self.port < 2**16:
+            raise BadRequest(f"port must be between 0 and 65535, not {self.port}", param="port")
+        if not all(self.api_key):
+            raise BadRequest("api_key must not be empty", param="api_key")
+        if not all(self.served_model_name):
+            raise BadRequest("served_model_name must not be empty", param="served_model_name")
+        if self.max_body_bytes < 1:
+            raise BadRequest("max_body_bytes must be at least 1", param="max_body_bytes")
+        if not 0 <= self.drain_seconds < math.inf:
+            raise BadRequest("drain_seconds must not be negative", param="drain_seconds")

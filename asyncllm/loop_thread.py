@@ -32,9 +32,10 @@ class LoopThread:
         self._loop = new_event_loop()
         stop = asyncio.Event()
         opened: Future[None] = Future()
+        main: list[asyncio.Task[None]] = []
         self._thread = threading.Thread(
             target=_thread_main,
-            args=(self._loop, resource, opened, stop),
+            args=(self._loop, resource, opened, stop, main),
             name="asyncllm-loop",
             daemon=True,
         )
@@ -46,7 +47,11 @@ class LoopThread:
         try:
             opened.result()
         except BaseException:
+            # An interrupt while it opens: give up opening, and be gone before the interpreter is.
             self._stop()
+            with suppress(RuntimeError):  # the loop is closed: opening has failed by itself
+                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in main])
+            self._thread.join()
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, T], tick: Callable[[], None] | None = None) -> T:
@@ -94,8 +99,10 @@ def _thread_main(
     resource: AbstractAsyncContextManager[Any],
     opened: Future[None],
     stop: asyncio.Event,
+    main: list[asyncio.Task[None]],
 ) -> None:
     async def hold_open() -> None:
+        main.extend(task for task in [asyncio.current_task()] if task is not None)
         async with resource:
             opened.set_result(None)
             await stop.wait()

@@ -18,11 +18,16 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
 def check_types(struct: msgspec.Struct) -> None:
     """Hold every field against its annotation, bounds in ``Meta`` included.
 
+    What msgspec can convert (a list for a tuple, a Decimal for a float) it does, in place.
+
     Raises:
         BadRequest: one does not fit; ``param`` names it.
     """
     for name, kind in _fields(type(struct)):
+        value = getattr(struct, name)
         try:
-            msgspec.convert(getattr(struct, name), kind)
+            converted = msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             raise BadRequest(f"{name}: {error}", param=name) from None
+        if converted is not value:
+            msgspec.structs.force_setattr(struct, name, converted)

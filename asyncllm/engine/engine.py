@@ -109,7 +109,8 @@ class Engine:
         if self._dead is not None:
             raise EngineDead(self._dead)
         max_length = self._check(prompt_ids, params)
-        if len(self._scheduler.waiting) >= self.limits.max_waiting:
+        # Those that the next plan takes in are not waiting.
+        if len(self._scheduler.waiting) >= self.limits.max_waiting + self._scheduler.num_free_slots:
             raise QueueFull(
                 f"{len(self._scheduler.waiting)} requests are waiting already", retry_after=1.0
             )
@@ -162,6 +163,9 @@ class Engine:
             raise BadRequest(
                 f"min_tokens must be at most {room}, the room left", param="min_tokens"
             )
+        stops = len(params.stop_token_ids) + len(self.limits.eos_token_ids)
+        if params.min_tokens and stops >= self.limits.vocab_size:
+            raise BadRequest("stop_token_ids leave no token for min_tokens", param="stop_token_ids")
         if min(prompt_ids) < 0 or max(prompt_ids) >= self.limits.vocab_size:
             raise BadRequest(
                 f"prompt token ids must be between 0 and {self.limits.vocab_size - 1}",

@@ -54,6 +54,10 @@ class Scheduler:
         #: Sequences out of ``running`` whose pages come back once their rows have landed.
         self._settling = 0
 
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
     # -- events ----------------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:

@@ -49,6 +49,28 @@ def build_worker(
         ModelError: the device is not there, the weights are not as the model needs them, or the
             memory does not suffice; the message names what and which option helps.
     """
+    try:
+        return _build(config, folder, spec, progress)
+    except (MemoryError, RuntimeError) as error:  # PyTorch's allocators raise RuntimeErrors
+        if not _out_of_memory(error):
+            raise
+        raise ModelError(
+            f"out of memory while loading: {str(error).splitlines()[0]} (a smaller kv_cache_tokens,"
+            " max_model_len or max_num_seqs, or dtype bfloat16, needs less)"
+        ) from None
+
+
+def _out_of_memory(error: Exception) -> bool:
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or "not enough memory" in str(error) or "can't allocate" in str(error)
+
+
+def _build(
+    config: EngineConfig,
+    folder: Path,
+    spec: ModelSpec,
+    progress: Callable[[int, int], None] | None,
+) -> Worker:
     device = _open_device(config)
     dtype = _compute_dtype(config, device)
     budget = _memory_budget(config, device)

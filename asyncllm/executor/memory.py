@@ -8,6 +8,8 @@ from asyncllm.models.spec import ModelSpec
 
 #: Default token budget of a step: what keeps the device busy without making decode rows wait.
 CPU_BATCHED_TOKENS = 1024
+#: Default size of the KV cache on a CPU, unless one sequence may be longer: memory is shared there.
+CPU_CACHE_TOKENS = 65536
 GPU_BATCHED_TOKENS = 8192
 
 
@@ -40,7 +42,10 @@ def resolve_limits(
     fitting_pages = cache_bytes // (bytes_per_token * config.page_size)
     tokens = config.kv_cache_tokens
     if tokens is None:
-        num_pages = min(fitting_pages, -(-config.max_num_seqs * wanted_len // config.page_size))
+        useful = config.max_num_seqs * wanted_len
+        if device == "cpu":
+            useful = min(useful, max(CPU_CACHE_TOKENS, wanted_len))
+        num_pages = min(fitting_pages, -(-useful // config.page_size))
     else:
         num_pages = -(-tokens // config.page_size)
         if num_pages > fitting_pages:

@@ -9,7 +9,7 @@ from asyncllm.server.logprobs import chat_logprobs
 from asyncllm.server.messages import encode_messages
 from asyncllm.server.protocol import ChatRequest, decode, read_body
 from asyncllm.server.reply import OpenAIReply
-from asyncllm.server.sampling import check_options, fan_out, sampling_params
+from asyncllm.server.sampling import check_count, check_options, fan_out, sampling_params
 from asyncllm.server.service import SERVICE
 from asyncllm.server.unsupported import refuse_unsupported, unsupported
 
@@ -29,6 +29,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     refuse_unsupported(body)
     model = service.resolve_model(asked.model)
     _check(asked)
+    check_count(1, asked.n or 1, llm.limits.max_waiting)
     params = sampling_params(
         asked,
         llm.default_params,
@@ -40,7 +41,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         prompt = await encode_messages(
             llm, asked.messages, asked, **({} if effort is None else {"reasoning_effort": effort})
         )
-        jobs = fan_out([prompt], params, asked.n or 1, llm.limits.max_waiting)
+        jobs = fan_out([prompt], params, asked.n or 1)
         reply = ChatReply(asked, model, prompt, llm.tokenizer)
         return await service.answer(request, jobs, reply, stream=bool(asked.stream))
     except BadRequest as error:

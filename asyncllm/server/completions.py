@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.logprobs import CompletionLogprobs
 from asyncllm.server.protocol import CompletionRequest, decode, read_body
 from asyncllm.server.reply import OpenAIReply
-from asyncllm.server.sampling import check_options, fan_out, sampling_params
+from asyncllm.server.sampling import check_count, check_options, fan_out, sampling_params
 from asyncllm.server.service import SERVICE
 from asyncllm.server.unsupported import refuse_unsupported, unsupported
 from asyncllm.types import TokenDelta, TokenLogprob
@@ -42,15 +41,15 @@ async def completions(request: web.Request) -> web.StreamResponse:
         logprobs=asked.logprobs,
     )
     given = _split(asked.prompt)
-    special = asked.add_special_tokens is not False
-    prompts = await asyncio.gather(*(_encode(llm, prompt, special) for prompt in given))
-    jobs = fan_out(prompts, params, asked.n or 1, llm.limits.max_waiting)
+    check_count(len(given), asked.n or 1, llm.limits.max_waiting)
+    prompts = await _encode(llm, given, asked.add_special_tokens is not False)
+    jobs = fan_out(prompts, params, asked.n or 1)
     echo = [_text_of(llm, prompt) for prompt in given] if asked.echo else None
     reply = CompletionReply(asked, model, prompts, llm.tokenizer, echo)
     return await service.answer(request, jobs, reply, stream=bool(asked.stream))
 
 
-def _split(prompt: str | list[Any]) -> list[str | list[int]]:
+def _split(prompt: str | list[Any]) -> list[str] | list[list[int]]:
     """One text or list of token ids for each prompt, whichever of the four forms was sent."""
     if isinstance(prompt, str):
         prompt = [prompt]
@@ -64,10 +63,12 @@ def _split(prompt: str | list[Any]) -> list[str | list[int]]:
     return prompt
 
 
-async def _encode(llm: AsyncLLM, prompt: str | list[int], special: bool) -> list[int]:
-    if isinstance(prompt, str):
-        return await llm.encode(prompt, add_special_tokens=special)
-    return prompt
+async def _encode(
+    llm: AsyncLLM, given: list[str] | list[list[int]], special: bool
+) -> list[list[int]]:
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    encoded = await llm.encode_all(texts, add_special_tokens=special) if texts else []
+    return encoded + [prompt for prompt in given if not isinstance(prompt, str)]
 
 
 def _text_of(llm: AsyncLLM, prompt: str | list[int]) -> str:

@@ -56,6 +56,7 @@ class TemplateFields(Protocol):
     """How messages become a prompt, in whichever request they came."""
 
     tools: list[dict[str, Any]] | None
+    tool_choice: Any
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, Any] | None
@@ -82,7 +83,7 @@ async def encode_messages(
     generate = asked.add_generation_prompt
     return await llm.encode_chat(
         messages,
-        tools=asked.tools,
+        tools=None if asked.tool_choice == "none" else asked.tools,
         add_generation_prompt=not resume if generate is None else generate,
         continue_final_message=resume,
         **{**template_args, **options},

@@ -55,7 +55,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
             raise
         return _from_http(request, error)
     except ConnectionError:
-        raise  # the client is gone: there is nobody to answer
+        return web.Response()  # the client is gone: aiohttp finds nobody to send this to
     except Exception as error:
         log.exception("request %s failed", request_id.get())
         return error_response(error)

@@ -18,6 +18,11 @@ from asyncllm.types import MAX_LOGPROBS
 
 Count = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
+
+# What is handled item by item on the event loop is bounded, lest one body stalls every stream.
+Messages = Annotated[list[dict[str, Any]], Meta(max_length=8192)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=2**20)]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -36,7 +41,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -61,7 +66,7 @@ class OpenAIFields(SamplingFields, kw_only=True):
 
 
 class ChatRequest(OpenAIFields, kw_only=True):
-    messages: list[dict[str, Any]]
+    messages: Messages
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -89,8 +94,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -100,7 +106,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 T = TypeVar("T")

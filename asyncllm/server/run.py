@@ -31,6 +31,9 @@ def run(make_llm: Callable[[], AsyncLLM], config: ServerConfig) -> int:
     """Serve until a signal comes; returns the process's exit code. Blocks."""
     # Two threads share the GIL; measured, the default of 5 ms costs 5 to 10 % of throughput.
     sys.setswitchinterval(1e-4)
+    # What it reports are malformed requests, each with a traceback; ours are answered and logged
+    # by the application itself.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
     async def main() -> int:
         return await serve(make_llm(), config)
@@ -105,8 +108,11 @@ async def _serve_until(
         expected = isinstance(error, AsyncLLMError)
         log.error("cannot load the model: %s", error, exc_info=None if expected else error)
         return 1
+    limits = llm.limits
     print(
-        f"asyncllm is ready on {url} (model {service.model_names[0]}, device {llm.limits.device})",
+        f"asyncllm is ready on {url} "
+        f"(model {service.model_names[0]}, {limits.device}, {limits.dtype}, "
+        f"context {limits.max_model_len}, KV cache {limits.num_pages * limits.page_size} tokens)",
         flush=True,
     )
     stopped = asyncio.ensure_future(llm.stopped())

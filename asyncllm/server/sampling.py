@@ -54,19 +54,21 @@ def sampling_params(
     return msgspec.structs.replace(defaults, **given, max_tokens=max_tokens, logprobs=logprobs)
 
 
-def fan_out(
-    prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, most: int
-) -> list[Job]:
-    """``n`` sequences for each prompt, in OpenAI's order: choice ``i * n + j``.
+def check_count(num_prompts: int, n: int, most: int) -> None:
+    """Before any prompt is encoded: whether the queue could ever take them all at once.
 
     Raises:
-        BadRequest: more than ``most`` sequences, which the queue could never take at once.
+        BadRequest: they are more than ``most`` sequences.
     """
-    if len(prompts) * n > most:
+    if num_prompts * n > most:
         raise BadRequest(
-            f"{len(prompts)} prompts with n={n} are more than {most} sequences",
-            param="prompt" if len(prompts) > 1 else "n",
+            f"{num_prompts} prompts with n={n} are more than {most} sequences",
+            param="prompt" if num_prompts > 1 else "n",
         )
+
+
+def fan_out(prompts: Sequence[Sequence[int]], params: SamplingParams, n: int) -> list[Job]:
+    """``n`` sequences for each prompt, in OpenAI's order: choice ``i * n + j``."""
     variants = [_with_seed(params, j) for j in range(n)]
     return [Job(ids, variant) for ids in prompts for variant in variants]
 

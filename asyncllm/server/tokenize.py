@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest
@@ -42,5 +44,6 @@ async def detokenize(request: web.Request) -> web.Response:
     limit = service.llm.limits.vocab_size
     if max(asked.tokens, default=0) >= limit:
         raise BadRequest(f"tokens must be between 0 and {limit - 1}", param="tokens")
-    text = service.llm.tokenizer.decode(asked.tokens, skip_special_tokens=False)
+    decode_all = partial(service.llm.tokenizer.decode, asked.tokens, skip_special_tokens=False)
+    text = await asyncio.to_thread(decode_all)
     return json_response({"prompt": text})

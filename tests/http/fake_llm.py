@@ -135,6 +135,11 @@ class FakeLLM:
             with suppress(asyncio.CancelledError):
                 await self._task
 
+    async def encode_all(
+        self, texts: list[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        return [await self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
 

@@ -245,6 +245,16 @@ async def test_a_cut_inside_a_character_leaves_whole_ones(async_client: openai.A
         ("/v1/completions", {"prompt": [10**7]}, 400, "prompt"),
         ("/v1/completions", {"prompt": "x " * 50000, "stream": True}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+        ("/v1/completions", {"prompt": ["a"] * 5000}, 400, "prompt"),
+        ("/v1/chat/completions", {"messages": SUM * 9000}, 400, "messages"),
+        (
+            "/v1/chat/completions",
+            {"messages": SUM, "chat_template_kwargs": {"tools": 1}},
+            400,
+            "chat_template_kwargs",
+        ),
+        ("/v1/completions", {"prompt": "a", "top_k": 2**64}, 400, "top_k"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 2**63}, 400, "min_tokens"),
         ("/v1/nothing", {}, 404, None),
     ],
 )

@@ -41,7 +41,10 @@ def process(
 def ready_port(running: subprocess.Popen[str]) -> int:
     assert running.stdout is not None
     line = running.stdout.readline()
-    pattern = r"asyncllm is ready on http://127.0.0.1:(\d+) \(model fake, device cpu\)\n"
+    pattern = (
+        r"asyncllm is ready on http://127.0.0.1:(\d+) "
+        r"\(model fake, cpu, float32, context 4096, KV cache 1024 tokens\)\n"
+    )
     match = re.fullmatch(pattern, line)
     assert match, line
     return int(match[1])

@@ -230,6 +230,7 @@ async def test_a_sink_may_abort_its_own_request() -> None:
         ([-1], SamplingParams(), "prompt"),
         ([1], SamplingParams(stop_token_ids=(1000,)), "stop_token_ids"),
         ([1] * 10, SamplingParams(min_tokens=60), "min_tokens"),
+        ([1], SamplingParams(min_tokens=1, stop_token_ids=tuple(range(999))), "stop_token_ids"),
     ],
 )
 async def test_requests_that_can_never_be_served(
@@ -241,9 +242,10 @@ async def test_requests_that_can_never_be_served(
         assert caught.value.param == param
 
 
-async def test_the_queue_is_bounded() -> None:
-    async with running(lim=limits(vocab_size=1000, max_waiting=2)) as (engine, _executor):
-        for _ in range(2):
+async def test_the_queue_is_bounded_beyond_the_free_slots() -> None:
+    lim = limits(vocab_size=1000, max_waiting=2, max_num_seqs=3)
+    async with running(lim=lim) as (engine, _executor):
+        for _ in range(5):
             engine.add([1], SamplingParams(max_tokens=2), ListSink())
         with pytest.raises(QueueFull) as caught:
             engine.add([1], SamplingParams(max_tokens=2), ListSink())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncllm import BadRequest, EngineConfig, SamplingParams, TokenDelta
+from asyncllm.config import ServerConfig
 from asyncllm.types import TokenLogprob
 from asyncllm.wire.messages import RowParams, encode
 
@@ -44,6 +46,29 @@ def test_bad_sampling_params_are_named(name: str, value: object) -> None:
 
 def test_a_single_stop_string_may_stand_alone() -> None:
     assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+
+
+def test_what_can_be_converted_is() -> None:
+    params = SamplingParams(top_p=Decimal("0.5"), stop=["a"])  # type: ignore[arg-type]
+    assert (params.top_p, type(params.top_p)) == (0.5, float)
+    assert params.stop == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", 99999),
+        ("api_key", ("",)),
+        ("served_model_name", ("",)),
+        ("max_body_bytes", -1),
+        ("drain_seconds", -1.0),
+        ("drain_seconds", float("nan")),
+    ],
+)
+def test_bad_server_options_are_named(name: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=name) as caught:
+        ServerConfig(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.param == name
 
 
 def test_whole_numbers_are_fine_where_fractions_are() -> None:
