@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-
-from asyncllm import demo
 from asyncllm.config import EngineConfig, EngineLimits, ServerConfig
-from asyncllm.engine.engine import Engine
 from asyncllm.engine.mailbox import Collector, Mailbox
 from asyncllm.engine.stats import EngineStats
-from asyncllm.errors import BadRequest, EngineDead, ModelError, NotReady
-from asyncllm.executor.executor import Executor, ThreadExecutor
-from asyncllm.models.hub import resolve_folder
-from asyncllm.models.spec import ModelSpec, read_spec
+from asyncllm.errors import BadRequest, EngineDead, NotReady
+from asyncllm.loading import Loaded, load, name_of
+from asyncllm.models.spec import ModelSpec
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import Completion, Prompt, SamplingParams, Sink, TokenDelta, Usage
 
 if TYPE_CHECKING:
     from aiohttp import web
-
-#: The name under which the built-in model is served.
-DEMO_NAME = "asyncllm-demo"
 
 
 class AsyncLLM:
@@ -75,9 +65,9 @@ class AsyncLLM:
             raise BadRequest("give either config or model and options, not both", param="config")
         self.config = config
         self.created = int(time.time())
-        self._model_name = _name_of(config.model)
+        self._model_name = name_of(config.model)
         self._progress = progress
-        self._parts: _Parts | None = None
+        self._parts: Loaded | None = None
         self._closed = False
         self._changing = asyncio.Lock()  # held while loading or closing
 
@@ -94,7 +84,7 @@ class AsyncLLM:
             if self._closed:
                 raise EngineDead("the engine is closed")
             if self._parts is None:
-                self._parts = await _load(self.config, self._progress)
+                self._parts = await load(self.config, self._progress)
         return self
 
     async def aclose(self) -> None:
@@ -134,7 +124,7 @@ class AsyncLLM:
 
     @property
     def model_name(self) -> str:
-        """How clients call the model: its hub id, the name of its folder, or ``DEMO_NAME``."""
+        """How clients call the model: its hub id, the name of its folder, or ``asyncllm-demo``."""
         return self._model_name
 
     @property
@@ -163,7 +153,7 @@ class AsyncLLM:
         return self._started.default_params
 
     @property
-    def _started(self) -> _Parts:
+    def _started(self) -> Loaded:
         if self._parts is None:
             if self._closed:
                 raise EngineDead("the engine is closed")
@@ -305,87 +295,3 @@ class AsyncLLM:
         from asyncllm.server.app import create_app
 
         return create_app(self, server or ServerConfig())
-
-
-class _Parts(msgspec.Struct, frozen=True):
-    """What exists while a model is loaded."""
-
-    spec: ModelSpec
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    default_params: SamplingParams
-    executor: Executor
-    engine: Engine
-
-    async def aclose(self) -> None:
-        await self.engine.aclose()
-        await self.executor.close()
-        self.tokenizer.close()
-
-
-def _name_of(model: str | None) -> str:
-    if model is None:
-        return DEMO_NAME
-    path = Path(model)
-    return path.resolve().name if path.is_dir() else model
-
-
-async def _load(config: EngineConfig, progress: Callable[[int, int], None] | None) -> _Parts:
-    folder = await _find(config.model, config.revision)
-    text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
-    spec = read_spec(folder)
-    abandoned = threading.Event()
-
-    def report(done: int, total: int) -> None:
-        """Called from the executor thread for each tensor: the place to stop loading early."""
-        if abandoned.is_set():
-            raise EngineDead("loading was abandoned")
-        if progress is not None:
-            progress(done, total)
-
-    executor = ThreadExecutor(partial(_build_worker, config, folder, spec, report))
-    # The tokenizer loads while the executor thread imports torch and reads the weights.
-    text = asyncio.ensure_future(asyncio.to_thread(_load_text, text_folder))
-    weights = asyncio.ensure_future(executor.start())
-    try:
-        tokenizer, template = await text
-        defaults = _default_params(spec)
-        limits = await weights
-    except BaseException:
-        abandoned.set()
-        await asyncio.wait([text, weights])
-        for part in (text, weights):
-            if not part.cancelled():
-                part.exception()
-        await executor.close()
-        raise
-    engine = Engine(limits, executor, tokenizer.detokenizer)
-    engine.start()
-    return _Parts(spec, tokenizer, template, defaults, executor, engine)
-
-
-def _default_params(spec: ModelSpec) -> SamplingParams:
-    named = {k: v for k, v in msgspec.structs.asdict(spec.sampling).items() if v is not None}
-    if named.pop("do_sample", True) is False:
-        named["temperature"] = 0.0
-    try:
-        return SamplingParams(**named)
-    except BadRequest as error:
-        raise ModelError(f"generation_config.json: {error.message}") from None
-
-
-async def _find(model: str | None, revision: str | None) -> Path:
-    if model is None:
-        return demo.path()
-    return await asyncio.to_thread(resolve_folder, model, revision)
-
-
-def _load_text(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
-    return Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
-
-
-def _build_worker(*args: Any) -> Any:
-    # Imported here, in the executor thread: it brings torch, which takes seconds.
-    from asyncllm.executor.build import build_worker
-
-    return build_worker(*args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -116,6 +117,25 @@ async def test_it_serves_nothing_before_it_started() -> None:
     assert not llm.ready
     with pytest.raises(NotReady):
         await llm.generate(SUM)
+
+
+async def test_loading_can_be_cancelled() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def slow(done: int, total: int) -> None:
+        seen.append((done, total))
+        time.sleep(0.02)
+
+    llm = AsyncLLM(device="cpu", cpu_threads=1, progress=slow)
+    starting = asyncio.create_task(llm.start())
+    await until(lambda: len(seen) > 2)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    done, total = seen[-1]
+    assert done < total
+    assert not [t for t in threading.enumerate() if t.name == "asyncllm-executor"]
+    await llm.aclose()
 
 
 async def test_errors_of_loading_are_raised_by_start() -> None:

@@ -1,0 +1,116 @@
+"""From a configuration to a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncllm import demo
+from asyncllm.config import EngineConfig
+from asyncllm.engine.engine import Engine
+from asyncllm.errors import BadRequest, EngineDead, ModelError
+from asyncllm.executor.executor import Executor, ThreadExecutor
+from asyncllm.models.hub import resolve_folder
+from asyncllm.models.spec import ModelSpec, read_spec
+from asyncllm.text.chat_template import ChatTemplate
+from asyncllm.text.tokenizer import Tokenizer
+from asyncllm.types import SamplingParams
+
+#: The name under which the built-in model is served.
+DEMO_NAME = "asyncllm-demo"
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What exists while a model is loaded."""
+
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    default_params: SamplingParams
+    executor: Executor
+    engine: Engine
+
+    async def aclose(self) -> None:
+        await self.engine.aclose()
+        await self.executor.close()
+        self.tokenizer.close()
+
+
+def name_of(model: str | None) -> str:
+    """How clients call it: ``DEMO_NAME``, the name of its folder, or its hub id."""
+    if model is None:
+        return DEMO_NAME
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else model
+
+
+async def load(config: EngineConfig, progress: Callable[[int, int], None] | None) -> Loaded:
+    """Find and load everything; cancelling it stops at the next tensor and leaves nothing behind.
+
+    Raises:
+        ModelError: the model cannot be found or served; the message says why.
+    """
+    folder = await _find(config.model, config.revision)
+    text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
+    spec = read_spec(folder)
+    defaults = _default_params(spec)
+    abandoned = threading.Event()
+
+    def report(done: int, total: int) -> None:
+        """Called from the executor thread for each tensor: the place to stop loading early."""
+        if abandoned.is_set():
+            raise EngineDead("loading was abandoned")
+        if progress is not None:
+            progress(done, total)
+
+    executor = ThreadExecutor(partial(_build_worker, config, folder, spec, report))
+    # The tokenizer loads while the executor thread imports torch and reads the weights.
+    text = asyncio.ensure_future(asyncio.to_thread(_load_text, text_folder))
+    weights = asyncio.ensure_future(executor.start())
+    try:
+        tokenizer, template = await text
+        limits = await weights
+    except BaseException:
+        abandoned.set()
+        await asyncio.wait([text, weights])
+        for part in (text, weights):
+            if not part.cancelled():
+                part.exception()
+        await executor.close()
+        raise
+    engine = Engine(limits, executor, tokenizer.detokenizer)
+    engine.start()
+    return Loaded(spec, tokenizer, template, defaults, executor, engine)
+
+
+def _default_params(spec: ModelSpec) -> SamplingParams:
+    named = {k: v for k, v in msgspec.structs.asdict(spec.sampling).items() if v is not None}
+    if named.pop("do_sample", True) is False:
+        named["temperature"] = 0.0
+    try:
+        return SamplingParams(**named)
+    except BadRequest as error:
+        raise ModelError(f"generation_config.json: {error.message}") from None
+
+
+async def _find(model: str | None, revision: str | None) -> Path:
+    if model is None:
+        return demo.path()
+    return await asyncio.to_thread(resolve_folder, model, revision)
+
+
+def _load_text(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
+    return Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
+
+
+def _build_worker(*args: Any) -> Any:
+    # Imported here, in the executor thread: it brings torch, which takes seconds.
+    from asyncllm.executor.build import build_worker
+
+    return build_worker(*args)
