@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from asyncllm.config import EngineConfig, EngineLimits, ServerConfig
 from asyncllm.engine.mailbox import Collector, Mailbox
@@ -18,7 +18,16 @@ from asyncllm.loading import Loaded, load, name_of
 from asyncllm.models.spec import ModelSpec
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.tokenizer import Tokenizer
-from asyncllm.types import Completion, Prompt, SamplingParams, Sink, TokenDelta, Usage
+from asyncllm.types import (
+    Completion,
+    Prompt,
+    SamplingParams,
+    Sink,
+    TokenDelta,
+    Usage,
+    is_chat,
+    plain_prompt,
+)
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -219,17 +228,10 @@ class AsyncLLM:
 
     async def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt in any of its three forms."""
-        if isinstance(prompt, str):
-            return await self.encode(prompt)
-        tolist = getattr(prompt, "tolist", None)  # numpy arrays and tensors of token ids
-        items: list[Any] = list(prompt) if tolist is None else tolist()
-        if items and all(isinstance(item, dict) for item in items):
-            return await self.encode_chat(items)
-        if all(isinstance(item, int) for item in items):
-            return items
-        raise BadRequest(
-            "a prompt is text, a list of token ids, or a list of chat messages", param="prompt"
-        )
+        plain = plain_prompt(prompt)
+        if isinstance(plain, str):
+            return await self.encode(plain)
+        return await self.encode_chat(plain) if is_chat(plain) else cast("list[int]", plain)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises like ``encode_all``."""

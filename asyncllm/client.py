@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -20,10 +20,10 @@ from asyncllm.openai_answers import (
     decode_error,
     decode_frame,
 )
-from asyncllm.types import Completion, Prompt, SamplingParams, TokenDelta
+from asyncllm.types import Completion, Prompt, SamplingParams, TokenDelta, is_chat, plain_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator
 
 T = TypeVar("T")
 
@@ -139,22 +139,22 @@ class Client:
         self, prompt: Prompt, params: SamplingParams | None
     ) -> tuple[str, dict[str, Any]]:
         """The route for a prompt, and what to post there."""
+        plain = plain_prompt(prompt)
         name = self._name or (await self._served_model()).id
         head = {"model": name, "return_token_ids": True}
         fields = {} if params is None else msgspec.to_builtins(params)
         top = fields.pop("logprobs", None)
-        if _is_chat(prompt):
+        if is_chat(plain):
             if top is not None:
                 fields |= {"logprobs": True, "top_logprobs": top}
-            return "/v1/chat/completions", {**head, "messages": list(prompt), **fields}
+            return "/v1/chat/completions", {**head, "messages": plain, **fields}
         if params is not None and params.max_tokens is None:
-            fields["max_tokens"] = await self._room(prompt)
+            fields["max_tokens"] = await self._room(plain)
         if top is not None:
             fields["logprobs"] = top
-        text_or_ids = prompt if isinstance(prompt, str) else list(prompt)
-        return "/v1/completions", {**head, "prompt": text_or_ids, **fields}
+        return "/v1/completions", {**head, "prompt": plain, **fields}
 
-    async def _room(self, prompt: Prompt) -> int | None:
+    async def _room(self, prompt: str | list[Any]) -> int | None:
         """How many tokens the context has left for the answer, if the server can tell.
 
         The route for text takes a missing ``max_tokens`` for 16, so "all there is" needs a number.
@@ -206,18 +206,3 @@ class Client:
             raise TimeoutError(f"{self._base}: no answer in time") from error
         except aiohttp.ClientError as error:
             raise ConnectionError(f"{self._base}: {error}") from error
-
-
-def _is_chat(prompt: Prompt) -> TypeGuard[Sequence[dict[str, Any]]]:
-    """Whether a prompt is a list of messages rather than text or token ids.
-
-    Raises:
-        BadRequest: it is none of the three.
-    """
-    if isinstance(prompt, str) or all(isinstance(item, int) for item in prompt):
-        return False
-    if all(isinstance(item, dict) for item in prompt):
-        return True
-    raise BadRequest(
-        "a prompt is text, a list of token ids, or a list of chat messages", param="prompt"
-    )

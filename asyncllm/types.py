@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias, TypeGuard
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +20,29 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 #: What a caller may hand in as a prompt: text, token ids, or chat messages.
 Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
+
+
+def plain_prompt(prompt: Prompt) -> str | list[int] | list[dict[str, Any]]:
+    """A prompt as the text, token ids or messages that it is; arrays and tensors become lists.
+
+    Raises:
+        BadRequest: it is none of the three.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    tolist = getattr(prompt, "tolist", None)
+    items: list[Any] = list(prompt) if tolist is None else tolist()
+    for kind in (int, dict):
+        if all(isinstance(item, kind) for item in items):
+            return items
+    raise BadRequest(
+        "a prompt is text, a list of token ids, or a list of chat messages", param="prompt"
+    )
+
+
+def is_chat(prompt: str | list[int] | list[dict[str, Any]]) -> TypeGuard[list[dict[str, Any]]]:
+    """Whether a plain prompt is chat messages."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
 
 class FinishReason(enum.StrEnum):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.prebuild import decodes_on_tensor_cores
+from asyncllm.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +107,7 @@ class FlashInferBackend:
         page_shifts = slots * max_pages - (np.cumsum(num_pages) - num_pages)
         parts = [token_entries, positions % page_size, page_shifts, num_pages]
         entries, offsets, shifts, counts = torch.split(
-            self._upload(np.concatenate(parts)), [len(part) for part in parts]
+            upload(np.concatenate(parts), self._device), [len(part) for part in parts]
         )
         table = block_table.reshape(-1)
         written = table.index_select(0, entries).to(torch.int64).mul_(page_size).add_(offsets)
@@ -153,11 +154,6 @@ class FlashInferBackend:
             k = q[:, : spec.num_kv_heads]
             self.forward(q, k, k, spec, plan)
         torch.cuda.synchronize(self._device)
-
-    def _upload(self, array: np.ndarray) -> Tensor:
-        # The caching host allocator keeps the pinned block until the copy has run.
-        pinned = torch.from_numpy(array).pin_memory()
-        return pinned.to(self._device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

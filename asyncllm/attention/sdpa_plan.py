@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.upload import upload
+
 #: The longest row of a decode group may have so many times the tokens of the shortest.
 MAX_PADDING = 1.5
 #: Chunks that need a mask are cut into blocks of so many queries, each reading only what it sees.
@@ -204,11 +206,7 @@ class SdpaPlan:
         return index
 
     def _upload(self, array: np.ndarray) -> Tensor:
-        """Copy to the device without waiting for it."""
-        tensor = torch.from_numpy(array)
-        if self._table.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self._table.device, non_blocking=True)
+        return upload(array, self._table.device)
 
 
 def _causal_bias(

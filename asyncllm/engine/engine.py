@@ -142,7 +142,7 @@ class Engine:
         if request is None:
             return
         self._scheduler.finish(request.sequence)
-        self.stats.finished["abort"] += 1
+        self.stats.finished[FinishReason.ABORT.value] += 1
         self._update_gauges()
         self._wake.set()
 
@@ -224,7 +224,7 @@ class Engine:
                     self._executor.flush()
                 break
             self._next_step += 1
-            self.stats.step_tokens.observe(int(unpack(plan.rows, 3)[:, 2].sum()))
+            self.stats.step_tokens.observe(self._scheduler.planned_tokens)
             for seq in self._scheduler.admitted:
                 self._observe_start(self._requests[seq.id].stream)
             future = self._executor.submit(encode(plan))

@@ -46,8 +46,9 @@ class Scheduler:
         # order of admission, oldest first.
         self.waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.running: dict[int, Sequence] = {}
-        #: Those that the latest plan took out of ``waiting``.
+        # Of the latest plan: what it took out of ``waiting``, and how many tokens it computes.
         self.admitted: list[Sequence] = []
+        self.planned_tokens = 0
         self.num_preemptions = 0
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[list[tuple[Sequence, bool]]] = deque()
@@ -85,6 +86,7 @@ class Scheduler:
         if not build.rows:
             return None
         self._in_flight.append(build.sequences)
+        self.planned_tokens = self.limits.max_num_batched_tokens - build.budget
         return StepPlan(
             step=step,
             rows=pack(build.rows),

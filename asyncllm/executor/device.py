@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.upload import upload
+
 
 class Mark(Protocol):
     """A point in the device's stream of work."""
@@ -52,7 +54,7 @@ class CpuDevice:
             torch.set_num_threads(num_threads)
 
     def upload(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array)
+        return upload(array, self.torch_device)
 
     def download(self, tensor: Tensor) -> np.ndarray:
         return tensor.numpy()
@@ -86,9 +88,7 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
 
     def upload(self, array: np.ndarray) -> Tensor:
-        # The caching host allocator keeps the pinned block until the copy has run.
-        pinned = torch.from_numpy(array).pin_memory()
-        return pinned.to(self.torch_device, non_blocking=True)
+        return upload(array, self.torch_device)
 
     def download(self, tensor: Tensor) -> np.ndarray:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -20,6 +20,7 @@ from asyncllm.executor.draw import (
 )
 from asyncllm.executor.logprobs import Logprobs
 from asyncllm.executor.penalties import PenaltyTable
+from asyncllm.upload import upload
 from asyncllm.wire.messages import BAD_TOKEN
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ class Sampler:
         floats[_PRESENCE] = params.presence_penalty
         floats[_FREQUENCY] = params.frequency_penalty
         floats[_REPETITION] = params.repetition_penalty
-        self._floats[slot] = _upload(floats, self._device)
+        self._floats[slot] = upload(floats, self._device)
         stream = stream_of(torch.tensor(params.seed)).item()
-        self._ints[slot] = _upload(np.array([top_k, stream]), self._device)
+        self._ints[slot] = upload(np.array([top_k, stream]), self._device)
         if self._needs[slot] & _PENALISE:
             if self._penalties is None:
                 self._penalties = PenaltyTable(self._num_slots, self._vocab_size, self._device)
@@ -123,7 +124,7 @@ class Sampler:
             values, tokens = logits.max(dim=-1)
             return Sampled(_mark_bad(tokens, values), None)
 
-        keys = _upload(np.stack([slots, lengths]), self._device)
+        keys = upload(np.stack([slots, lengths]), self._device)
         batch = _Rows(slots, keys[0], keys[1], None)
         penalised = batch.part(needs & _PENALISE) if some & _PENALISE else None
         too_short = ((needs & _BAN) != 0) & (lengths < self._min_length[slots])
@@ -151,7 +152,7 @@ class Sampler:
         """Set the scores of these rows' stop tokens to -inf, in place."""
         ids = [self._stop_ids[slot] for slot in slots]
         where = np.stack([rows.repeat([i.size for i in ids]), np.concatenate(ids)])
-        index = _upload(where, self._device)
+        index = upload(where, self._device)
         # Added, not assigned: NaN stays NaN and so is noticed.
         minus_inf = scores.new_full((where.shape[1],), -torch.inf)
         scores.index_put_((index[0], index[1]), minus_inf, accumulate=True)
@@ -189,7 +190,7 @@ class Sampler:
 
     def _upload_ids(self, ids: np.ndarray) -> Tensor:
         """Token ids as int64, without those that have no logit."""
-        return _upload(ids[ids < self._vocab_size].astype(np.int64), self._device)
+        return upload(ids[ids < self._vocab_size].astype(np.int64), self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class _Rows:
         if needed.all():
             return _Rows(self.host_slots, self.slots, self.positions, None)
         rows = np.flatnonzero(needed)
-        index = _upload(rows, self.slots.device)
+        index = upload(rows, self.slots.device)
         slots, positions = (t.index_select(0, index) for t in (self.slots, self.positions))
         return _Rows(self.host_slots[rows], slots, positions, index)
 
@@ -247,14 +248,6 @@ def _needs(params: RowParams, top_k: int, vocab_size: int, num_prompt: int) -> i
 def _mark_bad(tokens: Tensor, values: Tensor) -> Tensor:
     """BAD_TOKEN where the best score is NaN or infinite."""
     return tokens.masked_fill(~values.isfinite(), BAD_TOKEN)
-
-
-def _upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy to the device without waiting for it."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 __all__ = ["Sampled", "Sampler"]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.errors import BadRequest
 from asyncllm.server.logprobs import chat_logprobs
 from asyncllm.server.messages import encode_messages
-from asyncllm.server.protocol import ChatRequest, decode, read_body
+from asyncllm.server.protocol import ChatRequest
 from asyncllm.server.reply import OpenAIReply
 from asyncllm.server.sampling import check_count, check_options, fan_out, sampling_params
 from asyncllm.server.service import SERVICE
-from asyncllm.server.unsupported import refuse_unsupported, unsupported
+from asyncllm.server.unsupported import unsupported
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
-    service.check_ready()
     llm = service.llm
-    body = await read_body(request, service.config.max_body_bytes)
-    asked = decode(body, ChatRequest)
-    refuse_unsupported(body)
+    asked = await service.receive(request, ChatRequest)
     model = service.resolve_model(asked.model)
     _check(asked)
     check_count(1, asked.n or 1, llm.limits.max_waiting)

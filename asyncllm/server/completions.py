@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.logprobs import CompletionLogprobs
-from asyncllm.server.protocol import CompletionRequest, decode, read_body
+from asyncllm.server.protocol import CompletionRequest
 from asyncllm.server.reply import OpenAIReply
 from asyncllm.server.sampling import check_count, check_options, fan_out, sampling_params
 from asyncllm.server.service import SERVICE
-from asyncllm.server.unsupported import refuse_unsupported, unsupported
+from asyncllm.server.unsupported import unsupported
 from asyncllm.types import TokenDelta, TokenLogprob
 
 if TYPE_CHECKING:
@@ -25,11 +25,8 @@ MAX_TOKENS = 16
 
 async def completions(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
-    service.check_ready()
     llm = service.llm
-    body = await read_body(request, service.config.max_body_bytes)
-    asked = decode(body, CompletionRequest)
-    refuse_unsupported(body)
+    asked = await service.receive(request, CompletionRequest)
     model = service.resolve_model(asked.model)
     check_options(asked)
     if asked.echo and asked.logprobs is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.protocol import GenerateRequest, decode, read_body
+from asyncllm.server.protocol import GenerateRequest
 from asyncllm.server.reply import encode, event, usage
 from asyncllm.server.sampling import Job, sampling_params
 from asyncllm.server.service import SERVICE
-from asyncllm.server.unsupported import refuse_unsupported
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -19,11 +18,8 @@ if TYPE_CHECKING:
 
 async def generate(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
-    service.check_ready()
     llm = service.llm
-    body = await read_body(request, service.config.max_body_bytes)
-    asked = decode(body, GenerateRequest)
-    refuse_unsupported(body)
+    asked = await service.receive(request, GenerateRequest)
     service.resolve_model(asked.model)
     params = sampling_params(asked, llm.default_params, max_tokens=asked.max_tokens, logprobs=None)
     if not asked.prompt:

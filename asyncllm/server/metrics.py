@@ -42,7 +42,7 @@ _HISTOGRAMS = {
     "inter_token_latency_seconds": ("inter_token_latency", "Between tokens of one request."),
     "queue_time_seconds": ("queue_time", "From arrival to the first step."),
     "request_latency_seconds": ("request_latency", "From arrival to the last token."),
-    "step_tokens": ("step_tokens", "Tokens sampled in one step."),
+    "step_tokens": ("step_tokens", "Tokens in one step, those of prompt chunks included."),
 }
 
 

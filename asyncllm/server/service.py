@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
 from asyncllm.errors import EngineDead, NotFound, NotReady
 from asyncllm.server.delivery import Delivery, LiveRequests, Reply, WholeAnswer
+from asyncllm.server.protocol import decode, read_body
 from asyncllm.server.sse import EventStream
+from asyncllm.server.unsupported import refuse_unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
     from asyncllm.server.sampling import Job
+
+T = TypeVar("T")
 
 
 class Service:
@@ -48,6 +52,20 @@ class Service:
             raise EngineDead("the engine has stopped")
         if not self.llm.ready:
             raise NotReady("the model is still loading")
+
+    async def receive(self, request: web.Request, kind: type[T]) -> T:
+        """The body of a generating request, once the server is ready for it.
+
+        Raises:
+            EngineDead, NotReady: see ``check_ready``.
+            BadRequest, TooLarge: the body is not what the route takes, or asks for what cannot be
+                honoured yet.
+        """
+        self.check_ready()
+        body = await read_body(request, self.config.max_body_bytes)
+        asked = decode(body, kind)
+        refuse_unsupported(body)
+        return asked
 
     def resolve_model(self, asked: str | None) -> str:
         """The name to answer with; naming no model means the first one.
