@@ -11,7 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from asyncllm.config import EngineConfig, EngineLimits, ServerConfig
+from asyncllm.engine.history import RequestTrace
 from asyncllm.engine.mailbox import Collector, Mailbox
+from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, EngineDead, NotReady
 from asyncllm.loading import Loaded, load, name_of
@@ -22,6 +24,7 @@ from asyncllm.types import (
     Completion,
     Prompt,
     SamplingParams,
+    SchedulingParams,
     Sink,
     TokenDelta,
     Usage,
@@ -54,6 +57,7 @@ class AsyncLLM:
         model: str | Path | None = None,
         *,
         config: EngineConfig | None = None,
+        policy: Policy | None = None,
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ):
@@ -62,6 +66,7 @@ class AsyncLLM:
         Args:
             model: folder or hub id; the built-in demo model when None.
             config: the whole configuration, instead of ``model`` and ``options``.
+            policy: who is served next, instead of the one that the configuration names.
             progress: called from a thread with bytes of weights loaded so far, and in all.
             options: fields of ``EngineConfig``.
 
@@ -75,6 +80,7 @@ class AsyncLLM:
         self.config = config
         self.created = int(time.time())
         self._model_name = name_of(config.model)
+        self._policy = policy or POLICIES[config.policy]()
         self._progress = progress
         self._parts: Loaded | None = None
         self._closed = False
@@ -93,7 +99,7 @@ class AsyncLLM:
             if self._closed:
                 raise EngineDead("the engine is closed")
             if self._parts is None:
-                self._parts = await load(self.config, self._progress)
+                self._parts = await load(self.config, self._policy, self._progress)
         return self
 
     async def aclose(self) -> None:
@@ -171,17 +177,23 @@ class AsyncLLM:
 
     # -- generation ------------------------------------------------------------------------------
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        scheduling: SchedulingParams | None = None,
+    ) -> Completion:
         """The whole answer to one prompt: text, token ids, or chat messages.
 
         Raises:
             BadRequest: the request can never be served.
             QueueFull: too many are waiting.
+            DeadlineExceeded: it could not be served in time.
             StepError, EngineDead: it failed while running.
         """
         ids = await self.encode_prompt(prompt)
         collector = Collector()
-        request_id = self.submit(ids, params or self.default_params, collector)
+        request_id = self.submit(ids, params or self.default_params, collector, scheduling)
         try:
             whole = await collector.whole()
         finally:
@@ -193,11 +205,14 @@ class AsyncLLM:
             finish_reason=whole.finish_reason,
             stop_reason=whole.stop_reason,
             logprobs=whole.logprobs,
-            usage=Usage(len(ids), len(whole.token_ids)),
+            usage=Usage(len(ids), len(whole.token_ids), whole.cached_tokens),
         )
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        scheduling: SchedulingParams | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """The answer as it grows; the last delta has a ``finish_reason``.
 
@@ -205,7 +220,7 @@ class AsyncLLM:
         """
         ids = await self.encode_prompt(prompt)
         mailbox = Mailbox()
-        request_id = self.submit(ids, params or self.default_params, mailbox)
+        request_id = self.submit(ids, params or self.default_params, mailbox, scheduling)
         try:
             while True:
                 delta = await mailbox.get()
@@ -215,9 +230,23 @@ class AsyncLLM:
         finally:
             self.abort(request_id)
 
-    def submit(self, prompt_ids: Seq[int], params: SamplingParams, sink: Sink) -> int:
+    def submit(
+        self,
+        prompt_ids: Seq[int],
+        params: SamplingParams,
+        sink: Sink,
+        scheduling: SchedulingParams | None = None,
+    ) -> int:
         """Queue a request whose output goes to ``sink``; see ``Engine.add``."""
-        return self._started.engine.add(prompt_ids, params, sink)
+        return self._started.engine.add(prompt_ids, params, sink, scheduling)
+
+    def check_room(self, least_tokens: int) -> None:
+        """Whether a prompt of so many tokens may join the queue now; see ``Engine.check_room``."""
+        self._started.engine.check_room(least_tokens)
+
+    def trace(self, request_id: int) -> RequestTrace | None:
+        """What happened to a request, as ``submit`` named it; None when that is forgotten."""
+        return self._started.engine.trace(request_id)
 
     def abort(self, request_id: int) -> None:
         """Drop a request; idempotent, also after ``aclose``."""
@@ -245,6 +274,7 @@ class AsyncLLM:
 
         Raises:
             BadRequest: so many bytes cannot fit the context, whatever the tokens are.
+            QueueFull: so many cannot join the queue now.
         """
         tokenizer = self._started.tokenizer
         longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
@@ -256,6 +286,8 @@ class AsyncLLM:
                 param="prompt",
                 code="context_length_exceeded",
             )
+        # Who will be refused anyway must not cost the time to tokenize.
+        self.check_room(least)
         return await tokenizer.encode_async(texts, add_special_tokens)
 
     async def encode_chat(

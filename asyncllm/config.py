@@ -15,10 +15,12 @@ from msgspec import Meta
 from asyncllm.errors import BadRequest
 from asyncllm.validate import check_types
 
-Device = Literal["auto", "cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda", "sim"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "sdpa", "flashinfer"]
+PolicyName = Literal["fair", "aged", "fcfs", "longest"]
+SimProfile = Literal["auto", "h200-8b", "h200-0.6b"]
 
 
 def _doc(text: str) -> Meta:
@@ -38,7 +40,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: Annotated[str | None, _doc("branch, tag or commit of a hub model")] = None
     tokenizer: Annotated[str | None, _doc("folder or hub id, when not the model's own")] = None
     load_format: Annotated[LoadFormat, _doc("'dummy' fills in random weights")] = "auto"
-    device: Annotated[Device, _doc("where the model runs; auto falls back to the CPU")] = "auto"
+    device: Annotated[
+        Device,
+        _doc("where the model runs; auto falls back to the CPU; sim has a clock and no model"),
+    ] = "auto"
+    sim_profile: Annotated[
+        SimProfile, _doc("whose step times device sim has; auto: an H200 with the model's shape")
+    ] = "auto"
     dtype: Annotated[DType, _doc("compute type; auto is bfloat16, on the CPU float32")] = "auto"
     attention: Annotated[AttentionName, _doc("attention kernels")] = "auto"
     max_model_len: Annotated[
@@ -58,17 +66,41 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: Annotated[
         int | None, _doc("most prompt tokens of one sequence in one step; no limit by default")
     ] = None
+    itl_target_ms: Annotated[
+        float,
+        _doc(
+            "steps with prompt chunks take at most so long, or twice as long as decoding alone if "
+            "that is more"
+        ),
+    ] = 10.0
+    prefix_caching: Annotated[bool, _doc("keep the KV of prefixes for later requests")] = True
+    host_kv_gib: Annotated[
+        float, _doc("host memory for KV pages that leave the device, in GiB; 0: none")
+    ] = 0.0
+    policy: Annotated[
+        PolicyName,
+        _doc(
+            "who is served next: shortest prompt first with ageing (aged), the same with equal "
+            "shares for each tenant (fair), in order of arrival (fcfs), longest output (longest)"
+        ),
+    ] = "fair"
     max_waiting: Annotated[int, _doc("most requests waiting before new ones get 429")] = 4096
+    max_waiting_tokens: Annotated[
+        int, _doc("most prompt tokens waiting before new requests get 429")
+    ] = 4_000_000
     steps_in_flight: Annotated[
         int, _doc("2 plans a step while the one before still runs; 1 does not")
     ] = 2
     cpu_threads: Annotated[
         int | None, _doc("threads of CPU kernels; PyTorch's own choice by default")
     ] = None
+    trace: Annotated[
+        str | None, _doc("file to record scheduling in, for asyncllm replay")
+    ] = None
 
     def __post_init__(self) -> None:
         check_types(self)
-        at_least_one = ("page_size", "max_num_seqs", "max_waiting")
+        at_least_one = ("page_size", "max_num_seqs", "max_waiting", "max_waiting_tokens")
         optional = (
             "max_model_len",
             "kv_cache_tokens",
@@ -87,6 +119,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "gpu_memory_utilization must be greater than 0 and at most 1",
                 param="gpu_memory_utilization",
             )
+        if not 0 < self.itl_target_ms < math.inf:
+            raise BadRequest("itl_target_ms must be positive", param="itl_target_ms")
+        if not 0 <= self.host_kv_gib < math.inf:
+            raise BadRequest("host_kv_gib must not be negative", param="host_kv_gib")
         budget = self.max_num_batched_tokens
         if budget is not None and budget < self.max_num_seqs:
             raise BadRequest(
@@ -99,8 +135,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine works with, once device and model are known.
 
-    ``device`` is "cpu" or "cuda", ``dtype`` the type of the computation. ``max_model_len`` never
-    exceeds what the KV cache holds, so every admitted sequence can finish when it runs alone.
+    ``device`` is "cpu", "cuda" or "sim", ``dtype`` the type of the computation. ``max_model_len``
+    never exceeds what the KV cache holds, so every admitted sequence can finish when it runs alone.
+    ``itl_target`` is in seconds. ``host_pages`` is the size of the host tier, 0 for none;
+    ``page_copy_seconds`` a first guess of what moving one page between the tiers takes.
     """
 
     device: str
@@ -111,7 +149,12 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_chunk: int
+    itl_target: float
+    prefix_caching: bool
+    host_pages: int
+    page_copy_seconds: float
     max_waiting: int
+    max_waiting_tokens: int
     steps_in_flight: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]

@@ -62,6 +62,14 @@ class QueueFull(AsyncLLMError):
         self.retry_after = retry_after
 
 
+class DeadlineExceeded(AsyncLLMError):
+    """The request's deadline has passed, or is too near to be met."""
+
+    status = 408
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
 class NotReady(AsyncLLMError):
     """The model is still loading, or the server is draining."""
 

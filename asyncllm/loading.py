@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Any
 
 import msgspec
 
-from asyncllm import demo
+from asyncllm import demo, virtual_time
 from asyncllm.config import EngineConfig
 from asyncllm.engine.engine import Engine
+from asyncllm.engine.policy import Policy
+from asyncllm.engine.record import RecordedScheduler
+from asyncllm.engine.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.executor import Executor, ThreadExecutor
+from asyncllm.executor.sim import build_sim
 from asyncllm.models.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.text.chat_template import ChatTemplate
@@ -35,9 +40,12 @@ class Loaded(msgspec.Struct, frozen=True):
     default_params: SamplingParams
     executor: Executor
     engine: Engine
+    recorded: RecordedScheduler | None
 
     async def aclose(self) -> None:
         await self.engine.aclose()
+        if self.recorded is not None:
+            self.recorded.stop_recording("the engine was closed")
         await self.executor.close()
         self.tokenizer.close()
 
@@ -50,7 +58,9 @@ def name_of(model: str | None) -> str:
     return path.resolve().name if path.is_dir() else model
 
 
-async def load(config: EngineConfig, progress: Callable[[int, int], None] | None) -> Loaded:
+async def load(
+    config: EngineConfig, policy: Policy, progress: Callable[[int, int], None] | None
+) -> Loaded:
     """Find and load everything; cancelling it stops at the next tensor and leaves nothing behind.
 
     Raises:
@@ -69,13 +79,17 @@ async def load(config: EngineConfig, progress: Callable[[int, int], None] | None
         if progress is not None:
             progress(done, total)
 
-    executor = ThreadExecutor(partial(_build_worker, config, folder, spec, report))
+    executor, clock = _executor(config, folder, spec, report)
     # The tokenizer loads while the executor thread imports torch and reads the weights.
     text = asyncio.ensure_future(asyncio.to_thread(_load_text, text_folder))
     weights = asyncio.ensure_future(executor.start())
     try:
         tokenizer, template = await text
         limits = await weights
+        recorded = None
+        if config.trace is not None:
+            recorded = RecordedScheduler.create(limits, policy)
+            recorded.record_to(config.trace)
     except BaseException:
         abandoned.set()
         await asyncio.wait([text, weights])
@@ -84,9 +98,20 @@ async def load(config: EngineConfig, progress: Callable[[int, int], None] | None
                 part.exception()
         await executor.close()
         raise
-    engine = Engine(limits, executor, tokenizer.detokenizer)
+    scheduler = recorded or Scheduler.create(limits, policy)
+    engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
     engine.start()
-    return Loaded(spec, tokenizer, template, defaults, executor, engine)
+    return Loaded(spec, tokenizer, template, defaults, executor, engine, recorded)
+
+
+def _executor(
+    config: EngineConfig, folder: Path, spec: ModelSpec, report: Callable[[int, int], None]
+) -> tuple[Executor, Callable[[], float]]:
+    """What will run the steps, and the clock that its times are in."""
+    if config.device == "sim":
+        clock = virtual_time.clock_of(asyncio.get_running_loop())
+        return build_sim(config, spec, clock), clock
+    return ThreadExecutor(partial(_build_worker, config, folder, spec, report)), time.perf_counter
 
 
 def _default_params(spec: ModelSpec) -> SamplingParams:

@@ -123,6 +123,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """When a request is served, and with whom it shares.
+
+    Attributes:
+        priority: its class, -10 to 10; lower is served earlier (see ``engine/policy.py``).
+        deadline_ms: milliseconds from its arrival in which it must be finished. It is refused when
+            that cannot be, and dropped when they have passed.
+        tenant: who asks; the ``fair`` policy gives each tenant the same share.
+        cache_salt: requests share cached prefixes only with those of the same salt.
+
+    Raises:
+        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
+    """
+
+    priority: Int32 = 0
+    deadline_ms: float | None = None
+    tenant: str = ""
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check(-10 <= self.priority <= 10, "priority", "between -10 and 10")
+        _check(
+            self.deadline_ms is None or 0 < self.deadline_ms <= 86_400_000,
+            "deadline_ms",
+            "positive and at most a day",
+        )
+        _check(len(self.cache_salt) <= 1024, "cache_salt", "at most 1024 characters")
+
+
 def _check(ok: bool, param: str, expected: str) -> None:
     if not ok:
         raise BadRequest(f"{param} must be {expected}", param=param)
@@ -145,7 +175,8 @@ class TokenDelta(msgspec.Struct):
     ``text`` may be empty while a character or a possible stop string is incomplete.
     ``finish_reason`` is set on the last delta only; ``stop_reason`` then is the stop string or the
     stop token id that ended the sequence (None for the model's own end-of-sequence token).
-    ``logprobs`` has one entry per token id when they were asked for.
+    ``logprobs`` has one entry per token id when they were asked for. ``cached_tokens``, set on the
+    last delta, is how many tokens of the prompt were not computed, as their KV was cached.
     """
 
     text: str = ""
@@ -153,6 +184,7 @@ class TokenDelta(msgspec.Struct):
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    cached_tokens: int = 0
 
     def merge(self, later: TokenDelta) -> None:
         """Append a later delta of the same sequence to this one, in place."""
@@ -164,6 +196,7 @@ class TokenDelta(msgspec.Struct):
             self.logprobs += later.logprobs
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
+        self.cached_tokens = later.cached_tokens
 
 
 class Usage(msgspec.Struct, frozen=True):

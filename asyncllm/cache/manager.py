@@ -1,27 +1,58 @@
-"""Which sequence holds which KV pages."""
+"""Which sequence holds which KV pages, and which pages are kept for those to come."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from array import array
+from typing import NamedTuple, Protocol
 
 from asyncllm.cache.pages import PageAllocator
+from asyncllm.cache.radix import Match, Node, PrefixTree
 
 
 class PageHolder(Protocol):
-    """The part of a sequence the cache works on: its block table, in order of position."""
+    """The part of a sequence that the cache works on.
 
+    Attributes:
+        tokens: int32; what its positions hold.
+        salt: sequences of different salts share nothing.
+        pages: its block table, in order of position.
+        node: the end of its path in the prefix tree, locked; None while it holds nothing.
+        first_own: the topmost node of the path that it added itself.
+    """
+
+    tokens: array[int]
+    salt: bytes
     pages: list[int]
+    node: Node | None
+    first_own: Node | None
+
+
+class Copies(NamedTuple):
+    """Page copies of one step that are under way: (device page, host page) of each.
+
+    ``nodes`` says whose they are, in the same order.
+    """
+
+    nodes: list[Node]
+    pages: list[tuple[int, int]]
 
 
 class KVCacheManager:
-    """Grows and releases block tables; the only caller of the page allocator.
+    """Grows and releases block tables; decides which page is reused, evicted, saved or loaded.
 
+    A page is free, held (private to one sequence, locked in the tree, or part of a copy) or cached.
     Invariant: ``num_free + num_held + num_cached == num_pages`` between calls.
     """
 
-    def __init__(self, num_pages: int, page_size: int):
+    def __init__(
+        self, num_pages: int, page_size: int, *, prefix_caching: bool = True, host_pages: int = 0
+    ):
         self.page_size = page_size
+        self.prefix_caching = prefix_caching
+        self.num_evicted = 0
         self._pages = PageAllocator(num_pages)
+        self._host_pages = PageAllocator(host_pages)
+        self._tree = PrefixTree(page_size, self._pages, self._host_pages)
 
     @property
     def num_pages(self) -> int:
@@ -34,29 +65,173 @@ class KVCacheManager:
     @property
     def num_cached(self) -> int:
         """Pages no live sequence uses, kept for reuse of their prefix."""
-        return 0
+        return self._tree.num_cached
+
+    @property
+    def num_available(self) -> int:
+        """Pages that a sequence could be given now."""
+        return self._pages.num_free + self._tree.num_cached
 
     @property
     def num_held(self) -> int:
-        """Pages of live sequences."""
+        """Pages of live sequences and of copies under way."""
         return self.num_pages - self.num_free - self.num_cached
+
+    @property
+    def num_host_used(self) -> int:
+        return self._host_pages.num_pages - self._host_pages.num_free
 
     def pages_for(self, num_tokens: int) -> int:
         """How many pages ``num_tokens`` positions take."""
         return -(-num_tokens // self.page_size)
 
+    # -- one sequence ----------------------------------------------------------------------------
+
+    def match(self, holder: PageHolder) -> Match:
+        """What is known of the holder's tokens."""
+        known = holder.tokens if self.prefix_caching else array("i")
+        return self._tree.match(known, holder.salt)
+
+    def hold(self, holder: PageHolder, match: Match) -> None:
+        """Lock the device part of a match and make it the beginning of the block table."""
+        previous = holder.node
+        self._tree.lock(match.node)
+        if previous is not None:
+            self._tree.unlock(previous)
+        holder.node = match.node
+        holder.first_own = None
+        holder.pages = match.pages
+
+    def num_shared(self, holder: PageHolder) -> int:
+        """How many pages its block table begins with that it found in the tree."""
+        assert holder.node is not None, "it holds pages"
+        return holder.node.depth
+
     def extend(self, holder: PageHolder, num_tokens: int) -> bool:
-        """Make room for positions ``0 .. num_tokens-1``; False (and no change) when full."""
+        """Make room for positions ``0 .. num_tokens-1``; False when there are not enough pages."""
         missing = self.pages_for(num_tokens) - len(holder.pages)
         if missing <= 0:
             return True
-        taken = self._pages.take(missing)
+        taken = self._take(missing)
         if taken is None:
             return False
         holder.pages += taken
         return True
 
-    def release(self, holder: PageHolder) -> None:
-        """Give all of the holder's pages back. No step in flight may still write to them."""
-        self._pages.give_back(holder.pages)
+    def begin(self, holder: PageHolder, num_tokens: int) -> None:
+        """A step that computes positions up to ``num_tokens`` is planned.
+
+        Its full pages are entered in the tree, for others to wait for; as long as they are new.
+        """
+        if not self.prefix_caching:
+            return
+        assert holder.node is not None, "it holds pages"
+        node = holder.node
+        for index in range(node.depth, num_tokens // self.page_size):
+            child = self._tree.insert(
+                node, self._key(holder, index), holder.pages[index], ready=False
+            )
+            if child is None:
+                break  # another computes them too; whose will be kept is seen at release
+            self._tree.lock_child(child)
+            holder.first_own = holder.first_own or child
+            node = child
+        holder.node = node
+
+    def land(self, holder: PageHolder, num_tokens: int) -> None:
+        """Positions up to ``num_tokens`` have been computed."""
+        node = holder.node
+        while node is not None and not node.ready:
+            if node.depth * self.page_size <= num_tokens:
+                self._tree.set_ready(node)
+            node = node.parent
+
+    def release(self, holder: PageHolder, num_tokens: int) -> None:
+        """Give the pages up; the full ones of ``num_tokens`` computed positions stay cached.
+
+        No step in flight may still use them.
+        """
+        self._commit(holder, num_tokens)
+        self._let_go(holder)
+
+    def discard(self, holder: PageHolder) -> None:
+        """Give the pages up, and trust nothing that the holder has written."""
+        if holder.first_own is not None:
+            self._tree.forget(holder.first_own)
+        node = holder.node
+        while node is not None and not node.ready:
+            self._tree.set_ready(node)  # in the sense that no step writes it any more
+            node = node.parent
+        self._let_go(holder)
+
+    def _commit(self, holder: PageHolder, num_tokens: int) -> None:
+        node = holder.node
+        if node is None or not self.prefix_caching:
+            return
+        for index in range(node.depth, num_tokens // self.page_size):
+            key = self._key(holder, index)
+            child = self._tree.insert(node, key, holder.pages[index], ready=True)
+            child = child or node.children.get(key)
+            if child is None or not child.ready:
+                break
+            self._tree.lock_child(child)
+            node = child
+        holder.node = node
+
+    def _let_go(self, holder: PageHolder) -> None:
+        shared = set()
+        node = holder.node
+        while node is not None:
+            shared.add(node.page)
+            node = node.parent
+        self._pages.give_back([page for page in holder.pages if page not in shared])
+        if holder.node is not None:
+            self._tree.unlock(holder.node)
+        holder.node = holder.first_own = None
         holder.pages = []
+
+    def _key(self, holder: PageHolder, index: int) -> bytes:
+        start = index * self.page_size
+        return holder.tokens[start : start + self.page_size].tobytes()
+
+    def _take(self, count: int) -> list[int] | None:
+        short = count - self._pages.num_free
+        if short > 0:
+            if short > self._tree.num_cached or not self._tree.evict(short):
+                return None
+            self.num_evicted += short
+        return self._pages.take(count)
+
+    # -- the host tier ---------------------------------------------------------------------------
+
+    def back_up(self, most: int) -> Copies:
+        """Start to copy cached pages to the host, at most so many, ahead of their eviction."""
+        nodes = self._tree.back_up(most)
+        return Copies(nodes, [(node.page, node.host) for node in nodes])
+
+    def backed_up(self, copies: Copies) -> None:
+        """Those copies are done."""
+        for node in copies.nodes:
+            self._tree.backed_up(node)
+
+    def load(self, holder: PageHolder, match: Match) -> Copies | None:
+        """Start to bring a match's host pages back; None when there is no room for them.
+
+        The holder keeps a lock on them until ``release``.
+        """
+        self.hold(holder, match)
+        pages = self._take(len(match.host))
+        if pages is None:
+            self._let_go(holder)
+            return None
+        self._tree.load(match.host, pages)
+        for node in match.host:
+            self._tree.lock_child(node)
+        holder.node = match.host[-1]
+        holder.pages = match.pages + pages
+        return Copies(match.host, [(node.page, node.host) for node in match.host])
+
+    def loaded(self, copies: Copies) -> None:
+        """Those copies are done."""
+        for node in copies.nodes:
+            self._tree.set_ready(node)

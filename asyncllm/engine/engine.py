@@ -11,32 +11,41 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
-from asyncllm.engine.scheduler import Emitted, Scheduler
+from asyncllm.engine.history import History, RequestTrace
+from asyncllm.engine.scheduler import Applied, Emitted, Scheduler
 from asyncllm.engine.sequence import Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.stream import OutputStream
-from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead, QueueFull, StepError
+from asyncllm.errors import (
+    AsyncLLMError,
+    BadRequest,
+    DeadlineExceeded,
+    EngineDead,
+    QueueFull,
+    StepError,
+)
 from asyncllm.executor.executor import Executor
 from asyncllm.text.detokenizer import Detokenizer
-from asyncllm.types import FinishReason, SamplingParams, Sink, TokenLogprob
-from asyncllm.wire.messages import (
-    BAD_TOKEN,
-    RowLogprobs,
-    StepResult,
-    decode_result,
-    encode,
-    unpack,
-)
+from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, Sink, TokenLogprob
+from asyncllm.wire.messages import BAD_TOKEN, RowLogprobs, StepResult, decode_result, encode
 
 log = logging.getLogger(__name__)
+
+
+#: Retry-After is the time in which this share of the queue is served, and at least a second.
+RETRY_SHARE = 0.1
 
 
 @dataclass(slots=True)
 class _Request:
     sequence: Sequence
     stream: OutputStream
+    expiry: asyncio.TimerHandle | None = None
+
+    def stop_clock(self) -> None:
+        if self.expiry is not None:
+            self.expiry.cancel()
 
 
 class Engine:
@@ -51,17 +60,24 @@ class Engine:
         self,
         limits: EngineLimits,
         executor: Executor,
+        scheduler: Scheduler,
         detokenizer: Callable[[bool, Seq[int]], Detokenizer],
         *,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        """``detokenizer(skip_special_tokens, prompt_ids)`` makes a new one for each sequence."""
+        """Nothing runs before ``start``.
+
+        Args:
+            detokenizer: ``detokenizer(skip_special_tokens, prompt_ids)`` makes one for a sequence.
+            clock: seconds; the executor's results must be in the same.
+        """
         self.limits = limits
         self.stats = EngineStats()
+        self.history = History()
         self._executor = executor
         self._detokenizer = detokenizer
         self._clock = clock
-        self._scheduler = Scheduler(limits, KVCacheManager(limits.num_pages, limits.page_size))
+        self._scheduler = scheduler
         self._requests: dict[int, _Request] = {}
         self._steps: deque[asyncio.Future[bytes]] = deque()
         self._next_id = 0
@@ -98,51 +114,99 @@ class Engine:
             await asyncio.wait([self._task])
             self._task = None
 
-    def add(self, prompt_ids: Seq[int], params: SamplingParams, sink: Sink) -> int:
+    def add(
+        self,
+        prompt_ids: Seq[int],
+        params: SamplingParams,
+        sink: Sink,
+        scheduling: SchedulingParams | None = None,
+    ) -> int:
         """Queue a request; its output goes to ``sink``. Returns the id that ``abort`` takes.
 
         Raises:
             BadRequest: it can never be served (empty, too long, a token id out of range).
-            QueueFull: too many requests are waiting already.
+            QueueFull: too much is waiting already.
+            DeadlineExceeded: it cannot be served in time.
             EngineDead: the executor is gone.
         """
         if self._dead is not None:
             raise EngineDead(self._dead)
+        scheduling = scheduling or SchedulingParams()
         max_length = self._check(prompt_ids, params)
-        # Those that the next plan takes in are not waiting.
-        if len(self._scheduler.waiting) >= self.limits.max_waiting + self._scheduler.num_free_slots:
-            raise QueueFull(
-                f"{len(self._scheduler.waiting)} requests are waiting already", retry_after=1.0
-            )
+        self.check_room(len(prompt_ids))
         self._next_id += 1
+        now = self._clock()
         seq = Sequence(
             self._next_id,
-            list(prompt_ids),
+            prompt_ids,
             params,
+            scheduling,
             max_length=max_length,
             eos_ids=self.limits.eos_token_ids,
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
+            arrival=now,
         )
         stream = OutputStream(
             params,
             sink,
             self._detokenizer(params.skip_special_tokens, prompt_ids),
             self.limits.eos_token_ids,
-            self._clock(),
+            now,
         )
-        self._requests[seq.id] = _Request(seq, stream)
-        self._scheduler.add(seq)
+        request = _Request(seq, stream)
+        if scheduling.deadline_ms is not None:
+            self._set_deadline(request, scheduling.deadline_ms / 1000)
+        self._requests[seq.id] = request
+        self._scheduler.add(seq, now)
         self._update_gauges()
         self._wake.set()
         return seq.id
+
+    def check_room(self, num_tokens: int) -> None:
+        """Whether a prompt of at least so many tokens may join the queue.
+
+        Raises:
+            QueueFull: not now; ``retry_after`` says when.
+        """
+        scheduler, limits = self._scheduler, self.limits
+        waiting, tokens = scheduler.num_waiting, scheduler.num_waiting_tokens
+        # Those that the next plan takes in are not waiting.
+        if waiting < limits.max_waiting + scheduler.num_free_slots and (
+            waiting == 0 or tokens + num_tokens <= limits.max_waiting_tokens
+        ):
+            return
+        raise QueueFull(
+            f"{waiting} requests with {tokens} prompt tokens are waiting already",
+            retry_after=max(1.0, RETRY_SHARE * scheduler.expected_wait()),
+        )
+
+    def _set_deadline(self, request: _Request, seconds: float) -> None:
+        """Refuse what cannot be done in so many seconds; drop it when they have passed."""
+        needed = self._scheduler.least_seconds(request.sequence)
+        if needed > seconds:
+            raise DeadlineExceeded(
+                f"the deadline of {seconds * 1000:.0f} ms cannot be met: the answer would take at "
+                f"least {needed * 1000:.0f} ms",
+                param="deadline_ms",
+            )
+        loop = asyncio.get_running_loop()
+        request.expiry = loop.call_later(seconds, self._expire, request)
+
+    def _expire(self, request: _Request) -> None:
+        seq = request.sequence
+        self._scheduler.finish(seq, self._clock())
+        self._fail([seq], DeadlineExceeded, "the request's deadline has passed")
+        self._update_gauges()
+        self._wake.set()
 
     def abort(self, request_id: int) -> None:
         """Drop a request; it is not in the next plan. Unknown and ended ids are ignored."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        self._scheduler.finish(request.sequence)
-        self.stats.finished[FinishReason.ABORT.value] += 1
+        now = self._clock()
+        self._scheduler.finish(request.sequence, now)
+        self._close(request, FinishReason.ABORT.value, now)
         self._update_gauges()
         self._wake.set()
 
@@ -190,16 +254,15 @@ class Engine:
                     # A result may have landed, or a request been added, while filling.
                     await self._wake.wait()
                     continue
-                started = self._clock()
-                emitted, failed = self._apply(result)
-                applied = self._clock()
-                self.stats.cpu_apply += applied - started
+                started = time.perf_counter()
+                applied = self._apply(result)
+                self.stats.cpu_apply += time.perf_counter() - started
                 self._fill()
-                planned = self._clock()
-                self._deliver(emitted, result.logprobs)
-                self._fail(failed, StepError, f"the model step failed: {result.error}")
+                planned = time.perf_counter()
+                self._deliver(applied.emitted, result.logprobs)
+                self._fail(applied.failed, StepError, f"the model step failed: {result.error}")
                 self._update_gauges()
-                self.stats.cpu_deliver += self._clock() - planned
+                self.stats.cpu_deliver += time.perf_counter() - planned
                 # One turn of the loop per step: sockets are served even when the next result is
                 # already there.
                 await asyncio.sleep(0)
@@ -216,35 +279,37 @@ class Engine:
 
     def _fill(self) -> None:
         """Plan and submit until the executor has enough to do."""
-        started = self._clock()
+        started = time.perf_counter()
         while len(self._steps) < self.limits.steps_in_flight:
-            plan = self._scheduler.plan(self._next_step)
-            if plan is None:
+            now = self._clock()
+            planned = self._scheduler.plan(self._next_step, now)
+            if planned is None:
                 if self._steps:
                     self._executor.flush()
                 break
             self._next_step += 1
-            self.stats.step_tokens.observe(self._scheduler.planned_tokens)
-            for seq in self._scheduler.admitted:
-                self._observe_start(self._requests[seq.id].stream)
-            future = self._executor.submit(encode(plan))
+            self.stats.step_tokens.observe(planned.num_tokens)
+            for seq in planned.admitted:
+                self._observe_start(self._requests[seq.id], now)
+            self.history.planned(planned, now)
+            future = self._executor.submit(encode(planned.message))
             future.add_done_callback(self._on_step_done)
             self._steps.append(future)
-        self.stats.cpu_plan += self._clock() - started
+        self.stats.cpu_plan += time.perf_counter() - started
 
     def _on_step_done(self, _future: asyncio.Future[bytes]) -> None:
         self._wake.set()
 
-    def _apply(self, result: StepResult) -> tuple[list[Emitted], list[Sequence]]:
+    def _apply(self, result: StepResult) -> Applied:
         self.stats.steps += 1
         # Steps overlap: a step is launched while the one before still runs.
         begun = max(result.t_launch, self._last_done)
         self._last_done = max(result.t_done, self._last_done)
-        self.stats.device_busy += self._last_done - min(begun, self._last_done)
-        if result.error is not None:
-            self.stats.step_errors += 1
-            return [], self._scheduler.fail()
-        return self._scheduler.apply(unpack(result.tokens).tolist()), []
+        seconds = self._last_done - min(begun, self._last_done)
+        self.stats.device_busy += seconds
+        self.stats.step_errors += result.error is not None
+        self.history.done(result.step, begun, seconds)
+        return self._scheduler.apply(result, self._clock(), seconds)
 
     def _deliver(self, emitted: list[Emitted], logprobs: tuple[RowLogprobs, ...]) -> None:
         now = self._clock()
@@ -263,18 +328,21 @@ class Engine:
             except Exception as error:
                 # One bad sink must not reach the others, nor stop the steps.
                 log.exception("request %d could not be delivered", seq.id)
-                self._scheduler.finish(seq)
+                self._scheduler.finish(seq, now)
                 self._fail([seq], StepError, f"the output could not be delivered: {error!r}")
                 continue
             self._observe_token(request, now)
             if finish is not None:
-                self._scheduler.finish(seq)
+                self._scheduler.finish(seq, now)
                 self._end(request, finish, now)
 
-    def _observe_start(self, stream: OutputStream) -> None:
+    def _observe_start(self, request: _Request, now: float) -> None:
+        stream = request.stream
         if stream.started == 0.0:  # not when it comes back from a preemption
-            stream.started = self._clock()
-            self.stats.queue_time.observe(stream.started - stream.arrived)
+            stream.started = now
+            stream.cached_tokens = request.sequence.num_cached
+            self.stats.cached_tokens += stream.cached_tokens
+            self.stats.queue_time.observe(now - stream.arrived)
 
     def _observe_token(self, request: _Request, now: float) -> None:
         stream, stats = request.stream, self.stats
@@ -291,7 +359,7 @@ class Engine:
         # A sink may have aborted its own request from within emit().
         if self._requests.pop(request.sequence.id, None) is None:
             return
-        self.stats.finished[finish.value] += 1
+        self._close(request, finish.value, now)
         self.stats.request_latency.observe(now - request.stream.arrived)
 
     def _fail(self, sequences: list[Sequence], kind: type[AsyncLLMError], message: str) -> None:
@@ -299,11 +367,24 @@ class Engine:
         for seq in sequences:
             request = self._requests.pop(seq.id, None)
             if request is not None:
-                self.stats.finished["error"] += 1
+                self._close(request, "error", self._clock())
                 try:
                     request.stream.sink.fail(kind(message))
                 except Exception:
                     log.exception("request %d could not be told of its failure", seq.id)
+
+    def _close(self, request: _Request, how: str, now: float) -> None:
+        """The last thing that happens to every request."""
+        request.stop_clock()
+        self.stats.finished[how] += 1
+        self.history.ended(request.sequence, request.stream, how, now)
+
+    def trace(self, request_id: int) -> RequestTrace | None:
+        """What happened to a request that lives, or ended not long ago; None for others."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return self.history.trace(request_id)
+        return self.history.live_trace(request.sequence, request.stream)
 
     def _die(self, cause: str) -> None:
         if self._dead is None:
@@ -314,18 +395,20 @@ class Engine:
             future.add_done_callback(_forget)
         sequences = [request.sequence for request in self._requests.values()]
         for seq in sequences:
-            self._scheduler.finish(seq)
+            self._scheduler.finish(seq, self._clock())
         self._fail(sequences, EngineDead, self._dead)
         self._update_gauges()
 
     def _update_gauges(self) -> None:
         scheduler, stats = self._scheduler, self.stats
         stats.running = len(scheduler.running)
-        stats.waiting = len(scheduler.waiting)
+        stats.waiting = scheduler.num_waiting
         stats.preemptions = scheduler.num_preemptions
         stats.pages_total = scheduler.cache.num_pages
         stats.pages_held = scheduler.cache.num_held
         stats.pages_cached = scheduler.cache.num_cached
+        stats.pages_evicted = scheduler.cache.num_evicted
+        stats.host_pages_used = scheduler.cache.num_host_used
 
 
 def _forget(future: asyncio.Future[bytes]) -> None:

@@ -2,22 +2,40 @@
 
 Iteration-level scheduling (Yu et al., ORCA, OSDI 2022) without phases: a step is a list of rows,
 each some next positions of one sequence, and a decode row is merely a row of length one. Decode
-rows come first; what is left of the token budget goes to prompt chunks in order of arrival.
+rows come first; chunks of as many prompts as fit share what is left of the step (Agrawal et al.,
+Sarathi-Serve, OSDI 2024), in the order of a policy.
 
 Pure: no torch, no I/O, no clock. The same calls in the same order give the same plans.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from collections import deque
+from typing import NamedTuple, Self
+
+import numpy as np
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
+from asyncllm.engine.admission import Admission, Entry
+from asyncllm.engine.batch import Ints, RunningBatch
+from asyncllm.engine.copies import PageCopies
+from asyncllm.engine.forecast import Forecast
+from asyncllm.engine.policy import Policy
 from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.step import Chunk, Step
+from asyncllm.engine.step_time import PrefillRoom, StepShape, StepTimeModel
+from asyncllm.engine.waiting import OUTPUT_COST
 from asyncllm.types import FinishReason
-from asyncllm.wire.messages import BAD_TOKEN, Admit, StepPlan, pack
+from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, unpack
+
+
+class Planned(NamedTuple):
+    """A step to submit, the sequences that it admits, and the tokens it computes."""
+
+    message: StepPlan
+    admitted: list[Sequence]
+    num_tokens: int
 
 
 class Emitted(NamedTuple):
@@ -32,6 +50,13 @@ class Emitted(NamedTuple):
     finish: FinishReason | None
 
 
+class Applied(NamedTuple):
+    """The new tokens in row order, or the sequences that a failed step has ended."""
+
+    emitted: list[Emitted]
+    failed: list[Sequence]
+
+
 class Scheduler:
     """Owns every sequence's state, slots and, through the cache manager, pages.
 
@@ -39,221 +64,314 @@ class Scheduler:
     preempted keeps slot and pages until no step in flight has a row of it.
     """
 
-    def __init__(self, limits: EngineLimits, cache: KVCacheManager):
+    def __init__(
+        self, limits: EngineLimits, cache: KVCacheManager, policy: Policy, times: StepTimeModel
+    ):
         self.limits = limits
         self.cache = cache
-        # Keyed by id, so that an abort anywhere is O(1): waiting in order of service, running in
-        # order of admission, oldest first.
-        self.waiting: OrderedDict[int, Sequence] = OrderedDict()
+        self.times = times
         self.running: dict[int, Sequence] = {}
-        # Of the latest plan: what it took out of ``waiting``, and how many tokens it computes.
-        self.admitted: list[Sequence] = []
-        self.planned_tokens = 0
         self.num_preemptions = 0
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._in_flight: deque[list[tuple[Sequence, bool]]] = deque()
-        #: Sequences out of ``running`` whose pages come back once their rows have landed.
-        self._settling = 0
+        self._policy = policy
+        self._forecast = Forecast(times, limits.max_num_seqs)
+        self._copies = PageCopies(cache, times)
+        self._admission = Admission(limits, cache, policy, self._forecast, self._copies)
+        self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
+        self._in_flight: deque[Step] = deque()
+        self._landed = -1
+        #: Out of ``running``; by the step after which slot and pages come back.
+        self._settling: dict[int, list[Sequence]] = {}
+        self._num_preempted = 0  # of those settling: they will wait again
+
+    @classmethod
+    def create(cls, limits: EngineLimits, policy: Policy) -> Self:
+        """A scheduler with an empty cache, which knows nothing of the device's speed yet."""
+        cache = KVCacheManager(
+            limits.num_pages,
+            limits.page_size,
+            prefix_caching=limits.prefix_caching,
+            host_pages=limits.host_pages,
+        )
+        return cls(limits, cache, policy, StepTimeModel(limits.page_copy_seconds))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that do not run, for whatever reason."""
+        return self._admission.num_waiting + self._num_preempted
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens to be prefilled of those in the queue."""
+        return self._admission.queue.num_tokens
 
     @property
     def num_free_slots(self) -> int:
-        return len(self._free_slots)
+        return self._batch.num_free
+
+    def expected_wait(self) -> float:
+        """Seconds until a request that arrives now has its first step, about."""
+        return self._forecast.wait(self.num_waiting, self.num_waiting_tokens, self.num_free_slots)
+
+    def least_seconds(self, seq: Sequence) -> float:
+        """Seconds until a sequence that arrives now can be finished at best, about."""
+        shortest = seq.max_length if seq.surely_full else max(seq.min_length, seq.num_prompt + 1)
+        service = self._forecast.service(seq.num_prompt, shortest - seq.num_prompt)
+        return self.expected_wait() + service
 
     # -- events ----------------------------------------------------------------------------------
 
-    def add(self, seq: Sequence) -> None:
+    def add(self, seq: Sequence, now: float) -> None:
         """Queue a new sequence."""
-        self.waiting[seq.id] = seq
+        self._admission.look(now)
+        seq.timeline.note(now, self._landed, "queued", self.num_waiting)
+        self._admission.push(seq)
 
-    def finish(self, seq: Sequence) -> None:
-        """End a sequence now, wherever it is; tokens of it still in flight are dropped."""
+    def finish(self, seq: Sequence, now: float) -> None:
+        """End a sequence now, wherever it is; tokens of it still in flight are dropped.
+
+        What it has computed stays in the prefix cache.
+        """
+        if seq.state is SeqState.FINISHED:
+            return
+        seq.timeline.note(now, self._landed, "finished", len(seq.tokens))
         if seq.state is SeqState.RUNNING:
-            del self.running[seq.id]
             self._leave(seq)
-        elif seq.state is SeqState.WAITING:
-            del self.waiting[seq.id]
+        elif seq.slot >= 0:
+            self._num_preempted -= 1  # and settling
+        else:
+            self._admission.drop(seq)
         seq.state = SeqState.FINISHED
 
     # -- planning --------------------------------------------------------------------------------
 
-    def plan(self, step: int) -> StepPlan | None:
-        """The next step, or None when nothing can run before another event."""
-        build = _PlanBuilder(self.limits.max_num_batched_tokens)
-        self.admitted = []
-        self._plan_decodes(build)
-        self._plan_prefills(build)
-        self._plan_admissions(build)
-        if not build.rows:
-            return None
-        self._in_flight.append(build.sequences)
-        self.planned_tokens = self.limits.max_num_batched_tokens - build.budget
-        return StepPlan(
-            step=step,
-            rows=pack(build.rows),
-            new_pages=pack(build.new_pages),
-            admits=tuple(build.admits),
-        )
+    def plan(self, number: int, now: float) -> Planned | None:
+        """The next step, or None when nothing can run before another event.
 
-    def _plan_decodes(self, build: _PlanBuilder) -> None:
-        page_size = self.limits.page_size
-        for seq in list(self.running.values()):
-            if seq.state is not SeqState.RUNNING or seq.num_computed < seq.num_known:
-                continue
-            if len(seq.tokens) + seq.num_sampling >= seq.max_length:
-                continue  # the last token it may have is already being sampled
-            # Most rows stay on the page they are on.
-            if seq.num_computed < len(seq.pages) * page_size or self._grow(seq, build):
-                build.add_row(seq, 1, samples=True)
-
-    def _plan_prefills(self, build: _PlanBuilder) -> None:
-        for seq in self.running.values():
-            if build.budget <= 0:
-                return
-            if seq.num_computed < seq.num_known:
-                self._add_chunk(seq, build)
-
-    def _plan_admissions(self, build: _PlanBuilder) -> None:
-        while self.waiting and self._free_slots and build.budget > 0:
-            seq = next(iter(self.waiting.values()))
-            if seq.num_inflight:
-                return  # preempted, and its last token has not landed yet
-            # One page beside for each running sequence, lest the newcomer preempt it at once.
-            needed = self.cache.pages_for(len(seq.tokens) + 1)
-            if needed + len(self.running) > self.cache.num_free and self.running:
-                return
-            if not self.cache.extend(seq, len(seq.tokens)):
-                return
-            del self.waiting[seq.id]
-            seq.slot = self._free_slots.pop()
-            seq.state = SeqState.RUNNING
-            seq.num_known = len(seq.tokens)
-            seq.num_computed = 0
-            self.running[seq.id] = seq
-            self.admitted.append(seq)
-            build.admit(seq)
-            self._add_chunk(seq, build)
-
-    def _add_chunk(self, seq: Sequence, build: _PlanBuilder) -> None:
-        remaining = seq.num_known - seq.num_computed
-        chunk = min(remaining, build.budget, self.limits.prefill_chunk)
-        build.add_row(seq, chunk, samples=chunk == remaining)
-
-    def _grow(self, seq: Sequence, build: _PlanBuilder) -> bool:
-        """Room for one more position, preempting from the youngest when pages run out.
-
-        False: the row sits this step out, or was itself the youngest. The oldest sequence is never
-        a victim, so there is always progress.
+        Args:
+            number: of the step, one more than the last's.
+            now: seconds; only timelines depend on it.
         """
-        held = len(seq.pages)
-        while not self.cache.extend(seq, seq.num_computed + 1):
-            if self._settling:
-                return False  # pages are on their way back already
-            victim = next(reversed(self.running.values()))
-            if victim is seq and len(self.running) == 1:
-                raise RuntimeError("the KV cache cannot hold one sequence of max_model_len")
-            self._preempt(victim)
-            if victim is seq:
-                return False
-        build.add_pages(seq, held)
+        step = Step(number)
+        self._admission.look(now)
+        self._plan_decodes(step, now)
+        self._plan_prompts(step, now)
+        self._admission.explain(self._batch.num_free)
+        if step.has_rows:
+            self._copies.back_up()
+        elif self._in_flight or not self._copies.outstanding:
+            return None
+        # Without rows it waits for the copies, which are all there is to wait for.
+        self._in_flight.append(step)
+        message = step.message(self._copies.send(number))
+        return Planned(message, step.admitted, step.shape.num_tokens)
+
+    def _plan_decodes(self, step: Step, now: float) -> None:
+        batch = self._batch
+        slots = batch.slots()
+        starts = batch.computed[slots]
+        full = slots[starts >= batch.capacity[slots]]
+        if full.size:
+            self._grow(full, step, now)
+            slots = batch.slots()  # some may have been preempted
+            starts = batch.computed[slots]
+        step.decodes = batch.decoding
+        if full.size:
+            growable = starts < batch.capacity[slots]
+            step.decodes = [batch.decoding[i] for i in np.flatnonzero(growable).tolist()]
+            slots, starts = slots[growable], starts[growable]
+        count = len(slots)
+        if count == 0:
+            return
+        rows = np.empty((count, 3), dtype="<i4")
+        rows[:, 0] = slots
+        rows[:, 1] = starts
+        rows[:, 2] = 1
+        step.decode_rows = rows.tobytes()
+        step.shape = StepShape(count, int(starts.sum()) + count, 0.0)
+        batch.add_decodes(slots, starts, step.number)
+
+    def _grow(self, slots: Ints, step: Step, now: float) -> None:
+        """One more page for each sequence of ``slots``; those that get none sit this step out."""
+        for seq in [self._batch.sequences[slot] for slot in slots.tolist()]:
+            assert seq is not None, "a running slot has a sequence"
+            held = len(seq.pages)
+            while seq.state is SeqState.RUNNING:
+                if self.cache.extend(seq, (held + 1) * self.limits.page_size):
+                    self._admission.grew(seq)
+                    self._batch.grown(seq)
+                    step.add_pages(seq, held)
+                    break
+                if not self._make_room(step, now):
+                    break
+
+    def _make_room(self, step: Step, now: float) -> bool:
+        """Take pages from somebody; False when some are on their way back already."""
+        if self._settling or self._copies.outstanding:
+            return False
+        if self._admission.make_room():
+            return True
+        # The oldest is never a victim, so there is always progress.
+        _, *others = sorted(self.running.values(), key=lambda seq: seq.id)
+        if not others:
+            raise RuntimeError("the KV cache cannot hold one sequence of max_model_len")
+        self._preempt(min(others, key=self._loss), step, now)
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
-        """Back to the head of the queue with its tokens; the cache of it is given up."""
-        del self.running[seq.id]
-        seq.state = SeqState.WAITING
-        self.waiting[seq.id] = seq
-        self.waiting.move_to_end(seq.id, last=False)
+    def _loss(self, seq: Sequence) -> tuple[int, int, int]:
+        """What preempting costs: least urgent first, then least work to do again, then youngest."""
+        work = int(self._batch.computed[seq.slot]) - seq.num_cached
+        return (-seq.priority, work, -seq.id)
+
+    def _preempt(self, seq: Sequence, step: Step, now: float) -> None:
+        """Back to the queue with its tokens; its full pages stay cached as long as they can."""
+        seq.timeline.note(now, step.number, "preempted", len(seq.tokens))
+        step.drop_pages(seq.slot)
         self.num_preemptions += 1
+        self._num_preempted += 1
+        seq.state = SeqState.WAITING
         self._leave(seq)
 
+    def _plan_prompts(self, step: Step, now: float) -> None:
+        """Chunks of the prompts that come first, running or waiting, until the step is full."""
+        budget = self.limits.max_num_batched_tokens - step.shape.num_tokens
+        room = self.times.room(step.shape, self.limits.itl_target, budget)
+        mine = sorted(self._batch.prefilling.values(), key=self._rank)
+        mine.reverse()  # so that equals keep their order when they are popped
+        fits = True
+        while fits and room.tokens > 0:
+            head = self._admission.head(self._batch.num_free)
+            if head is not None and (not mine or self._rank(head) < self._rank(mine[-1])):
+                fits = self._admit(head, step, room, now)
+            elif mine:
+                fits = self._add_chunk(mine.pop(), step, room, now)
+            else:
+                break
+
+    def _rank(self, seq: Sequence) -> float:
+        computed = int(self._batch.computed[seq.slot]) if seq.slot >= 0 else 0
+        return self._policy.rank(seq, len(seq.tokens) - computed)
+
+    def _admit(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
+        """Try the head of the queue; False when the step is full."""
+        entry = self._admission.admit(seq, room)
+        if entry is not Entry.ADMITTED:
+            if seq.state is SeqState.LOADING:
+                seq.timeline.note(now, step.number, "loading", len(seq.pages))
+            elif seq not in self._admission.queue:
+                seq.timeline.note(now, step.number, "shares")
+            return entry is Entry.WAITS
+        cached = self.cache.num_shared(seq) * self.limits.page_size
+        seq.state = SeqState.RUNNING
+        if seq.num_cached < 0:
+            seq.num_cached = cached
+        self.running[seq.id] = seq
+        self._batch.enter(seq, cached)
+        seq.timeline.note(now, step.number, "admitted", seq.slot, cached)
+        step.admit(seq)
+        return self._add_chunk(seq, step, room, now)
+
+    def _add_chunk(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
+        """The next chunk of a prompt; False when the step is full."""
+        start, remaining = self._batch.remaining(seq)
+        q_len = room.fit(start, min(remaining, self.limits.prefill_chunk))
+        if q_len == 0:
+            return False
+        room.take(start, q_len)
+        end, whole = self._batch.add_chunk(seq, q_len, step.number)
+        self.cache.begin(seq, end)
+        step.add_chunk(Chunk(seq, end, whole), start)
+        seq.timeline.note(now, step.number, "chunk", start, q_len)
+        return True
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def apply(self, result: StepResult, now: float, seconds: float) -> Applied:
+        """Take in the outcome of the oldest step in flight.
+
+        Rows of ended sequences, and rows that sampled nothing, give no tokens.
+
+        Args:
+            now: seconds; only timelines depend on it.
+            seconds: the device's time for the step.
+        """
+        step = self._in_flight.popleft()
+        for number, took in result.copied:
+            self._copies.done(number, took)
+        emitted: list[Emitted] = []
+        failed: list[Sequence] = []
+        if result.error is not None:
+            failed = self._fail(step, now)
+        elif step.has_rows:
+            emitted = self._take_tokens(step, unpack(result.tokens).tolist(), now)
+            self.times.observe(step.shape, seconds)
+            self._forecast.saw_step(seconds)
+        self._landed = step.number
+        for seq in self._settling.pop(step.number, ()):
+            self._settle(seq)
+        self._admission.stop_sharing()
+        return Applied(emitted, failed)
+
+    def _take_tokens(self, step: Step, tokens: list[int], now: float) -> list[Emitted]:
+        emitted = []
+        finished = SeqState.FINISHED
+        for row, seq in enumerate(step.decodes):
+            if seq.state is not finished:
+                emitted.append(self._take_token(seq, row, tokens[row], now))
+        for row, chunk in enumerate(step.chunks, len(step.decodes)):
+            seq, token = chunk.seq, tokens[row]
+            seq.failed |= token == BAD_TOKEN  # also if nobody wants the token any more
+            if not seq.failed:
+                self.cache.land(seq, chunk.end)
+            if chunk.samples and seq.state is not finished:
+                emitted.append(self._take_token(seq, row, token, now))
+        return emitted
+
+    def _take_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
+        if token == BAD_TOKEN:
+            seq.failed = True
+            self.finish(seq, now)
+            return Emitted(seq, row, token, None)
+        tokens = seq.tokens
+        tokens.append(token)
+        finish = None
+        if token in seq.stop_ids and len(tokens) > seq.min_length:
+            finish = FinishReason.STOP
+        elif len(tokens) >= seq.max_length:
+            finish = FinishReason.LENGTH
+        if finish is not None:
+            self._forecast.saw_output(len(tokens) - seq.num_prompt)
+            self.finish(seq, now)
+        return Emitted(seq, row, token, finish)
+
+    def _fail(self, step: Step, now: float) -> list[Sequence]:
+        """Nothing that the step's sequences have computed is trusted."""
+        failed = []
+        for seq in (*step.decodes, *(chunk.seq for chunk in step.chunks)):
+            seq.failed = True
+            if seq.state is not SeqState.FINISHED:
+                self.finish(seq, now)
+                failed.append(seq)
+        return failed
+
     def _leave(self, seq: Sequence) -> None:
-        if seq.num_inflight:
-            self._settling += 1
+        """Out of the batch; slot and pages follow when no step in flight has a row of it."""
+        del self.running[seq.id]
+        self._batch.stop(seq)
+        self._admission.left(seq)
+        last = int(self._batch.last_step[seq.slot])
+        if last > self._landed:
+            self._settling.setdefault(last, []).append(seq)
         else:
             self._settle(seq)
 
     def _settle(self, seq: Sequence) -> None:
-        self.cache.release(seq)
-        self._free_slots.append(seq.slot)
-        seq.slot = -1
-
-    # -- results ---------------------------------------------------------------------------------
-
-    def apply(self, tokens: Seq[int]) -> list[Emitted]:
-        """Take in the tokens of the oldest step in flight, one a row.
-
-        Returns the new tokens in row order. Rows of ended sequences, and rows that sampled
-        nothing, give none.
-        """
-        emitted = []
-        for row, ((seq, samples), token) in enumerate(
-            zip(self._in_flight.popleft(), tokens, strict=True)
-        ):
-            live = self._land(seq, samples)
-            if not live or not samples:
-                continue
-            finish = None
-            if token == BAD_TOKEN:
-                self.finish(seq)
-            else:
-                seq.tokens.append(token)
-                finish = self._finish_reason(seq, token)
-                if finish is not None:
-                    self.finish(seq)
-            emitted.append(Emitted(seq, row, token, finish))
-        return emitted
-
-    def fail(self) -> list[Sequence]:
-        """The oldest step in flight failed: end its live sequences and return them."""
-        failed = []
-        for seq, samples in self._in_flight.popleft():
-            if self._land(seq, samples):
-                self.finish(seq)
-                failed.append(seq)
-        return failed
-
-    def _land(self, seq: Sequence, samples: bool) -> bool:
-        """One row of ``seq`` is back; True when the sequence still wants its token."""
-        seq.num_inflight -= 1
-        if samples:
-            seq.num_sampling -= 1
-        if seq.state is not SeqState.RUNNING and seq.num_inflight == 0:
-            self._settling -= 1
-            self._settle(seq)
-        return seq.state is not SeqState.FINISHED
-
-    @staticmethod
-    def _finish_reason(seq: Sequence, token: int) -> FinishReason | None:
-        if token in seq.stop_ids and len(seq.tokens) > seq.min_length:
-            return FinishReason.STOP
-        if len(seq.tokens) >= seq.max_length:
-            return FinishReason.LENGTH
-        return None
-
-
-class _PlanBuilder:
-    """The rows, pages and admissions of one plan under construction, flat as they travel."""
-
-    def __init__(self, budget: int):
-        self.budget = budget
-        self.rows: list[int] = []
-        self.sequences: list[tuple[Sequence, bool]] = []
-        self.new_pages: list[int] = []
-        self.admits: list[Admit] = []
-
-    def add_row(self, seq: Sequence, q_len: int, *, samples: bool) -> None:
-        self.rows += (seq.slot, seq.num_computed, q_len)
-        self.sequences.append((seq, samples))
-        self.budget -= q_len
-        seq.num_computed += q_len
-        seq.num_sampling += samples
-        seq.num_inflight += 1
-
-    def add_pages(self, seq: Sequence, first: int) -> None:
-        """The device learns of the pages from index ``first`` on."""
-        for index in range(first, len(seq.pages)):
-            self.new_pages += (seq.slot, index, seq.pages[index])
-
-    def admit(self, seq: Sequence) -> None:
-        self.admits.append(Admit(seq.slot, pack(seq.tokens), seq.num_prompt, seq.row_params))
-        self.add_pages(seq, 0)
+        computed, new_tokens, generated = self._batch.work(seq)
+        self._admission.settle(seq, new_tokens + (OUTPUT_COST - 1) * generated)
+        if seq.failed:
+            self.cache.discard(seq)
+        else:
+            self.cache.release(seq, computed)
+        self._batch.vacate(seq)
+        if seq.state is SeqState.WAITING:
+            self._num_preempted -= 1
+            self._admission.push(seq)

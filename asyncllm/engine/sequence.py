@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import enum
+from array import array
+from collections.abc import Sequence as Seq
 
-from asyncllm.types import SamplingParams
+from asyncllm.cache.radix import Node
+from asyncllm.engine.timeline import Timeline
+from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import RowParams
+
+FOREVER = float("inf")
 
 
 class SeqState(enum.Enum):
-    """WAITING (also after a preemption, tokens kept) -> RUNNING -> FINISHED."""
+    """WAITING (also after a preemption, tokens kept) -> LOADING -> WAITING -> RUNNING -> FINISHED.
+
+    LOADING is for those whose prefix comes back from the host.
+    """
 
     WAITING = enum.auto()
+    LOADING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
 
@@ -19,54 +29,70 @@ class SeqState(enum.Enum):
 class Sequence:
     """Everything the scheduler knows of a request; owned by the scheduler, on the loop.
 
-    Three counters tell where it stands. Positions ``0 .. num_computed-1`` are computed or being
-    computed by a step in flight; ``num_known`` tokens were known when it took its slot, and are
-    prefilled in chunks; every later position is a decode row. ``num_sampling`` tokens are being
-    sampled by steps in flight, so the sequence is ``len(tokens) + num_sampling`` long.
+    How far it is computed is a matter of its slot (``engine/batch.py``) while it has one.
 
     Attributes:
-        tokens: prompt and output so far; only grows.
+        tokens: prompt and output so far; int32, only grows.
         max_length: the sequence ends when it holds so many tokens.
-        num_inflight: steps in flight with a row of this sequence. While it is not 0, its slot and
-            pages stay its own, whatever its state.
-        slot, pages: where its state lives on the device; slot is -1 without one.
+        surely_full: nothing but its length can end it.
+        arrival, deadline: seconds of the scheduler's clock.
+        slot: where its state lives on the device; -1 without one. It is kept, like the pages, until
+            no step in flight has a row of the sequence, whatever its state.
+        pages, node, first_own, salt: the cache's (``cache.manager.PageHolder``).
+        num_cached: tokens it did not have to compute when it was first admitted.
+        expected_pages: how many pages it was admitted for.
+        charged: what its tenant has been charged for it (``engine/waiting.py``).
+        failed: something it computed is not to be trusted.
+        timeline: what happened to it, and when.
     """
 
     __slots__ = (
+        "arrival",
+        "charged",
+        "deadline",
+        "expected_pages",
+        "failed",
+        "first_own",
         "id",
         "max_length",
         "min_length",
-        "num_computed",
-        "num_inflight",
-        "num_known",
+        "node",
+        "num_cached",
         "num_prompt",
-        "num_sampling",
         "pages",
+        "priority",
         "row_params",
+        "salt",
         "slot",
         "state",
         "stop_ids",
+        "surely_full",
+        "tenant",
+        "timeline",
         "tokens",
     )
 
     def __init__(
         self,
         id: int,
-        prompt: list[int],
+        prompt: Seq[int],
         params: SamplingParams,
+        scheduling: SchedulingParams,
         *,
         max_length: int,
         eos_ids: tuple[int, ...],
         seed: int,
+        arrival: float,
     ):
         self.id = id
-        self.tokens = list(prompt)
+        self.tokens = array("i", prompt)
         self.num_prompt = len(prompt)
         self.max_length = max_length
         self.min_length = len(prompt) + params.min_tokens
         self.stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_ids)
         )
+        self.surely_full = not self.stop_ids and not params.stop
         self.row_params = RowParams(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -80,10 +106,20 @@ class Sequence:
             min_length=self.min_length,
             stop_ids=tuple(sorted(self.stop_ids)),
         )
+        self.priority = scheduling.priority
+        self.tenant = scheduling.tenant
+        self.arrival = arrival
+        timeout = scheduling.deadline_ms
+        self.deadline = FOREVER if timeout is None else arrival + timeout / 1000
         self.state = SeqState.WAITING
         self.slot = -1
         self.pages: list[int] = []
-        self.num_known = 0
-        self.num_computed = 0
-        self.num_sampling = 0
-        self.num_inflight = 0
+        self.node: Node | None = None
+        self.first_own: Node | None = None
+        # The salt may hold what JSON lets through: lone surrogates.
+        self.salt = scheduling.cache_salt.encode("utf-8", "surrogatepass")
+        self.num_cached = -1
+        self.expected_pages = 0
+        self.charged = 0.0
+        self.failed = False
+        self.timeline = Timeline(arrival)

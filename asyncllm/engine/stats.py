@@ -52,7 +52,8 @@ class EngineStats:
     """Gauges are set after each step; counters only grow. Times are in seconds.
 
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
-    with the free ones they add up to ``pages_total``. ``finished`` counts requests by finish
+    with the free ones they add up to ``pages_total``. ``cached_tokens`` of the prompts were not
+    computed. ``finished`` counts requests by finish
     reason, "error" included. ``cpu_*`` are the loop thread's own times, summed over steps.
     """
 
@@ -61,11 +62,14 @@ class EngineStats:
     pages_total: int = 0
     pages_held: int = 0
     pages_cached: int = 0
+    host_pages_used: int = 0
 
     steps: int = 0
     step_errors: int = 0
     preemptions: int = 0
+    pages_evicted: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generation_tokens: int = 0
     finished: dict[str, int] = field(
         default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0}

@@ -13,6 +13,7 @@ class OutputStream:
     Attributes:
         arrived, started, first, last: ``clock()`` seconds of arrival, first step, first token and
             latest token; 0 before that.
+        cached_tokens: tokens of the prompt that were not computed.
     """
 
     __slots__ = (
@@ -21,6 +22,7 @@ class OutputStream:
         "_params",
         "_stop",
         "arrived",
+        "cached_tokens",
         "first",
         "last",
         "sink",
@@ -40,6 +42,7 @@ class OutputStream:
         self.started = 0.0
         self.first = 0.0
         self.last = 0.0
+        self.cached_tokens = 0
         self._params = params
         self._detokenizer = detokenizer
         self._stop = StopStrings(params.stop, include=params.include_stop_str_in_output)
@@ -72,6 +75,7 @@ class OutputStream:
                 logprobs=None if logprob is None else [logprob],
                 finish_reason=finish,
                 stop_reason=stop_reason,
+                cached_tokens=0 if finish is None else self.cached_tokens,
             )
         )
         return finish

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 # CPU kernels of a process that is not alone on its cores must not spin at barriers: with one busy
@@ -18,7 +19,9 @@ import torch
 from asyncllm.attention.choose import choose_backend
 from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
-from asyncllm.executor.device import CpuDevice, CudaDevice, Device
+from asyncllm.executor.copies import PageCopier
+from asyncllm.executor.device import CpuDevice, CudaDevice, Device, available_host_bytes
+from asyncllm.executor.host_pool import HostPool
 from asyncllm.executor.kv_pool import KVPool
 from asyncllm.executor.memory import resolve_limits
 from asyncllm.executor.runner import ModelRunner
@@ -49,10 +52,14 @@ def build_worker(
         ModelError: the device is not there, the weights are not as the model needs them, or the
             memory does not suffice; the message names what and which option helps.
     """
+    device = _open_device(config)
     try:
-        return _build(config, folder, spec, progress)
-    except (MemoryError, RuntimeError) as error:  # PyTorch's allocators raise RuntimeErrors
-        if not _out_of_memory(error):
+        return _build(device, config, folder, spec, progress)
+    except BaseException as error:
+        with suppress(RuntimeError):  # of a lost device: the error itself says more
+            device.release()
+        # PyTorch's allocators raise RuntimeErrors.
+        if not isinstance(error, MemoryError | RuntimeError) or not _out_of_memory(error):
             raise
         raise ModelError(
             f"out of memory while loading: {str(error).splitlines()[0]} (a smaller kv_cache_tokens,"
@@ -66,12 +73,12 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _build(
+    device: Device,
     config: EngineConfig,
     folder: Path,
     spec: ModelSpec,
     progress: Callable[[int, int], None] | None,
 ) -> Worker:
-    device = _open_device(config)
     dtype = _compute_dtype(config, device)
     budget = _memory_budget(config, device)
     with torch.inference_mode():
@@ -93,6 +100,7 @@ def _build(
             device=kind,
             dtype=str(dtype).removeprefix("torch."),
             cache_bytes=budget - weights if kind == "cuda" else budget,
+            host_bytes=available_host_bytes(),
             bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
         )
         pool = KVPool(
@@ -104,6 +112,8 @@ def _build(
             dtype,
             device.torch_device,
         )
+        copier = PageCopier(pool, HostPool(pool, limits.host_pages, device), device)
+        copier.warm_up()
         max_pages = -(-limits.max_model_len // limits.page_size)
         runner = ModelRunner(
             model,
@@ -112,6 +122,7 @@ def _build(
             ),
             Sampler(limits.max_num_seqs, spec.vocab_size, device.torch_device),
             SlotTable(limits.max_num_seqs, max_pages, device),
+            copier,
             device,
         )
     return Worker(runner, limits, device)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import mmap
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +14,12 @@ import torch
 from torch import Tensor
 
 from asyncllm.upload import upload
+
+log = logging.getLogger(__name__)
+
+
+class DeviceLost(Exception):
+    """The device can no longer be used, or what it holds can no longer be trusted."""
 
 
 class Mark(Protocol):
@@ -19,6 +30,20 @@ class Mark(Protocol):
 
     def wait(self) -> None:
         """Return once it has; waits with the GIL released."""
+
+
+class Span(Mark, Protocol):
+    """A piece of work on a copy stream."""
+
+    def seconds(self) -> float:
+        """How long it ran, not counting what came before it; only once it is done."""
+
+
+class CopyStream(Protocol):
+    """A queue of work that runs in order, beside the steps and in no order with them."""
+
+    def run(self, work: Callable[[], None]) -> Span:
+        """Queue what ``work`` launches; returns without waiting for it."""
 
 
 class Device(Protocol):
@@ -33,16 +58,32 @@ class Device(Protocol):
         """Copy to the host, ordered after kernels launched before; to be read after a mark."""
 
     def mark(self) -> Mark:
-        """The end of all that was launched so far."""
+        """The end of all that was launched so far; copy streams are not part of it."""
+
+    def copy_stream(self) -> CopyStream:
+        """A new one. Memory that its work uses must not be in use by earlier kernels."""
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes] of zeros on the host, committed, that copies reach at full speed.
+
+        To be used until ``release``, and no longer.
+
+        Raises:
+            RuntimeError: the system does not have it.
+        """
 
     def check(self) -> None:
-        """Raise if the device can no longer be used, after a step has failed."""
+        """Wait for all that was launched, copies included.
+
+        Raises:
+            RuntimeError: the device can no longer be used.
+        """
 
     def free_bytes(self) -> int:
         """Memory that weights and KV cache may still take."""
 
     def release(self) -> None:
-        """Give cached memory back to the system, once all tensors are gone."""
+        """Give cached and host memory back to the system, once all tensors are gone."""
 
 
 class CpuDevice:
@@ -62,6 +103,12 @@ class CpuDevice:
     def mark(self) -> Mark:
         return _Passed()
 
+    def copy_stream(self) -> CopyStream:
+        return _CallingThread()
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
     def check(self) -> None:
         pass
 
@@ -73,11 +120,24 @@ class CpuDevice:
 
 
 class _Passed:
+    def __init__(self, seconds: float = 0.0):
+        self._seconds = seconds
+
     def done(self) -> bool:
         return True
 
     def wait(self) -> None:
         pass
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class _CallingThread:
+    def run(self, work: Callable[[], None]) -> Span:
+        start = time.perf_counter()
+        work()
+        return _Passed(time.perf_counter() - start)
 
 
 class CudaDevice:
@@ -86,6 +146,7 @@ class CudaDevice:
     def __init__(self, index: int = 0):
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
+        self._locked: list[Tensor] = []
 
     def upload(self, array: np.ndarray) -> Tensor:
         return upload(array, self.torch_device)
@@ -99,6 +160,29 @@ class CudaDevice:
         event.record()
         return _CudaMark(event)
 
+    def copy_stream(self) -> CopyStream:
+        return _CudaCopyStream(self.torch_device)
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        if num_bytes == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        # Locked in place, as PyTorch's own pinned memory is rounded up to a power of two; from the
+        # beginning of a page to the end of one, so that no other locked block shares a page with
+        # it. Zeros commit the memory with all threads, locking alone would do so with one.
+        block = torch.zeros(num_bytes + 2 * mmap.PAGESIZE, dtype=torch.uint8)
+        start = -block.data_ptr() % mmap.PAGESIZE
+        length = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        locked = block[start : start + length]
+        cudart = torch.cuda.cudart()
+        status = cudart.cudaHostRegister(locked.data_ptr(), length, 0)
+        if status != cudart.cudaError.success:
+            with suppress(RuntimeError):
+                # CUDA keeps the error for the next kernel to report, so let that be this one.
+                torch.zeros(1, device=self.torch_device)
+            raise RuntimeError(f"locking host memory: {cudart.cudaGetErrorString(status)}")
+        self._locked.append(locked)
+        return locked[:num_bytes]
+
     def check(self) -> None:
         torch.cuda.synchronize(self.torch_device)  # raises for good once the context is lost
 
@@ -107,8 +191,18 @@ class CudaDevice:
         return free
 
     def release(self) -> None:
-        torch.cuda.synchronize(self.torch_device)
+        try:
+            torch.cuda.synchronize(self.torch_device)  # copies may be under way
+        finally:
+            self._unlock()
         torch.cuda.empty_cache()
+
+    def _unlock(self) -> None:
+        cudart = torch.cuda.cudart()
+        while self._locked:
+            status = cudart.cudaHostUnregister(self._locked.pop().data_ptr())
+            if status != cudart.cudaError.success:
+                log.warning("unlocking host memory: %s", cudart.cudaGetErrorString(status))
 
 
 class _CudaMark:
@@ -120,6 +214,29 @@ class _CudaMark:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+
+class _CudaCopyStream:
+    def __init__(self, device: torch.device):
+        # PyTorch's streams do not wait for the default stream, on which steps run, nor it for them.
+        self._stream = torch.cuda.Stream(device)
+
+    def run(self, work: Callable[[], None]) -> Span:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self._stream):
+            start.record()
+            work()
+            end.record()
+        return _CudaSpan(start, end)
+
+
+class _CudaSpan(_CudaMark):
+    def __init__(self, start: torch.cuda.Event, end: torch.cuda.Event):
+        super().__init__(end)
+        self._start = start
+
+    def seconds(self) -> float:
+        return float(self._start.elapsed_time(self._event)) / 1e3  # milliseconds
 
 
 def available_host_bytes() -> int:

@@ -11,6 +11,9 @@ CPU_BATCHED_TOKENS = 1024
 #: Default size of the KV cache on a CPU, unless one sequence may be longer: memory is shared there.
 CPU_CACHE_TOKENS = 65536
 GPU_BATCHED_TOKENS = 8192
+#: Bytes per second between the tiers, to begin with: memory to memory, and PCIe 5.0 with 16 lanes.
+CPU_COPY_SPEED = 5e9
+GPU_COPY_SPEED = 50e9
 
 
 def resolve_limits(
@@ -20,17 +23,19 @@ def resolve_limits(
     device: str,
     dtype: str,
     cache_bytes: int,
+    host_bytes: int,
     bytes_per_token: int,
 ) -> EngineLimits:
     """Turn what was asked and what is there into the scheduler's numbers.
 
     Args:
         cache_bytes: memory the KV cache may take.
+        host_bytes: memory of the host that is free, on a CPU before the KV cache is made.
         bytes_per_token: K and V of one position in all layers.
 
     Raises:
-        ModelError: the cache cannot hold what was asked; the message gives the numbers and the
-            option that helps.
+        ModelError: the cache or its host tier cannot hold what was asked; the message gives the
+            numbers and the option that helps.
     """
     wanted_len = config.max_model_len or spec.max_position_embeddings
     if wanted_len > spec.max_position_embeddings:
@@ -39,22 +44,7 @@ def resolve_limits(
             "the model has",
             param="max_model_len",
         )
-    fitting_pages = cache_bytes // (bytes_per_token * config.page_size)
-    tokens = config.kv_cache_tokens
-    if tokens is None:
-        useful = config.max_num_seqs * wanted_len
-        if device == "cpu":
-            useful = min(useful, max(CPU_CACHE_TOKENS, wanted_len))
-        num_pages = min(fitting_pages, -(-useful // config.page_size))
-    else:
-        num_pages = -(-tokens // config.page_size)
-        if num_pages > fitting_pages:
-            raise ModelError(
-                f"a KV cache of {tokens} tokens takes {_gib(tokens * bytes_per_token)}, but "
-                f"{_gib(cache_bytes)} are free for it: at most "
-                f"kv_cache_tokens={fitting_pages * config.page_size}",
-                param="kv_cache_tokens",
-            )
+    num_pages = _num_pages(config, wanted_len, device, cache_bytes, bytes_per_token)
     capacity = num_pages * config.page_size
     if capacity < wanted_len and config.max_model_len is not None:
         raise ModelError(
@@ -69,9 +59,12 @@ def resolve_limits(
             f"{bytes_per_token} bytes: no sequence fits",
             param="kv_cache_tokens",
         )
+    on_cpu = device == "cpu"
     budget = config.max_num_batched_tokens or max(
-        GPU_BATCHED_TOKENS if device == "cuda" else CPU_BATCHED_TOKENS, config.max_num_seqs
+        CPU_BATCHED_TOKENS if on_cpu else GPU_BATCHED_TOKENS, config.max_num_seqs
     )
+    page_bytes = bytes_per_token * config.page_size
+    host_bytes -= num_pages * page_bytes if on_cpu else 0
     return EngineLimits(
         device=device,
         dtype=dtype,
@@ -81,11 +74,57 @@ def resolve_limits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=budget,
         prefill_chunk=config.prefill_chunk or budget,
+        itl_target=config.itl_target_ms / 1e3,
+        prefix_caching=config.prefix_caching,
+        host_pages=_host_pages(config, host_bytes, page_bytes),
+        page_copy_seconds=page_bytes / (CPU_COPY_SPEED if on_cpu else GPU_COPY_SPEED),
         max_waiting=config.max_waiting,
+        max_waiting_tokens=config.max_waiting_tokens,
         steps_in_flight=config.steps_in_flight,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
     )
+
+
+def _num_pages(
+    config: EngineConfig, wanted_len: int, device: str, cache_bytes: int, bytes_per_token: int
+) -> int:
+    """Pages of the KV cache: as many as asked for, or all that fit and can be of use."""
+    fitting_pages = cache_bytes // (bytes_per_token * config.page_size)
+    tokens = config.kv_cache_tokens
+    if tokens is None:
+        useful = config.max_num_seqs * wanted_len
+        if device == "cpu":
+            useful = min(useful, max(CPU_CACHE_TOKENS, wanted_len))
+        return min(fitting_pages, -(-useful // config.page_size))
+    num_pages = -(-tokens // config.page_size)
+    if num_pages > fitting_pages:
+        raise ModelError(
+            f"a KV cache of {tokens} tokens takes {_gib(tokens * bytes_per_token)}, but "
+            f"{_gib(cache_bytes)} are free for it: at most "
+            f"kv_cache_tokens={fitting_pages * config.page_size}",
+            param="kv_cache_tokens",
+        )
+    return num_pages
+
+
+def _host_pages(config: EngineConfig, host_bytes: int, page_bytes: int) -> int:
+    """Pages of the host tier; it keeps what the prefix cache evicts, so there is none without."""
+    if not config.prefix_caching or config.host_kv_gib == 0:
+        return 0
+    wanted = int(config.host_kv_gib * 2**30)
+    if wanted > host_bytes:
+        raise ModelError(
+            f"host_kv_gib {config.host_kv_gib:g} is more than the {_gib(max(host_bytes, 0))} of "
+            "host memory that are free for it",
+            param="host_kv_gib",
+        )
+    if wanted < page_bytes:
+        raise ModelError(
+            f"host_kv_gib {config.host_kv_gib:g} holds no page: one takes {page_bytes} bytes",
+            param="host_kv_gib",
+        )
+    return wanted // page_bytes
 
 
 def _gib(num_bytes: int) -> str:

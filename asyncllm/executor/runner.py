@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
+from asyncllm.executor.copies import PageCopier
 from asyncllm.executor.device import Device, Mark
 from asyncllm.executor.inputs import StepInputs, stage
 from asyncllm.executor.sampler import Sampler
@@ -49,7 +50,10 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A launched step. ``samples`` is None when no row samples."""
+    """A launched step. ``samples`` is None when no row samples.
+
+    ``end`` is that of the rows, or of the copies under way when there are no rows.
+    """
 
     step: int
     num_rows: int
@@ -63,7 +67,10 @@ class Ticket:
 
 
 class ModelRunner:
-    """Runs steps on one device. Owns the slot table and the sampler's state."""
+    """Runs steps, and page copies beside them, on one device.
+
+    Owns the slot table and the sampler's state.
+    """
 
     def __init__(
         self,
@@ -71,17 +78,24 @@ class ModelRunner:
         backend: AttentionBackend,
         sampler: Sampler,
         table: SlotTable,
+        copier: PageCopier,
         device: Device,
     ):
         self._model = model
         self._backend = backend
         self._sampler = sampler
         self._table = table
+        self._copier = copier
         self._device = device
 
     def launch(self, plan: StepPlan) -> Ticket:
-        """Queue a step's kernels. Host work only, unless the device is the CPU itself."""
+        """Queue a step's kernels. Host work only, unless the device is the CPU itself.
+
+        Raises:
+            DeviceLost: copies cannot be launched. After any other error they are under way.
+        """
         t_launch = time.perf_counter()
+        self._copier.launch(plan.step, unpack(plan.copies, 3))
         rows = unpack(plan.rows, 3)
         # The table first: should anything below fail, rows of the next step, which is on its way
         # already, still go to their own pages.
@@ -89,6 +103,8 @@ class ModelRunner:
         self._table.add_pages(unpack(plan.new_pages, 3))
         for admit, tokens in zip(plan.admits, known, strict=True):
             self._sampler.admit(admit.slot, admit.params, tokens, admit.num_prompt)
+        if len(rows) == 0:
+            return Ticket(plan.step, 0, t_launch, None, self._copier.mark())
         inputs = stage(rows, self._table, self._device)
         hidden = self._model(
             ForwardBatch(
@@ -103,7 +119,11 @@ class ModelRunner:
         return Ticket(plan.step, len(rows), t_launch, samples, self._device.mark())
 
     def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for a launched step, with the GIL released, and read its outcome."""
+        """Wait for a launched step, with the GIL released, and read its outcome.
+
+        Copies of this and earlier plans are told of if they are done, which with rows is not
+        waited for.
+        """
         tokens = np.full(ticket.num_rows, NO_TOKEN, dtype="<i4")
         logprobs: tuple[RowLogprobs, ...] = ()
         ticket.end.wait()
@@ -117,6 +137,8 @@ class ModelRunner:
             error=None,
             t_launch=ticket.t_launch,
             t_done=time.perf_counter(),
+            # Last, as nothing may fail any more: each is told once.
+            copied=self._copier.landed(ticket.step),
         )
 
     def _sample(self, inputs: StepInputs, hidden: Tensor) -> Samples:

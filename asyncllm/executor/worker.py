@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import time
+import traceback
 from collections import deque
 from contextlib import suppress
 
 import torch
 
 from asyncllm.config import EngineLimits
-from asyncllm.executor.device import Device
+from asyncllm.executor.device import Device, DeviceLost
 from asyncllm.executor.runner import ModelRunner, Ticket
 from asyncllm.wire.messages import StepResult, decode_plan, encode
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
@@ -24,6 +25,9 @@ class Worker:
 
     With two steps in flight the newest launched step is not collected until the next plan is
     launched behind it, so the device never runs dry. A FLUSH says that no such plan will come.
+
+    Rows that fail end their own step only; a page copy that fails ends the worker, as the loop
+    would wait for its acknowledgment for ever.
     """
 
     def __init__(self, runner: ModelRunner, limits: EngineLimits, device: Device):
@@ -37,10 +41,15 @@ class Worker:
         try:
             with torch.inference_mode():
                 self._serve(self._runner, channel)
+        except BaseException as error:
+            _clear_frames(error)
+            raise
         finally:
+            with suppress(RuntimeError):  # of a lost device: what ended the loop says more
+                self._device.check()  # nothing runs any more on memory that others may get
             self._runner = None
             gc.collect()
-            with suppress(RuntimeError):  # of a lost device: what ended the loop says more
+            with suppress(RuntimeError):
                 self._device.release()
 
     def _serve(self, runner: ModelRunner, channel: ThreadChannel) -> None:
@@ -66,6 +75,8 @@ class Worker:
         started = time.perf_counter()
         try:
             return runner.launch(plan)
+        except DeviceLost:
+            raise
         except Exception as error:
             return self._failed(plan.step, started, error)
 
@@ -74,6 +85,8 @@ class Worker:
             return step
         try:
             return runner.collect(step)
+        except DeviceLost:
+            raise
         except Exception as error:
             return self._failed(step.step, step.t_launch, error)
 
@@ -86,3 +99,11 @@ class Worker:
 
 def _done(step: Ticket | StepResult) -> bool:
     return isinstance(step, StepResult) or step.done()
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Drop the locals of what has failed: they hold the runner, and with it the device's memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__

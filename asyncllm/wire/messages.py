@@ -16,6 +16,9 @@ import numpy as np
 NO_TOKEN = -1
 #: ``StepResult.tokens`` of a row whose logits were not finite.
 BAD_TOKEN = -2
+#: Directions in ``StepPlan.copies``.
+TO_HOST = 0
+TO_DEVICE = 1
 
 
 class RowParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -51,7 +54,9 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One iteration of the model over a mixed batch.
+    """One iteration of the model over a mixed batch, and page copies to run beside it.
+
+    A plan without rows asks for nothing but to wait for the copies under way.
 
     Attributes:
         step: number of the step, counting up from 0.
@@ -61,12 +66,16 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
             samples the next one.
         new_pages: int32 [m, 3] of (slot, index in the block table, page).
         admits: sequences that enter a slot, before any of their rows.
+        copies: int32 [k, 3] of (TO_HOST or TO_DEVICE, device page, host page). No step touches the
+            device pages until a result acknowledges the copies, except to read the sources; so they
+            need no ordering with the steps' kernels.
     """
 
     step: int
     rows: bytes
     new_pages: bytes
     admits: tuple[Admit, ...]
+    copies: bytes = b""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -85,6 +94,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
         step: the plan's number.
         tokens: int32 [n], one a row; NO_TOKEN or BAD_TOKEN where there is none.
         logprobs: for the rows that asked for them.
+        copied: plans whose copies are done, each in one result: (its step, the seconds they took).
         error: None, or what went wrong; then no row of this step has advanced.
         t_launch, t_done: ``time.perf_counter`` seconds, in the executor.
     """
@@ -95,6 +105,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str | None
     t_launch: float
     t_done: float
+    copied: tuple[tuple[int, float], ...] = ()
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -11,7 +11,7 @@ from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.worker import Worker
 from asyncllm.wire.messages import StepPlan, StepResult, decode_result, encode
 from asyncllm.wire.thread_channel import FLUSH
-from tests.unit.test_scheduler import limits
+from tests.unit.scheduling import limits
 
 
 class Step:

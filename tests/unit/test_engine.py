@@ -10,11 +10,13 @@ import pytest
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.engine import Engine
+from asyncllm.engine.policy import Fair
+from asyncllm.engine.scheduler import Scheduler
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead, QueueFull, StepError
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN
 from tests.unit.fake_executor import CharDetokenizer, FakeExecutor, ListSink
-from tests.unit.test_scheduler import limits
+from tests.unit.scheduling import limits
 
 ROOMY = limits(vocab_size=1000)
 
@@ -28,9 +30,9 @@ async def running(
     script: Callable[[int], int] = alphabet, lim: EngineLimits | None = None, step: float = 0.0
 ) -> AsyncIterator[tuple[Engine, FakeExecutor]]:
     executor = FakeExecutor(script, step)
-    engine = Engine(
-        lim or limits(vocab_size=1000), executor, lambda _skip, _prompt: CharDetokenizer()
-    )
+    lim = lim or limits(vocab_size=1000)
+    scheduler = Scheduler.create(lim, Fair())
+    engine = Engine(lim, executor, scheduler, lambda _skip, _prompt: CharDetokenizer())
     engine.start()
     try:
         yield engine, executor

@@ -1,260 +1,136 @@
-"""The scheduler against a model of the device: any order of events keeps every promise."""
+"""What the scheduler decides, in cases small enough to check by hand."""
 
 from __future__ import annotations
 
-from collections import deque
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncllm.cache.manager import KVCacheManager
-from asyncllm.config import EngineLimits
-from asyncllm.engine.scheduler import Scheduler
-from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.policy import Aged, LongestFirst, Policy
+from asyncllm.engine.scheduler import Applied, Scheduler
+from asyncllm.engine.sequence import SeqState
 from asyncllm.types import FinishReason, SamplingParams
-from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, unpack
-
-EOS = 7
-
-
-def limits(**changes: int) -> EngineLimits:
-    numbers = {
-        "num_pages": 64,
-        "page_size": 4,
-        "max_model_len": 64,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 32,
-        "prefill_chunk": 32,
-        "max_waiting": 100,
-        "steps_in_flight": 2,
-        "vocab_size": 100,
-    }
-    return EngineLimits(
-        device="cpu", dtype="float32", eos_token_ids=(EOS,), **{**numbers, **changes}
-    )
+from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack
+from tests.unit.scheduling import EOS, rows, scheduler, sequence
 
 
-def scheduler(**changes: int) -> Scheduler:
-    lim = limits(**changes)
-    return Scheduler(lim, KVCacheManager(lim.num_pages, lim.page_size))
+def plan(sched: Scheduler, step: int = 0) -> StepPlan:
+    planned = sched.plan(step, now=float(step))
+    assert planned is not None
+    return planned.message
 
 
-def sequence(
-    id: int, num_prompt: int, max_tokens: int = 4, params: SamplingParams | None = None
-) -> Sequence:
-    return Sequence(
-        id,
-        [1] * num_prompt,
-        params or SamplingParams(max_tokens=max_tokens),
-        max_length=num_prompt + max_tokens,
-        eos_ids=(EOS,),
-        seed=0,
-    )
+def apply(sched: Scheduler, *tokens: int, error: str | None = None) -> Applied:
+    data = b"" if error else pack(tokens)
+    return sched.apply(StepResult(0, data, (), error, 0.0, 0.0), now=0.0, seconds=0.01)
 
 
-def rows(plan: StepPlan | None) -> list[tuple[int, int, int]]:
-    assert plan is not None
-    return [tuple(row) for row in unpack(plan.rows, 3).tolist()]
-
-
-class FakeDevice:
-    """Checks every plan as a device would have to believe it, and answers it."""
-
-    def __init__(self, sched: Scheduler):
-        self.sched = sched
-        self.block_tables: dict[int, dict[int, int]] = {}
-        self.known: dict[int, int] = {}
-        self.written: dict[int, int] = {}
-        self.steps: deque[list[bool]] = deque()
-
-    def take(self, plan: StepPlan) -> None:
-        lim = self.sched.limits
-        for admit in plan.admits:
-            self.known[admit.slot] = len(unpack(admit.tokens))
-            self.block_tables[admit.slot] = {}
-            self.written[admit.slot] = 0
-        for slot, index, page in unpack(plan.new_pages, 3).tolist():
-            assert 0 <= page < lim.num_pages
-            self.block_tables[slot][index] = page
-        samples = []
-        seen_prefill = False
-        total = 0
-        slots = [slot for slot, _, _ in rows(plan)]
-        assert len(slots) == len(set(slots)), "one row a sequence"
-        for slot, start, q_len in rows(plan):
-            assert q_len >= 1
-            assert start == self.written[slot], "no gap and no repetition"
-            decode = start >= self.known[slot]
-            assert not (decode and seen_prefill), "decode rows come first"
-            seen_prefill |= not decode
-            assert q_len == 1 or start + q_len <= self.known[slot]
-            assert q_len <= lim.prefill_chunk
-            needed = -(-(start + q_len) // lim.page_size)
-            assert all(i in self.block_tables[slot] for i in range(needed))
-            self.written[slot] = start + q_len
-            samples.append(start + q_len >= self.known[slot])
-            total += q_len
-        assert 0 < total <= lim.max_num_batched_tokens
-        self.steps.append(samples)
-
-    def answer(self, tokens: list[int]) -> list[int]:
-        samples = self.steps.popleft()
-        return [
-            tokens[i % len(tokens)] if sampled else NO_TOKEN for i, sampled in enumerate(samples)
-        ]
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(
-        page_size=st.sampled_from([1, 2, 4]),
-        num_pages=st.integers(16, 40),
-        slots=st.integers(1, 6),
-        budget=st.integers(6, 24),
-        chunk=st.integers(1, 24),
-        depth=st.integers(1, 2),
-    )
-    def begin(
-        self, page_size: int, num_pages: int, slots: int, budget: int, chunk: int, depth: int
-    ) -> None:
-        self.sched = scheduler(
-            page_size=page_size,
-            num_pages=num_pages,
-            max_num_seqs=slots,
-            max_num_batched_tokens=budget,
-            prefill_chunk=chunk,
-            max_model_len=num_pages * page_size,
-        )
-        self.depth = depth
-        self.device = FakeDevice(self.sched)
-        self.live: dict[int, Sequence] = {}
-        self.next_id = 0
-
-    @rule(prompt=st.integers(1, 15), max_tokens=st.integers(1, 12))
-    def add(self, prompt: int, max_tokens: int) -> None:
-        max_tokens = min(max_tokens, self.sched.limits.max_model_len - prompt)
-        if max_tokens < 1:
-            return
-        self.next_id += 1
-        seq = sequence(self.next_id, prompt, max_tokens)
-        self.live[seq.id] = seq
-        self.sched.add(seq)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        id = data.draw(st.sampled_from(sorted(self.live)))
-        seq = self.live.pop(id)
-        self.sched.finish(seq)
-        self.sched.finish(seq)
-        assert seq.state is SeqState.FINISHED
-
-    @precondition(lambda self: len(self.device.steps) < self.depth)
-    @rule()
-    def plan(self) -> None:
-        plan = self.sched.plan(0)
-        if plan is None:
-            assert self.device.steps or not self.live, "something runs whenever something waits"
-        else:
-            self.device.take(plan)
-
-    @precondition(lambda self: self.device.steps)
-    @rule(tokens=st.lists(st.sampled_from([3, 4, EOS, BAD_TOKEN]), min_size=1, max_size=4))
-    def land(self, tokens: list[int]) -> None:
-        for seq, _row, token, finish in self.sched.apply(self.device.answer(tokens)):
-            assert seq.id in self.live
-            if token == BAD_TOKEN or finish is not None:
-                assert seq.state is SeqState.FINISHED
-                del self.live[seq.id]
-            if finish is FinishReason.LENGTH:
-                assert len(seq.tokens) == seq.max_length
-
-    @precondition(lambda self: self.device.steps)
-    @rule()
-    def fail(self) -> None:
-        self.device.steps.popleft()
-        for seq in self.sched.fail():
-            del self.live[seq.id]
-
-    @invariant()
-    def books_balance(self) -> None:
-        cache = self.sched.cache
-        holders = [seq for seq in self.all_sequences() if seq.pages]
-        held = [page for seq in holders for page in seq.pages]
-        assert len(held) == len(set(held)), "no page in two block tables"
-        assert cache.num_held == len(held)
-        assert cache.num_free + cache.num_held + cache.num_cached == cache.num_pages
-        assert not set(self.sched.waiting) & set(self.sched.running)
-        assert set(self.live) == set(self.sched.waiting) | set(self.sched.running)
-
-    def all_sequences(self) -> list[Sequence]:
-        in_flight = {seq.id: seq for step in self.sched._in_flight for seq, _ in step}
-        return list({**in_flight, **self.live}.values())
-
-    def teardown(self) -> None:
-        """Whatever happened, what is left can be finished, and leaves nothing behind."""
-        for _ in range(10_000):
-            while len(self.device.steps) < self.depth and (plan := self.sched.plan(0)):
-                self.device.take(plan)
-            if not self.device.steps:
-                break
-            for seq, _row, _token, finish in self.sched.apply(self.device.answer([3])):
-                if finish is not None:
-                    del self.live[seq.id]
-        assert not self.live
-        assert self.sched.cache.num_free == self.sched.cache.num_pages
-        assert len(self.sched._free_slots) == self.sched.limits.max_num_seqs
-
-
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, derandomize=True
-)
+def run(sched: Scheduler, steps: int = 100) -> list[int]:
+    """Step by step until nothing runs; the ids of those that finish, in order."""
+    finished = []
+    for step in range(steps):
+        planned = sched.plan(step, now=float(step))
+        if planned is None:
+            return finished
+        emitted = apply(sched, *[3] * len(rows(planned.message))).emitted
+        finished += [e.seq.id for e in emitted if e.finish]
+    raise AssertionError("it does not end")
 
 
 def test_decode_rows_come_first_and_prompts_share_what_is_left() -> None:
     sched = scheduler(max_num_batched_tokens=20, max_num_seqs=4)
-    sched.add(sequence(1, 6))
-    assert rows(sched.plan(0)) == [(0, 0, 6)]
-    sched.add(sequence(2, 12))
-    sched.add(sequence(3, 12))
-    assert rows(sched.plan(1)) == [(0, 6, 1), (1, 0, 12), (2, 0, 7)]
-    assert rows(sched.plan(2)) == [(0, 7, 1), (1, 12, 1), (2, 7, 5)]
+    sched.add(sequence(1, 6), 0.0)
+    assert rows(plan(sched, 0)) == [(0, 0, 6)]
+    sched.add(sequence(2, 12), 0.0)
+    sched.add(sequence(3, 12), 0.0)
+    assert rows(plan(sched, 1)) == [(0, 6, 1), (1, 0, 12), (2, 0, 7)]
+    assert rows(plan(sched, 2)) == [(0, 7, 1), (1, 12, 1), (2, 7, 5)]
+
+
+def test_several_long_prompts_are_prefilled_side_by_side() -> None:
+    sched = scheduler(max_num_batched_tokens=12, prefill_chunk=4)
+    for id in (1, 2, 3):
+        sched.add(sequence(id, 20), 0.0)
+    assert rows(plan(sched, 0)) == [(0, 0, 4), (1, 0, 4), (2, 0, 4)]
+    assert rows(plan(sched, 1)) == [(0, 4, 4), (1, 4, 4), (2, 4, 4)]
+
+
+def test_a_short_prompt_overtakes_a_long_one_in_the_middle() -> None:
+    sched = scheduler(max_num_batched_tokens=10)
+    sched.add(sequence(1, 40), 0.0)
+    assert rows(plan(sched, 0)) == [(0, 0, 10)]
+    sched.add(sequence(2, 4), 0.0)
+    assert rows(plan(sched, 1)) == [(1, 0, 4), (0, 10, 6)]
+
+
+def test_a_long_prompt_that_has_waited_overtakes_short_ones_that_arrive_later() -> None:
+    sched = scheduler(Aged(), max_num_seqs=1)
+    sched.add(sequence(1, 8, max_tokens=1), 0.0)
+    plan(sched)
+    sched.add(sequence(2, 40, arrival=0.0), 0.0)
+    sched.add(sequence(3, 1, arrival=0.001), 0.0)  # within the handicap of 39 / 4096 seconds
+    sched.add(sequence(4, 1, arrival=0.020), 0.0)  # beyond it
+    apply(sched, 3)
+    assert run(sched) == [3, 2, 4]
+
+
+def test_priorities_order_the_queue_and_are_worth_a_bounded_wait() -> None:
+    sched = scheduler(Aged(), max_num_seqs=1)
+    sched.add(sequence(1, 8, max_tokens=1), 0.0)
+    plan(sched)
+    sched.add(sequence(2, 4, arrival=0.0, priority=1), 0.0)
+    sched.add(sequence(3, 4, arrival=4.9, priority=0), 4.9)
+    sched.add(sequence(4, 4, arrival=5.1, priority=0), 5.1)
+    sched.add(sequence(5, 4, arrival=5.2, priority=-10), 5.2)
+    apply(sched, 3)
+    assert run(sched) == [5, 3, 2, 4]
+
+
+def test_the_nearest_deadline_goes_first() -> None:
+    sched = scheduler(Aged(), max_num_seqs=1)
+    for id, deadline in ((1, None), (2, 9.0), (3, 1.0)):
+        sched.add(sequence(id, 40, deadline_ms=deadline), 0.0)
+    assert run(sched) == [3, 2, 1]
+
+
+def test_policies_for_order_of_arrival_and_for_batches() -> None:
+    for policy, expected in ((Policy(), [1, 2, 3]), (LongestFirst(), [2, 3, 1])):
+        sched = scheduler(policy, max_num_seqs=1)
+        for id, max_tokens in ((1, 2), (2, 9), (3, 5)):
+            sched.add(sequence(id, 10 - id, max_tokens, arrival=float(id)), float(id))
+        assert run(sched) == expected
 
 
 def test_chunks_are_bounded_and_only_the_last_samples() -> None:
     sched = scheduler(prefill_chunk=4)
-    sched.add(sequence(1, 10))
-    assert rows(sched.plan(0)) == [(0, 0, 4)]
-    assert rows(sched.plan(1)) == [(0, 4, 4)]
-    assert rows(sched.plan(2)) == [(0, 8, 2)]
-    assert sched.apply([NO_TOKEN]) == []
-    assert sched.apply([NO_TOKEN]) == []
-    [emitted] = sched.apply([3])
+    sched.add(sequence(1, 10), 0.0)
+    assert rows(plan(sched, 0)) == [(0, 0, 4)]
+    assert rows(plan(sched, 1)) == [(0, 4, 4)]
+    assert rows(plan(sched, 2)) == [(0, 8, 2)]
+    assert apply(sched, NO_TOKEN).emitted == []
+    assert apply(sched, NO_TOKEN).emitted == []
+    [emitted] = apply(sched, 3).emitted
     assert emitted.token == 3
 
 
 def test_nothing_is_scheduled_past_max_tokens() -> None:
     sched = scheduler()
-    sched.add(sequence(1, 3, max_tokens=2))
-    assert sched.plan(0)
-    assert sched.plan(1)
-    assert sched.plan(2) is None
-    assert sched.apply([3])[0].finish is None
-    assert sched.apply([3])[0].finish is FinishReason.LENGTH
+    sched.add(sequence(1, 3, max_tokens=2), 0.0)
+    plan(sched, 0)
+    plan(sched, 1)
+    assert sched.plan(2, 0.0) is None
+    assert apply(sched, 3).emitted[0].finish is None
+    assert apply(sched, 3).emitted[0].finish is FinishReason.LENGTH
     assert sched.cache.num_held == 0
 
 
 def test_the_row_after_an_end_of_sequence_is_discarded() -> None:
     sched = scheduler()
     seq = sequence(1, 3, max_tokens=9)
-    sched.add(seq)
-    sched.plan(0)
-    sched.plan(1)
-    assert sched.apply([EOS])[0].finish is FinishReason.STOP
+    sched.add(seq, 0.0)
+    plan(sched, 0)
+    plan(sched, 1)
+    assert apply(sched, EOS).emitted[0].finish is FinishReason.STOP
     assert sched.cache.num_held > 0, "a step in flight still writes there"
-    assert sched.apply([5]) == []
+    assert apply(sched, 5).emitted == []
     assert sched.cache.num_held == 0
     assert seq.tokens[-1] == EOS
 
@@ -270,22 +146,233 @@ def test_the_row_after_an_end_of_sequence_is_discarded() -> None:
 )
 def test_which_tokens_stop(params: SamplingParams, ends: bool) -> None:
     sched = scheduler()
-    sched.add(sequence(1, 3, max_tokens=5, params=params))
-    sched.plan(0)
-    assert (sched.apply([EOS])[0].finish is FinishReason.STOP) == ends
+    sched.add(sequence(1, 3, max_tokens=5, params=params), 0.0)
+    plan(sched)
+    assert (apply(sched, EOS).emitted[0].finish is FinishReason.STOP) == ends
 
 
-def test_the_youngest_is_preempted_and_comes_back_with_its_tokens() -> None:
-    sched = scheduler(num_pages=6, page_size=2, max_model_len=12)
-    old, young = sequence(1, 4, max_tokens=8), sequence(2, 3, max_tokens=8)
-    sched.add(old)
-    sched.add(young)
-    finished = []
-    for step in range(40):
-        if sched.plan(step) is None:
-            break
-        finished += [e.seq.id for e in sched.apply([3, 3][: len(sched._in_flight[0])]) if e.finish]
-    assert finished == [1, 2]
+# -- prefixes --------------------------------------------------------------------------------------
+
+
+def test_a_full_hit_still_computes_the_last_token() -> None:
+    sched = scheduler()
+    prompt = list(range(8))
+    sched.add(sequence(1, prompt), 0.0)
+    run(sched)
+    again = sequence(2, prompt)
+    sched.add(again, 0.0)
+    assert rows(plan(sched)) == [(0, 4, 4)]
+    assert again.num_cached == 4
+
+
+def test_identical_prompts_arriving_together_compute_the_shared_part_once() -> None:
+    sched = scheduler()
+    prompt = list(range(20))
+    for id in (1, 2, 3):
+        sched.add(sequence(id, prompt), 0.0)
+    assert rows(plan(sched, 0)) == [(0, 0, 20)]
+    assert sched.num_waiting == 2
+    apply(sched, 3)
+    assert rows(plan(sched, 1)) == [(0, 20, 1), (1, 16, 4), (2, 16, 4)]
+
+
+def test_those_who_share_go_on_alone_when_the_first_fails() -> None:
+    sched = scheduler()
+    for id in (1, 2):
+        sched.add(sequence(id, list(range(20))), 0.0)
+    plan(sched, 0)
+    [emitted] = apply(sched, BAD_TOKEN).emitted
+    assert emitted.seq.id == 1
+    assert rows(plan(sched, 1)) == [(0, 0, 20)]
+    assert sched.running[2].num_cached == 0
+
+
+def test_what_a_failed_sequence_wrote_is_never_a_hit() -> None:
+    sched = scheduler(prefill_chunk=8)
+    prompt = list(range(20))
+    sched.add(sequence(1, prompt), 0.0)
+    for step, token in enumerate((NO_TOKEN, NO_TOKEN, BAD_TOKEN)):
+        plan(sched, step)
+        apply(sched, token)
+    sched.add(sequence(2, prompt), 0.0)
+    assert rows(plan(sched, 3)) == [(0, 0, 8)]
+    assert sched.cache.num_cached == 0
+
+
+def test_a_failed_step_leaves_nothing_in_the_cache() -> None:
+    sched = scheduler()
+    sched.add(sequence(1, 20), 0.0)
+    plan(sched)
+    assert [seq.id for seq in apply(sched, error="planted").failed] == [1]
+    assert sched.cache.num_free == sched.cache.num_pages
+
+
+def test_another_turn_of_a_chat_finds_the_answer_of_the_turn_before() -> None:
+    sched = scheduler()
+    first = sequence(1, list(range(6)), max_tokens=8)
+    sched.add(first, 0.0)
+    run(sched)
+    second = sequence(2, [*first.tokens, 40, 41])
+    sched.add(second, 0.0)
+    plan(sched)
+    assert second.num_cached == 12, "of 14 tokens, the last of which was never computed"
+
+
+def test_salts_isolate() -> None:
+    sched = scheduler()
+    sched.add(sequence(1, list(range(20)), cache_salt="a"), 0.0)
+    run(sched)
+    for id, salt, cached in ((2, "b", 0), (3, "", 0), (4, "a", 16), (5, "\ud800", 0)):
+        seq = sequence(id, list(range(20)), cache_salt=salt)
+        sched.add(seq, 0.0)
+        plan(sched)
+        sched.finish(seq, 0.0)
+        apply(sched, 3)
+        assert seq.num_cached == cached
+
+
+def test_without_prefix_caching_nothing_stays() -> None:
+    sched = scheduler(prefix_caching=False)
+    for id in (1, 2):
+        seq = sequence(id, list(range(20)))
+        sched.add(seq, 0.0)
+        run(sched)
+        assert seq.num_cached == 0
+        assert sched.cache.num_free == sched.cache.num_pages
+
+
+# -- pressure --------------------------------------------------------------------------------------
+
+
+def expecting(sched: Scheduler, output: float) -> Scheduler:
+    sched._forecast._output = output
+    return sched
+
+
+def test_the_victim_has_the_least_to_do_again_and_resumes_with_its_tokens() -> None:
+    sched = expecting(scheduler(num_pages=8, page_size=4, max_model_len=32), 1.0)
+    old, long, short = (sequence(id, n, 12) for id, n in ((1, 4), (2, 8), (3, 3)))
+    for seq in (old, long, short):
+        sched.add(seq, 0.0)
+    finished = run(sched)
+    assert sorted(finished) == [1, 2, 3]
     assert sched.num_preemptions >= 1
-    assert len(young.tokens) == 11
-    assert sched.cache.num_free == 6
+    kinds = [event.kind for event in old.timeline.events]
+    assert "preempted" not in kinds, "the oldest is never a victim"
+    first = min(
+        event.step
+        for seq in (long, short)
+        for event in seq.timeline.events
+        if event.kind == "preempted"
+    )
+    assert [e.step for e in short.timeline.events if e.kind == "preempted"][:1] == [first]
+    assert [len(seq.tokens) for seq in (old, long, short)] == [16, 20, 15]
+
+
+def test_a_preempted_sequence_is_a_prefix_hit_when_it_comes_back() -> None:
+    sched = expecting(scheduler(num_pages=12, page_size=2, max_model_len=24), 1.0)
+    old, young = sequence(1, 8, max_tokens=10), sequence(2, 10, max_tokens=6)
+    sched.add(old, 0.0)
+    sched.add(young, 0.0)
+    assert sorted(run(sched)) == [1, 2]
+    admitted = [event for event in young.timeline.events if event.kind == "admitted"]
+    assert len(admitted) == 2
+    assert admitted[1].b > 0, "part of its pages were still there"
+
+
+def test_admission_expects_outputs_and_does_not_reserve_them() -> None:
+    for expected, running in ((2.0, 4), (40.0, 1)):
+        sched = expecting(scheduler(num_pages=16, page_size=4, max_model_len=64), expected)
+        for id in range(1, 5):
+            sched.add(sequence(id, 8, max_tokens=50), 0.0)
+        plan(sched)
+        assert len(sched.running) == running
+
+
+def test_certain_lengths_are_taken_at_their_word() -> None:
+    sched = expecting(scheduler(num_pages=16, page_size=4, max_model_len=64), 2.0)
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    for id in range(1, 5):
+        sched.add(sequence(id, 8, max_tokens=50, params=params), 0.0)
+    plan(sched)
+    assert len(sched.running) == 1
+
+
+def test_a_request_as_large_as_the_cache_runs_alone_and_blocks_nobody_for_ever() -> None:
+    sched = scheduler(num_pages=16, page_size=4, max_model_len=64)
+    sched.add(sequence(1, 4, max_tokens=3), 0.0)
+    plan(sched)
+    sched.add(sequence(2, 60, max_tokens=4), 0.0)
+    sched.add(sequence(3, 4, max_tokens=3, arrival=1.0), 0.0)
+    apply(sched, 3)
+    assert run(sched) == [1, 2, 3]
+
+
+def test_over_capacity_everything_finishes_and_preemptions_are_bounded() -> None:
+    sched = expecting(scheduler(num_pages=40, page_size=4, max_model_len=160, max_num_seqs=16), 1.0)
+    count = 40  # 40 requests of about 10 pages each
+    for id in range(1, count + 1):
+        sched.add(sequence(id, 8 + id % 20, max_tokens=10 + id % 25), 0.0)
+    assert sorted(run(sched, 5000)) == list(range(1, count + 1))
+    assert 0 < sched.num_preemptions <= count
+
+
+# -- the host --------------------------------------------------------------------------------------
+
+
+def test_evicted_pages_come_back_from_the_host() -> None:
+    sched = scheduler(num_pages=10, host_pages=40, max_model_len=40, page_copy_seconds=0.0)
+    prompts = [[id * 20 + i for i in range(20)] for id in range(4)]
+    id = 0
+    for round in range(3):
+        for prompt in prompts:
+            id += 1
+            seq = sequence(id, prompt, max_tokens=2)
+            sched.add(seq, 0.0)
+            copied = ()
+            for step in range(100):
+                planned = sched.plan(step, 0.0)
+                if planned is None:
+                    break
+                tokens = pack([3] * len(rows(planned.message)))
+                copied = ((step, 0.0),) if planned.message.copies else ()
+                sched.apply(StepResult(step, tokens, (), None, 0.0, 0.0, copied), 0.0, 0.01)
+            assert seq.state is SeqState.FINISHED
+            if round:
+                assert "loading" in [event.kind for event in seq.timeline.events]
+                assert seq.num_cached == 16
+
+
+def test_nothing_is_loaded_when_computing_is_faster() -> None:
+    sched = scheduler(num_pages=10, host_pages=40, max_model_len=40, page_copy_seconds=1.0)
+    for round in range(3):
+        for id in range(4):
+            seq = sequence(10 * round + id, [id * 20 + i for i in range(20)], max_tokens=6)
+            sched.add(seq, 0.0)
+            for step in range(100):
+                planned = sched.plan(step, 0.0)
+                if planned is None:
+                    break
+                tokens = pack([3] * len(rows(planned.message)))
+                copied = ((step, 1.0),) if planned.message.copies else ()
+                sched.apply(StepResult(step, tokens, (), None, 0.0, 0.0, copied), 0.0, 0.001)
+            kinds = [event.kind for event in seq.timeline.events]
+            assert "loading" not in kinds or not sched.times.fitted or round == 1
+
+
+# -- explanations ----------------------------------------------------------------------------------
+
+
+def test_a_timeline_says_what_the_queue_was_waiting_for() -> None:
+    sched = scheduler(max_num_seqs=1)
+    first, second = sequence(1, 4, max_tokens=5), sequence(2, 4)
+    sched.add(first, 0.0)
+    sched.plan(0, 0.0)
+    sched.add(second, 0.0)
+    for step in range(1, 7):
+        sched.plan(step, float(step))
+        apply(sched, 3)
+    assert second.state is SeqState.RUNNING
+    assert second.timeline.waited["slots"] >= 4.0
+    assert second.timeline.waited["pages"] == 0.0
+    assert [event.kind for event in second.timeline.events] == ["queued", "admitted", "chunk"]

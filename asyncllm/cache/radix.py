@@ -1,0 +1,351 @@
+"""The prefix tree: KV pages by the tokens they hold, kept for requests that begin alike.
+
+A radix tree over page-aligned tokens (Zheng et al., SGLang, 2024) whose every edge is one page, so
+that no edge is ever split and each page's state is one node's: on the device, in host memory, on
+its way from one to the other, or in both. Plain ints and bytes; no torch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+from asyncllm.cache.pages import PageAllocator
+from asyncllm.lazy_heap import LazyHeap
+
+NO_PAGE = -1
+
+
+class Node:
+    """One page's worth of tokens, after those of its ancestors. Roots hold none.
+
+    Attributes:
+        page: its device page or NO_PAGE; a node with one has ancestors with one.
+        ready: the device page holds the KV; False while a step or a copy still writes it.
+        host: its host page or NO_PAGE; valid unless ``saving``.
+        saving: a copy of the device page to the host page is under way.
+        locks: users of the device page: sequences on this node or below it, and that copy.
+        on_device: children with a device page.
+        linked: found by ``match``; an unlinked node's pages go with its last lock.
+        tick: logical time of its last use.
+    """
+
+    __slots__ = (
+        "children",
+        "depth",
+        "host",
+        "key",
+        "linked",
+        "locks",
+        "on_device",
+        "page",
+        "parent",
+        "ready",
+        "saving",
+        "tick",
+    )
+
+    def __init__(self, parent: Node | None, key: bytes, page: int, *, ready: bool):
+        self.parent = parent
+        self.key = key
+        self.page = page
+        self.ready = ready
+        self.host = NO_PAGE
+        self.saving = False
+        self.children: dict[bytes, Node] = {}
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.locks = 0
+        self.on_device = 0
+        self.linked = True
+        self.tick = 0
+
+    def evictable(self, *, leaf: bool = True) -> bool:
+        """Nobody uses the device page; of a leaf also: no descendant needs it to stay."""
+        unused = self.locks == 0 and self.ready and self.linked and self.page != NO_PAGE
+        return unused and not (leaf and self.on_device)
+
+    def host_evictable(self) -> bool:
+        """The host page is a mere copy, or the end of a branch."""
+        if self.host == NO_PAGE or self.saving:
+            return False
+        return self.ready if self.page != NO_PAGE else not self.children
+
+
+class Match(NamedTuple):
+    """The longest known prefix of some tokens.
+
+    Attributes:
+        node: the end of the part on the device, a root when there is none.
+        pages: that part's device pages.
+        host: the nodes after it whose pages are in host memory only.
+        pending: the last of the nodes after those whose pages a step or a copy is writing.
+    """
+
+    node: Node
+    pages: list[int]
+    host: list[Node]
+    pending: Node | None
+
+
+class PrefixTree:
+    """Owns every page it is given until it evicts it back into the allocators.
+
+    Eviction takes the least recently used leaf, in O(log n). ``num_cached`` counts device pages
+    that nobody has locked.
+    """
+
+    def __init__(self, page_size: int, pages: PageAllocator, host_pages: PageAllocator):
+        self.page_size = page_size
+        self.num_cached = 0
+        self._pages = pages
+        self._host_pages = host_pages
+        self._roots: dict[bytes, Node] = {}
+        self._clock = 0
+        #: Cached pages that the host may not have, in the order in which they fell out of use.
+        self._unsaved: dict[Node, None] = {}
+        self._leaves = LazyHeap[Node](lambda tick, node: node.tick == tick and node.evictable())
+        self._host_leaves = LazyHeap[Node](
+            lambda tick, node: node.tick == tick and node.host_evictable()
+        )
+
+    # -- looking up ------------------------------------------------------------------------------
+
+    def match(self, tokens: array[int], salt: bytes) -> Match:
+        """The longest prefix of ``tokens`` (int32) known under ``salt``, short of the last one.
+
+        The last token is left out because something must be computed to sample the next.
+        """
+        # A root that is new is kept from its first lock on.
+        node = end = self._roots.get(salt) or Node(None, salt, NO_PAGE, ready=True)
+        pages: list[int] = []
+        host: list[Node] = []
+        pending: Node | None = None
+        step = self.page_size * tokens.itemsize
+        data = tokens.tobytes()
+        for start in range(0, (len(tokens) - 1) // self.page_size * step, step):
+            child = node.children.get(data[start : start + step])
+            if child is None:
+                break
+            if not child.ready:
+                pending = child
+            elif pending is not None:
+                break
+            elif child.page == NO_PAGE:
+                host.append(child)
+            else:
+                pages.append(child.page)
+                end = child
+            node = child
+        return Match(end, pages, host, pending)
+
+    # -- growing ---------------------------------------------------------------------------------
+
+    def insert(self, parent: Node, key: bytes, page: int, *, ready: bool) -> Node | None:
+        """Add a child whose page becomes the tree's; None when that cannot be.
+
+        That is when the same tokens are there already, or nobody could find the child. A page that
+        is only in host memory takes the given one as its device page.
+        """
+        node = parent.children.get(key)
+        if not parent.linked or (node is not None and node.page != NO_PAGE):
+            return None
+        if node is None:
+            node = parent.children[key] = Node(parent, key, page, ready=ready)
+        else:
+            node.page, node.ready = page, ready
+        parent.on_device += 1
+        node.tick = self._clock
+        self.num_cached += ready
+        self._offer(node)
+        return node
+
+    def lock(self, node: Node) -> None:
+        """Keep the device pages of ``node`` and its ancestors."""
+        walker: Node | None = node
+        while walker is not None:
+            self._lock_one(walker)
+            walker = walker.parent
+
+    def unlock(self, node: Node) -> None:
+        """Undo one ``lock``; the pages count as used just now."""
+        self._clock += 1
+        walker: Node | None = node
+        while walker is not None:
+            parent = walker.parent
+            walker.tick = self._clock
+            self._unlock_one(walker)
+            walker = parent
+
+    def set_ready(self, node: Node) -> None:
+        """The device page holds its KV now."""
+        node.ready = True
+        if node.linked:
+            self.num_cached += node.locks == 0
+            self._offer(node)
+            self._offer_host(node)
+        elif node.locks == 0:
+            self._free(node)
+
+    def forget(self, node: Node) -> None:
+        """No one shall find ``node`` and what is below it; who uses it may go on doing so."""
+        if not node.linked:
+            return
+        self._unlink(node)
+        unseen = [node]
+        while unseen:
+            below = unseen.pop()
+            unseen += below.children.values()
+            below.linked = False
+            if below.locks == 0 and below.ready:
+                self.num_cached -= below.page != NO_PAGE
+                self._free(below)
+
+    # -- evicting --------------------------------------------------------------------------------
+
+    def evict(self, count: int) -> bool:
+        """Return the ``count`` least recently used device pages to the allocator.
+
+        Pages that the host has a copy of can come back; others are forgotten, and with them what
+        the host has of their continuations. False when fewer could be had.
+        """
+        while count > 0 and (node := self._leaves.pop()):
+            count -= 1
+            self.num_cached -= 1
+            if node.host == NO_PAGE:
+                self._remove(node)
+            else:
+                self._leave_device(node)
+        return count <= 0
+
+    def back_up(self, count: int) -> list[Node]:
+        """Give up to ``count`` cached pages a host page, those unused for longest first.
+
+        The copies still have to be made, and reported by ``backed_up``; the device pages stay, but
+        when they are evicted nothing is lost.
+        """
+        started: list[Node] = []
+        while len(started) < count and self._unsaved:
+            node = next(iter(self._unsaved))
+            if node.evictable(leaf=False):
+                host = self._take_host(node.tick)
+                if host is None:
+                    break
+                node.host, node.saving = host, True
+                self._lock_one(node)
+                started.append(node)
+            del self._unsaved[node]
+        return started
+
+    def backed_up(self, node: Node) -> None:
+        """The copy that ``back_up`` asked for is done."""
+        node.saving = False
+        self._unlock_one(node)
+        self._offer_host(node)
+
+    def load(self, nodes: list[Node], pages: list[int]) -> None:
+        """Give nodes that are only in host memory (a chain, downwards) their device pages.
+
+        The copies still have to be made; ``set_ready`` reports each.
+        """
+        for node, page in zip(nodes, pages, strict=True):
+            assert node.page == NO_PAGE, "only on the host"
+            assert node.parent is not None, "roots have no page"
+            node.page, node.ready = page, False
+            node.parent.on_device += 1
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def lock_child(self, node: Node) -> None:
+        """Keep the device page of ``node``, whose ancestors the caller has locked."""
+        self._lock_one(node)
+
+    def _lock_one(self, node: Node) -> None:
+        if node.parent is None:
+            self._roots.setdefault(node.key, node)
+        if node.locks == 0 and node.ready and node.linked and node.page != NO_PAGE:
+            self.num_cached -= 1
+        node.locks += 1
+
+    def _unlock_one(self, node: Node) -> None:
+        node.locks -= 1
+        if node.locks:
+            return
+        if not node.linked:
+            if node.ready:  # else a copy or a step still writes the page
+                self._free(node)
+        elif node.page != NO_PAGE:
+            self.num_cached += node.ready
+            self._offer(node)
+            if node.host == NO_PAGE and self._host_pages.num_pages:
+                self._unsaved[node] = None
+        elif node.parent is None and not node.children:
+            self._roots.pop(node.key, None)
+
+    def _leave_device(self, node: Node) -> None:
+        """The device page goes, the host page stays."""
+        self._pages.give_back([node.page])
+        node.page = NO_PAGE
+        self._left_device(node)
+        self._offer_host(node)
+
+    def _left_device(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None, "roots have no page"
+        parent.on_device -= 1
+        self._offer(parent)
+
+    def _remove(self, node: Node) -> None:
+        """Take a node without device pages below it out, with all that is below it."""
+        self._unlink(node)
+        unseen = [node]
+        while unseen:
+            below = unseen.pop()
+            unseen += below.children.values()
+            below.linked = False
+            self._free(below)
+
+    def _unlink(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None, "roots are not unlinked"
+        del parent.children[node.key]
+        if node.page != NO_PAGE:
+            self._left_device(node)
+        if parent.parent is not None:
+            self._offer_host(parent)
+        elif not parent.children and parent.locks == 0:
+            self._roots.pop(parent.key, None)
+
+    def _free(self, node: Node) -> None:
+        """An unlinked node's pages go back."""
+        self._unsaved.pop(node, None)
+        if node.page != NO_PAGE:
+            self._pages.give_back([node.page])
+            node.page = NO_PAGE
+        if node.host != NO_PAGE:
+            self._host_pages.give_back([node.host])
+            node.host = NO_PAGE
+
+    def _take_host(self, tick: int) -> int | None:
+        """A host page, if need be of a page that was used before ``tick``."""
+        while not self._host_pages.num_free:
+            node = self._host_leaves.pop()
+            if node is None:
+                return None
+            if node.tick > tick:
+                self._offer_host(node)
+                return None
+            if node.page == NO_PAGE:
+                self._remove(node)
+            else:
+                self._host_pages.give_back([node.host])
+                node.host = NO_PAGE
+        taken = self._host_pages.take(1)
+        return taken[0] if taken else None
+
+    def _offer(self, node: Node) -> None:
+        if node.evictable():
+            self._leaves.push(node.tick, node)
+
+    def _offer_host(self, node: Node) -> None:
+        if node.host_evictable():
+            self._host_leaves.push(node.tick, node)

@@ -1,0 +1,220 @@
+"""Admission: who waits, for what, and who may enter the batch."""
+
+from __future__ import annotations
+
+import enum
+
+from asyncllm.cache.manager import KVCacheManager
+from asyncllm.cache.radix import Match, Node
+from asyncllm.config import EngineLimits
+from asyncllm.engine.copies import PageCopies
+from asyncllm.engine.forecast import Forecast
+from asyncllm.engine.policy import Policy
+from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.step_time import PrefillRoom
+from asyncllm.engine.timeline import WaitClock
+from asyncllm.engine.waiting import OUTPUT_COST, WaitingQueue
+
+#: The share of the pages that admissions leave free, for rows that grow beyond what was expected.
+WATERMARK = 0.01
+
+
+class Entry(enum.Enum):
+    """What became of the head of the queue."""
+
+    ADMITTED = enum.auto()  # it has its pages and may take a slot
+    WAITS = enum.auto()  # for pages, or for its prefix; others may be tried
+    STEP_FULL = enum.auto()  # nothing more fits into this step
+
+
+class Admission:
+    """Owns the waiting queue, and the promises made to those that left it.
+
+    Output is expected, not reserved: a newcomer enters when the pages that it and all running
+    sequences are expected to take are there, and some to spare. Should they turn out not to be,
+    the scheduler preempts.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        cache: KVCacheManager,
+        policy: Policy,
+        forecast: Forecast,
+        copies: PageCopies,
+    ):
+        self.queue = WaitingQueue(policy)
+        self._num_sharing = 0
+        self._limits = limits
+        self._cache = cache
+        self._forecast = forecast
+        self._copies = copies
+        #: Waiting for a prefix that somebody is computing or loading, by its last page.
+        self._sharing: dict[Node, list[Sequence]] = {}
+        #: Sequences with pages, running or about to, and the pages they are expected to take yet.
+        self._num_inside = 0
+        self._promised = 0
+        #: The head of the queue that did not fit, and the pages it could have had.
+        self._blocked = (-1, 0)
+        self._watermark = max(1, int(limits.num_pages * WATERMARK))
+        self._waits = WaitClock()
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Those in the queue, and those that wait for their prefix."""
+        return len(self.queue) + self._num_sharing + self._copies.num_loading
+
+    def push(self, seq: Sequence) -> None:
+        """``seq`` joins the queue, in its policy's place."""
+        seq.timeline.wait_from(self._waits)
+        self.queue.push(seq)
+
+    def look(self, now: float) -> None:
+        """Account for the time since the last look."""
+        self._waits.look(now)
+
+    def explain(self, num_free_slots: int) -> None:
+        """A step is planned: note why the head of the queue is not in it."""
+        seq = self.queue.peek()
+        if seq is None:
+            self._waits.reason = "nothing"
+        elif not num_free_slots:
+            self._waits.reason = "slots"
+        else:
+            self._waits.reason = "pages" if self._is_blocked(seq) else "budget"
+
+    def drop(self, seq: Sequence) -> None:
+        """``seq`` ends while it waits, for whatever it is."""
+        if seq in self.queue:
+            self.queue.remove(seq)
+        elif self._copies.is_for(seq):
+            self._forgo(seq)
+        else:
+            self._num_sharing -= 1
+
+    def stop_sharing(self) -> None:
+        """Those whose prefix has been computed, or will not be, take their places again."""
+        for node in [node for node in self._sharing if node.ready or not node.linked]:
+            for seq in self._sharing.pop(node):
+                if seq.state is SeqState.WAITING:
+                    self._num_sharing -= 1
+                    self.push(seq)
+
+    # -- entering --------------------------------------------------------------------------------
+
+    def head(self, num_free_slots: int) -> Sequence | None:
+        """Who is to enter next; None when nobody can."""
+        loaded = self._copies.oldest_loaded
+        if loaded is not None:
+            return loaded
+        # Those who wait for their prefix will want a slot soon.
+        if num_free_slots <= self._num_sharing + self._copies.num_loading:
+            return None
+        seq = self.queue.peek()
+        return None if seq is None or self._is_blocked(seq) else seq
+
+    def admit(self, seq: Sequence, room: PrefillRoom) -> Entry:
+        """Let the head enter, or wait for its prefix."""
+        if self._copies.is_for(seq):
+            return self._admit_loaded(seq, room)
+        match = self._cache.match(seq)
+        if match.pending is not None:
+            self.queue.remove(seq)
+            self._sharing.setdefault(match.pending, []).append(seq)
+            self._num_sharing += 1
+            return Entry.WAITS
+        load = bool(match.host) and self._copies.pays(match)
+        cached = len(match.pages) * self._limits.page_size
+        if not load and not self._fits(seq, cached, room):
+            return Entry.STEP_FULL
+        if not self._place(seq, match, load=load):
+            self._blocked = (seq.id, self._pages_for_newcomer())
+            return Entry.WAITS
+        self.queue.serve(seq, self._expected_cost(seq, cached))
+        seq.timeline.wait_until(self._waits)
+        return Entry.WAITS if load else Entry.ADMITTED
+
+    def make_room(self) -> bool:
+        """Have somebody who was about to enter wait for pages again; False when there is none."""
+        seq = self._copies.newest_loaded
+        if seq is None:
+            return False
+        self._forgo(seq)
+        self.settle(seq, 0.0)
+        self.push(seq)
+        return True
+
+    def grew(self, seq: Sequence) -> None:
+        """A running sequence has taken one page more."""
+        self._promised -= len(seq.pages) <= seq.expected_pages
+
+    def left(self, seq: Sequence) -> None:
+        """``seq`` leaves the batch; nothing is promised to it any more."""
+        self._num_inside -= 1
+        self._promised -= max(0, seq.expected_pages - len(seq.pages))
+
+    def settle(self, seq: Sequence, cost: float) -> None:
+        """Its stay in the batch has cost so much, which was charged in advance."""
+        self.queue.charge(seq, cost - seq.charged)
+        seq.charged = 0.0
+
+    def _admit_loaded(self, seq: Sequence, room: PrefillRoom) -> Entry:
+        if not self._fits(seq, self._cache.num_shared(seq) * self._limits.page_size, room):
+            return Entry.STEP_FULL
+        self.left(seq)
+        if not self._cache.extend(seq, len(seq.tokens)):
+            self._promise(seq)
+            self.make_room()
+            return Entry.WAITS
+        self._promise(seq)
+        self._copies.abandon(seq)
+        return Entry.ADMITTED
+
+    def _fits(self, seq: Sequence, cached: int, room: PrefillRoom) -> bool:
+        """Whether the step has room for a first chunk."""
+        return room.fit(cached, min(len(seq.tokens) - cached, self._limits.prefill_chunk)) > 0
+
+    def _place(self, seq: Sequence, match: Match, *, load: bool) -> bool:
+        """Give a newcomer its pages, if those it is expected to need would be there.
+
+        With ``load``, those of the prefix; its host part is being loaded then.
+        """
+        self._cache.hold(seq, match)
+        expected = self._cache.pages_for(self._forecast.length(seq))
+        placed = not self._num_inside or expected - len(seq.pages) <= self._pages_for_newcomer()
+        if placed and load:
+            placed = self._copies.load(seq, match)
+        elif placed:
+            placed = self._cache.extend(seq, len(seq.tokens))
+        if placed:
+            self._promise(seq)
+        else:
+            self._cache.release(seq, 0)
+        return placed
+
+    def _promise(self, seq: Sequence) -> None:
+        seq.expected_pages = self._cache.pages_for(self._forecast.length(seq))
+        self._num_inside += 1
+        self._promised += max(0, seq.expected_pages - len(seq.pages))
+
+    def _forgo(self, seq: Sequence) -> None:
+        """Pages are not loaded for ``seq`` any more, or no more its own."""
+        self._copies.abandon(seq)
+        self.left(seq)
+        self._cache.release(seq, 0)
+
+    def _pages_for_newcomer(self) -> int:
+        """Pages that it may count on; all there are when it would be alone, so that it can run."""
+        spoken_for = self._promised + self._watermark if self._num_inside else 0
+        return self._cache.num_available - spoken_for
+
+    def _is_blocked(self, seq: Sequence) -> bool:
+        """Whether it did not fit before, and there are no more pages now."""
+        blocked, pages = self._blocked
+        return blocked == seq.id and self._pages_for_newcomer() <= pages
+
+    def _expected_cost(self, seq: Sequence, cached: int) -> float:
+        known = len(seq.tokens)
+        return known - cached + OUTPUT_COST * (self._forecast.length(seq) - known)

@@ -1,0 +1,125 @@
+"""RunningBatch: how far each running sequence is, as columns over slots.
+
+A step touches every running row, so this is the one place where the scheduler works on arrays: the
+decode rows of a step come out of a few numpy calls, however many there are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncllm.engine.sequence import Sequence
+
+Ints = npt.NDArray[np.int32]
+
+
+class RunningBatch:
+    """Sequences with a slot. Positions ``0 .. computed-1`` are computed or in flight.
+
+    Attributes:
+        sequences: by slot; kept until the slot is free again.
+        computed: int32 [slots].
+        first: int32 [slots]; the first position that was not cached at the admission.
+        known: int32 [slots]; tokens known at the admission. Positions up to there are prefilled in
+            chunks, every later one is a decode row.
+        stop_at: int32 [slots]; the position that is never computed: its token is the last.
+        capacity: int32 [slots]; positions that the pages have room for.
+        last_step: int64 [slots]; the newest step with a row of it. While that is in flight, slot
+            and pages stay its own.
+        decoding: the sequences that every step continues, in the order of its rows.
+        prefilling: those of which prompt chunks are still to be planned, in order of admission.
+    """
+
+    def __init__(self, num_slots: int, page_size: int):
+        self.page_size = page_size
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self.computed = np.zeros(num_slots, dtype=np.int32)
+        self.first = np.zeros(num_slots, dtype=np.int32)
+        self.known = np.zeros(num_slots, dtype=np.int32)
+        self.stop_at = np.zeros(num_slots, dtype=np.int32)
+        self.capacity = np.zeros(num_slots, dtype=np.int32)
+        self.last_step = np.full(num_slots, -1, dtype=np.int64)
+        self.prefilling: dict[int, Sequence] = {}
+        self._decoding: dict[int, Sequence] = {}
+        self._free = list(range(num_slots - 1, -1, -1))
+        # The decode rows as an array and a list, made anew when they change. Steps in flight
+        # refer to the list, so it is never changed in place.
+        self._slots: Ints | None = None
+        self.decoding: list[Sequence] = []
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def enter(self, seq: Sequence, num_computed: int) -> None:
+        """``seq`` takes a slot, to be prefilled from position ``num_computed`` on."""
+        seq.slot = slot = self._free.pop()
+        self.sequences[slot] = seq
+        self.computed[slot] = self.first[slot] = num_computed
+        self.known[slot] = len(seq.tokens)
+        self.stop_at[slot] = seq.max_length - 1
+        self.capacity[slot] = len(seq.pages) * self.page_size
+        self.last_step[slot] = -1
+        self.prefilling[seq.id] = seq
+
+    def stop(self, seq: Sequence) -> None:
+        """Plan no more rows of ``seq``; it keeps its slot."""
+        self.prefilling.pop(seq.id, None)
+        if self._decoding.pop(seq.id, None) is not None:
+            self._slots = None
+
+    def vacate(self, seq: Sequence) -> None:
+        """The slot is free again."""
+        self.sequences[seq.slot] = None
+        self._free.append(seq.slot)
+        seq.slot = -1
+
+    def slots(self) -> Ints:
+        """Slots of ``decoding``; int32 [rows]."""
+        if self._slots is None:
+            self.decoding = list(self._decoding.values())
+            self._slots = np.array([seq.slot for seq in self.decoding], dtype=np.int32)
+        return self._slots
+
+    def grown(self, seq: Sequence) -> None:
+        """``seq`` has been given more pages."""
+        self.capacity[seq.slot] = len(seq.pages) * self.page_size
+
+    def remaining(self, seq: Sequence) -> tuple[int, int]:
+        """The position from which its prompt is still to be computed, and how much there is."""
+        start = int(self.computed[seq.slot])
+        return start, int(self.known[seq.slot]) - start
+
+    def work(self, seq: Sequence) -> tuple[int, int, int]:
+        """Known tokens that are computed; positions computed here; tokens generated here."""
+        slot = seq.slot
+        computed = int(self.computed[slot])
+        generated = len(seq.tokens) - int(self.known[slot])
+        return min(computed, len(seq.tokens)), computed - int(self.first[slot]), generated
+
+    def add_chunk(self, seq: Sequence, q_len: int, step: int) -> tuple[int, bool]:
+        """Plan a prompt chunk; returns the position after it, and whether the prompt ends there."""
+        slot = seq.slot
+        end = int(self.computed[slot]) + q_len
+        self.computed[slot] = end
+        self.last_step[slot] = step
+        whole = end == self.known[slot]
+        if whole:
+            del self.prefilling[seq.id]
+            if end < self.stop_at[slot]:
+                self._decoding[seq.id] = seq
+                self._slots = None
+        return end, whole
+
+    def add_decodes(self, slots: Ints, positions: Ints, step: int) -> None:
+        """Plan a decode row at ``positions`` for each of ``slots``; both int32 [rows]."""
+        after = positions + 1
+        self.computed[slots] = after
+        self.last_step[slots] = step
+        ended = after >= self.stop_at[slots]
+        if ended.any():
+            for slot in slots[ended].tolist():
+                seq = self.sequences[slot]
+                assert seq is not None, "a row has a sequence"
+                self.stop(seq)

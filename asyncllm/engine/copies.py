@@ -1,0 +1,124 @@
+"""PageCopies: which pages are on their way between the device and the host, and for whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from asyncllm.cache.manager import Copies, KVCacheManager
+from asyncllm.cache.radix import Match
+from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.step_time import StepTimeModel
+from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack
+
+#: Pages that one step sends to the host at most: some milliseconds of the bus.
+MOST_SAVED = 64
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The copies of one plan."""
+
+    saves: list[Copies] = field(default_factory=list)
+    loads: list[tuple[Sequence, Copies]] = field(default_factory=list)
+
+    def message(self) -> bytes:
+        """As ``StepPlan.copies`` wants them."""
+        flat: list[int] = []
+        for copies in self.saves:
+            for page, host in copies.pages:
+                flat += (TO_HOST, page, host)
+        for _, copies in self.loads:
+            for page, host in copies.pages:
+                flat += (TO_DEVICE, page, host)
+        return pack(flat)
+
+    @property
+    def num_pages(self) -> int:
+        loads = sum(len(copies.pages) for _, copies in self.loads)
+        return loads + sum(len(copies.pages) for copies in self.saves)
+
+
+class PageCopies:
+    """Copies planned, sent and acknowledged.
+
+    A sequence whose prefix is loaded is LOADING until the acknowledgment. Then it is the next to
+    enter, unless it must give its pages up before.
+    """
+
+    def __init__(self, cache: KVCacheManager, times: StepTimeModel):
+        self._num_loading = 0
+        self._cache = cache
+        self._times = times
+        self._unsent = _Batch()
+        self._sent: dict[int, _Batch] = {}
+        self._loaded: dict[int, Sequence] = {}
+
+    @property
+    def num_loading(self) -> int:
+        """Sequences that are LOADING, or loaded and about to enter."""
+        return self._num_loading + len(self._loaded)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether some copy is not acknowledged yet."""
+        return bool(self._sent or self._unsent.saves or self._unsent.loads)
+
+    def back_up(self) -> None:
+        """Copy some cached pages to the host while the step runs."""
+        copies = self._cache.back_up(MOST_SAVED)
+        if copies.nodes:
+            self._unsent.saves.append(copies)
+
+    def pays(self, match: Match) -> bool:
+        """Whether loading the host part of a match is faster than computing it."""
+        start = len(match.pages) * self._cache.page_size
+        compute = self._times.prefill_seconds(len(match.host) * self._cache.page_size, start)
+        return not self._times.fitted or self._times.copy_seconds(len(match.host)) <= compute
+
+    def load(self, seq: Sequence, match: Match) -> bool:
+        """Start to load for ``seq``; False when there is no room on the device."""
+        copies = self._cache.load(seq, match)
+        if copies is None:
+            return False
+        seq.state = SeqState.LOADING
+        self._num_loading += 1
+        self._unsent.loads.append((seq, copies))
+        return True
+
+    def send(self, step: int) -> bytes:
+        """All copies that were not sent yet, for the plan of ``step``."""
+        if not (self._unsent.saves or self._unsent.loads):
+            return b""
+        batch, self._unsent = self._unsent, _Batch()
+        self._sent[step] = batch
+        return batch.message()
+
+    def done(self, step: int, seconds: float) -> None:
+        """The copies of ``step`` are done."""
+        batch = self._sent.pop(step)
+        self._times.observe_copy(batch.num_pages, seconds)
+        for copies in batch.saves:
+            self._cache.backed_up(copies)
+        for seq, copies in batch.loads:
+            self._cache.loaded(copies)
+            if seq.state is SeqState.LOADING:
+                seq.state = SeqState.WAITING
+                self._num_loading -= 1
+                self._loaded[seq.id] = seq
+
+    def is_for(self, seq: Sequence) -> bool:
+        """Whether something is being or was loaded for a sequence that has not entered yet."""
+        return seq.state is SeqState.LOADING or seq.id in self._loaded
+
+    def abandon(self, seq: Sequence) -> None:
+        """Such a sequence enters or ends; copies under way go on."""
+        if self._loaded.pop(seq.id, None) is None:
+            self._num_loading -= 1
+
+    @property
+    def oldest_loaded(self) -> Sequence | None:
+        return next(iter(self._loaded.values()), None)
+
+    @property
+    def newest_loaded(self) -> Sequence | None:
+        return next(reversed(self._loaded.values()), None)

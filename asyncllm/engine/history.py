@@ -1,0 +1,123 @@
+"""History: the latest steps, and what happened to the latest requests."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+
+import msgspec
+
+from asyncllm.engine.scheduler import Planned
+from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.stream import OutputStream
+from asyncllm.engine.timeline import Event
+
+#: How many steps, and how many requests that ended, are remembered.
+KEPT_STEPS = 4096
+KEPT_REQUESTS = 1024
+
+
+class StepRecord(msgspec.Struct):
+    """One step. Times in seconds of the engine's clock; ``begun`` and ``seconds`` are 0 until it is
+    done. Its ``num_rows`` rows have ``num_tokens`` tokens.
+    """
+
+    step: int
+    planned: float
+    num_rows: int
+    num_tokens: int
+    begun: float = 0.0
+    seconds: float = 0.0
+
+
+class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """One request explained. All times are seconds of the engine's clock.
+
+    Attributes:
+        outcome: its finish reason, "abort" or "error"; "running" or "waiting" while it lives.
+        waited: seconds in the queue, by what the head of the queue was waiting for.
+        started, first_token, ended: None for what has not happened.
+        events: what the scheduler did with it.
+        num_events_dropped: events beyond those kept.
+        steps: those of the latest steps that ran between its start and its end.
+    """
+
+    request_id: int
+    outcome: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    priority: int
+    tenant: str
+    waited: dict[str, float]
+    arrived: float
+    started: float | None
+    first_token: float | None
+    ended: float | None
+    events: list[Event]
+    num_events_dropped: int
+    steps: list[StepRecord]
+
+
+class History:
+    """Written by the engine; bounded, and cheap enough to be always on."""
+
+    def __init__(self) -> None:
+        self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+        self._requests: OrderedDict[int, RequestTrace] = OrderedDict()
+
+    def planned(self, plan: Planned, now: float) -> None:
+        """A step was submitted."""
+        num_rows = len(plan.message.rows) // 12
+        self._steps.append(StepRecord(plan.message.step, now, num_rows, plan.num_tokens))
+
+    def done(self, step: int, begun: float, seconds: float) -> None:
+        """Its result is there. Steps end in order, so it is one of the latest."""
+        record = self._steps[step - self._steps[-1].step - 1]
+        record.begun, record.seconds = begun, seconds
+
+    def ended(self, seq: Sequence, stream: OutputStream, outcome: str, now: float) -> None:
+        """A request is over."""
+        self._requests[seq.id] = _explain(seq, stream, outcome, now)
+        if len(self._requests) > KEPT_REQUESTS:
+            self._requests.popitem(last=False)
+
+    def trace(self, request_id: int) -> RequestTrace | None:
+        """Of a request that ended not long ago."""
+        trace = self._requests.get(request_id)
+        return None if trace is None else self._with_steps(trace)
+
+    def live_trace(self, seq: Sequence, stream: OutputStream) -> RequestTrace:
+        """Of a request that lives."""
+        outcome = "running" if seq.state is SeqState.RUNNING else "waiting"
+        return self._with_steps(_explain(seq, stream, outcome, None))
+
+    def _with_steps(self, trace: RequestTrace) -> RequestTrace:
+        if trace.started is None:
+            return trace
+        end = math.inf if trace.ended is None else trace.ended
+        steps = [step for step in self._steps if trace.started <= step.planned <= end]
+        return msgspec.structs.replace(trace, steps=steps)
+
+
+def _explain(
+    seq: Sequence, stream: OutputStream, outcome: str, ended: float | None
+) -> RequestTrace:
+    timeline = seq.timeline
+    return RequestTrace(
+        request_id=seq.id,
+        outcome=outcome,
+        prompt_tokens=seq.num_prompt,
+        completion_tokens=len(seq.tokens) - seq.num_prompt,
+        cached_tokens=max(seq.num_cached, 0),
+        priority=seq.priority,
+        tenant=seq.tenant,
+        waited=timeline.waited,
+        arrived=timeline.arrival,
+        started=stream.started or None,
+        first_token=stream.first or None,
+        ended=ended,
+        events=timeline.events,
+        num_events_dropped=timeline.num_dropped,
+        steps=[],
+    )

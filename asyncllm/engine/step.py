@@ -1,0 +1,82 @@
+"""Step: one iteration while it is planned, and while it is in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.step_time import StepShape
+from asyncllm.wire.messages import Admit, StepPlan, pack
+
+NOTHING = StepShape(0, 0, 0.0)
+
+
+class Chunk(NamedTuple):
+    """A prompt chunk; ``end`` is the position after it, ``samples`` that the prompt ends there."""
+
+    seq: Sequence
+    end: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Step:
+    """What a plan says, and whom its rows belong to: first ``decodes``, then ``chunks``.
+
+    ``decode_rows`` is the decode rows' part of ``StepPlan.rows``; the lists of ints are flat, as
+    they travel.
+    """
+
+    number: int
+    decodes: list[Sequence] = field(default_factory=list)
+    decode_rows: bytes = b""
+    chunks: list[Chunk] = field(default_factory=list)
+    chunk_rows: list[int] = field(default_factory=list)
+    new_pages: list[int] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    admits: list[Admit] = field(default_factory=list)
+    shape: StepShape = NOTHING
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    def admit(self, seq: Sequence) -> None:
+        """``seq`` has taken a slot."""
+        self.admitted.append(seq)
+        tokens = seq.tokens.tobytes()
+        self.admits.append(Admit(seq.slot, tokens, seq.num_prompt, seq.row_params))
+        self.add_pages(seq, 0)
+
+    def add_pages(self, seq: Sequence, first: int) -> None:
+        """The device learns of the pages from index ``first`` on."""
+        for index in range(first, len(seq.pages)):
+            self.new_pages += (seq.slot, index, seq.pages[index])
+
+    def drop_pages(self, slot: int) -> None:
+        """Its owner was preempted, and the slot may have another one by the end of this plan."""
+        rest = [entry for entry in _triples(self.new_pages) if entry[0] != slot]
+        self.new_pages = [value for entry in rest for value in entry]
+
+    def add_chunk(self, chunk: Chunk, start: int) -> None:
+        q_len = chunk.end - start
+        self.chunks.append(chunk)
+        self.chunk_rows += (chunk.seq.slot, start, q_len)
+        tokens, kv_tokens, attention = self.shape
+        pairs = q_len * (start + q_len / 2)
+        self.shape = StepShape(tokens + q_len, kv_tokens, attention + pairs)
+
+    def message(self, copies: bytes) -> StepPlan:
+        return StepPlan(
+            step=self.number,
+            rows=self.decode_rows + pack(self.chunk_rows),
+            new_pages=pack(self.new_pages),
+            admits=tuple(self.admits),
+            copies=copies,
+        )
+
+
+def _triples(flat: list[int]) -> Iterator[tuple[int, int, int]]:
+    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)

@@ -1,0 +1,334 @@
+"""How long a step takes, learned from the steps that ran, and what that leaves for prompts.
+
+The model is the roofline of a transformer's step (Williams et al., CACM 2009), in which matrix
+products hide behind the reading of the weights until there are enough tokens, and attention is
+paid in full:
+
+    seconds = base + per_token * max(0, tokens - knee) + per_kv * kv_tokens + per_pair * attention
+
+It serves Sarathi-Serve's stall-free batching (Agrawal et al., OSDI 2024): prompt chunks fill a
+step up to a time, not up to a fixed number of tokens.
+
+Pure Python floats, and only operations that IEEE 754 rounds exactly (sums through ``math.fsum``,
+because ``sum`` differs between versions of Python): the same observations give the same bits on
+every machine, so a recorded run can be replayed anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from operator import mul
+from typing import NamedTuple
+
+# Where arithmetic may start to show: between 128 and 320 tokens on bf16 GPUs (their FLOP/s over
+# bytes/s), lower for fp8 weights and on CPUs. Cells' means blur the bend; no finer grid is needed.
+KNEES = (0, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512)
+# Relative ridge of (base, per_token, per_kv, per_pair). It matters only for what the steps seen
+# cannot tell apart: then the base and the tokens are held responsible before attention is.
+RIDGE = (1e-6, 1e-6, 1e-4, 1e-4)
+MAX_CELLS = 128
+MEMORY = 16.0  # a cell's means forget over about so many of its own observations
+LEAST_WEIGHT = 1 / 32  # of a cell that the machine has outgrown
+HICCUP = 3.0  # a step slower than its like by this factor says nothing about the next one
+TOLERANCE = 0.10  # smoothed relative error above which the machine is taken to have changed
+MIN_OBSERVATIONS = 8
+REFIT_SOON, REFIT_LATE = 32, 512  # observations between two fits: at least, at most
+UNEXPLORED_TOKENS = 512  # a step may have so many tokens whatever was measured
+MIN_CHUNK = 16
+
+
+class StepShape(NamedTuple):
+    """What a step computes.
+
+    ``kv_tokens`` sums start + 1 over decode rows, the positions that they read. ``attention`` sums
+    q_len * (start + q_len / 2) over prompt chunks, their query-key pairs.
+    """
+
+    num_tokens: int  # all rows' tokens, decode rows included
+    kv_tokens: int
+    attention: float
+
+
+class StepCost(NamedTuple):
+    """The model's coefficients, in seconds; none is negative."""
+
+    base: float
+    per_token: float  # of tokens above the knee
+    per_kv: float
+    per_pair: float
+    knee: int
+
+    def seconds(self, num_tokens: float, kv_tokens: float, attention: float) -> float:
+        return (
+            self.base
+            + self.per_token * max(0.0, num_tokens - self.knee)
+            + self.per_kv * kv_tokens
+            + self.per_pair * attention
+        )
+
+
+UNKNOWN = StepCost(0.0, 0.0, 0.0, 0.0, 0)
+
+
+class _Cell:
+    """Steps of similar shape: exponentially weighted means, so one row of the regression."""
+
+    __slots__ = ("attention", "kv_tokens", "num_tokens", "seconds", "updated", "weight")
+
+    def __init__(self) -> None:
+        self.num_tokens = self.kv_tokens = self.attention = self.seconds = self.weight = 0.0
+        self.updated = 0
+
+    def add(self, shape: StepShape, seconds: float) -> None:
+        """A step far slower than the others is clipped; one far faster shows they were hiccups."""
+        if seconds * HICCUP < self.seconds:
+            self.weight = 0.0
+        elif self.weight and seconds > HICCUP * self.seconds:
+            seconds = HICCUP * self.seconds
+        self.weight = min(self.weight + 1.0, MEMORY)
+        share = 1.0 / self.weight
+        self.num_tokens += share * (shape.num_tokens - self.num_tokens)
+        self.kv_tokens += share * (shape.kv_tokens - self.kv_tokens)
+        self.attention += share * (shape.attention - self.attention)
+        self.seconds += share * (seconds - self.seconds)
+
+
+class PrefillRoom:
+    """What is left of one step for prompt chunks. Made by ``StepTimeModel.room``."""
+
+    __slots__ = ("_fresh", "_num_tokens", "cost", "seconds", "tokens")
+
+    def __init__(self, tokens: int, seconds: float, cost: StepCost, num_tokens: int) -> None:
+        self.tokens = max(0, tokens)  # at most so many more, whatever they cost
+        self.seconds = max(0.0, seconds)  # left of the step's time
+        self.cost = cost
+        self._num_tokens = num_tokens  # of the step so far
+        self._fresh = True
+
+    def fit(self, start: int, wanted: int) -> int:
+        """The longest chunk from position ``start``, at most ``wanted``, that still fits.
+
+        0 when the step is full. The first chunk of a step gets at least min(wanted, 16, tokens):
+        a model gone wrong must not starve prompts.
+        """
+        cost, hidden = self.cost, max(0, self.cost.knee - self._num_tokens)
+        # A chunk costs per_pair * pairs + max(0, per_token * (q_len - hidden)): it fits when it
+        # does with either side of the max.
+        pairs = _longest(cost.per_pair * start, cost.per_pair, self.seconds)
+        both = _longest(
+            cost.per_token + cost.per_pair * start,
+            cost.per_pair,
+            self.seconds + cost.per_token * hidden,
+        )
+        limit = min(wanted, self.tokens)
+        least = min(limit, MIN_CHUNK) if self._fresh else 0
+        return max(0, least, int(min(limit, pairs, both)))
+
+    def take(self, start: int, q_len: int) -> None:
+        """A chunk of ``q_len`` tokens from position ``start`` was added to the step."""
+        hidden = max(0, self.cost.knee - self._num_tokens)
+        spent = self.cost.per_token * max(0, q_len - hidden)
+        spent += self.cost.per_pair * _pairs(start, q_len)
+        self.seconds = max(0.0, self.seconds - spent)
+        self.tokens = max(0, self.tokens - q_len)
+        self._num_tokens += q_len
+        self._fresh = False
+
+
+class StepTimeModel:
+    """Predicts a step's seconds from its shape, fitted to the steps observed so far.
+
+    ``page_copy_seconds`` is a first guess of moving one page between device and host (0: unknown).
+    """
+
+    def __init__(self, page_copy_seconds: float = 0.0) -> None:
+        self.cost = UNKNOWN
+        self._cells: dict[tuple[int, int, int], _Cell] = {}
+        self._observations = 0
+        self._largest = 0  # most tokens that a measured step had
+        self._new_cell = False
+        self._error = 0.0  # smoothed |predicted / measured - 1| of cells' means since the last fit
+        self._last_fit = 0
+        self._copied_pages = 1.0 if page_copy_seconds > 0.0 else 0.0
+        self._copied_seconds = page_copy_seconds
+
+    @property
+    def fitted(self) -> bool:
+        """False until enough different steps were seen; predictions are 0 until then."""
+        return self.cost is not UNKNOWN
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """A step of this shape took so many seconds of device time."""
+        num_tokens, kv_tokens, attention = shape
+        if num_tokens <= 0 or not 1e-9 < seconds < 1e9:  # no step's time; squares would overflow
+            return
+        self._observations += 1
+        # Attention comes in coarser cells (factors of four): it is linear and has a wide range.
+        key = (num_tokens.bit_length(), kv_tokens.bit_length(), int(attention).bit_length() // 2)
+        cell = self._cells.get(key) or self._add_cell(key)
+        cell.add(shape, seconds)
+        cell.updated = self._observations
+        if num_tokens > self._largest:
+            self._largest = num_tokens
+        if self.cost is not UNKNOWN:
+            predicted = self.cost.seconds(cell.num_tokens, cell.kv_tokens, cell.attention)
+            self._error += (abs(predicted / cell.seconds - 1.0) - self._error) / MEMORY
+        since = self._observations - self._last_fit
+        if since >= MIN_OBSERVATIONS and self._fit_is_due(since):
+            self._fit()
+
+    def seconds(self, shape: StepShape) -> float:
+        """Predicted device time of a step; 0.0 while not fitted."""
+        return self.cost.seconds(*shape)
+
+    def prefill_seconds(self, num_tokens: int, start: int = 0) -> float:
+        """What so many prompt tokens from position ``start`` add to steps that are already busy."""
+        return self.cost.per_token * num_tokens + self.cost.per_pair * _pairs(start, num_tokens)
+
+    def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
+        """What a step with these decode rows has left for prompts.
+
+        The step may take ``target`` seconds, or twice its decode rows' time where that is more:
+        prompts always get half a step. ``ceiling`` is what the fixed token budget has left, and
+        all that binds when nobody decodes. The model is not trusted far beyond what was measured:
+        a step has at most twice the tokens of the largest one so far (or 512). While not fitted,
+        prompts get 512, 256 or 128 tokens a step: few, so that the first long one freezes nobody,
+        and different, so that there is something to fit.
+        """
+        if decodes.num_tokens == 0:
+            return PrefillRoom(ceiling, 0.0, UNKNOWN, 0)  # at no cost, so only tokens bind
+        if not self.fitted:
+            limit = UNEXPLORED_TOKENS >> self._observations % 3
+            return PrefillRoom(min(ceiling, limit), 0.0, UNKNOWN, 0)
+        explored = max(UNEXPLORED_TOKENS, 2 * self._largest) - decodes.num_tokens
+        alone = self.seconds(decodes)
+        return PrefillRoom(
+            min(ceiling, max(MIN_CHUNK, explored)),
+            max(target, 2.0 * alone) - alone,
+            self.cost,
+            decodes.num_tokens,
+        )
+
+    def copy_seconds(self, num_pages: int) -> float:
+        """Expected time of moving so many pages between device and host; 0.0 while unknown."""
+        if not self._copied_pages:
+            return 0.0
+        return num_pages * self._copied_seconds / self._copied_pages
+
+    def observe_copy(self, num_pages: int, seconds: float) -> None:
+        """A copy of so many pages took so long. Large copies count for more than small ones."""
+        if num_pages > 0 and 0.0 < seconds < math.inf:
+            keep = 1.0 - 1.0 / MEMORY
+            self._copied_pages = keep * self._copied_pages + num_pages
+            self._copied_seconds = keep * self._copied_seconds + seconds
+
+    def _add_cell(self, key: tuple[int, int, int]) -> _Cell:
+        if len(self._cells) >= MAX_CELLS:
+            del self._cells[min(self._cells, key=lambda key: self._cells[key].updated)]
+        self._cells[key] = cell = _Cell()
+        self._new_cell = True
+        return cell
+
+    def _fit_is_due(self, since: int) -> bool:
+        if self._error > 3.0 * TOLERANCE or since >= REFIT_LATE:
+            return True
+        # Early on each new shape teaches much; later a fit's cost grows with the table.
+        soon = min(REFIT_SOON, self._observations // 4)
+        if self._new_cell and since >= max(soon, len(self._cells)):
+            return True
+        return self._error > TOLERANCE and since >= soon
+
+    def _fit(self) -> None:
+        cells = list(self._cells.values())
+        if self._error > TOLERANCE:
+            # Old cells describe a machine that has changed. Those still visited soon recover.
+            for cell in cells:
+                cell.weight = max(LEAST_WEIGHT, cell.weight / 2.0)
+        self._last_fit, self._error, self._new_cell = self._observations, 0.0, False
+        sizes = [cell.num_tokens for cell in cells]
+        decode_only = sum(cell.attention == 0.0 for cell in cells)
+        different = len(cells) >= 3 and max(sizes) >= 1.25 * min(sizes)
+        if self.fitted or different or 0 < decode_only < len(cells):
+            self.cost = _fit_cost(cells)
+
+
+def _pairs(start: int, q_len: int) -> float:
+    return q_len * (start + q_len / 2)
+
+
+def _longest(linear: float, quadratic: float, budget: float) -> float:
+    """The largest q with linear * q + quadratic * q**2 / 2 <= budget; all are >= 0."""
+    slope = linear + math.sqrt(linear * linear + 2.0 * quadratic * budget)
+    if slope > 0.0:
+        return 2.0 * budget / slope
+    return 0.0 if quadratic > 0.0 else math.inf
+
+
+def _dot(a: Iterable[float], b: Iterable[float]) -> float:
+    return math.fsum(map(mul, a, b))
+
+
+def _fit_cost(cells: list[_Cell]) -> StepCost:
+    """Weighted least squares on relative errors, for the smallest knee that fits about best."""
+    scale = [math.sqrt(cell.weight) / cell.seconds for cell in cells]
+    ones = [math.sqrt(cell.weight) for cell in cells]  # the measured times, scaled
+    num_tokens = [cell.num_tokens for cell in cells]
+    kv_tokens = [s * cell.kv_tokens for s, cell in zip(scale, cells, strict=True)]
+    attention = [s * cell.attention for s, cell in zip(scale, cells, strict=True)]
+    columns = [scale, scale, kv_tokens, attention, ones]  # column 1 depends on the knee
+    gram = [[_dot(a, b) for b in columns] for a in columns]
+    fits = []
+    for knee in KNEES:
+        columns[1] = [s * max(0.0, n - knee) for s, n in zip(scale, num_tokens, strict=True)]
+        gram[1] = [_dot(columns[1], column) for column in columns]
+        for row, value in zip(gram, gram[1], strict=True):
+            row[1] = value
+        fits.append((*_non_negative(gram), knee))
+    # Knees that differ by less than a 1 % error are told apart by noise alone; a small one makes
+    # no token look free.
+    enough = min(error for _, error, _ in fits) * 1.02 + 1e-4 * gram[4][4]
+    (base, per_token, per_kv, per_pair), _, knee = next(fit for fit in fits if fit[1] <= enough)
+    return StepCost(base, per_token, per_kv, per_pair, knee)
+
+
+def _non_negative(gram: list[list[float]]) -> tuple[list[float], float]:
+    """Coefficients >= 0 of the first four columns for the fifth, and the squared error.
+
+    ``gram`` holds the dot products of the five columns. A feature that comes out negative is
+    dropped, the worst first, and the rest is solved again.
+    """
+    norms = [math.sqrt(gram[i][i]) for i in range(4)]
+    active = [i for i in range(4) if norms[i] > 0.0]
+    found = [0.0] * 4
+    while active:
+        matrix = [
+            [gram[i][j] / (norms[i] * norms[j]) + (RIDGE[i] if i == j else 0.0) for j in active]
+            + [gram[i][4] / norms[i]]
+            for i in active
+        ]
+        solution = _solve(matrix)
+        lowest = min(solution)
+        if lowest >= 0.0:
+            for i, value in zip(active, solution, strict=True):
+                found[i] = value / norms[i]
+            break
+        del active[solution.index(lowest)]
+    error = gram[4][4] - 2.0 * _dot(found, gram[4])
+    error += _dot(found, [_dot(found, gram[i]) for i in range(4)])
+    return found, error
+
+
+def _solve(matrix: list[list[float]]) -> list[float]:
+    """Gauss-Jordan with partial pivoting; rows are [a_1 .. a_n | b]. Not singular: see RIDGE."""
+    n = len(matrix)
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda row: abs(matrix[row][i]))
+        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
+        top = [value / matrix[i][i] for value in matrix[i]]
+        matrix[i] = top
+        for row in range(n):
+            if row != i:
+                factor = matrix[row][i]
+                matrix[row] = [a - factor * b for a, b in zip(matrix[row], top, strict=True)]
+    return [row[n] for row in matrix]

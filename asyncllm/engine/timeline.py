@@ -1,0 +1,77 @@
+"""Timeline: what the scheduler did with one request, and when."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Events kept of one request; of the rest only the number is known.
+MAX_EVENTS = 512
+#: What the head of the queue can be waiting for: a free slot, free pages, room in a step.
+WAITS = ("slots", "pages", "budget")
+
+
+class Event(NamedTuple):
+    """``time`` in seconds of the engine's clock; what ``kind`` says of ``a`` and ``b``:
+
+    - queued: a requests were waiting already
+    - shares: it waits for a prefix that another request is computing
+    - loading: a pages of its prefix come from the host
+    - admitted: into slot a, with b tokens cached
+    - chunk: b prompt tokens are computed from position a on
+    - preempted: it lost its pages to an older request, having a tokens
+    - finished: having a tokens
+    """
+
+    time: float
+    step: int
+    kind: str
+    a: int
+    b: int
+
+
+class WaitClock:
+    """How long the queue has been waiting for what, in all; seconds by reason (``WAITS``)."""
+
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(WAITS, 0.0)
+        self.reason = "nothing"
+        self._now = 0.0
+
+    def look(self, now: float) -> None:
+        """Time has passed, in which the queue was waiting for ``reason``."""
+        if self.reason in self.sums:
+            self.sums[self.reason] += now - self._now
+        self._now = now
+
+
+class Timeline:
+    """Bounded, and written for rare events only: decode rows leave no trace here.
+
+    Attributes:
+        waited: seconds it spent in the queue by what the queue's head was waiting for (``WAITS``).
+        num_dropped: events beyond MAX_EVENTS.
+    """
+
+    __slots__ = ("_queued_at", "arrival", "events", "num_dropped", "waited")
+
+    def __init__(self, arrival: float):
+        self.arrival = arrival
+        self.events: list[Event] = []
+        self.waited = dict.fromkeys(WAITS, 0.0)
+        self.num_dropped = 0
+        self._queued_at: dict[str, float] = {}
+
+    def note(self, time: float, step: int, kind: str, a: int = 0, b: int = 0) -> None:
+        if len(self.events) < MAX_EVENTS:
+            self.events.append(Event(time, step, kind, a, b))
+        else:
+            self.num_dropped += 1
+
+    def wait_from(self, clock: WaitClock) -> None:
+        """It begins to wait."""
+        self._queued_at = dict(clock.sums)
+
+    def wait_until(self, clock: WaitClock) -> None:
+        """It has waited."""
+        for reason, seconds in clock.sums.items():
+            self.waited[reason] += seconds - self._queued_at[reason]

@@ -1,0 +1,104 @@
+"""The waiting queue: in a policy's order, with equal shares for its accounts."""
+
+from __future__ import annotations
+
+from asyncllm.engine.policy import Policy
+from asyncllm.engine.sequence import Sequence
+from asyncllm.lazy_heap import LazyHeap
+
+#: A generated token costs as much as so many prompt tokens (Sheng et al., OSDI 2024).
+OUTPUT_COST = 2.0
+
+
+class _Account:
+    """``served`` is what it has been charged; ``queue`` its waiting requests, by rank."""
+
+    __slots__ = ("num_waiting", "queue", "served")
+
+    def __init__(self, queue: LazyHeap[Sequence]):
+        self.queue = queue
+        self.num_waiting = 0
+        self.served = 0.0
+
+
+class WaitingQueue:
+    """Who comes next: of the account that has been served least, the request of smallest rank.
+
+    Every operation is O(log n) in the number waiting. An account that comes back after having had
+    nothing to ask for starts level with the one served last: idle time is no credit.
+    """
+
+    def __init__(self, policy: Policy):
+        self.num_tokens = 0
+        self._policy = policy
+        self._ranks: dict[int, float] = {}
+        self._accounts: dict[str, _Account] = {}
+        self._order = LazyHeap[_Account](
+            lambda served, account: account.num_waiting > 0 and account.served == served
+        )
+        self._level = 0.0
+        self._sweep_at = 64
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq.id in self._ranks
+
+    def push(self, seq: Sequence) -> None:
+        """``seq`` waits from now on."""
+        rank = self._policy.rank(seq, len(seq.tokens))
+        account = self._account_of(seq)
+        # Before they enter the heaps, which keep nothing but what counts.
+        self._ranks[seq.id] = rank
+        account.num_waiting += 1
+        if account.num_waiting == 1:
+            account.served = max(account.served, self._level)
+            self._order.push(account.served, account)
+        account.queue.push(rank, seq)
+        self.num_tokens += len(seq.tokens)
+
+    def peek(self) -> Sequence | None:
+        """Whose turn it is; None when nobody waits."""
+        account = self._order.peek()
+        return None if account is None else account.queue.peek()
+
+    def remove(self, seq: Sequence) -> None:
+        """``seq`` does not wait any more."""
+        del self._ranks[seq.id]
+        self.num_tokens -= len(seq.tokens)
+        self._account_of(seq).num_waiting -= 1
+
+    def serve(self, seq: Sequence, cost: float) -> None:
+        """It was the turn of ``seq``, which will cost its account so much."""
+        self._level = max(self._level, self._account_of(seq).served)
+        self.remove(seq)
+        self.charge(seq, cost)
+
+    def charge(self, seq: Sequence, cost: float) -> None:
+        """Correct what its account has paid for ``seq``; in all, that is ``seq.charged``."""
+        account = self._account_of(seq)
+        seq.charged += cost
+        account.served += cost
+        if account.num_waiting:
+            self._order.push(account.served, account)
+
+    def _account_of(self, seq: Sequence) -> _Account:
+        name = self._policy.account(seq)
+        account = self._accounts.get(name)
+        if account is None:
+            if len(self._accounts) >= self._sweep_at:
+                self._sweep()
+            account = _Account(LazyHeap(lambda rank, seq: self._ranks.get(seq.id) == rank))
+            account.served = self._level
+            self._accounts[name] = account
+        return account
+
+    def _sweep(self) -> None:
+        """Forget accounts that would begin level anyway."""
+        self._accounts = {
+            name: account
+            for name, account in self._accounts.items()
+            if account.num_waiting or account.served > self._level
+        }
+        self._sweep_at = 2 * len(self._accounts) + 64

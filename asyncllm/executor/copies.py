@@ -1,0 +1,213 @@
+"""Pages on their way between the device and the host tier, beside the steps.
+
+Copies are in no order with the steps' kernels; they need none, as the scheduler promises
+(``StepPlan.copies``) that
+
+* what a copy reads is complete. The steps that wrote a device page have landed, and the copy that
+  filled a host page has been acknowledged, before a plan names it as a source. Either means that
+  this thread has seen the event behind that work completed, and work that is launched after such an
+  observation sees its effects, on whatever stream it runs. A failed step has landed too:
+  ``Device.check`` waits for what it had launched.
+* what a copy writes is nobody's until it is acknowledged: no step in flight, and no other copy,
+  touches the page. Steps that use it are launched after this thread has seen the copy's own event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncllm.executor.device import Device, DeviceLost, Mark, Span
+from asyncllm.executor.host_pool import HostPool
+from asyncllm.executor.kv_pool import KVPool
+from asyncllm.wire.messages import TO_HOST
+
+#: Device memory in which pages are gathered, for each direction; larger batches move in pieces.
+STAGING_BYTES = 64 << 20
+
+
+class PageCopier:
+    """Runs the copies of plans, and tells which are done.
+
+    The pool is layer-first, as attention wants it, and the host tier page-first, as the bus wants
+    it. So a store gathers its pages in a buffer on the device, and one transfer moves each run of
+    consecutive host pages from there; a load does the reverse. Stores and loads have a stream and a
+    buffer each: the bus carries both ways at once, and a buffer is used again in stream order.
+
+    Args:
+        staging_bytes: of each buffer, which holds at least one page.
+
+    Raises:
+        DeviceLost: from any method, when copies cannot be launched or have failed. They will never
+            be acknowledged, so it must end the worker.
+    """
+
+    def __init__(
+        self, pool: KVPool, host: HostPool, device: Device, staging_bytes: int = STAGING_BYTES
+    ) -> None:
+        self._num_pages = pool.num_pages, host.num_pages
+        self._under_way: dict[int, list[Span]] = {}
+        piece = min(max(staging_bytes // pool.page_bytes, 1), host.num_pages)
+        self._stores = _Lane(pool, host, device, piece, _store)
+        self._loads = _Lane(pool, host, device, piece, _load)
+        # The buffers may be memory that earlier kernels still use, which the lanes do not wait for.
+        device.mark().wait()
+
+    def warm_up(self) -> None:
+        """Move page 0 out and back, so that the first copies find their kernels loaded.
+
+        Must come before the first step. The page keeps its contents.
+        """
+        if self._num_pages[1] > 0:
+            for lane in (self._stores, self._loads):
+                lane.queue(np.zeros((1, 2), dtype=np.int32)).wait()
+
+    def launch(self, step: int, copies: np.ndarray) -> None:
+        """Queue the copies of plan ``step``: int32 [k, 3] of (direction, device page, host page).
+
+        Does not wait, unless the device is the CPU itself.
+        """
+        if len(copies) == 0:
+            return
+        with _or_lost(f"launching the page copies of step {step}"):
+            directions, pages = copies[:, 0], copies[:, 1:]
+            if (pages < 0).any() or (pages >= self._num_pages).any():
+                raise ValueError(f"not all of these pages exist: {pages.tolist()}")
+            self._under_way[step] = [
+                lane.queue(pages[chosen])
+                for lane, chosen in (
+                    (self._stores, directions == TO_HOST),
+                    (self._loads, directions != TO_HOST),
+                )
+                if chosen.any()
+            ]
+
+    def landed(self, step: int) -> tuple[tuple[int, float], ...]:
+        """Plans up to ``step`` whose copies are all done; each is told once. Never waits.
+
+        Returns:
+            (the plan's step, the seconds its copies ran): stores and loads run side by side, and
+            their times are added up.
+        """
+        with _or_lost("polling page copies"):
+            done = [
+                number
+                for number, spans in self._under_way.items()
+                if number <= step and all(span.done() for span in spans)
+            ]
+            return tuple(
+                (number, sum(span.seconds() for span in self._under_way.pop(number)))
+                for number in done
+            )
+
+    def mark(self) -> Mark:
+        """The end of all copies launched so far that ``landed`` has not told yet."""
+        return _AllOf([span for spans in self._under_way.values() for span in spans])
+
+
+#: Moves one piece: (pool [parts of all pages, words], which of them [n], buffer [n, words], runs).
+#: Each run is a stretch of the buffer and that of the host tier, both contiguous.
+Move = Callable[[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]], None]
+
+
+class _Lane:
+    """One direction: a stream, and the buffer of ``piece`` pages that its work uses in turn.
+
+    A page has two parts in each layer, K and V, and the pool is a table of all parts of all pages.
+    They are moved as integers, as wide as fit evenly: bits count here, not their meaning.
+    """
+
+    def __init__(
+        self, pool: KVPool, host: HostPool, device: Device, piece: int, move: Move
+    ) -> None:
+        layers, two, num_pages, *page = pool.storage.shape
+        num_parts, part = layers * two, math.prod(page)
+        word = _word(part * pool.storage.itemsize)
+        self._pool = pool.storage.view(num_parts * num_pages, part).view(word)
+        self._host = host.storage.view(host.num_pages, num_parts, part).view(word)
+        on_device = device.torch_device
+        self._buffer = torch.empty(piece, *self._host.shape[1:], dtype=word, device=on_device)
+        self._first_parts = torch.arange(num_parts, device=on_device) * num_pages
+        self._device = device
+        self._stream = device.copy_stream()
+        self._move = move
+
+    def queue(self, pages: np.ndarray) -> Span:
+        """Move pages: int32 [k, 2] of (device page, host page)."""
+        # In the order of host pages, so that their runs are as long as can be.
+        return self._stream.run(partial(self._run, pages[pages[:, 1].argsort()].astype(np.int64)))
+
+    def _run(self, pages: np.ndarray) -> None:
+        """Launch it all. Called by the stream, to which all memory that is taken here belongs."""
+        device_pages, host_pages = np.ascontiguousarray(pages.T)
+        parts = self._device.upload(device_pages)[:, None] + self._first_parts
+        size = len(self._buffer)
+        for begin in range(0, len(pages), size):
+            end = min(begin + size, len(pages))
+            buffer = self._buffer[: end - begin]
+            self._move(
+                self._pool,
+                parts[begin:end].view(-1),
+                buffer.view(-1, buffer.shape[-1]),
+                [
+                    (buffer[a:b], self._host[first : first + b - a])
+                    for a, b, first in _runs(host_pages[begin:end])
+                ],
+            )
+
+
+def _store(pool: Tensor, parts: Tensor, buffer: Tensor, runs: list[tuple[Tensor, Tensor]]) -> None:
+    torch.index_select(pool, 0, parts, out=buffer)
+    for staged, host in runs:
+        host.copy_(staged, non_blocking=True)
+
+
+def _load(pool: Tensor, parts: Tensor, buffer: Tensor, runs: list[tuple[Tensor, Tensor]]) -> None:
+    for staged, host in runs:
+        staged.copy_(host, non_blocking=True)
+    pool.index_copy_(0, parts, buffer)
+
+
+def _runs(pages: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Stretches of consecutive numbers: (begin, end, the number at begin)."""
+    cuts = [0, *(np.flatnonzero(np.diff(pages) != 1) + 1).tolist(), len(pages)]
+    for begin, end in pairwise(cuts):
+        yield begin, end, int(pages[begin])
+
+
+def _word(num_bytes: int) -> torch.dtype:
+    """The widest integer that so many bytes are a whole number of."""
+    widths = (torch.int64, torch.int32, torch.int16, torch.uint8)
+    return next(dtype for dtype in widths if num_bytes % dtype.itemsize == 0)
+
+
+class _AllOf:
+    """A ``Mark`` behind several others."""
+
+    def __init__(self, marks: list[Span]) -> None:
+        self._marks = marks
+
+    def done(self) -> bool:
+        return all(mark.done() for mark in self._marks)
+
+    def wait(self) -> None:
+        for mark in self._marks:
+            mark.wait()
+
+
+@contextmanager
+def _or_lost(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise DeviceLost(f"{doing}: {error!r}") from error
+
+
+__all__ = ["PageCopier"]

@@ -1,0 +1,41 @@
+"""The host tier of the KV cache: pages that have left the device, in host memory."""
+
+from __future__ import annotations
+
+from asyncllm.errors import ModelError
+from asyncllm.executor.device import Device
+from asyncllm.executor.kv_pool import KVPool
+
+
+class HostPool:
+    """K and V of ``num_pages`` pages, each one contiguous block, so that it moves in one transfer.
+
+    Which page holds what is known to ``cache/`` alone. The memory is the device's: it is there
+    until ``Device.release``, and page-locked where the device copies faster from such memory.
+
+    Args:
+        pool: where the pages come from.
+
+    Attributes:
+        storage: [num_pages, num_layers, 2, page_size, num_kv_heads, head_dim], in the pool's dtype.
+
+    Raises:
+        ModelError: the system does not have that much memory, or does not let it be locked.
+    """
+
+    def __init__(self, pool: KVPool, num_pages: int, device: Device) -> None:
+        num_bytes = num_pages * pool.page_bytes
+        try:
+            memory = device.host_memory(num_bytes)
+        except (MemoryError, RuntimeError) as error:
+            raise ModelError(
+                f"{num_bytes / 2**30:.2f} GiB of host memory for KV pages cannot be had: "
+                f"{str(error).splitlines()[0]} (a smaller host_kv_gib needs less)",
+                param="host_kv_gib",
+            ) from None
+        layers, two, _, *page = pool.storage.shape
+        self.num_pages = num_pages
+        self.storage = memory.view(pool.storage.dtype).view(num_pages, layers, two, *page)
+
+
+__all__ = ["HostPool"]

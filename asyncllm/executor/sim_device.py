@@ -1,0 +1,244 @@
+"""The simulated device's view of a plan: does it hold together, and what does it sample?
+
+A real device believes what it is told and computes garbage from a wrong page. This one remembers
+which tokens' KV every page holds and refuses a plan that would read anything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from asyncllm.config import EngineLimits
+from asyncllm.executor.sim_pages import OPEN, BrokenPlan, SimPages, fingerprint
+from asyncllm.executor.sim_sampler import SimSampler
+from asyncllm.wire.messages import NO_TOKEN, Admit, RowLogprobs, StepPlan, unpack
+
+# Rows of ``SimDevice._slots``.
+_KNOWN, _NEXT, _ROOM = range(3)
+#: In ``_slots[_NEXT]``: no row since the admission.
+_FRESH = -1
+
+
+class Rows(NamedTuple):
+    """A step's rows, int64 [n] each; row i computes positions start .. end-1 of its slot."""
+
+    slots: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+class Computed(NamedTuple):
+    """What a step does: its rows, int32 tokens [n] as they travel, and logprobs."""
+
+    rows: Rows
+    num_samples: int
+    tokens: bytes
+    logprobs: tuple[RowLogprobs, ...]
+
+
+class SimDevice:
+    """State by slot and by page. Steps and copies count as under way until they are reported."""
+
+    def __init__(self, limits: EngineLimits):
+        slots, max_len = limits.max_num_seqs, limits.max_model_len
+        max_pages = -(-max_len // limits.page_size)
+        self._limits = limits
+        self._page_size = limits.page_size
+        self._pages = SimPages(limits.num_pages, limits.host_pages)
+        self._sampler = SimSampler(slots, limits.vocab_size, limits.eos_token_ids)
+        #: Tokens known at admission, start of the next row, positions the block table has room for.
+        self._slots = np.full((3, slots), _FRESH, dtype=np.int64)
+        self._tokens = np.zeros((slots, max_pages * limits.page_size + 1), dtype=np.int32)
+        self._block_table = np.zeros((slots, max_pages), dtype=np.int64)
+        #: What the pages of a sequence hold once they are full.
+        self._expected = np.zeros((slots, max_pages), dtype=np.int64)
+        self._admitted: set[int] = set()
+        self._fresh: set[int] = set()
+        self._in_flight: deque[Rows] = deque()
+        self._next_step = 0
+
+    def take(self, plan: StepPlan) -> Computed:
+        """Carry a plan out, in no time.
+
+        Raises:
+            BrokenPlan: it cannot be carried out; the message says what is wrong.
+        """
+        if plan.step != self._next_step:
+            raise BrokenPlan(f"step {self._next_step} was due")
+        self._next_step += 1
+        if plan.copies:
+            self._pages.begin(unpack(plan.copies, 3))
+            for rows in self._in_flight:
+                self._check_copies(rows)
+        for admit in plan.admits:
+            self._admit(admit)
+        for slot, index, page in unpack(plan.new_pages, 3).tolist():
+            self._add_page(slot, index, page)
+        computed = self._compute(unpack(plan.rows, 3))
+        self._in_flight.append(computed.rows)
+        return computed
+
+    def report(self, copies: list[np.ndarray]) -> None:
+        """The oldest step is reported as done, and with it these copies, [k, 3] each."""
+        self._in_flight.popleft()
+        for moved in copies:
+            self._pages.end(moved)
+
+    # -- slots -----------------------------------------------------------------------------------
+
+    def _admit(self, admit: Admit) -> None:
+        tokens = unpack(admit.tokens)
+        known = len(tokens)
+        if not 0 <= admit.slot < self._limits.max_num_seqs:
+            raise BrokenPlan(f"there is no slot {admit.slot}")
+        if not 1 <= admit.num_prompt <= known <= self._limits.max_model_len:
+            raise BrokenPlan(
+                f"slot {admit.slot} is given {known} tokens, {admit.num_prompt} of them prompt"
+            )
+        if tokens.min() < 0 or tokens.max() >= self._limits.vocab_size:
+            raise BrokenPlan(f"slot {admit.slot} is given tokens that are not in the vocabulary")
+        self._slots[:, admit.slot] = (known, _FRESH, 0)
+        self._tokens[admit.slot, :known] = tokens
+        self._sampler.admit(admit.slot, admit.params)
+        self._admitted.add(admit.slot)
+        self._fresh.add(admit.slot)
+
+    def _add_page(self, slot: int, index: int, page: int) -> None:
+        if slot not in self._admitted:
+            raise BrokenPlan(f"slot {slot} is given a page, but has no sequence")
+        if not 0 <= page < self._limits.num_pages:
+            raise BrokenPlan(f"slot {slot} is given page {page}, which does not exist")
+        room = int(self._slots[_ROOM, slot])
+        given = room // self._page_size
+        if not 0 <= index <= min(given, self._block_table.shape[1] - 1):
+            raise BrokenPlan(f"slot {slot} is given a page at index {index}, after {given} pages")
+        self._block_table[slot, index] = page
+        if index == given:
+            self._slots[_ROOM, slot] = room + self._page_size
+            if slot not in self._fresh:
+                self._pages.device.content[page] = OPEN
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _compute(self, packed: np.ndarray) -> Computed:
+        slots, starts, q_lens = packed.T.astype(np.int64)
+        rows = Rows(slots, starts, starts + q_lens)
+        if len(slots) == 0:
+            return Computed(rows, 0, b"", ())
+        begun = self._begin_fresh(rows) if self._fresh else []
+        known = self._check_rows(rows, q_lens)
+        if self._pages.num_copies:
+            self._check_copies(rows)
+        for slot, end in self._fill_pages(rows) + begun:
+            self._check_content(slot, end)
+        sampling = (rows.ends >= known).nonzero()[0]
+        whose, lengths = slots[sampling], rows.ends[sampling]
+        sampled = self._sampler.sample(whose, lengths)
+        self._tokens[whose, lengths] = sampled
+        tokens = np.full(len(slots), NO_TOKEN, dtype=np.int32)
+        tokens[sampling] = sampled
+        logprobs = self._sampler.logprobs(sampling, whose, sampled)
+        return Computed(rows, len(sampling), tokens.tobytes(), logprobs)
+
+    def _check_rows(self, rows: Rows, q_lens: np.ndarray) -> np.ndarray:
+        """Refuse rows that cannot run; returns how many tokens each was admitted with."""
+        slots, starts, ends = rows
+        listed = slots.tolist()
+        distinct = set(listed)
+        if len(distinct) < len(listed):
+            raise BrokenPlan("a slot has two rows")
+        if not distinct <= self._admitted:
+            raise BrokenPlan(
+                f"slots {sorted(distinct - self._admitted)} have rows, but no sequence"
+            )
+        if int(q_lens.sum()) > self._limits.max_num_batched_tokens:
+            raise BrokenPlan(f"{int(q_lens.sum())} tokens are more than a step has room for")
+        known: np.ndarray
+        known, due, room = self._slots.take(slots, axis=1)
+        wrong = (starts != due) | (ends > room) | (q_lens < 1) | ((q_lens > 1) & (ends > known))
+        if np.count_nonzero(wrong):
+            row = wrong.argmax()
+            raise BrokenPlan(
+                f"row (slot {slots[row]}, start {starts[row]}, length {q_lens[row]}) does not fit "
+                f"a slot admitted with {known[row]} tokens, with pages for {room[row]}, whose next "
+                f"position is {due[row]}"
+            )
+        self._slots[_NEXT, slots] = ends
+        return known
+
+    def _begin_fresh(self, rows: Rows) -> list[tuple[int, int]]:
+        """First rows, which may start behind pages that are full already, or in the last of them.
+
+        Returns:
+            (slot, number of those pages).
+        """
+        begun = []
+        for slot, start in zip(rows.slots.tolist(), rows.starts.tolist(), strict=True):
+            if slot not in self._fresh:
+                continue
+            known, _, room = self._slots[:, slot].tolist()
+            if not 0 <= start < min(known, room):
+                continue  # refused with the other rows
+            self._fresh.remove(slot)
+            self._slots[_NEXT, slot] = start
+            full, given = -(-start // self._page_size), room // self._page_size
+            self._expect(slot, 0, full)
+            if start % self._page_size:  # only a full hit, which computes its last token again
+                self._check_content(slot, full)
+            self._pages.device.content[self._block_table[slot, full:given]] = OPEN
+            begun.append((slot, full))
+        return begun
+
+    # -- pages -----------------------------------------------------------------------------------
+
+    def _fill_pages(self, rows: Rows) -> list[tuple[int, int]]:
+        """Returns (slot, number of its full pages) where a page has become full."""
+        first, last = rows.starts // self._page_size, rows.ends // self._page_size
+        filled = []
+        for row in (last > first).nonzero()[0].tolist():
+            slot, begin, end = int(rows.slots[row]), int(first[row]), int(last[row])
+            self._expect(slot, begin, end)
+            pages = self._block_table[slot, begin:end]
+            self._pages.device.content[pages] = self._expected[slot, begin:end]
+            filled.append((slot, end))
+        return filled
+
+    def _check_content(self, slot: int, num_pages: int) -> None:
+        """Refuse a sequence whose first pages do not hold its own tokens."""
+        pages = self._block_table[slot, :num_pages]
+        wrong = self._pages.device.content[pages] != self._expected[slot, :num_pages]
+        if np.count_nonzero(wrong):
+            index = wrong.argmax()
+            raise BrokenPlan(
+                f"slot {slot} has page {pages[index]} at index {index}, which holds other tokens"
+            )
+
+    def _expect(self, slot: int, begin: int, end: int) -> None:
+        """Note what pages ``begin .. end-1`` of a sequence are to hold."""
+        size = self._page_size
+        tokens, expected = self._tokens[slot], self._expected[slot]
+        before = int(expected[begin - 1]) if begin else 0
+        for index in range(begin, end):
+            before = fingerprint(before, tokens[index * size : (index + 1) * size])
+            expected[index] = before
+
+    def _check_copies(self, rows: Rows) -> None:
+        """Refuse rows and copies that meet in a page."""
+        if len(rows.slots) == 0:
+            return
+        first = rows.starts[:, None] // self._page_size
+        behind = -(-rows.ends[:, None] // self._page_size)
+        index = np.arange(int(behind.max()))
+        pages = self._block_table[rows.slots, : len(index)]
+        used = index < behind
+        device = self._pages.device
+        clash = used & (device.written[pages] > 0)
+        clash |= used & (index >= first) & (device.read[pages] > 0)
+        if np.count_nonzero(clash):
+            raise BrokenPlan(
+                f"slot {rows.slots[clash.any(axis=1).argmax()]} uses page "
+                f"{pages[clash][0]} while a copy is at it"
+            )

@@ -1,0 +1,94 @@
+"""What the simulated device samples: tokens that depend on a seed and a position, and on nothing
+else, so that a sequence goes on the same whatever was done to it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from asyncllm.wire.messages import RowLogprobs, RowParams
+
+#: A sequence that may end does so at one position in so many, on average.
+MEAN_LENGTH = 512
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTOR_1, _FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class SimSampler:
+    """Draws ordinary tokens evenly from the vocabulary, and now and then an end of sequence."""
+
+    def __init__(self, num_slots: int, vocab_size: int, eos_ids: tuple[int, ...]):
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        ordinary = np.setdiff1d(np.arange(vocab_size), np.array(eos_ids, dtype=np.int64))
+        self._ordinary = ordinary if len(ordinary) else np.arange(vocab_size)
+        self._modulus = np.uint64(len(self._ordinary))
+        self._rarity = np.uint64(_MASK // MEAN_LENGTH)
+        #: Per slot: mixed seed; the end-of-sequence token (-1: none) and the length it is for.
+        self._seeds = np.zeros(num_slots, dtype=np.uint64)
+        self._ends = np.full((2, num_slots), -1, dtype=np.int64)
+        self._stops: dict[int, frozenset[int]] = {}
+        self._logprobs: dict[int, int] = {}
+
+    def admit(self, slot: int, params: RowParams) -> None:
+        """A sequence takes a slot."""
+        # Seeds are mixed, or neighbouring ones would give the same tokens, shifted.
+        self._seeds[slot] = _mix(np.array([params.seed & _MASK], dtype=np.uint64))[0]
+        ends = [token for token in self._eos_ids if token in params.stop_ids]
+        self._ends[:, slot] = (ends[0] if ends else -1, params.min_length)
+        self._stops.pop(slot, None)
+        self._logprobs.pop(slot, None)
+        stops = frozenset(params.stop_ids).difference(self._eos_ids)
+        if stops:
+            self._stops[slot] = stops
+        if params.logprobs >= 0:
+            self._logprobs[slot] = params.logprobs
+
+    def sample(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """The next token of each sequence, int64 [n], given how long each is, int64 [n]."""
+        bits = _mix(self._seeds[slots] + lengths.view(np.uint64) * np.uint64(_GOLDEN))
+        tokens = self._ordinary[(bits % self._modulus).view(np.int64)]
+        # The remainder chooses the token, the size decides about the end.
+        for row in (bits < self._rarity).nonzero()[0].tolist():
+            eos, min_length = self._ends[:, slots[row]].tolist()
+            if eos >= 0 and lengths[row] >= min_length:
+                tokens[row] = eos
+        if self._stops:
+            self._avoid_stops(slots, tokens)
+        return tokens
+
+    def logprobs(
+        self, rows: np.ndarray, slots: np.ndarray, tokens: np.ndarray
+    ) -> tuple[RowLogprobs, ...]:
+        """Of the rows, numbered ``rows``, that asked for them: all tokens are equally likely."""
+        if not self._logprobs:
+            return ()
+        even = -math.log(self._vocab_size)
+        entries = []
+        for row, slot, token in zip(rows.tolist(), slots.tolist(), tokens.tolist(), strict=True):
+            if slot in self._logprobs:
+                count = min(self._logprobs[slot], self._vocab_size)
+                top = tuple((token + i) % self._vocab_size for i in range(count))
+                entries.append(RowLogprobs(row, even, top, (even,) * count))
+        return tuple(entries)
+
+    def _avoid_stops(self, slots: np.ndarray, tokens: np.ndarray) -> None:
+        """A token that would stop its row becomes the next ordinary one that does not."""
+        for row, slot in enumerate(slots.tolist()):
+            stops = self._stops.get(slot, frozenset())
+            if int(tokens[row]) in stops:
+                at = int(np.searchsorted(self._ordinary, tokens[row]))
+                later = np.roll(self._ordinary, -at).tolist()
+                tokens[row] = next((token for token in later if token not in stops), tokens[row])
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014); uint64 [n]."""
+    x = (x ^ (x >> _SHIFT_1)) * _FACTOR_1
+    x = (x ^ (x >> _SHIFT_2)) * _FACTOR_2
+    mixed: np.ndarray = x ^ (x >> _SHIFT_3)
+    return mixed

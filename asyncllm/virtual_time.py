@@ -1,0 +1,145 @@
+"""An event loop whose clock jumps: while nothing happens, no time is waited for.
+
+    asyncllm.virtual_time.run(main())
+
+Timers fire in their order and at their times, by ``loop.time()``, but ``asyncio.sleep(3600)`` takes
+microseconds. Code must take the time from the loop. With ``AsyncLLM(device="sim")`` inside, an hour
+of load runs in seconds, and twice the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import selectors
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+#: The time at which a virtual clock starts: not 0, which callers may take for "never".
+START = 1.0
+#: A longer jump is often a timeout. It is put off for ``SETTLE_SECONDS`` of real time, in which
+#: the kernel may still deliver what one socket of the process has sent to another.
+LONG_JUMP = 1.0
+SETTLE_SECONDS = 0.001
+#: Real time in which nothing happens, and no timer is set, before the program counts as stuck.
+STUCK_SECONDS = 1.0
+
+#: Tasks that a ``Deadlock`` names, at most.
+MOST_NAMED = 10
+
+
+class Deadlock(RuntimeError):
+    """Every task waits for something that nothing is going to do."""
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Time passes only when every task waits, and then jumps to the next timer.
+
+    Sockets work between tasks of the same loop. Work in threads (``to_thread``,
+    ``run_in_executor``) takes no time, as the clock stands still until it is done; so such a thread
+    must not wait for a timer of this loop.
+
+    Raises:
+        Deadlock: out of ``run_forever`` and ``run_until_complete``, when no timer is set, no thread
+            works and no socket has anything to say.
+    """
+
+    def __init__(self) -> None:
+        self._now = START
+        self._jobs = 0
+        super().__init__(_JumpingSelector(self._wait))
+
+    def time(self) -> float:
+        return self._now
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._jobs += 1
+        future.add_done_callback(self._job_done)
+        return future
+
+    async def shutdown_default_executor(self, *args: Any) -> None:
+        self._jobs += 1  # it joins the threads in a thread of its own
+        try:
+            await super().shutdown_default_executor(*args)
+        finally:
+            self._jobs -= 1
+
+    def _job_done(self, _future: asyncio.Future[Any]) -> None:
+        self._jobs -= 1
+
+    def _wait(self, real: selectors.BaseSelector, timeout: float | None) -> _Events:
+        """What ``select`` does here: wait for I/O, or move the clock by ``timeout``."""
+        events = real.select(0)
+        if events or (timeout is not None and timeout <= 0):
+            return events
+        if self._jobs:
+            return real.select()
+        if timeout is None:
+            if events := real.select(STUCK_SECONDS):
+                return events
+            raise Deadlock(
+                "no timer is set and nothing happens on any socket, but there are tasks waiting: "
+                + ", ".join(sorted(map(_describe, asyncio.all_tasks(self)))[:MOST_NAMED])
+            )
+        sockets = len(real.get_map()) > 1  # one is the loop's own
+        if timeout > LONG_JUMP and sockets and (events := real.select(SETTLE_SECONDS)):
+            return events
+        # Just behind the timer, which fires when its time has passed.
+        self._now = math.nextafter(self._now + timeout, math.inf)
+        return []
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run`` on a virtual clock.
+
+    Raises:
+        Deadlock: ``main`` waits for something that never happens.
+    """
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main)
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """Seconds at the pace of the loop's timers, at the best resolution there is."""
+    return loop.time if isinstance(loop, VirtualTimeLoop) else time.perf_counter
+
+
+def _describe(task: asyncio.Task[Any]) -> str:
+    return f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', '?')})"
+
+
+_Events = list[tuple[selectors.SelectorKey, int]]
+
+
+class _JumpingSelector(selectors.BaseSelector):
+    """The system's selector, with another way to wait."""
+
+    def __init__(self, wait: Callable[[selectors.BaseSelector, float | None], _Events]):
+        self._real = selectors.DefaultSelector()
+        self._wait = wait
+
+    def select(self, timeout: float | None = None) -> _Events:
+        return self._wait(self._real, timeout)
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.modify(fileobj, events, data)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def close(self) -> None:
+        self._real.close()

@@ -1,0 +1,267 @@
+"""A KV pool with random contents, its host tier, and plans that copy between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncllm.config import EngineConfig, EngineLimits
+from asyncllm.executor.build import build_worker
+from asyncllm.executor.copies import STAGING_BYTES, PageCopier
+from asyncllm.executor.device import CpuDevice, Device
+from asyncllm.executor.host_pool import HostPool
+from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.runner import ModelRunner
+from asyncllm.executor.sampler import Sampler
+from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.worker import Worker
+from asyncllm.models.spec import read_spec
+from asyncllm.wire.messages import (
+    TO_DEVICE,
+    TO_HOST,
+    Admit,
+    RowParams,
+    StepPlan,
+    StepResult,
+    decode_result,
+    encode,
+    pack,
+)
+
+GREEDY = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, seed=0, logprobs=0, min_length=0, stop_ids=())
+VOCAB = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a KV pool."""
+
+    num_layers: int = 3
+    page_size: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 8
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}-{self.num_layers}x{self.page_size}x{self.num_kv_heads}x{self.head_dim}"
+
+
+#: The last two have pages that are no whole number of 8 or even 2 bytes.
+SHAPES = [
+    Shape(),
+    Shape(page_size=16, dtype=torch.bfloat16),
+    Shape(page_size=1, dtype=torch.float16),
+    Shape(num_layers=1, page_size=3, num_kv_heads=1, head_dim=5, dtype=torch.bfloat16),
+    Shape(page_size=1, num_kv_heads=1, head_dim=5, dtype=torch.float8_e4m3fn),
+]
+
+
+class Tiers:
+    """Both tiers, every bit of the pool at random: NaN of all kinds are among the values."""
+
+    def __init__(
+        self,
+        device: Device,
+        shape: Shape = SHAPES[0],
+        num_pages: int = 20,
+        host_pages: int = 24,
+        staging_pages: int | None = None,
+    ) -> None:
+        self.device = device
+        self.pool = KVPool(
+            shape.num_layers,
+            num_pages,
+            shape.page_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.dtype,
+            device.torch_device,
+        )
+        raw = self.pool.storage.view(torch.uint8)
+        generator = torch.Generator().manual_seed(0)
+        raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8, generator=generator))
+        self.host = HostPool(self.pool, host_pages, device)
+        staging = None if staging_pages is None else staging_pages * self.pool.page_bytes
+        self.copier = PageCopier(self.pool, self.host, device, staging or STAGING_BYTES)
+
+    def bits(self) -> Tensor:
+        """What the pages hold: uint8 [num_pages, bytes] on the CPU."""
+        pages = self.pool.storage.view(torch.uint8).transpose(0, 2).flatten(1)
+        return pages.cpu().clone()
+
+    def host_bits(self) -> Tensor:
+        """The same of the host tier; only once its copies have landed."""
+        pages = self.host.storage.view(torch.uint8).transpose(1, 2).flatten(1)
+        return pages.clone()
+
+    def clobber(self, pages: Iterable[int]) -> None:
+        self.pool.storage.view(torch.uint8)[:, :, list(pages)] = 0xA5
+
+
+def shuffled(count: int, seed: int) -> list[int]:
+    """The numbers below ``count`` in some order."""
+    return [int(number) for number in np.random.default_rng(seed).permutation(count)]
+
+
+def store(pairs: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Copies of (device page, host page) to the host; int32 [k, 3]."""
+    return np.array([(TO_HOST, *pair) for pair in pairs], dtype=np.int32)
+
+
+def load(pairs: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Copies of (device page, host page) to the device; int32 [k, 3]."""
+    return np.array([(TO_DEVICE, *pair) for pair in pairs], dtype=np.int32)
+
+
+def plan(
+    step: int,
+    *copies: np.ndarray,
+    rows: Iterable[tuple[int, int, int]] = (),
+    new_pages: Iterable[tuple[int, int, int]] = (),
+    admits: dict[int, list[int]] | None = None,
+) -> StepPlan:
+    """A plan with these copies; ``admits`` are prompts by slot."""
+    return StepPlan(
+        step,
+        pack(number for row in rows for number in row),
+        pack(number for entry in new_pages for number in entry),
+        tuple(
+            Admit(slot, pack(tokens), len(tokens), GREEDY)
+            for slot, tokens in (admits or {}).items()
+        ),
+        b"".join(part.tobytes() for part in copies),
+    )
+
+
+class Script:
+    """A worker's channel: hands out plans, calls functions in between, and keeps the results."""
+
+    def __init__(self, messages: Iterable[StepPlan | bytes | Callable[[], None]]) -> None:
+        self._messages = deque(messages)
+        self.results: list[StepResult] = []
+
+    def receive(self) -> bytes | None:
+        while self._messages:
+            message = self._messages.popleft()
+            if isinstance(message, StepPlan):
+                return encode(message)
+            if isinstance(message, bytes):
+                return message
+            message()
+        return None
+
+    def post(self, message: bytes) -> None:
+        self.results.append(decode_result(message))
+
+    @property
+    def copied(self) -> list[list[int]]:
+        """Steps whose copies each result tells of."""
+        return [[step for step, _ in result.copied] for result in self.results]
+
+
+class OneToken:
+    """A model that always says 7, and the attention it does not need; fails when told to."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.failing = False
+        self._device = device
+
+    def __call__(self, batch: Any) -> Tensor:
+        if self.failing:
+            raise RuntimeError("planted")
+        return torch.zeros(len(batch.sample_rows), 1, device=self._device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = torch.zeros(len(hidden), VOCAB, device=self._device)
+        logits[:, 7] = 1.0
+        return logits
+
+    def plan(self, rows: np.ndarray, block_table: Tensor) -> None:
+        return None
+
+
+def runner_of(tiers: Tiers) -> tuple[ModelRunner, OneToken]:
+    """A runner of rows without K and V."""
+    device = tiers.device
+    model: Any = OneToken(device.torch_device)
+    table = SlotTable(4, 8, device)
+    sampler = Sampler(4, VOCAB, device.torch_device)
+    return ModelRunner(model, model, sampler, table, tiers.copier, device), model
+
+
+def build(folder: Path, **options: Any) -> Worker:
+    """A worker with 64 pages of 4 tokens, on the CPU unless ``options`` say otherwise."""
+    options = {"device": "cpu", "cpu_threads": 1, **options}
+    config = EngineConfig(model=str(folder), page_size=4, kv_cache_tokens=256, **options)
+    return build_worker(config, folder, read_spec(folder))
+
+
+def worker_of(tiers: Tiers, runner: ModelRunner, depth: int = 2) -> Worker:
+    """A worker over that runner, with ``depth`` steps in flight."""
+    limits = EngineLimits(
+        device=tiers.device.torch_device.type,
+        dtype="float32",
+        num_pages=tiers.pool.num_pages,
+        page_size=tiers.pool.page_size,
+        max_model_len=32,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        prefill_chunk=32,
+        itl_target=0.01,
+        prefix_caching=True,
+        host_pages=tiers.host.num_pages,
+        page_copy_seconds=1e-6,
+        max_waiting=100,
+        max_waiting_tokens=10_000,
+        steps_in_flight=depth,
+        vocab_size=VOCAB,
+        eos_token_ids=(),
+    )
+    return Worker(runner, limits, tiers.device)
+
+
+class HeldCopies(CpuDevice):
+    """A CPU whose copies run when the test says so, or when someone waits for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[HeldSpan] = []
+
+    def copy_stream(self) -> HeldStream:
+        return HeldStream(self)
+
+
+class HeldStream:
+    def __init__(self, device: HeldCopies) -> None:
+        self._device = device
+
+    def run(self, work: Callable[[], None]) -> HeldSpan:
+        span = HeldSpan(work)
+        self._device.held.append(span)
+        return span
+
+
+class HeldSpan:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+
+    def done(self) -> bool:
+        return self._work is None
+
+    def wait(self) -> None:
+        """Run now."""
+        if self._work is not None:
+            self._work()
+            self._work = None
+
+    def seconds(self) -> float:
+        assert self.done()
+        return 0.25

@@ -1,0 +1,262 @@
+"""Page copies on a GPU: bit-exact, on streams of their own, from and to locked memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asyncllm.executor.device import CopyStream, CudaDevice, Span
+from asyncllm.executor.host_pool import HostPool
+from asyncllm.wire.messages import unpack
+from tests.cpu.page_copies import (
+    SHAPES,
+    Script,
+    Shape,
+    Tiers,
+    build,
+    load,
+    plan,
+    runner_of,
+    shuffled,
+    store,
+    worker_of,
+)
+from tests.cpu.test_shared_pages import check_shared_pages
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+
+#: So many clock cycles last about half a second: an eternity beside the copies and steps here.
+LONG = 1_000_000_000
+#: Of an 8B model with grouped heads: 2.25 MiB a page.
+LARGE = Shape(36, 16, 8, 128, torch.bfloat16)
+
+
+class Watched(CudaDevice):
+    """Keeps its copy streams at hand: stores' first, then loads'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: list[CopyStream] = []
+
+    def copy_stream(self) -> CopyStream:
+        self.streams.append(super().copy_stream())
+        return self.streams[-1]
+
+    def hold_copies(self) -> list[Span]:
+        """Keep both streams busy for long."""
+        return [stream.run(lambda: torch.cuda._sleep(LONG)) for stream in self.streams]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("staging_pages", [None, 1, 3])
+def test_pages_come_back_bit_by_bit(shape: Shape, staging_pages: int | None) -> None:
+    device = CudaDevice()
+    tiers = Tiers(device, shape, staging_pages=staging_pages)
+    before = tiers.bits()
+    away, hosts = shuffled(20, seed=1)[:14], shuffled(24, seed=2)[:14]
+    tiers.copier.launch(0, store(zip(away, hosts, strict=True)))
+    tiers.copier.mark().wait()
+    assert torch.equal(tiers.host_bits()[hosts], before[away])
+
+    tiers.clobber(range(20))
+    device.mark().wait()
+    pages = shuffled(20, seed=3)[:14]
+    tiers.copier.launch(1, load(zip(pages, hosts, strict=True)))
+    tiers.copier.mark().wait()
+    ((first, first_seconds), (second, second_seconds)) = tiers.copier.landed(1)
+    assert (first, second) == (0, 1)
+    assert first_seconds > 0
+    assert second_seconds > 0
+    after = tiers.bits()
+    assert torch.equal(after[pages], before[away])
+    others = [page for page in range(20) if page not in pages]
+    assert torch.all(after[others] == 0xA5)
+    device.release()
+
+
+def test_a_batch_in_many_pieces_keeps_its_staging_buffers_apart() -> None:
+    """Large pages, both directions at once, far more of them than the buffers hold."""
+    device = CudaDevice()
+    tiers = Tiers(device, LARGE, num_pages=120, host_pages=120, staging_pages=4)
+    before = tiers.bits()
+    hosts = shuffled(120, seed=0)
+    tiers.copier.launch(0, store(enumerate(hosts[:60])))
+    tiers.copier.mark().wait()
+    out = store(zip(range(60, 120), hosts[60:], strict=True))
+    back = load(zip(range(60), reversed(hosts[:60]), strict=True))
+    tiers.copier.launch(1, np.concatenate([out, back]))
+    tiers.copier.mark().wait()
+    assert [step for step, _ in tiers.copier.landed(1)] == [0, 1]
+    assert torch.equal(tiers.host_bits()[hosts], before)
+    assert torch.equal(tiers.bits()[:60], before[:60].flip(0))
+    device.release()
+
+
+def test_launching_and_polling_do_not_wait_for_the_device() -> None:
+    device = Watched()
+    tiers = Tiers(device)
+    tiers.copier.warm_up()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        held = device.hold_copies()
+        tiers.copier.launch(0, np.concatenate([store([(0, 0), (3, 5)]), load([(1, 1)])]))
+        assert tiers.copier.landed(0) == ()
+        assert not any(span.done() for span in held)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    tiers.copier.mark().wait()
+    assert [step for step, _ in tiers.copier.landed(0)] == [0]
+    device.release()
+
+
+def test_copies_do_not_wait_for_the_steps() -> None:
+    device = CudaDevice()
+    tiers = Tiers(device)
+    tiers.copier.warm_up()
+    before = tiers.bits()
+    torch.cuda._sleep(1)  # loaded now, as loading a kernel waits for those that run
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    steps = device.mark()
+    tiers.copier.launch(0, np.concatenate([store([(4, 9), (5, 10)]), load([(0, 0)])]))
+    tiers.copier.mark().wait()
+    assert not steps.done()
+    assert [step for step, _ in tiers.copier.landed(0)] == [0]
+    assert torch.equal(tiers.host_bits()[9:11], before[4:6])
+    steps.wait()
+    device.release()
+
+
+def test_steps_do_not_wait_for_copies() -> None:
+    device = Watched()
+    tiers = Tiers(device)
+    tiers.copier.warm_up()
+    before = tiers.bits()
+    runner, _ = runner_of(tiers)
+    prompt: Any = {"admits": {0: [1, 2, 3]}, "rows": [(0, 0, 3)]}
+    first = runner.collect(runner.launch(plan(0, **prompt)))
+    second = runner.collect(runner.launch(plan(1, rows=[(0, 3, 1)])))
+    assert [unpack(result.tokens).tolist() for result in (first, second)] == [[7], [7]]
+
+    held = device.hold_copies()
+    pages = store((page, page) for page in range(20))
+    plans = [plan(2, pages, rows=[(0, 4, 1)])]
+    plans += [plan(step, rows=[(0, step + 2, 1)]) for step in range(3, 20)]
+    results = [runner.collect(runner.launch(each)) for each in plans]
+    assert not any(span.done() for span in held)
+    assert [result.copied for result in results] == [()] * 18
+    assert all(unpack(result.tokens).tolist() == [7] for result in results)
+
+    ticket = runner.launch(plan(20))
+    assert not ticket.done()
+    ((step, seconds),) = runner.collect(ticket).copied
+    assert step == 2
+    assert 0 < seconds < min(span.seconds() for span in held)  # waiting for others is not counted
+    assert torch.equal(tiers.host_bits()[:20], before)
+    device.release()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_plan_is_acknowledged_once(depth: int) -> None:
+    device = CudaDevice()
+    tiers = Tiers(device)
+    tiers.copier.warm_up()
+    before = tiers.bits()
+    runner, model = runner_of(tiers)
+
+    def fail(failing: bool) -> Callable[[], None]:
+        return lambda: setattr(model, "failing", failing)
+
+    script: Any = Script(
+        [
+            plan(0, admits={0: [1, 2, 3]}, rows=[(0, 0, 3)]),
+            fail(True),
+            plan(1, store([(0, 0), (1, 7)]), rows=[(0, 3, 1)]),
+            fail(False),
+            plan(2, store([(2, 2)]), rows=[(0, 3, 1)]),
+            plan(3, load([(5, 3)])),
+            *(plan(step, store([(6, step)]), rows=[(0, step, 1)]) for step in range(4, 20)),
+            plan(20),
+        ]
+    )
+    worker_of(tiers, runner, depth).run(script)
+    told = [(result.step, step) for result in script.results for step, _ in result.copied]
+    assert sorted(step for _, step in told) == list(range(1, 20))
+    assert all(own <= result for result, own in told)
+    assert [result.step for result in script.results if result.error is not None] == [1]
+    assert {1, 2, 3} <= {step for result, step in told if result <= 3}
+    assert torch.equal(tiers.bits()[5], torch.zeros_like(before[5]))
+    assert tiers.host_bits().any(dim=1).nonzero().flatten().tolist() == [0, 2, *range(4, 20)]
+
+
+def test_host_memory_is_locked_until_the_release() -> None:
+    device = CudaDevice()
+    tiers = Tiers(device)
+    odd = HostPool(tiers.pool, 1, device)  # neighbours share no page of the system
+    storages = [tiers.host.storage, odd.storage]
+    assert [storage.is_pinned() for storage in storages] == [True, True]
+    tiers.copier.launch(0, store([(0, 0)]))
+    device.release()
+    assert [storage.is_pinned() for storage in storages] == [False, False]
+    device.release()
+    # The same memory can be locked again, by another engine.
+    again = CudaDevice()
+    assert HostPool(tiers.pool, 3, again).storage.is_pinned()
+    again.release()
+
+
+def test_a_first_row_can_begin_behind_pages_from_the_host_tier(
+    folder_of: Callable[[str], Path],
+) -> None:
+    check_shared_pages(build(folder_of("llama"), device="cuda", dtype="float32", host_kv_gib=0.001))
+
+
+def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints GB/s; asserts only that the bits are right."""
+    device = CudaDevice()
+    count = 400  # 900 MiB
+    tiers = Tiers(device, LARGE, num_pages=2 * count, host_pages=2 * count)
+    tiers.copier.warm_up()
+    before = tiers.bits()
+    in_order, scattered = list(range(count)), shuffled(count, seed=0)
+    pages = shuffled(2 * count, seed=1)
+    lines = []
+
+    def timed(step: int, name: str, copies: np.ndarray) -> None:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        tiers.copier.launch(step, copies)
+        tiers.copier.mark().wait()
+        end.record()
+        end.synchronize()
+        ((_, seconds),) = tiers.copier.landed(step)
+        moved = len(copies) * tiers.pool.page_bytes / 1e9
+        wall = start.elapsed_time(end) / 1e3
+        lines.append(f"{name}: {moved / seconds:.1f} GB/s a stream, {moved / wall:.1f} in all")
+
+    for step, (name, hosts) in enumerate([("in order", in_order), ("scattered", scattered)]):
+        timed(2 * step, f"store {name}", store(zip(pages, hosts, strict=False)))
+        timed(2 * step + 1, f"load {name}", load(zip(pages, hosts, strict=False)))
+    timed(
+        4,
+        "both ways",
+        np.concatenate(
+            [
+                store(zip(pages[count:], range(count, 2 * count), strict=True)),
+                load(zip(pages, scattered, strict=False)),
+            ]
+        ),
+    )
+    with capsys.disabled():
+        print("", *lines, sep="\n")
+    assert torch.equal(tiers.bits(), before)
+    assert torch.equal(tiers.host_bits()[count:], before[pages[count:]])
+    device.release()

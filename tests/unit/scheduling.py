@@ -1,0 +1,246 @@
+"""What scheduler tests share: limits, sequences, a device that believes nothing, and the books."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from asyncllm.cache.manager import KVCacheManager
+from asyncllm.cache.radix import NO_PAGE, Node
+from asyncllm.config import EngineLimits
+from asyncllm.engine.policy import Fair, Policy
+from asyncllm.engine.scheduler import Scheduler
+from asyncllm.engine.sequence import Sequence
+from asyncllm.types import SamplingParams, SchedulingParams
+from asyncllm.wire.messages import (
+    NO_TOKEN,
+    TO_DEVICE,
+    TO_HOST,
+    StepPlan,
+    StepResult,
+    pack,
+    unpack,
+)
+
+EOS = 7
+
+
+def limits(**changes: Any) -> EngineLimits:
+    numbers: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "num_pages": 64,
+        "page_size": 4,
+        "max_model_len": 64,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "prefill_chunk": 32,
+        "itl_target": 0.01,
+        "prefix_caching": True,
+        "host_pages": 0,
+        "page_copy_seconds": 1e-4,
+        "max_waiting": 100,
+        "max_waiting_tokens": 10_000,
+        "steps_in_flight": 2,
+        "vocab_size": 100,
+        "eos_token_ids": (EOS,),
+    }
+    return EngineLimits(**{**numbers, **changes})
+
+
+def scheduler(policy: Policy | None = None, **changes: Any) -> Scheduler:
+    return Scheduler.create(limits(**changes), policy or Fair())
+
+
+def sequence(
+    id: int,
+    prompt: int | list[int],
+    max_tokens: int = 4,
+    params: SamplingParams | None = None,
+    *,
+    arrival: float = 0.0,
+    **scheduling: Any,
+) -> Sequence:
+    """A number stands for a prompt of so many tokens that no other prompt begins with."""
+    tokens = [1000 + id] * prompt if isinstance(prompt, int) else prompt
+    return Sequence(
+        id,
+        tokens,
+        params or SamplingParams(max_tokens=max_tokens),
+        SchedulingParams(**scheduling),
+        max_length=len(tokens) + max_tokens,
+        eos_ids=(EOS,),
+        seed=0,
+        arrival=arrival,
+    )
+
+
+def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
+    return [(slot, start, q_len) for slot, start, q_len in unpack(plan.rows, 3).tolist()]
+
+
+class Step:
+    """A step that the device has taken; ``tokens`` are what it samples."""
+
+    def __init__(self, number: int, tokens: list[int]):
+        self.number = number
+        self.tokens = tokens
+
+
+class FakeDevice:
+    """Checks every plan as a device would have to believe it, and answers it.
+
+    What a page holds at each offset is the whole prefix that was written there, so a row that would
+    read anything but its own prefix is found out.
+    """
+
+    def __init__(self, limits: EngineLimits, copy_seconds: float = 1e-4):
+        self.limits = limits
+        self.copy_seconds = copy_seconds
+        self.block_tables: dict[int, dict[int, int]] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.known: dict[int, int] = {}
+        self.written: dict[int, int] = {}
+        self.pages: dict[int, dict[int, tuple[int, ...]]] = {}
+        self.host: dict[int, dict[int, tuple[int, ...]]] = {}
+        self.copies: dict[int, list[tuple[int, int, int]]] = {}
+        self.steps: list[Step] = []
+
+    def take(self, plan: StepPlan, sample: Iterator[int]) -> None:
+        """Run a plan; ``sample`` gives the tokens of rows that sample."""
+        for admit in plan.admits:
+            tokens = unpack(admit.tokens).tolist()
+            self.tokens[admit.slot] = tokens
+            self.known[admit.slot] = len(tokens)
+            self.block_tables[admit.slot] = {}
+            self.written.pop(admit.slot, None)
+        entries = [(slot, index) for slot, index, _ in unpack(plan.new_pages, 3).tolist()]
+        assert len(entries) == len(set(entries)), "one page for an entry of a block table"
+        for slot, index, page in unpack(plan.new_pages, 3).tolist():
+            assert 0 <= page < self.limits.num_pages
+            self.block_tables[slot][index] = page
+        self._take_copies(plan)
+        self._check_order(plan)
+        results = [self._run(*row, sample) for row in rows(plan)]
+        self.steps.append(Step(plan.step, results))
+
+    def answer(self, *, all_copies: bool = True, error: str | None = None) -> StepResult:
+        """The result of the oldest step; copies are acknowledged now or later."""
+        step = self.steps.pop(0)
+        copied = []
+        if all_copies or not step.tokens:
+            copied = [(number, self.copy_seconds) for number in self.copies]
+            for number, _ in copied:
+                self._finish_copies(self.copies.pop(number))
+        tokens = b"" if error else pack(step.tokens)
+        return StepResult(step.number, tokens, (), error, 0.0, 0.0, tuple(copied))
+
+    def _check_order(self, plan: StepPlan) -> None:
+        slots = [slot for slot, _, _ in rows(plan)]
+        assert len(slots) == len(set(slots)), "one row a sequence"
+        kinds = [start < self.known[slot] for slot, start, _ in rows(plan)]
+        assert kinds == sorted(kinds), "decode rows come first"
+        total = sum(q_len for _, _, q_len in rows(plan))
+        assert total <= self.limits.max_num_batched_tokens
+
+    def _run(self, slot: int, start: int, q_len: int, sample: Iterator[int]) -> int:
+        lim, tokens = self.limits, self.tokens[slot]
+        end, known = start + q_len, self.known[slot]
+        assert 1 <= q_len <= lim.prefill_chunk
+        assert start == self.written.get(slot, start), "no gap and no repetition"
+        assert q_len == 1 or end <= known
+        assert end <= lim.max_model_len
+        table = self.block_tables[slot]
+        moving = {page for copies in self.copies.values() for _, page, _ in copies}
+        loading = {
+            page for copies in self.copies.values() for way, page, _ in copies if way == TO_DEVICE
+        }
+        for position in range(start):
+            page, offset = table[position // lim.page_size], position % lim.page_size
+            assert page not in loading, "nothing reads a page that is still being loaded"
+            assert self.pages[page][offset] == tuple(tokens[: position + 1])
+        for position in range(start, end):
+            page, offset = table[position // lim.page_size], position % lim.page_size
+            assert page not in moving, "nothing writes a page that is being copied"
+            self.pages.setdefault(page, {})[offset] = tuple(tokens[: position + 1])
+        self.written[slot] = end
+        if end < known:
+            return NO_TOKEN
+        token = next(sample)
+        tokens.append(max(token, 0))
+        return token
+
+    def _take_copies(self, plan: StepPlan) -> None:
+        copies = [(way, page, host) for way, page, host in unpack(plan.copies, 3).tolist()]
+        under_way = [copy for batch in self.copies.values() for copy in batch]
+        for way, page, host in copies:
+            assert 0 <= host < self.limits.host_pages
+            assert page not in [p for _, p, _ in under_way]
+            assert host not in [h for _, _, h in under_way]
+            if way == TO_DEVICE:
+                assert host in self.host
+                self.pages[page] = {}
+            else:
+                self.host[host] = dict(self.pages[page])
+        if copies:
+            self.copies[plan.step] = copies
+
+    def _finish_copies(self, copies: list[tuple[int, int, int]]) -> None:
+        for way, page, host in copies:
+            if way == TO_HOST:
+                assert self.host[host] == self.pages[page], "it was not written meanwhile"
+            else:
+                self.pages[page] = dict(self.host[host])
+
+
+def check_books(sched: Scheduler, sequences: Iterable[Sequence]) -> None:
+    """Every page is in one place, and everybody who uses one is known.
+
+    Args:
+        sequences: all that may hold pages: live ones, and ended ones with rows in flight.
+    """
+    cache, holders = sched.cache, {seq.id: seq for seq in sequences if seq.node is not None}
+    nodes = {id(node): node for node in tree_nodes(cache)}
+    for seq in holders.values():
+        for node in path(seq.node):
+            nodes.setdefault(id(node), node)  # unlinked ones, too
+    locks = Counter(id(node) for seq in holders.values() for node in path(seq.node))
+    in_tree = [node.page for node in nodes.values() if node.page != NO_PAGE]
+    private = [
+        page
+        for seq in holders.values()
+        for page in seq.pages
+        if page not in {node.page for node in path(seq.node)}
+    ]
+    free = cache._pages._free
+    everywhere = Counter([*in_tree, *private, *free])
+    assert all(count == 1 for count in everywhere.values()), "no page in two places"
+    for node in nodes.values():
+        assert node.locks == locks[id(node)] + node.saving, "locks are balanced"
+        if node.linked:
+            device = [c for c in node.children.values() if c.page != NO_PAGE]
+            assert node.on_device == len(device)
+            assert node.parent is None or node.page != NO_PAGE or not device
+    cached = [n for n in nodes.values() if n.linked and n.page != NO_PAGE and n.ready]
+    assert cache.num_cached == sum(node.locks == 0 for node in cached)
+    assert cache.num_free + cache.num_cached + cache.num_held == cache.num_pages
+    if not any(not node.linked for node in nodes.values()) and not sched._copies.outstanding:
+        # Otherwise pages may be on unlinked nodes that nobody is on.
+        assert len(everywhere) == cache.num_pages, "no page is lost"
+    hosts = [node.host for node in nodes.values() if node.host != NO_PAGE]
+    assert len(hosts) == len(set(hosts)), "no host page in two places"
+
+
+def path(node: Node | None) -> Iterator[Node]:
+    while node is not None:
+        yield node
+        node = node.parent
+
+
+def tree_nodes(cache: KVCacheManager) -> Iterator[Node]:
+    unseen = list(cache._tree._roots.values())
+    while unseen:
+        node = unseen.pop()
+        unseen += node.children.values()
+        yield node

@@ -1,0 +1,71 @@
+"""From free memory to limits: the host tier, and what EngineLimits takes from EngineConfig."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncllm import demo
+from asyncllm.config import EngineConfig, EngineLimits
+from asyncllm.errors import ModelError
+from asyncllm.executor.memory import resolve_limits
+from asyncllm.models.spec import read_spec
+
+GIB = 2**30
+BYTES_PER_TOKEN = 2**16  # so a page of 16 tokens takes 1 MiB
+
+
+def limits(device: str = "cuda", host_bytes: int = 64 * GIB, **options: Any) -> EngineLimits:
+    return resolve_limits(
+        EngineConfig(**options),
+        read_spec(demo.path()),
+        device=device,
+        dtype="bfloat16",
+        cache_bytes=4 * GIB,
+        host_bytes=host_bytes,
+        bytes_per_token=BYTES_PER_TOKEN,
+    )
+
+
+def test_there_is_no_host_tier_by_default() -> None:
+    assert limits().host_pages == 0
+    assert limits(host_bytes=0).host_pages == 0
+
+
+def test_the_host_tier_is_as_large_as_asked() -> None:
+    assert limits(host_kv_gib=1.5).host_pages == 1536
+    assert limits(host_kv_gib=64).host_pages == 65536
+
+
+def test_without_prefix_caching_there_is_no_host_tier() -> None:
+    without = limits(host_kv_gib=1, prefix_caching=False, host_bytes=0)
+    assert without.host_pages == 0
+    assert not without.prefix_caching
+
+
+def test_host_memory_that_is_not_there_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ModelError, match=r"host_kv_gib 8 is more than the 7\.50 GiB") as caught:
+        limits(host_kv_gib=8, host_bytes=int(7.5 * GIB))
+    assert caught.value.param == "host_kv_gib"
+
+
+def test_on_a_cpu_the_kv_cache_is_in_host_memory_too() -> None:
+    options: Any = {"device": "cpu", "host_kv_gib": 2, "kv_cache_tokens": 16 * 1024}  # 1 GiB
+    assert limits(**options, host_bytes=3 * GIB).host_pages == 2048
+    with pytest.raises(ModelError, match=r"more than the 1\.50 GiB"):
+        limits(**options, host_bytes=int(2.5 * GIB))
+
+
+def test_a_host_tier_smaller_than_a_page_is_refused() -> None:
+    with pytest.raises(ModelError, match="holds no page: one takes 1048576 bytes"):
+        limits(host_kv_gib=0.0005)
+
+
+def test_limits_carry_what_the_scheduler_needs() -> None:
+    found = limits(itl_target_ms=25.0, max_waiting_tokens=1234)
+    assert found.itl_target == pytest.approx(0.025)
+    assert found.max_waiting_tokens == 1234
+    assert found.prefix_caching
+    assert found.page_copy_seconds == pytest.approx(2**20 / 50e9)
+    assert limits(device="cpu").page_copy_seconds == pytest.approx(2**20 / 5e9)

@@ -1,0 +1,163 @@
+"""Long random runs of the scheduler: thousands of steps under pressure, and the same every time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+
+from asyncllm.engine.policy import POLICIES
+from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.wire.messages import BAD_TOKEN
+from tests.unit.scheduling import EOS, FakeDevice, check_books, scheduler, sequence
+
+SEEDS = range(24)
+
+
+class Run:
+    """One random workload on one random configuration."""
+
+    def __init__(self, seed: int):
+        self.random = rng = random.Random(seed)
+        page_size = rng.choice([1, 2, 4])
+        num_pages = rng.randint(10, 40)
+        self.sched = scheduler(
+            POLICIES[rng.choice(sorted(POLICIES))](),
+            page_size=page_size,
+            num_pages=num_pages,
+            max_num_seqs=rng.randint(1, 6),
+            max_num_batched_tokens=rng.randint(6, 40),
+            prefill_chunk=rng.randint(1, 40),
+            max_model_len=num_pages * page_size,
+            host_pages=rng.choice([0, 0, 8, 200]),
+            itl_target=rng.choice([0.002, 0.01, 1.0]),
+            page_copy_seconds=(copy_seconds := rng.choice([0.0, 1e-4])),
+        )
+        self.sched._forecast._output = rng.choice([0.0, 4.0, 256.0])
+        self.depth = rng.choice([1, 2])
+        self.device = FakeDevice(self.sched.limits, copy_seconds)
+        self.digest = hashlib.sha256()
+        self.events: Counter[str] = Counter()
+        self.live: dict[int, Sequence] = {}
+        self.seen: dict[int, Sequence] = {}
+        self.step = 0
+        self.now = 0.0
+
+    def add(self) -> None:
+        rng, most = self.random, self.sched.limits.max_model_len
+        ended = [seq for seq in self.seen.values() if seq.state is SeqState.FINISHED][-8:]
+        if ended and rng.random() < 0.4:
+            tokens = [*rng.choice(ended).tokens, 3, 4]
+        else:
+            start = rng.randrange(4)
+            tokens = [10 + (start * 7 + i * i) % 50 for i in range(rng.randint(1, most))]
+        max_tokens = min(rng.randint(1, 20), most - len(tokens))
+        if max_tokens < 1:
+            return
+        id = len(self.seen) + 1
+        seq = sequence(
+            id,
+            tokens,
+            max_tokens,
+            arrival=self.now,
+            tenant=rng.choice("abc"),
+            priority=rng.randint(-1, 1),
+            cache_salt=rng.choice(["", "", "", "salt"]),
+        )
+        self.live[id] = self.seen[id] = seq
+        self.sched.add(seq, self.now)
+
+    def plan(self) -> bool:
+        self.now += self.random.random() * 0.01
+        planned = self.sched.plan(self.step, self.now)
+        if planned is None:
+            assert self.device.steps or not self.live
+            return False
+        self.step += 1
+        message = planned.message
+        for part in (message.rows, message.new_pages, message.copies):
+            self.digest.update(part)
+        token = self.random.choices([3, 4, EOS, BAD_TOKEN], [40, 40, 4, 1])[0]
+        self.device.take(message, repeat(token))
+        return True
+
+    def apply(self) -> None:
+        rng = self.random
+        error = "planted" if rng.random() < 0.01 else None
+        result = self.device.answer(all_copies=rng.random() < 0.7, error=error)
+        seconds = 0.001 + 0.0001 * rng.random()
+        emitted, failed = self.sched.apply(result, self.now, seconds)
+        ended = [e.seq for e in emitted if e.finish or e.token == BAD_TOKEN]
+        for seq in (*ended, *failed):
+            del self.live[seq.id]
+
+    def go(self, steps: int) -> None:
+        rng = self.random
+        while self.step < steps or self.live:
+            if self.step < steps and len(self.live) < 12 and rng.random() < 0.4:
+                self.add()
+            if self.live and rng.random() < 0.03:
+                seq = self.live.pop(rng.choice(sorted(self.live)))
+                self.sched.finish(seq, self.now)
+            while len(self.device.steps) < self.depth and self.plan():
+                pass
+            if self.device.steps:
+                self.apply()
+            check_books(self.sched, self.seen.values())
+        while self.plan() or self.device.steps:  # for the copies
+            self.apply()
+        assert self.sched.cache.num_held == 0
+        for seq in self.seen.values():
+            self.events.update(event.kind for event in seq.timeline.events)
+
+
+@pytest.fixture(scope="module")
+def events() -> Counter[str]:
+    return Counter()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_books_balance_over_hundreds_of_steps(seed: int, events: Counter[str]) -> None:
+    run = Run(seed)
+    run.go(400)
+    events += run.events
+
+
+def test_everything_did_happen(events: Counter[str]) -> None:
+    if events["queued"] < 1000:
+        pytest.skip("not all runs were made")
+    for kind in ("preempted", "loading", "shares"):
+        assert events[kind] >= 20, events
+
+
+def test_two_processes_with_different_hash_seeds_plan_the_same() -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.unit.test_scheduler_fuzz"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+def main() -> None:
+    for seed in range(4):
+        run = Run(seed)
+        run.go(200)
+        print(run.digest.hexdigest())
+
+
+if __name__ == "__main__":
+    main()
