@@ -72,7 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "steps with prompt chunks take at most so long, or twice as long as decoding alone if "
             "that is more"
         ),
-    ] = 10.0
+    ] = 27.0
     prefix_caching: Annotated[bool, _doc("keep the KV of prefixes for later requests")] = True
     host_kv_gib: Annotated[
         float, _doc("host memory for KV pages that leave the device, in GiB; 0: none")

@@ -36,6 +36,9 @@ MIN_OBSERVATIONS = 8
 REFIT_SOON, REFIT_LATE = 32, 512  # observations between two fits: at least, at most
 UNEXPLORED_TOKENS = 512  # a step may have so many tokens whatever was measured
 MIN_CHUNK = 16
+# A longer step would speed its prompts up by less than this share: that is what decode rows cost of
+# it. Beyond, a longer step only makes those rows wait.
+DECODE_SHARE = 1 / 11
 
 
 class StepShape(NamedTuple):
@@ -189,8 +192,9 @@ class StepTimeModel:
     def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
         """What a step with these decode rows has left for prompts.
 
-        The step may take ``target`` seconds, or twice its decode rows' time where that is more:
-        prompts always get half a step. ``ceiling`` is what the fixed token budget has left, and
+        The step may take until the decode rows' own cost is a small share of it, but at most
+        ``target`` seconds; or twice its decode rows' time where that is more, so that prompts
+        always get half a step. ``ceiling`` is what the fixed token budget has left, and
         all that binds when nobody decodes. The model is not trusted far beyond what was measured:
         a step has at most twice the tokens of the largest one so far (or 512). While not fitted,
         prompts get 512, 256 or 128 tokens a step: few, so that the first long one freezes nobody,
@@ -203,9 +207,10 @@ class StepTimeModel:
             return PrefillRoom(min(ceiling, limit), 0.0, UNKNOWN, 0)
         explored = max(UNEXPLORED_TOKENS, 2 * self._largest) - decodes.num_tokens
         alone = self.seconds(decodes)
+        own = self.cost.per_token * decodes.num_tokens + self.cost.per_kv * decodes.kv_tokens
         return PrefillRoom(
             min(ceiling, max(MIN_CHUNK, explored)),
-            max(target, 2.0 * alone) - alone,
+            max(min(target, own / DECODE_SHARE), 2.0 * alone) - alone,
             self.cost,
             decodes.num_tokens,
         )
