@@ -12,9 +12,24 @@ if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
     from asyncllm.client import Client
     from asyncllm.config import EngineConfig
-    from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead, ModelError, QueueFull
+    from asyncllm.engine.policy import Policy
+    from asyncllm.errors import (
+        AsyncLLMError,
+        BadRequest,
+        DeadlineExceeded,
+        EngineDead,
+        ModelError,
+        QueueFull,
+    )
     from asyncllm.offline import LLM
-    from asyncllm.types import Completion, FinishReason, SamplingParams, TokenDelta, Usage
+    from asyncllm.types import (
+        Completion,
+        FinishReason,
+        SamplingParams,
+        SchedulingParams,
+        TokenDelta,
+        Usage,
+    )
 
 __version__ = "0.1.0"
 
@@ -24,13 +39,16 @@ _HOMES = {
     "BadRequest": "asyncllm.errors",
     "Client": "asyncllm.client",
     "Completion": "asyncllm.types",
+    "DeadlineExceeded": "asyncllm.errors",
     "EngineConfig": "asyncllm.config",
     "EngineDead": "asyncllm.errors",
     "FinishReason": "asyncllm.types",
     "LLM": "asyncllm.offline",
     "ModelError": "asyncllm.errors",
+    "Policy": "asyncllm.engine.policy",
     "QueueFull": "asyncllm.errors",
     "SamplingParams": "asyncllm.types",
+    "SchedulingParams": "asyncllm.types",
     "TokenDelta": "asyncllm.types",
     "Usage": "asyncllm.types",
 }
@@ -42,12 +60,15 @@ __all__ = [
     "BadRequest",
     "Client",
     "Completion",
+    "DeadlineExceeded",
     "EngineConfig",
     "EngineDead",
     "FinishReason",
     "ModelError",
+    "Policy",
     "QueueFull",
     "SamplingParams",
+    "SchedulingParams",
     "TokenDelta",
     "Usage",
 ]

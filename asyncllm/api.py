@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from asyncllm.config import EngineConfig, EngineLimits, ServerConfig
+from asyncllm.config import EngineConfig, EngineLimits, PolicyName, ServerConfig
 from asyncllm.engine.history import RequestTrace
 from asyncllm.engine.mailbox import Collector, Mailbox
 from asyncllm.engine.policy import POLICIES, Policy
@@ -57,7 +57,7 @@ class AsyncLLM:
         model: str | Path | None = None,
         *,
         config: EngineConfig | None = None,
-        policy: Policy | None = None,
+        policy: Policy | PolicyName | None = None,
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ):
@@ -66,13 +66,15 @@ class AsyncLLM:
         Args:
             model: folder or hub id; the built-in demo model when None.
             config: the whole configuration, instead of ``model`` and ``options``.
-            policy: who is served next, instead of the one that the configuration names.
+            policy: who is served next: a policy of your own, or the name of one.
             progress: called from a thread with bytes of weights loaded so far, and in all.
             options: fields of ``EngineConfig``.
 
         Raises:
             BadRequest: an option has a bad value.
         """
+        if isinstance(policy, str):
+            options["policy"], policy = policy, None
         if config is None:
             config = EngineConfig(model=None if model is None else str(model), **options)
         elif model is not None or options:
@@ -240,9 +242,13 @@ class AsyncLLM:
         """Queue a request whose output goes to ``sink``; see ``Engine.add``."""
         return self._started.engine.add(prompt_ids, params, sink, scheduling)
 
-    def check_room(self, least_tokens: int) -> None:
-        """Whether a prompt of so many tokens may join the queue now; see ``Engine.check_room``."""
-        self._started.engine.check_room(least_tokens)
+    def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
+        """Whether prompts of at least so many tokens in all may join the queue now.
+
+        Raises:
+            QueueFull: not now; ``retry_after`` says when.
+        """
+        self._started.engine.check_room(num_tokens, num_requests)
 
     def trace(self, request_id: int) -> RequestTrace | None:
         """What happened to a request, as ``submit`` named it; None when that is forgotten."""
@@ -256,10 +262,17 @@ class AsyncLLM:
     # -- text ------------------------------------------------------------------------------------
 
     async def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt in any of its three forms."""
+        """Token ids of a prompt in any of its three forms, for a request that will be made.
+
+        Raises:
+            BadRequest: it is none of the three, or too long.
+            QueueFull: it cannot join the queue now; said before the time to tokenize is spent.
+        """
         plain = plain_prompt(prompt)
         if isinstance(plain, str):
+            self.check_room(self._least_tokens([plain]))
             return await self.encode(plain)
+        self.check_room(1)
         return await self.encode_chat(plain) if is_chat(plain) else cast("list[int]", plain)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -274,8 +287,12 @@ class AsyncLLM:
 
         Raises:
             BadRequest: so many bytes cannot fit the context, whatever the tokens are.
-            QueueFull: so many cannot join the queue now.
         """
+        self._least_tokens(texts)
+        return await self._started.tokenizer.encode_async(texts, add_special_tokens)
+
+    def _least_tokens(self, texts: Seq[str]) -> int:
+        """A lower bound, from the number of bytes, of the tokens of the longest text."""
         tokenizer = self._started.tokenizer
         longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         least = tokenizer.min_tokens(longest)
@@ -286,9 +303,7 @@ class AsyncLLM:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        # Who will be refused anyway must not cost the time to tokenize.
-        self.check_room(least)
-        return await tokenizer.encode_async(texts, add_special_tokens)
+        return least
 
     async def encode_chat(
         self,

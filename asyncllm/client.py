@@ -20,7 +20,15 @@ from asyncllm.openai_answers import (
     decode_error,
     decode_frame,
 )
-from asyncllm.types import Completion, Prompt, SamplingParams, TokenDelta, is_chat, plain_prompt
+from asyncllm.types import (
+    Completion,
+    Prompt,
+    SamplingParams,
+    SchedulingParams,
+    TokenDelta,
+    is_chat,
+    plain_prompt,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -42,6 +50,8 @@ class Client:
     carries their texts, not their ids, so ``TokenLogprob.top`` is empty, and a logprob of minus
     infinity is -9999. Without ``params`` the server's defaults hold: for text and token ids these
     are OpenAI's 16 tokens.
+
+    ``SchedulingParams.tenant`` cannot be sent: a server tells tenants by their API keys.
 
     Cancelling a task that awaits ``generate`` or iterates ``stream`` closes its connection, which
     cancels the request. Close the client with ``async with`` or ``aclose()``.
@@ -88,19 +98,25 @@ class Client:
         if session is not None:
             await session.close()
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        scheduling: SchedulingParams | None = None,
+    ) -> Completion:
         """The whole answer to one prompt: text, token ids, or chat messages.
 
         Raises:
             BadRequest, Unauthorized, NotFound, TooLarge: the server refuses the request.
             QueueFull, NotReady: it cannot take it now.
+            DeadlineExceeded: it could not answer in time.
             EngineDead, AsyncLLMError: it failed.
             ConnectionError: the server cannot be reached, or hung up.
             TimeoutError: nothing came for ``timeout`` seconds.
         """
-        path, body = await self._body(prompt, params)
+        path, body = await self._body(prompt, params, scheduling)
         answer = await self._fetch(Answer, "POST", path, body)
-        delta = answer.choices[0].to_delta() if answer.choices else TokenDelta()
+        delta = answer.to_delta()
         if delta.finish_reason is None:
             raise AsyncLLMError("the server's answer has no finished choice")
         return Completion(
@@ -113,30 +129,44 @@ class Client:
         )
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        scheduling: SchedulingParams | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """The answer as it grows; the last delta has a ``finish_reason``.
 
         Raises like ``generate``, also in mid-stream.
         """
-        path, body = await self._body(prompt, params)
+        path, body = await self._body(prompt, params, scheduling)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
         decoder = EventDecoder()
-        finished = False
-        async with self._request("POST", path, {**body, "stream": True}) as response:
-            # Read to the end, also after the last delta: then the connection can be used again.
+        last: TokenDelta | None = None
+        async with self._request("POST", path, body) as response:
+            # Read to the end: the usage comes after the last delta, which tells of cached tokens,
+            # and only then the connection can be used again.
             async for chunk in response.content.iter_any():
                 for data in decoder.feed(chunk):
-                    delta = decode_frame(data)
-                    if delta is not None and not finished:
-                        finished = delta.finish_reason is not None
+                    frame = decode_frame(data)
+                    if last is not None:
+                        last.cached_tokens = max(last.cached_tokens, frame.to_usage().cached_tokens)
+                        continue
+                    delta = frame.to_delta()
+                    if delta.finish_reason is not None:
+                        last = delta
+                    elif delta.text or delta.token_ids:
                         yield delta
-        if not finished:
+        if last is None:
             raise ConnectionError(f"{self._base}: the answer broke off")
+        yield last
 
     # -- requests --------------------------------------------------------------------------------
 
     async def _body(
-        self, prompt: Prompt, params: SamplingParams | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        scheduling: SchedulingParams | None,
     ) -> tuple[str, dict[str, Any]]:
         """The route for a prompt, and what to post there."""
         plain = plain_prompt(prompt)
@@ -144,6 +174,7 @@ class Client:
         head = {"model": name, "return_token_ids": True}
         fields = {} if params is None else msgspec.to_builtins(params)
         top = fields.pop("logprobs", None)
+        fields |= _scheduling_fields(scheduling or SchedulingParams())
         if is_chat(plain):
             if top is not None:
                 fields |= {"logprobs": True, "top_logprobs": top}
@@ -206,3 +237,16 @@ class Client:
             raise TimeoutError(f"{self._base}: no answer in time") from error
         except aiohttp.ClientError as error:
             raise ConnectionError(f"{self._base}: {error}") from error
+
+
+def _scheduling_fields(scheduling: SchedulingParams) -> dict[str, Any]:
+    """Only what was asked for: other servers refuse what they do not know.
+
+    Raises:
+        BadRequest: a tenant is named.
+    """
+    if scheduling.tenant:
+        raise BadRequest("a server tells tenants by their API keys", param="tenant")
+    defaults = msgspec.to_builtins(SchedulingParams())
+    fields = msgspec.to_builtins(scheduling)
+    return {name: value for name, value in fields.items() if value != defaults[name]}

@@ -94,9 +94,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_threads: Annotated[
         int | None, _doc("threads of CPU kernels; PyTorch's own choice by default")
     ] = None
-    trace: Annotated[
-        str | None, _doc("file to record scheduling in, for asyncllm replay")
-    ] = None
+    trace: Annotated[str | None, _doc("file to record scheduling in, for asyncllm replay")] = None
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -8,17 +8,22 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar, cast, overload
 
 from asyncllm.api import AsyncLLM
-from asyncllm.errors import BadRequest
+from asyncllm.config import EngineConfig
+from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncllm.config import EngineConfig, EngineLimits
+    from asyncllm.config import EngineLimits, PolicyName
+    from asyncllm.engine.policy import Policy
     from asyncllm.engine.stats import EngineStats
-    from asyncllm.types import Completion, Prompt, SamplingParams, TokenDelta
+    from asyncllm.types import Completion, Prompt, SamplingParams, SchedulingParams, TokenDelta
 
 T = TypeVar("T")
+
+#: How often a full queue is asked again, in seconds.
+RETRY_SECONDS = 0.05
 
 
 class LLM:
@@ -41,23 +46,41 @@ class LLM:
         model: str | Path | None = None,
         *,
         config: EngineConfig | None = None,
+        policy: Policy | PolicyName | None = None,
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ):
         """Load the model; takes what ``AsyncLLM`` takes.
 
+        Args:
+            policy: who is served next. Where neither it nor a ``config`` is given, those with the
+                most ``max_tokens``: a batch ends sooner when its longest answers begin first.
+
         Raises:
             BadRequest: an option has a bad value.
             ModelError: the model cannot be found or served.
         """
-        self._llm = AsyncLLM(model, config=config, progress=progress, **options)
+        if isinstance(policy, str):
+            options["policy"] = policy
+            policy = None
+        if config is None:
+            options = {"policy": "longest", **options}
+            config = EngineConfig(model=None if model is None else str(model), **options)
+        elif model is not None or options:
+            raise BadRequest("give either config or model and options, not both", param="config")
+        self._llm = AsyncLLM(config=config, policy=policy, progress=progress)
         self._thread = LoopThread(self._llm)
-        self._room = asyncio.Semaphore(outstanding(self._llm.limits))
+        self._intake = Intake(self._llm)
 
     # A str is also a sequence of prompts; as in the code, the first signature that fits counts.
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self, prompts: Prompt, params: SamplingParams | None = None, *, progress: bool = True
+        self,
+        prompts: Prompt,
+        params: SamplingParams | None = None,
+        scheduling: SchedulingParams | None = None,
+        *,
+        progress: bool = True,
     ) -> Completion: ...
 
     @overload
@@ -65,6 +88,7 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        scheduling: SchedulingParams | None = None,
         *,
         progress: bool = True,
     ) -> list[Completion]: ...
@@ -73,6 +97,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        scheduling: SchedulingParams | None = None,
         *,
         progress: bool = True,
     ) -> Completion | list[Completion]:
@@ -84,31 +109,36 @@ class LLM:
         Args:
             prompts: each is text, a list of token ids, or a list of chat messages.
             params: for all prompts, or one for each; the model's own defaults when None.
+            scheduling: for all prompts.
             progress: draw a progress bar while a list is worked on.
 
         Raises:
             BadRequest: a prompt can never be served; the message starts with its index. Or there
                 are not as many params as prompts.
+            DeadlineExceeded: a prompt was not answered in time.
             StepError, EngineDead: it failed while running.
         """
         if _is_single(prompts):
             if isinstance(params, Sequence):
                 raise BadRequest("one prompt takes one SamplingParams", param="params")
-            return self._thread.run(self._llm.generate(prompts, params))
+            return self._thread.run(self._llm.generate(prompts, params, scheduling))
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise BadRequest(f"{len(prompts)} prompts but {len(each)} params", param="params")
-        return self._generate_all(cast("Sequence[Prompt]", prompts), each, progress)
+        return self._generate_all(cast("Sequence[Prompt]", prompts), each, scheduling, progress)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        scheduling: SchedulingParams | None = None,
     ) -> Generator[TokenDelta, None, None]:
         """The answer as it grows; the last delta has a ``finish_reason``.
 
         A slow reader gets several tokens at once. Closing the generator cancels the request. Raises
         like ``generate``.
         """
-        return self._thread.iterate(self._llm.stream(prompt, params))
+        return self._thread.iterate(self._llm.stream(prompt, params, scheduling))
 
     @property
     def limits(self) -> EngineLimits:
@@ -131,17 +161,22 @@ class LLM:
         self.close()
 
     def _generate_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None], progress: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | None],
+        scheduling: SchedulingParams | None,
+        progress: bool,
     ) -> list[Completion]:
         from tqdm.auto import tqdm
 
-        llm = self._llm
+        llm, intake = self._llm, self._intake
         speed = Speed(llm.stats)
         answers: dict[int, Completion] = {}
 
         async def answer(index: int) -> None:
             try:
-                answers[index] = await llm.generate(prompts[index], params[index])
+                ids = await intake.encode(prompts[index])
+                answers[index] = await llm.generate(ids, params[index], scheduling)
             except BadRequest as error:
                 raise BadRequest(
                     f"prompt {index}: {error.message}", param=error.param, code=error.code
@@ -153,7 +188,7 @@ class LLM:
                 bar.n = len(answers)
                 bar.set_postfix_str(str(speed))
 
-            self._thread.run(run_bounded(self._room, answer, range(len(prompts))), draw)
+            self._thread.run(intake.run(answer, range(len(prompts))), draw)
             draw()
         return [answers[index] for index in range(len(prompts))]
 
@@ -182,22 +217,44 @@ class Speed:
         return f"{self.tokens / self.seconds:,.0f} tok/s"
 
 
-def outstanding(limits: EngineLimits) -> int:
-    """How many requests keep the engine busy without overflowing its queue."""
-    return min(2 * limits.max_num_seqs, limits.max_waiting)
+class Intake:
+    """How batches enter the engine's queue: in their order, as much of them as it takes.
 
-
-async def run_bounded(
-    room: asyncio.Semaphore, work: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]
-) -> None:
-    """Do ``work`` on every item, on as many at once as ``room`` admits.
-
-    The first error cancels the rest and is raised as it is, not in a group.
+    The queue's policy then sees them together; what does not fit waits here, and is never refused.
     """
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for item in items:
-                await room.acquire()
-                tasks.create_task(work(item)).add_done_callback(lambda _: room.release())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+
+    def __init__(self, llm: AsyncLLM):
+        self._llm = llm
+        self._places = asyncio.Semaphore(llm.limits.max_waiting)
+        self._turn = asyncio.Lock()
+
+    async def run(self, work: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> None:
+        """Do ``work`` on every item, on as many at once as may be in the queue.
+
+        The first error cancels the rest and is raised as it is, not in a group.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for item in items:
+                    await self._places.acquire()
+                    task = tasks.create_task(work(item))
+                    task.add_done_callback(lambda _: self._places.release())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, when the queue has room for so many: submit them at once.
+
+        Raises:
+            BadRequest: the prompt can never be served.
+        """
+        ids: list[int] | None = None
+        async with self._turn:
+            while True:
+                try:
+                    if ids is None:
+                        ids = await self._llm.encode_prompt(prompt)
+                    self._llm.check_room(len(ids))
+                    return ids
+                except QueueFull:
+                    await asyncio.sleep(RETRY_SECONDS)

@@ -9,6 +9,7 @@ import msgspec
 from asyncllm.errors import (
     AsyncLLMError,
     BadRequest,
+    DeadlineExceeded,
     EngineDead,
     NotFound,
     NotReady,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BY_CODE: dict[str | None, type[AsyncLLMError]] = {
-    kind.code: kind for kind in (Unauthorized, NotReady, EngineDead, StepError)
+    kind.code: kind for kind in (Unauthorized, DeadlineExceeded, NotReady, EngineDead, StepError)
 }
 _BY_STATUS: dict[int, type[AsyncLLMError]] = {
     400: BadRequest,
@@ -37,7 +38,7 @@ _BY_STATUS: dict[int, type[AsyncLLMError]] = {
     503: NotReady,
 }
 #: The status that goes with an error in mid-stream, where there is no other.
-_STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429}
+_STATUS_OF_TYPE = {"invalid_request_error": 400, "timeout_error": 408, "rate_limit_error": 429}
 
 
 class Details(msgspec.Struct):
@@ -103,6 +104,10 @@ class Answer(msgspec.Struct):
     usage: UsageBody | None = None
     error: ErrorBody | None = None
 
+    def to_delta(self) -> TokenDelta:
+        """What it says of the first choice."""
+        return self.choices[0].to_delta() if self.choices else TokenDelta()
+
     def to_usage(self) -> Usage:
         usage = self.usage or UsageBody()
         details = usage.prompt_tokens_details or Details()
@@ -154,21 +159,18 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise AsyncLLMError(f"the server does not speak OpenAI's protocol: {error}") from error
 
 
-def decode_frame(data: bytes) -> TokenDelta | None:
-    """What a frame of a stream adds to the answer; None when it adds nothing.
+def decode_frame(data: bytes) -> Answer:
+    """A frame of a stream; ``[DONE]`` is an empty one.
 
     Raises:
         AsyncLLMError: the frame says that the request failed.
     """
     if data == b"[DONE]":
-        return None
+        return Answer()
     frame = decode(data, Answer)
     if frame.error is not None:
         raise _error(frame.error, _status(frame.error), {})
-    if not frame.choices:
-        return None
-    delta = frame.choices[0].to_delta()
-    return delta if delta.text or delta.token_ids or delta.finish_reason else None
+    return frame
 
 
 def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> AsyncLLMError:
@@ -191,16 +193,18 @@ def _status(error: ErrorBody) -> int:
 
 def _error(error: ErrorBody, status: int, headers: Mapping[str, str]) -> AsyncLLMError:
     if status == QueueFull.status or error.code == QueueFull.code:
-        return QueueFull(error.message, retry_after=_seconds(headers.get("Retry-After")))
+        return QueueFull(error.message, retry_after=_retry_after(headers))
     code = error.code if isinstance(error.code, str) else None
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, AsyncLLMError)
     return kind(error.message, param=error.param, code=code)
 
 
-def _seconds(retry_after: str | None) -> float:
-    """Retry-After may also be a date; a second is as good as that."""
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds. Retry-After may also be a date; a second is as good as that."""
     try:
-        return float(retry_after or 1)
+        if (milliseconds := headers.get("retry-after-ms")) is not None:
+            return float(milliseconds) / 1000
+        return float(headers.get("Retry-After", 1))
     except ValueError:
         return 1.0
 

@@ -28,6 +28,8 @@ from asyncllm import AsyncLLM, SamplingParams, demo
 from asyncllm.config import EngineLimits
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.policy import Fair
+from asyncllm.engine.scheduler import Scheduler
 from asyncllm.server.chat import ChatReply
 from asyncllm.server.middleware import request_id
 from asyncllm.server.protocol import ChatRequest
@@ -82,12 +84,18 @@ async def loop_costs(tokenizer: Tokenizer, rows: int, num_tokens: int) -> dict[s
         max_num_seqs=rows,
         max_num_batched_tokens=8192,
         prefill_chunk=8192,
+        itl_target=1.0,
+        prefix_caching=True,
+        host_pages=0,
+        page_copy_seconds=0.0,
         max_waiting=rows,
+        max_waiting_tokens=2**20,
         steps_in_flight=2,
         vocab_size=tokenizer.vocab_size,
         eos_token_ids=(),
     )
-    engine = Engine(limits, InstantExecutor(words), tokenizer.detokenizer)
+    scheduler = Scheduler.create(limits, Fair())
+    engine = Engine(limits, InstantExecutor(words), scheduler, tokenizer.detokenizer)
     engine.start()
     collectors = [Collector() for _ in range(rows)]
     for collector in collectors:
@@ -177,7 +185,9 @@ async def with_asyncllm(llm: AsyncLLM, work: list[tuple[list[int], int]]) -> flo
 async def throughput(folder: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    async with AsyncLLM(folder, device="cpu", dtype="float32", cpu_threads=threads) as llm:
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": threads}
+    # The rounds ask for the same again: no prefix cache, or only the first would be a comparison.
+    async with AsyncLLM(folder, **options, prefix_caching=False) as llm:
         print(f"\ntokens/s, float32, {threads} thread(s), best of {ROUNDS} rounds in turns")
         print(f"{'at once':>8} {'transformers':>13} {'asyncllm':>10} {'ratio':>6} {'median':>7}")
         for count in CONCURRENCY:

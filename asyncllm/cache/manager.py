@@ -151,7 +151,7 @@ class KVCacheManager:
 
         No step in flight may still use them.
         """
-        self._commit(holder, num_tokens)
+        self.commit(holder, num_tokens)
         self._let_go(holder)
 
     def discard(self, holder: PageHolder) -> None:
@@ -164,7 +164,8 @@ class KVCacheManager:
             node = node.parent
         self._let_go(holder)
 
-    def _commit(self, holder: PageHolder, num_tokens: int) -> None:
+    def commit(self, holder: PageHolder, num_tokens: int) -> None:
+        """Let others find the full pages of ``num_tokens`` computed positions."""
         node = holder.node
         if node is None or not self.prefix_caching:
             return
@@ -173,7 +174,7 @@ class KVCacheManager:
             child = self._tree.insert(node, key, holder.pages[index], ready=True)
             child = child or node.children.get(key)
             if child is None or not child.ready:
-                break
+                break  # somebody else is computing it
             self._tree.lock_child(child)
             node = child
         holder.node = node

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from asyncllm.cli.options import add_options, config_from_args, usage_error
+from asyncllm.cli.options import add_option, add_options, config_from_args, usage_error
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.prompts import Row, read_rows
 from asyncllm.cli.results import answer_line, error_line, recover
 from asyncllm.cli.sampling import add_sampling_options, check_sampling_options, sampling_params
-from asyncllm.config import EngineConfig
+from asyncllm.config import EngineConfig, PolicyName
 from asyncllm.errors import AsyncLLMError, EngineDead
 
 if TYPE_CHECKING:
@@ -56,8 +56,15 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="forget what OUT.jsonl has")
     add_sampling_options(parser)
-    add_options(parser, EngineConfig, title="engine")
-    parser.set_defaults(run=run, parser=parser)
+    add_option(
+        parser,
+        "policy",
+        PolicyName,
+        "who is served next; a batch ends sooner when its longest answers begin first "
+        "(default: longest)",
+    )
+    add_options(parser, EngineConfig, title="engine", skip=("policy",))
+    parser.set_defaults(run=run, parser=parser, policy="longest")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,15 +114,17 @@ async def _answer_all(
     """
     from tqdm import tqdm
 
-    from asyncllm.offline import Speed, outstanding, run_bounded
+    from asyncllm.offline import Intake, Speed
 
     speed = Speed(llm.stats)
+    intake = Intake(llm)
     failed = 0
 
     async def answer(row: Row) -> None:
         nonlocal failed
         try:
-            line = answer_line(row, await llm.generate(row.prompt, params))
+            ids = await intake.encode(row.prompt)
+            line = answer_line(row, await llm.generate(ids, params))
         except EngineDead:
             raise
         except AsyncLLMError as error:
@@ -127,7 +136,7 @@ async def _answer_all(
         bar.update()
 
     with tqdm(total=len(rows), unit="prompt") as bar:
-        await run_bounded(asyncio.Semaphore(outstanding(llm.limits)), answer, rows)
+        await intake.run(answer, rows)
     _say(
         f"{len(rows) - failed} prompts answered, {failed} failed: {speed.tokens:,} tokens in "
         f"{speed.seconds:,.1f} s, {speed}"

@@ -98,6 +98,11 @@ class RunningBatch:
         generated = len(seq.tokens) - int(self.known[slot])
         return min(computed, len(seq.tokens)), computed - int(self.first[slot]), generated
 
+    def landed(self, seq: Sequence) -> int:
+        """Positions whose step is known to be done: those before the last token that it sampled."""
+        generated = len(seq.tokens) - int(self.known[seq.slot])
+        return len(seq.tokens) - 1 if generated else 0
+
     def add_chunk(self, seq: Sequence, q_len: int, step: int) -> tuple[int, bool]:
         """Plan a prompt chunk; returns the position after it, and whether the prompt ends there."""
         slot = seq.slot

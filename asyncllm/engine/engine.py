@@ -162,8 +162,8 @@ class Engine:
         self._wake.set()
         return seq.id
 
-    def check_room(self, num_tokens: int) -> None:
-        """Whether a prompt of at least so many tokens may join the queue.
+    def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
+        """Whether prompts of at least so many tokens in all may join the queue.
 
         Raises:
             QueueFull: not now; ``retry_after`` says when.
@@ -171,7 +171,7 @@ class Engine:
         scheduler, limits = self._scheduler, self.limits
         waiting, tokens = scheduler.num_waiting, scheduler.num_waiting_tokens
         # Those that the next plan takes in are not waiting.
-        if waiting < limits.max_waiting + scheduler.num_free_slots and (
+        if waiting + num_requests <= limits.max_waiting + scheduler.num_free_slots and (
             waiting == 0 or tokens + num_tokens <= limits.max_waiting_tokens
         ):
             return
@@ -195,7 +195,7 @@ class Engine:
     def _expire(self, request: _Request) -> None:
         seq = request.sequence
         self._scheduler.finish(seq, self._clock())
-        self._fail([seq], DeadlineExceeded, "the request's deadline has passed")
+        self._fail([seq], DeadlineExceeded, "the request's deadline has passed", how="deadline")
         self._update_gauges()
         self._wake.set()
 
@@ -362,12 +362,19 @@ class Engine:
         self._close(request, finish.value, now)
         self.stats.request_latency.observe(now - request.stream.arrived)
 
-    def _fail(self, sequences: list[Sequence], kind: type[AsyncLLMError], message: str) -> None:
+    def _fail(
+        self,
+        sequences: list[Sequence],
+        kind: type[AsyncLLMError],
+        message: str,
+        *,
+        how: str = "error",
+    ) -> None:
         """Each request gets an error of its own: raising one adds to its traceback."""
         for seq in sequences:
             request = self._requests.pop(seq.id, None)
             if request is not None:
-                self._close(request, "error", self._clock())
+                self._close(request, how, self._clock())
                 try:
                     request.stream.sink.fail(kind(message))
                 except Exception:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
+from itertools import islice
+from operator import attrgetter
 
 import msgspec
 
@@ -15,6 +18,8 @@ from asyncllm.engine.timeline import Event
 #: How many steps, and how many requests that ended, are remembered.
 KEPT_STEPS = 4096
 KEPT_REQUESTS = 1024
+
+WAITING = (SeqState.WAITING, SeqState.LOADING)
 
 
 class StepRecord(msgspec.Struct):
@@ -89,15 +94,17 @@ class History:
 
     def live_trace(self, seq: Sequence, stream: OutputStream) -> RequestTrace:
         """Of a request that lives."""
-        outcome = "running" if seq.state is SeqState.RUNNING else "waiting"
+        outcome = "waiting" if stream.started == 0.0 or seq.state in WAITING else "running"
         return self._with_steps(_explain(seq, stream, outcome, None))
 
     def _with_steps(self, trace: RequestTrace) -> RequestTrace:
         if trace.started is None:
             return trace
         end = math.inf if trace.ended is None else trace.ended
-        steps = [step for step in self._steps if trace.started <= step.planned <= end]
-        return msgspec.structs.replace(trace, steps=steps)
+        planned = attrgetter("planned")
+        first = bisect_left(self._steps, trace.started, key=planned)
+        last = bisect_right(self._steps, end, lo=first, key=planned)
+        return msgspec.structs.replace(trace, steps=list(islice(self._steps, first, last)))
 
 
 def _explain(

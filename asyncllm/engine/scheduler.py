@@ -358,6 +358,8 @@ class Scheduler:
         del self.running[seq.id]
         self._batch.stop(seq)
         self._admission.left(seq)
+        if not seq.failed:
+            self.cache.commit(seq, self._batch.landed(seq))
         last = int(self._batch.last_step[seq.slot])
         if last > self._landed:
             self._settling.setdefault(last, []).append(seq)

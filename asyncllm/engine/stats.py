@@ -53,8 +53,8 @@ class EngineStats:
 
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
     with the free ones they add up to ``pages_total``. ``cached_tokens`` of the prompts were not
-    computed. ``finished`` counts requests by finish
-    reason, "error" included. ``cpu_*`` are the loop thread's own times, summed over steps.
+    computed. ``finished`` counts requests by finish reason, "deadline" and "error" included.
+    ``cpu_*`` are the loop thread's own times, summed over steps.
     """
 
     running: int = 0
@@ -72,7 +72,7 @@ class EngineStats:
     cached_tokens: int = 0
     generation_tokens: int = 0
     finished: dict[str, int] = field(
-        default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "deadline", "error"), 0)
     )
 
     cpu_plan: float = 0.0

@@ -1,13 +1,15 @@
-"""What operators and clients ask about the server itself."""
+"""What operators and clients ask about the server itself, and about requests it has served."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from asyncllm import __version__
-from asyncllm.errors import EngineDead
+from asyncllm.errors import BadRequest, EngineDead, NotFound
 from asyncllm.server.errors import json_response
 from asyncllm.server.service import SERVICE, Service
+from asyncllm.server.trace import explain, perfetto
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -41,6 +43,23 @@ async def retrieve_model(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     service.check_ready()
     return json_response(_model(service, service.resolve_model(request.match_info["id"])))
+
+
+async def request_trace(request: web.Request) -> web.Response:
+    """What happened to one request: JSON, or a file for a timeline viewer."""
+    service = request.app[SERVICE]
+    form = request.query.get("format", "json")
+    if form not in ("json", "perfetto"):
+        raise BadRequest("format must be json or perfetto", param="format")
+    name = request.match_info["id"]
+    traces = service.traces(service.log.find(service.keys.tenant_of(request), name))
+    if not traces:
+        raise NotFound(f"no trace of a request {name!r} is kept", param="id")
+    if form == "json":
+        return json_response({"id": name, **explain(traces)})
+    filename = f"trace-{re.sub('[^A-Za-z0-9._-]', '_', name)}.json"
+    headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
+    return json_response(perfetto(name, traces), headers=headers)
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

@@ -28,10 +28,11 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> web.Application:
     The engine's life stays with the caller: until it is ready, requests get 503.
     """
     middlewares: list[Middleware] = [answer_errors]
+    service = Service(llm, config)
     if config.api_key:
-        middlewares.append(require_key(config.api_key, exempt=(admin.health, admin.ready)))
+        middlewares.append(require_key(service.keys, exempt=(admin.health, admin.ready)))
     app = web.Application(middlewares=middlewares)
-    app[SERVICE] = Service(llm, config)
+    app[SERVICE] = service
     app.on_response_prepare.append(set_request_id)
     add_metrics(app)
     app.add_routes(
@@ -40,6 +41,7 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> web.Application:
             web.post("/v1/completions", completions),
             web.get("/v1/models", admin.list_models),
             web.get("/v1/models/{id:.+}", admin.retrieve_model),
+            web.get("/v1/requests/{id:.+}/trace", admin.request_trace),
             web.post("/generate", generate),
             web.post("/tokenize", tokenize),
             web.post("/detokenize", detokenize),

@@ -10,6 +10,7 @@ from asyncllm.server.messages import encode_messages
 from asyncllm.server.protocol import ChatRequest
 from asyncllm.server.reply import OpenAIReply
 from asyncllm.server.sampling import check_count, check_options, fan_out, sampling_params
+from asyncllm.server.scheduling import scheduling_params
 from asyncllm.server.service import SERVICE
 from asyncllm.server.unsupported import unsupported
 
@@ -33,14 +34,15 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
     )
+    scheduling = scheduling_params(asked, service.keys.tenant_of(request))
     effort = asked.reasoning_effort
     try:
         prompt = await encode_messages(
             llm, asked.messages, asked, **({} if effort is None else {"reasoning_effort": effort})
         )
-        jobs = fan_out([prompt], params, asked.n or 1)
+        jobs = fan_out([prompt], asked.n or 1, params, scheduling)
         reply = ChatReply(asked, model, prompt, llm.tokenizer)
-        return await service.answer(request, jobs, reply, stream=bool(asked.stream))
+        return await service.answer(request, jobs, reply, asked)
     except BadRequest as error:
         # The engine knows prompts and max_tokens only.
         if error.param == "prompt":
@@ -86,7 +88,7 @@ class ChatReply(OpenAIReply):
         return b"".join([self.frame(_choice(i, delta), **more) for i in range(self.n)])
 
     def frames(self, index: int, delta: TokenDelta) -> bytes:
-        self.count(delta)
+        self.count(index, delta)
         if self.plain:
             frames = self.text_frame(index, delta.text) if delta.text else b""
         else:
@@ -105,7 +107,7 @@ class ChatReply(OpenAIReply):
     def body(self, outputs: list[TokenDelta]) -> bytes:
         choices = []
         for index, output in enumerate(outputs):
-            self.count(output)
+            self.count(index, output)
             choice = {
                 "index": index,
                 "message": {"role": "assistant", "content": output.text},

@@ -9,6 +9,7 @@ from asyncllm.server.logprobs import CompletionLogprobs
 from asyncllm.server.protocol import CompletionRequest
 from asyncllm.server.reply import OpenAIReply
 from asyncllm.server.sampling import check_count, check_options, fan_out, sampling_params
+from asyncllm.server.scheduling import check_room, scheduling_params
 from asyncllm.server.service import SERVICE
 from asyncllm.server.unsupported import unsupported
 from asyncllm.types import TokenDelta, TokenLogprob
@@ -37,13 +38,15 @@ async def completions(request: web.Request) -> web.StreamResponse:
         max_tokens=asked.max_tokens or MAX_TOKENS,
         logprobs=asked.logprobs,
     )
-    given = _split(asked.prompt)
-    check_count(len(given), asked.n or 1, llm.limits.max_waiting)
+    scheduling = scheduling_params(asked, service.keys.tenant_of(request))
+    given, n = _split(asked.prompt), asked.n or 1
+    check_count(len(given), n, llm.limits.max_waiting)
+    check_room(llm, given, n)
     prompts = await _encode(llm, given, asked.add_special_tokens is not False)
-    jobs = fan_out(prompts, params, asked.n or 1)
+    jobs = fan_out(prompts, n, params, scheduling)
     echo = [_text_of(llm, prompt) for prompt in given] if asked.echo else None
     reply = CompletionReply(asked, model, prompts, llm.tokenizer, echo)
-    return await service.answer(request, jobs, reply, stream=bool(asked.stream))
+    return await service.answer(request, jobs, reply, asked)
 
 
 def _split(prompt: str | list[Any]) -> list[str] | list[list[int]]:
@@ -116,7 +119,7 @@ class CompletionReply(OpenAIReply):
         return choice
 
     def frames(self, index: int, delta: TokenDelta) -> bytes:
-        self.count(delta)
+        self.count(index, delta)
         if not self.plain or delta.finish_reason is not None:
             return self.frame(self._choice(index, delta))
         return self.text_frame(index, delta.text) if delta.text else b""
@@ -124,7 +127,7 @@ class CompletionReply(OpenAIReply):
     def body(self, outputs: list[TokenDelta]) -> bytes:
         choices = []
         for index, output in enumerate(outputs):
-            self.count(output)
+            self.count(index, output)
             choice = self._choice(index, output)
             if self._echo is not None:
                 choice["text"] = self._echo[index // self.n] + output.text

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
@@ -14,7 +14,7 @@ from asyncllm.server.middleware import request_id
 from asyncllm.types import TokenDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from asyncllm.api import AsyncLLM
     from asyncllm.server.sampling import Job
@@ -26,7 +26,14 @@ SWEEP_SECONDS = 0.1
 
 
 class Reply(Protocol):
-    """What a route answers with; one object per request, which also counts tokens for ``usage``."""
+    """What a route answers with; one object per request, which also counts tokens for ``usage``.
+
+    Attributes:
+        explain: makes the trace that the answer is to end with; None for none. It is set before
+            anything is delivered, and called when every sequence has ended.
+    """
+
+    explain: Callable[[], dict[str, Any]] | None
 
     def opening(self) -> bytes:
         """Frames to send as soon as the engine has accepted the request."""
@@ -136,18 +143,22 @@ class LiveRequests:
         return len(self._deliveries)
 
     @contextmanager
-    def serve(self, llm: AsyncLLM, delivery: Delivery, jobs: Sequence[Job]) -> Iterator[None]:
+    def serve(self, llm: AsyncLLM, delivery: Delivery, jobs: Sequence[Job]) -> Iterator[list[int]]:
         """Submit the jobs; on the way out nothing of them is left in the engine.
 
+        Yields what the engine calls them.
+
         Raises:
-            BadRequest, QueueFull, EngineDead: one job was refused; the others are taken back.
+            BadRequest, QueueFull, DeadlineExceeded, EngineDead: one job was refused; the others
+                are taken back.
         """
         ids: list[int] = []
         self._add(delivery)
         try:
             for index, job in enumerate(jobs):
-                ids.append(llm.submit(job.prompt_ids, job.params, ChoiceSink(delivery, index)))
-            yield
+                sink = ChoiceSink(delivery, index)
+                ids.append(llm.submit(job.prompt_ids, job.params, sink, job.scheduling))
+            yield ids
         except (asyncio.CancelledError, ConnectionError) as error:
             log.info("request %s aborted: %s", request_id.get(), str(error) or "cancelled")
             raise

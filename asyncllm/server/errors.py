@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from asyncllm.errors import AsyncLLMError, QueueFull, Unauthorized
+from asyncllm.errors import AsyncLLMError, DeadlineExceeded, QueueFull, Unauthorized
 
 #: Seconds after which a client may try again, where nothing better is known.
 RETRY_SECONDS = 1.0
@@ -40,7 +40,10 @@ def error_response(error: Exception) -> web.Response:
     if status in (429, 503):
         wait = error.retry_after if isinstance(error, QueueFull) else RETRY_SECONDS
         headers["Retry-After"] = str(math.ceil(wait))
+        headers["retry-after-ms"] = str(math.ceil(wait * 1000))
         headers["x-should-retry"] = "true"
+    if isinstance(error, DeadlineExceeded):
+        headers["x-should-retry"] = "false"  # OpenAI's clients would try a 408 again
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     return json_response(error_body(error), status=status, headers=headers)

@@ -8,9 +8,12 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.protocol import GenerateRequest
 from asyncllm.server.reply import encode, event, usage
 from asyncllm.server.sampling import Job, sampling_params
+from asyncllm.server.scheduling import check_room, scheduling_params
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiohttp import web
 
     from asyncllm.types import TokenDelta
@@ -22,15 +25,19 @@ async def generate(request: web.Request) -> web.StreamResponse:
     asked = await service.receive(request, GenerateRequest)
     service.resolve_model(asked.model)
     params = sampling_params(asked, llm.default_params, max_tokens=asked.max_tokens, logprobs=None)
+    scheduling = scheduling_params(asked, service.keys.tenant_of(request))
     if not asked.prompt:
         raise BadRequest("the prompt is empty", param="prompt")
+    check_room(llm, [asked.prompt], 1)
     prompt = await llm.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
     reply = GenerateReply(len(prompt), with_ids=bool(asked.return_token_ids))
-    return await service.answer(request, [Job(prompt, params)], reply, stream=bool(asked.stream))
+    return await service.answer(request, [Job(prompt, params, scheduling)], reply, asked)
 
 
 class GenerateReply:
-    """``{"text", "finish_reason", "usage"}``; streamed, the last frame has the latter two."""
+    """``{"text", "finish_reason", "usage"}``; streamed, the last text comes with the latter two."""
+
+    explain: Callable[[], dict[str, Any]] | None = None
 
     def __init__(self, prompt_tokens: int, *, with_ids: bool):
         self._prompt_tokens = prompt_tokens
@@ -47,11 +54,12 @@ class GenerateReply:
         return event(self._fields(delta))
 
     def closing(self) -> bytes:
-        return b""
+        return b"" if self.explain is None else event({"text": "", "trace": self.explain()})
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
         [output] = outputs
-        return encode(self._fields(output))
+        trace = {} if self.explain is None else {"trace": self.explain()}
+        return encode(self._fields(output) | trace)
 
     def _fields(self, delta: TokenDelta) -> dict[str, Any]:
         self._completion_tokens += len(delta.token_ids)
@@ -61,5 +69,7 @@ class GenerateReply:
         if delta.finish_reason is not None:
             fields["finish_reason"] = delta.finish_reason
             fields["stop_reason"] = delta.stop_reason
-            fields["usage"] = usage(self._prompt_tokens, self._completion_tokens)
+            fields["usage"] = usage(
+                self._prompt_tokens, self._completion_tokens, delta.cached_tokens
+            )
         return fields

@@ -25,11 +25,17 @@ _GAUGES = {
     "kv_pages_held": ("pages_held", "KV pages of live requests."),
     "kv_pages_cached": ("pages_cached", "KV pages kept for prefix reuse only."),
     "kv_pages_total": ("pages_total", "KV pages in all."),
+    "kv_host_pages_used": ("host_pages_used", "KV pages in the host's memory."),
 }
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that began to answer."),
+    "cached_prompt_tokens": (
+        "cached_tokens",
+        "Prompt tokens of requests that began to run whose KV was cached.",
+    ),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
     "preemptions": ("preemptions", "Running requests put back because KV pages ran out."),
+    "kv_pages_evicted": ("pages_evicted", "Cached KV pages that made room for others."),
     "steps": ("steps", "Model steps."),
     "step_errors": ("step_errors", "Model steps that failed."),
     "plan_seconds": ("cpu_plan", "Time of the event loop spent on planning steps."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import uuid
@@ -11,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from asyncllm.errors import AsyncLLMError, Unauthorized
+from asyncllm.errors import AsyncLLMError
 from asyncllm.server.errors import error_response
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from aiohttp.typedefs import Handler, Middleware
+
+    from asyncllm.server.api_keys import ApiKeys
 
 log = logging.getLogger(__name__)
 
@@ -71,21 +72,13 @@ def _from_http(request: web.Request, error: web.HTTPException) -> web.Response:
     return response
 
 
-def require_key(keys: Collection[str], exempt: Collection[Handler]) -> Middleware:
-    """A middleware that lets only bearers of one of ``keys`` through, except to ``exempt``."""
-    accepted = [key.encode() for key in keys]
+def require_key(keys: ApiKeys, exempt: Collection[Handler]) -> Middleware:
+    """A middleware that lets only tenants of ``keys`` through, except to ``exempt``."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.match_info.handler not in exempt:
-            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-            # Every key is compared, so that timing says nothing about which one came close.
-            matches = [
-                hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), key)
-                for key in accepted
-            ]
-            if scheme.lower() != "bearer" or not any(matches):
-                raise Unauthorized("missing or incorrect API key")
+            keys.tenant_of(request)
         return await handler(request)
 
     return check

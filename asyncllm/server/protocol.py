@@ -24,10 +24,11 @@ Messages = Annotated[list[dict[str, Any]], Meta(max_length=8192)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=2**20)]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """What every generating route takes."""
+class GeneratingFields(msgspec.Struct, kw_only=True):
+    """What every generating route takes: sampling, scheduling, and the form of the answer."""
 
     model: str | None = None
     max_tokens: Count | None = None
@@ -45,8 +46,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    priority: int | None = None
+    deadline_ms: float | None = None
+    cache_salt: CacheSalt | None = None
     stream: bool | None = None
     return_token_ids: bool | None = None
+    trace: bool | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -56,7 +61,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class OpenAIFields(SamplingFields, kw_only=True):
+class OpenAIFields(GeneratingFields, kw_only=True):
     """What OpenAI's two routes share."""
 
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -85,7 +90,7 @@ class CompletionRequest(OpenAIFields, kw_only=True):
     logprobs: Logprobs | None = None
 
 
-class GenerateRequest(SamplingFields, kw_only=True):
+class GenerateRequest(GeneratingFields, kw_only=True):
     prompt: str | list[TokenId]
 
 
@@ -115,8 +120,8 @@ _WHERE: Final = re.compile(r" - at `\$\.?(.*)`$")
 _MISSING: Final = re.compile(r"missing required field `(.*?)`")
 
 
-async def read_body(request: web.Request, limit: int) -> str:
-    """The request's body, whatever its Content-Type claims: JSON is UTF-8.
+async def read_body(request: web.Request, limit: int) -> bytearray:
+    """The request's body.
 
     The limit is ours, not aiohttp's: in a mounted app that one belongs to the host.
     """
@@ -128,9 +133,15 @@ async def read_body(request: web.Request, limit: int) -> str:
             body += chunk
             if len(body) > limit:
                 raise TooLarge(f"the body exceeds {limit} bytes")
-        return body.decode()
+        return body
     except web.RequestPayloadError as error:
         raise BadRequest("the body cannot be read") from error
+
+
+def text_of(body: bytearray) -> str:
+    """A body as text, whatever its Content-Type claims: JSON is UTF-8."""
+    try:
+        return body.decode()
     except UnicodeDecodeError as error:
         raise BadRequest("the body is not UTF-8") from error
 

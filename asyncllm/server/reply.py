@@ -11,7 +11,7 @@ from asyncllm.server.middleware import request_id
 from asyncllm.server.protocol import OpenAIFields, StreamOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncllm.types import TokenDelta
 
@@ -23,11 +23,13 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % encode(body)
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """OpenAI's usage object; ``cached_tokens`` of the prompts did not have to be computed."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": min(cached_tokens, prompt_tokens)},
     }
 
 
@@ -42,6 +44,8 @@ class OpenAIReply:
         with_ids: whether token ids are part of the answer.
         plain: whether frames carry text only.
     """
+
+    explain: Callable[[], dict[str, Any]] | None = None
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class OpenAIReply:
         self.plain = not (self.with_ids or self._usage_in_frames)
         self._prompt_tokens = sum(map(len, prompts))
         self._completion_tokens = 0
+        self._cached_tokens = 0
         self._head = {
             "id": f"{id_prefix}-{request_id.get()}",
             "object": kind,
@@ -79,9 +84,15 @@ class OpenAIReply:
         ]
         self._text_tail = text_tail + b"}]}\n\n"
 
-    def count(self, delta: TokenDelta) -> None:
-        """Add a delta to the usage."""
+    def count(self, index: int, delta: TokenDelta) -> None:
+        """Add a delta of one choice to the usage.
+
+        Each prompt counts once, and so does what was cached of it when its first choice came: the
+        others find it cached because of that one.
+        """
         self._completion_tokens += len(delta.token_ids)
+        if index % self.n == 0:
+            self._cached_tokens += delta.cached_tokens
 
     def text_frame(self, index: int, text: str) -> bytes:
         """The frame of a ``plain`` request that adds text to one choice."""
@@ -95,13 +106,18 @@ class OpenAIReply:
         return event(body)
 
     def closing(self) -> bytes:
-        if not self._usage_at_end:
-            return b""
-        return event({**self._frame_head, "choices": [], "usage": self._usage()})
+        ends: list[dict[str, Any]] = []
+        if self._usage_at_end:
+            ends.append({"usage": self._usage()})
+        if self.explain is not None:
+            ends.append({"trace": self.explain()})
+        return b"".join([event({**self._frame_head, "choices": [], **end}) for end in ends])
 
     def whole(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """The answer of a request that does not stream."""
+        if self.explain is not None:
+            more["trace"] = self.explain()
         return encode({**self._head, "choices": choices, "usage": self._usage(), **more})
 
-    def _usage(self) -> dict[str, int]:
-        return usage(self._prompt_tokens, self._completion_tokens)
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)

@@ -12,8 +12,8 @@ from asyncllm.server.unsupported import unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.server.protocol import OpenAIFields, SamplingFields
-    from asyncllm.types import SamplingParams
+    from asyncllm.server.protocol import GeneratingFields, OpenAIFields
+    from asyncllm.types import SamplingParams, SchedulingParams
 
 _SAME_NAME = (
     "temperature",
@@ -36,10 +36,15 @@ class Job(NamedTuple):
 
     prompt_ids: Sequence[int]
     params: SamplingParams
+    scheduling: SchedulingParams
 
 
 def sampling_params(
-    asked: SamplingFields, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None
+    asked: GeneratingFields,
+    defaults: SamplingParams,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
 ) -> SamplingParams:
     """What was asked for, over the model's defaults.
 
@@ -67,10 +72,15 @@ def check_count(num_prompts: int, n: int, most: int) -> None:
         )
 
 
-def fan_out(prompts: Sequence[Sequence[int]], params: SamplingParams, n: int) -> list[Job]:
+def fan_out(
+    prompts: Sequence[Sequence[int]],
+    n: int,
+    params: SamplingParams,
+    scheduling: SchedulingParams,
+) -> list[Job]:
     """``n`` sequences for each prompt, in OpenAI's order: choice ``i * n + j``."""
     variants = [_with_seed(params, j) for j in range(n)]
-    return [Job(ids, variant) for ids in prompts for variant in variants]
+    return [Job(ids, variant, scheduling) for ids in prompts for variant in variants]
 
 
 def _with_seed(params: SamplingParams, j: int) -> SamplingParams:

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 from aiohttp import web
 
 from asyncllm.errors import EngineDead, NotFound, NotReady
+from asyncllm.server.api_keys import ApiKeys
 from asyncllm.server.delivery import Delivery, LiveRequests, Reply, WholeAnswer
-from asyncllm.server.protocol import decode, read_body
+from asyncllm.server.middleware import request_id
+from asyncllm.server.protocol import decode, read_body, text_of
+from asyncllm.server.request_log import RequestLog
 from asyncllm.server.sse import EventStream
+from asyncllm.server.trace import MAX_SEQUENCES, explain
 from asyncllm.server.unsupported import refuse_unsupported
 
 if TYPE_CHECKING:
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
     from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
+    from asyncllm.engine.history import RequestTrace
+    from asyncllm.server.protocol import GeneratingFields
     from asyncllm.server.sampling import Job
 
 T = TypeVar("T")
@@ -26,14 +32,18 @@ class Service:
     """One per application.
 
     Attributes:
+        keys: who may ask.
         live: the requests being served.
+        log: what the engine calls those of late.
         draining: set once, when the server is about to stop: new requests are refused.
     """
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig):
         self.llm = llm
         self.config = config
+        self.keys = ApiKeys(config.api_key)
         self.live = LiveRequests()
+        self.log = RequestLog()
         self.draining = False
 
     @property
@@ -58,13 +68,16 @@ class Service:
 
         Raises:
             EngineDead, NotReady: see ``check_ready``.
+            QueueFull: no request can join the queue; found out before the body is parsed.
             BadRequest, TooLarge: the body is not what the route takes, or asks for what cannot be
                 honoured yet.
         """
         self.check_ready()
         body = await read_body(request, self.config.max_body_bytes)
-        asked = decode(body, kind)
-        refuse_unsupported(body)
+        self.llm.check_room(1)  # no prompt has fewer tokens
+        text = text_of(body)
+        asked = decode(text, kind)
+        refuse_unsupported(text)
         return asked
 
     def resolve_model(self, asked: str | None) -> str:
@@ -82,7 +95,11 @@ class Service:
         return asked
 
     async def answer(
-        self, request: web.Request, jobs: Sequence[Job], reply: Reply, *, stream: bool
+        self,
+        request: web.Request,
+        jobs: Sequence[Job],
+        reply: Reply,
+        asked: GeneratingFields,
     ) -> web.StreamResponse:
         """Run the jobs and answer the request; the client's disconnection ends them.
 
@@ -90,10 +107,18 @@ class Service:
             AsyncLLMError: the engine refused or failed before the first byte.
         """
         self.check_ready()  # again: reading and encoding the prompt took a while
-        kind: type[Delivery] = EventStream if stream else WholeAnswer
+        kind: type[Delivery] = EventStream if asked.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
-        with self.live.serve(self.llm, delivery, jobs):
+        with self.live.serve(self.llm, delivery, jobs) as engine_ids:
+            self.log.add(self.keys.tenant_of(request), request_id.get(), engine_ids)
+            if asked.trace:
+                reply.explain = lambda: explain(self.traces(engine_ids))
             return await delivery.respond()
+
+    def traces(self, engine_ids: Sequence[int]) -> list[tuple[int, RequestTrace]]:
+        """What the engine remembers of a request's first sequences, by the index of the choice."""
+        traces = ((i, self.llm.trace(id)) for i, id in enumerate(engine_ids[:MAX_SEQUENCES]))
+        return [(i, trace) for i, trace in traces if trace is not None]
 
 
 #: Where handlers find the service: ``request.app[SERVICE]``.

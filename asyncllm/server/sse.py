@@ -57,10 +57,11 @@ class EventStream(Delivery):
             self._pending[index] = delta
         else:
             held.merge(delta)
-        if not self._several:
+        if not self._several and self._reply.explain is None:
             self._flush()
         elif not self._scheduled:
-            # The other choices of this step follow at once: one write for all of them.
+            # The other choices of this step follow at once: one write for all of them. And a trace
+            # is complete only when the engine is done with this delta.
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 

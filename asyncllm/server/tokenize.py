@@ -10,7 +10,13 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.errors import json_response
 from asyncllm.server.logprobs import token_text
 from asyncllm.server.messages import encode_messages
-from asyncllm.server.protocol import DetokenizeRequest, TokenizeRequest, decode, read_body
+from asyncllm.server.protocol import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    decode,
+    read_body,
+    text_of,
+)
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
@@ -21,7 +27,8 @@ async def tokenize(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     service.check_ready()
     llm = service.llm
-    asked = decode(await read_body(request, service.config.max_body_bytes), TokenizeRequest)
+    body = await read_body(request, service.config.max_body_bytes)
+    asked = decode(text_of(body), TokenizeRequest)
     service.resolve_model(asked.model)
     if asked.messages is not None:
         tokens = await encode_messages(llm, asked.messages, asked)
@@ -30,16 +37,17 @@ async def tokenize(request: web.Request) -> web.Response:
         tokens = await llm.encode(asked.prompt, add_special_tokens=special)
     else:
         raise BadRequest("prompt or messages is required", param="prompt")
-    body = {"count": len(tokens), "max_model_len": llm.limits.max_model_len, "tokens": tokens}
+    answer = {"count": len(tokens), "max_model_len": llm.limits.max_model_len, "tokens": tokens}
     if asked.return_token_strs:
-        body["token_strs"] = [token_text(llm.tokenizer.token_bytes(token)) for token in tokens]
-    return json_response(body)
+        answer["token_strs"] = [token_text(llm.tokenizer.token_bytes(token)) for token in tokens]
+    return json_response(answer)
 
 
 async def detokenize(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     service.check_ready()
-    asked = decode(await read_body(request, service.config.max_body_bytes), DetokenizeRequest)
+    body = await read_body(request, service.config.max_body_bytes)
+    asked = decode(text_of(body), DetokenizeRequest)
     service.resolve_model(asked.model)
     limit = service.llm.limits.vocab_size
     if max(asked.tokens, default=0) >= limit:

@@ -16,7 +16,6 @@ from asyncllm.server.protocol import decode
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "cache_salt": (),
     "chat_template": (),
     "documents": ([],),
     "ebnf": (),
@@ -35,7 +34,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "lora_path": (),
     "no_stop_trim": (False,),
     "modalities": (["text"],),
-    "priority": (0,),
     "prompt_logprobs": (),
     "regex": (),
     "repetition_detection": (),

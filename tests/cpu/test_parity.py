@@ -71,8 +71,8 @@ async def test_pages_that_went_through_the_host_are_the_same(
     folder_of: Callable[[str], Path],
 ) -> None:
     folder = folder_of(tiny_models.FAMILIES[0])
-    options = {"kv_cache_tokens": 640, "page_size": 4, "host_kv_gib": 0.01}
-    async with AsyncLLM(folder, device="cpu", dtype="float32", cpu_threads=1, **options) as llm:
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1}
+    async with AsyncLLM(folder, **options, **MODES["host tier"]) as llm:
         longest = [a for a in answers(folder) if 256 < len(a.prompt)]
         kinds = []
         for _ in range(4):

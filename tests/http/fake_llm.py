@@ -9,9 +9,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.config import EngineConfig, EngineLimits
+from asyncllm.engine.history import RequestTrace, StepRecord
 from asyncllm.engine.stats import EngineStats
+from asyncllm.engine.timeline import Event
 from asyncllm.errors import BadRequest, QueueFull
-from asyncllm.types import FinishReason, SamplingParams, Sink, TokenDelta, TokenLogprob
+from asyncllm.types import (
+    FinishReason,
+    SamplingParams,
+    SchedulingParams,
+    Sink,
+    TokenDelta,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +38,9 @@ class FakeTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < BOS else b""
 
+    def min_tokens(self, num_bytes: int) -> int:
+        return num_bytes
+
 
 class FakeTemplate:
     def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
@@ -41,7 +53,13 @@ class FakeTemplate:
 class _Sequence:
     prompt_ids: Sequence[int]
     params: SamplingParams
+    scheduling: SchedulingParams
     sink: Sink
+    arrived: float
+    started: float | None = None
+    ended: float | None = None
+    outcome: str = "waiting"
+    cached: int = 0
     made: int = 0
     text: str = ""
     decoder: Any = field(default_factory=codecs.getincrementaldecoder("utf-8"))
@@ -65,7 +83,37 @@ class _Sequence:
             delta.finish_reason, delta.stop_reason, delta.text = FinishReason.STOP, delta.text, ""
         elif self.made == params.max_tokens:
             delta.finish_reason = FinishReason.LENGTH
+        if delta.finish_reason is not None:
+            delta.cached_tokens = self.cached
         return delta
+
+    def trace(self, request_id: int, steps: list[StepRecord]) -> RequestTrace:
+        """One second a step, and the whole prompt in the first."""
+        num_prompt, num_tokens = len(self.prompt_ids), len(self.prompt_ids) + self.made
+        events = [Event(self.arrived, -1, "queued", 0, 0)]
+        if self.started is not None:
+            step = int(self.started)
+            events.append(Event(self.started, step, "admitted", 0, self.cached))
+            events.append(Event(self.started, step, "chunk", self.cached, num_prompt - self.cached))
+        if self.ended is not None:
+            events.append(Event(self.ended, -1, "finished", num_tokens, 0))
+        return RequestTrace(
+            request_id=request_id,
+            outcome=self.outcome,
+            prompt_tokens=num_prompt,
+            completion_tokens=self.made,
+            cached_tokens=self.cached,
+            priority=self.scheduling.priority,
+            tenant=self.scheduling.tenant,
+            waited={"slots": (self.started or self.arrived) - self.arrived},
+            arrived=self.arrived,
+            started=self.started,
+            first_token=None if self.started is None else self.started + 1,
+            ended=self.ended,
+            events=events,
+            num_events_dropped=0,
+            steps=steps if self.started is not None else [],
+        )
 
 
 class FakeLLM:
@@ -93,7 +141,12 @@ class FakeLLM:
             max_num_seqs=max_running,
             max_num_batched_tokens=1024,
             prefill_chunk=1024,
+            itl_target=0.01,
+            prefix_caching=True,
+            host_pages=0,
+            page_copy_seconds=0.0,
             max_waiting=16,
+            max_waiting_tokens=50_000,
             steps_in_flight=1,
             vocab_size=VOCAB,
             eos_token_ids=(EOS,),
@@ -105,12 +158,16 @@ class FakeLLM:
         self.ready = False
         self.healthy = True
         self.params: list[SamplingParams] = []
+        self.scheduling: list[SchedulingParams] = []
+        self.encoded: list[str] = []
+        self.cached = 0
         self.aborted: list[int] = []
         self.fail: Exception | None = None
         self._step_seconds = step_seconds
         self._load_seconds = load_seconds
         self._load_error = load_error
         self._life_seconds = life_seconds
+        self._known: dict[int, _Sequence] = {}
         self._running: dict[int, _Sequence] = {}
         self._waiting: dict[int, _Sequence] = {}
         self._go = asyncio.Event()
@@ -138,10 +195,15 @@ class FakeLLM:
     async def encode_all(
         self, texts: list[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        return [await self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if longest > self.limits.max_model_len:
+            raise BadRequest("too long", param="prompt", code="context_length_exceeded")
+        self.encoded += texts
+        return [self.tokenizer.encode(text, add_special_tokens) for text in texts]
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens)
+        [ids] = await self.encode_all([text], add_special_tokens=add_special_tokens)
+        return ids
 
     async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         assert self.chat_template is not None
@@ -149,27 +211,55 @@ class FakeLLM:
             self.chat_template.render(messages, **options), add_special_tokens=False
         )
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams, sink: Sink) -> int:
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        sink: Sink,
+        scheduling: SchedulingParams | None = None,
+    ) -> int:
         room = self.limits.max_model_len - len(prompt_ids)
         if (params.max_tokens or 1) > room:
             param = "prompt" if room < 1 else "max_tokens"
             raise BadRequest("too long", param=param, code="context_length_exceeded")
         if max(prompt_ids) >= VOCAB:
             raise BadRequest("no such token", param="prompt")
-        if len(self._waiting) >= self.limits.max_waiting:
-            raise QueueFull("the queue is full", retry_after=2.5)
+        self.check_room(len(prompt_ids))
+        scheduling = scheduling or SchedulingParams()
         self.params.append(params)
+        self.scheduling.append(scheduling)
         request_id = len(self.params)
-        self._waiting[request_id] = _Sequence(prompt_ids, params, sink)
+        now = float(self.stats.steps)
+        sequence = _Sequence(prompt_ids, params, scheduling, sink, now, cached=self.cached)
+        self._waiting[request_id] = self._known[request_id] = sequence
         self._update()
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
         return request_id
 
+    def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
+        tokens = sum(len(sequence.prompt_ids) for sequence in self._waiting.values())
+        if len(self._waiting) + num_requests <= self.limits.max_waiting and (
+            not self._waiting or tokens + num_tokens <= self.limits.max_waiting_tokens
+        ):
+            return
+        raise QueueFull("the queue is full", retry_after=2.5)
+
+    def trace(self, request_id: int) -> RequestTrace | None:
+        sequence = self._known.get(request_id)
+        if sequence is None:
+            return None
+        count = len(self._running) or 1
+        first = 0 if sequence.started is None else int(sequence.started)
+        last = self.stats.steps if sequence.ended is None else int(sequence.ended)
+        steps = [StepRecord(i, float(i), count, count, i, 0.5) for i in range(first, last)]
+        return sequence.trace(request_id, steps)
+
     def abort(self, request_id: int) -> None:
         for queue in (self._running, self._waiting):
-            if queue.pop(request_id, None) is not None:
+            if (sequence := queue.pop(request_id, None)) is not None:
                 self.aborted.append(request_id)
+                self._end(sequence, "abort")
         self._update()
 
     def hold(self) -> None:
@@ -184,7 +274,8 @@ class FakeLLM:
             await self._go.wait()
             while self._waiting and len(self._running) < self.limits.max_num_seqs:
                 request_id = next(iter(self._waiting))
-                self._running[request_id] = self._waiting.pop(request_id)
+                sequence = self._running[request_id] = self._waiting.pop(request_id)
+                sequence.started, sequence.outcome = float(self.stats.steps), "running"
             self.stats.steps += 1
             for request_id, sequence in list(self._running.items()):
                 self._deliver(request_id, sequence)
@@ -192,7 +283,7 @@ class FakeLLM:
 
     def _deliver(self, request_id: int, sequence: _Sequence) -> None:
         if self.fail is not None:
-            del self._running[request_id]
+            self._end(self._running.pop(request_id), "error")
             sequence.sink.fail(self.fail)
             return
         delta = sequence.step()
@@ -201,6 +292,11 @@ class FakeLLM:
             del self._running[request_id]
             self.stats.finished[delta.finish_reason.value] += 1
         sequence.sink.emit(delta)
+        if delta.finish_reason is not None:  # only now, as in the engine
+            self._end(sequence, delta.finish_reason.value)
+
+    def _end(self, sequence: _Sequence, outcome: str) -> None:
+        sequence.ended, sequence.outcome = float(self.stats.steps), outcome
 
     def _update(self) -> None:
         self.stats.running = len(self._running)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -156,3 +160,23 @@ def serving(
         stop()
         thread.join(10)
         assert not thread.is_alive()
+
+
+class ServerProcess:
+    """A running ``asyncllm serve`` of the demo model."""
+
+    def __init__(self, *options: str):
+        command = [sys.executable, "-m", "asyncllm", "serve", "--device", "cpu", "--port", "0"]
+        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        match = re.search(r"ready on (http://\S+:(\d+))", line)
+        assert match, f"the server said {line!r}"
+        self.url, self.port = match[1], int(match[2])
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait(20)

@@ -35,7 +35,12 @@ def test_models(server: Server) -> None:
 
 
 def test_generate(server: Server) -> None:
-    usage = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     expected = {"text": "aé", "finish_reason": "length", "stop_reason": None, "usage": usage}
     body = {"prompt": list("aé".encode()), "max_tokens": 3}
     assert server.post("/generate", body).json == expected
@@ -95,6 +100,7 @@ def test_metrics(server: Server) -> None:
     assert found["requests_finished_total", "error"] == 0
     names = {name for name, *_ in found}
     assert names >= {"prompt_tokens_total", "preemptions_total", "steps_total"}
+    assert names >= {"cached_prompt_tokens_total", "kv_pages_evicted_total", "kv_host_pages_used"}
     assert names >= {"time_to_first_token_seconds_count", "inter_token_latency_seconds_count"}
 
 

@@ -38,6 +38,8 @@ class Transport:
 class Texts:
     """A reply whose frames are the text itself."""
 
+    explain: Any = None
+
     def opening(self) -> bytes:
         return b"<"
 

@@ -50,6 +50,7 @@ def test_chat_shape(server: Server) -> None:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
 
@@ -122,7 +123,12 @@ def test_completions_shape(server: Server) -> None:
                 "stop_reason": None,
             }
         ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 4,
+            "total_tokens": 7,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
 
 

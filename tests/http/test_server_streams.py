@@ -15,12 +15,20 @@ import uvloop
 
 from asyncllm.config import ServerConfig
 from asyncllm.errors import StepError
+from tests.http.fake_llm import FakeLLM
 from tests.http.serving import Answer, Server, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LONG = {"prompt": "a" * 10, "max_tokens": 4000, "ignore_eos": True}
+
+
+class SlowLLM(FakeLLM):
+    """So slow that a client can go away before a LONG answer is there."""
+
+    def __init__(self) -> None:
+        super().__init__(step_seconds=0.0005)
 
 
 @pytest.fixture(
@@ -37,7 +45,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """Served as by run.py, and mounted in an application whose runner cancels no handlers."""
     prefix, handler_cancellation, new_loop = request.param
     with serving(
-        prefix=prefix, handler_cancellation=handler_cancellation, new_loop=new_loop
+        SlowLLM, prefix=prefix, handler_cancellation=handler_cancellation, new_loop=new_loop
     ) as running:
         yield running
         running.until_idle()

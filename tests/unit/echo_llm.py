@@ -25,11 +25,13 @@ class EchoLLM(FakeLLM):
         model: str | None = None,
         *,
         config: EngineConfig | None = None,
+        policy: Any = None,
         progress: Any = None,
         **options: Any,
     ):
         super().__init__(step_seconds=self.step_seconds, load_error=self.load_error)
         self.config = config or EngineConfig(model=model, **options)
+        self.policy = policy
         self.fail = self.step_error
         self.made.append(self)
 
@@ -42,6 +44,9 @@ class EchoLLM(FakeLLM):
 
     async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         return await super().encode_chat(messages, **{"add_generation_prompt": True, **options})
+
+    def _least_tokens(self, texts: list[str]) -> int:
+        return max(map(len, texts))
 
     generate: Any = AsyncLLM.generate
     stream: Any = AsyncLLM.stream

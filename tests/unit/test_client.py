@@ -19,6 +19,7 @@ from asyncllm.config import ServerConfig
 from asyncllm.errors import (
     AsyncLLMError,
     BadRequest,
+    DeadlineExceeded,
     EngineDead,
     NotFound,
     NotReady,
@@ -28,7 +29,7 @@ from asyncllm.errors import (
     Unauthorized,
 )
 from asyncllm.openai_answers import EventDecoder
-from asyncllm.types import FinishReason, TokenDelta, TokenLogprob, Usage
+from asyncllm.types import FinishReason, SchedulingParams, TokenDelta, TokenLogprob, Usage
 from tests.http.serving import Server, serving
 from tests.unit.echo_llm import EchoLLM, echo_class
 
@@ -164,6 +165,25 @@ async def test_params_are_sent_in_full(script: Script, client: Client) -> None:
     assert (body["logprobs"], body["top_logprobs"]) == (True, 3)
 
 
+async def test_scheduling_is_sent_where_it_is_not_the_default(
+    script: Script, client: Client
+) -> None:
+    await client.generate("hello", None, SchedulingParams())
+    assert script.body == {"model": "m", "prompt": "hello"}
+    wanted = SchedulingParams(priority=-2, deadline_ms=1500, cache_salt="mine")
+    fields = {"priority": -2, "deadline_ms": 1500, "cache_salt": "mine"}
+    await client.generate("hello", scheduling=wanted)
+    assert script.body == {"model": "m", "prompt": "hello", **fields}
+    script.answer = [sse(choice(delta={}, finish_reason="stop"))]
+    messages = [{"role": "user", "content": "hello"}]
+    assert len([delta async for delta in client.stream(messages, scheduling=wanted)]) == 1
+    body = script.body
+    assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
+    assert {name: body[name] for name in fields} == fields
+    with pytest.raises(BadRequest, match="API keys"):
+        await client.generate("hello", scheduling=SchedulingParams(tenant="me"))
+
+
 async def test_no_limit_is_the_room_in_the_context(script: Script, client: Client) -> None:
     await client.generate([1] * 20, SamplingParams())
     assert script.body["max_tokens"] == 80
@@ -206,13 +226,21 @@ FRAMES = [
     choice(delta={"content": ""}, token_ids=[3]),
     choice(delta={"content": "ße\n"}, token_ids=[4]),
     choice(delta={}, finish_reason="length"),
-    {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 4}},
+    {
+        "choices": [],
+        "usage": {
+            "prompt_tokens": 1,
+            "completion_tokens": 4,
+            "prompt_tokens_details": {"cached_tokens": 1},
+        },
+    },
+    {"choices": [], "trace": {"sequences": []}},
 ]
 DELTAS = [
     TokenDelta("Grü", [1, 2]),
     TokenDelta("", [3]),
     TokenDelta("ße\n", [4]),
-    TokenDelta(finish_reason=FinishReason.LENGTH),
+    TokenDelta(finish_reason=FinishReason.LENGTH, cached_tokens=1),
 ]
 
 
@@ -265,6 +293,8 @@ async def test_a_server_that_knows_no_token_ids(script: Script, client: Client) 
         (401, "invalid_api_key", Unauthorized),
         (403, None, Unauthorized),
         (404, "model_not_found", NotFound),
+        (408, "deadline_exceeded", DeadlineExceeded),
+        (408, None, AsyncLLMError),
         (413, None, TooLarge),
         (422, None, BadRequest),
         (429, "queue_full", QueueFull),
@@ -292,6 +322,23 @@ async def test_an_error_has_the_class_it_had_at_the_server(
         assert caught.value.code == (code or kind.code)
 
 
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "3", "retry-after-ms": "2500"}, 2.5),
+        ({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, 1.0),
+        ({}, 1.0),
+    ],
+)
+async def test_when_to_try_again(
+    script: Script, client: Client, headers: dict[str, str], seconds: float
+) -> None:
+    script.status, script.answer_headers = 429, headers
+    with pytest.raises(QueueFull) as caught:
+        await client.generate("a")
+    assert caught.value.retry_after == seconds
+
+
 @pytest.mark.parametrize("answer", [b"<h1>Bad Gateway</h1>", b"", b'{"error": "no"}', b"[]"])
 async def test_an_error_page_of_a_proxy(script: Script, client: Client, answer: bytes) -> None:
     script.status, script.answer = 502, answer
@@ -313,6 +360,10 @@ async def test_an_answer_that_is_none(script: Script, client: Client, answer: by
         ({"message": "step", "type": "server_error", "code": None}, AsyncLLMError),
         ({"message": "bad", "type": "invalid_request_error", "code": None}, BadRequest),
         ({"message": "full", "type": "rate_limit_error", "code": "queue_full"}, QueueFull),
+        (
+            {"message": "late", "type": "timeout_error", "code": "deadline_exceeded"},
+            DeadlineExceeded,
+        ),
         ({"message": "bad", "type": "BadRequestError", "code": 400}, BadRequest),
     ],
 )
@@ -422,6 +473,8 @@ async def test_answers_equal_those_of_the_engine(
 ) -> None:
     async with echo_class()() as engine:
         expected = await engine.generate(prompt, params)
+    server.call(lambda: setattr(server.llm, "cached", 1))
+    expected.usage = Usage(expected.usage.prompt_tokens, expected.usage.completion_tokens, 1)
     async with Client(server.url, api_key="key") as client:
         assert await client.generate(prompt, params) == expected
         whole = TokenDelta()
@@ -433,6 +486,7 @@ async def test_answers_equal_those_of_the_engine(
         expected.logprobs,
         expected.finish_reason,
         expected.stop_reason,
+        cached_tokens=1,
     )
 
 

@@ -219,7 +219,7 @@ async def test_a_sink_may_abort_its_own_request() -> None:
 
         ids.append(engine.add([1], SamplingParams(max_tokens=1), Quitter()))
         await idle(engine)
-        assert engine.stats.finished == {"stop": 0, "length": 0, "abort": 1, "error": 0}
+        assert {how: n for how, n in engine.stats.finished.items() if n} == {"abort": 1}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def apply(sched: Scheduler, *tokens: int, error: str | None = None) -> Applied:
 
 def run(sched: Scheduler, steps: int = 100) -> list[int]:
     """Step by step until nothing runs; the ids of those that finish, in order."""
-    finished = []
+    finished: list[int] = []
     for step in range(steps):
         planned = sched.plan(step, now=float(step))
         if planned is None:
@@ -320,6 +320,18 @@ def test_over_capacity_everything_finishes_and_preemptions_are_bounded() -> None
 # -- the host --------------------------------------------------------------------------------------
 
 
+def run_with_copies(sched: Scheduler, *, copy_seconds: float, step_seconds: float) -> None:
+    """Like ``run``; every copy is done by the end of its step."""
+    for step in range(100):
+        planned = sched.plan(step, 0.0)
+        if planned is None:
+            return
+        tokens = pack([3] * len(rows(planned.message)))
+        copied = ((step, copy_seconds),) if planned.message.copies else ()
+        sched.apply(StepResult(step, tokens, (), None, 0.0, 0.0, copied), 0.0, step_seconds)
+    raise AssertionError("it does not end")
+
+
 def test_evicted_pages_come_back_from_the_host() -> None:
     sched = scheduler(num_pages=10, host_pages=40, max_model_len=40, page_copy_seconds=0.0)
     prompts = [[id * 20 + i for i in range(20)] for id in range(4)]
@@ -329,14 +341,7 @@ def test_evicted_pages_come_back_from_the_host() -> None:
             id += 1
             seq = sequence(id, prompt, max_tokens=2)
             sched.add(seq, 0.0)
-            copied = ()
-            for step in range(100):
-                planned = sched.plan(step, 0.0)
-                if planned is None:
-                    break
-                tokens = pack([3] * len(rows(planned.message)))
-                copied = ((step, 0.0),) if planned.message.copies else ()
-                sched.apply(StepResult(step, tokens, (), None, 0.0, 0.0, copied), 0.0, 0.01)
+            run_with_copies(sched, copy_seconds=0.0, step_seconds=0.01)
             assert seq.state is SeqState.FINISHED
             if round:
                 assert "loading" in [event.kind for event in seq.timeline.events]
@@ -349,15 +354,11 @@ def test_nothing_is_loaded_when_computing_is_faster() -> None:
         for id in range(4):
             seq = sequence(10 * round + id, [id * 20 + i for i in range(20)], max_tokens=6)
             sched.add(seq, 0.0)
-            for step in range(100):
-                planned = sched.plan(step, 0.0)
-                if planned is None:
-                    break
-                tokens = pack([3] * len(rows(planned.message)))
-                copied = ((step, 1.0),) if planned.message.copies else ()
-                sched.apply(StepResult(step, tokens, (), None, 0.0, 0.0, copied), 0.0, 0.001)
-            kinds = [event.kind for event in seq.timeline.events]
-            assert "loading" not in kinds or not sched.times.fitted or round == 1
+            run_with_copies(sched, copy_seconds=1.0, step_seconds=0.001)
+            if round:
+                assert sched.times.fitted
+                assert sched.cache.num_host_used > 0
+                assert "loading" not in [event.kind for event in seq.timeline.events]
 
 
 # -- explanations ----------------------------------------------------------------------------------
