@@ -155,7 +155,7 @@ async def test_dummy_weights_and_small_caches_serve() -> None:
         params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
         alone = await llm.generate("Hello", params)
         crowd = await asyncio.gather(*(llm.generate("Hello", params) for _ in range(6)))
-        assert llm.stats.preemptions > 0
+        assert llm.stats.preemptions == 0, "so long they were sure to be, and admitted accordingly"
         assert all(answer.token_ids == alone.token_ids for answer in crowd)
 
 

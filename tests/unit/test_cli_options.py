@@ -60,10 +60,16 @@ def test_every_field_of_the_configuration_has_an_option_and_a_description(
     parser = parser_of(struct)
     actions = {action.dest: action for action in parser._actions}
     for field in msgspec.structs.fields(struct):
-        assert actions[field.name].help
-        value = {int: "7", float: "0.5", str: "x", None: "auto"}[actions[field.name].type]  # type: ignore[index]
+        action = actions[field.name]
+        assert action.help
         option = "--" + field.name.replace("_", "-")
-        given = given_options(parser.parse_args([option, value]), struct)
+        if action.nargs == 0:
+            words, value = [option], "True"
+        else:
+            kinds: dict[Any, str] = {int: "7", float: "0.5", str: "x"}
+            value = action.choices[0] if isinstance(action.choices, tuple) else kinds[action.type]
+            words = [option, value]
+        given = given_options(parser.parse_args(words), struct)
         [got] = given.values()
         assert str(got[0] if isinstance(got, tuple) else got) == value
         assert given.keys() == {field.name}

@@ -1,0 +1,126 @@
+"""``asyncllm replay``: check a trace, or ask what would have been."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from asyncllm.replay.variants import KEYS, Variant
+
+if TYPE_CHECKING:
+    from array import array
+
+    from asyncllm.cli.options import Commands
+    from asyncllm.replay.figures import Figures
+    from asyncllm.replay.verify import Replayed
+
+
+def add_command(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "replay",
+        help="run the scheduler again on what serve --trace recorded",
+        description="Run the scheduler again on what serve --trace recorded, and check that it "
+        "makes the same plans.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", help="the trace")
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        type=_variant,
+        metavar="KEY=VALUE",
+        help="simulate the same requests with something changed, and compare; several changes at "
+        "once are separated by commas, and the option may be repeated. Keys: " + ", ".join(KEYS),
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from asyncllm.engine.trace_file import Trace
+    from asyncllm.replay.simulate import simulate
+    from asyncllm.replay.verify import verify, version_note
+
+    trace = Trace.read(args.file)
+    note = version_note(trace)
+    if note is not None:
+        print(note, file=sys.stderr)
+    replayed = verify(trace)
+    print(_summary(replayed))
+    found = replayed.mismatch
+    if found is not None:
+        print(
+            f"asyncllm: error: step {found.step}, at {found.now:.6f} s, is not planned as it was; "
+            f"what differs: {found.what}",
+            file=sys.stderr,
+        )
+        return 1
+    if args.what_if:
+        columns = [("recorded", replayed.figures), ("simulated", simulate(replayed))]
+        columns += [(variant.name, simulate(replayed, variant)) for variant in args.what_if]
+        print()
+        print(_table(columns))
+    return 0
+
+
+def _variant(text: str) -> Variant:
+    try:
+        return Variant.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _summary(replayed: Replayed) -> str:
+    figures, workload = replayed.figures, replayed.workload
+    header = replayed.trace.header
+    ended = workload.ended or "it was cut off, or is still being written"
+    rate = figures.num_steps / replayed.seconds if replayed.seconds else 0.0
+    same = "all plans are the same" if replayed.mismatch is None else "plans differ"
+    return "\n".join(
+        (
+            f"{replayed.trace.path}: asyncllm {header.asyncllm}, policy {header.policy}",
+            f"{figures.num_requests} requests, {figures.num_steps} steps, {figures.num_tokens} "
+            f"tokens generated in {figures.makespan:.1f} s; end of the trace: {ended}",
+            f"replayed in {replayed.seconds:.2f} s, {rate:.0f} steps a second: {same}",
+        )
+    )
+
+
+def _table(columns: list[tuple[str, Figures]]) -> str:
+    """Names to the left, one column for each run."""
+    rows = [["", *(name for name, _ in columns)]]
+    cells = [_cells(figures) for _, figures in columns]
+    rows += [[name, *(column[name] for column in cells)] for name in cells[0]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in rows
+    )
+
+
+def _cells(figures: Figures) -> dict[str, str]:
+    return {
+        "TTFT p50, ms": _ms(figures.ttft, 50),
+        "TTFT p90, ms": _ms(figures.ttft, 90),
+        "TTFT p99, ms": _ms(figures.ttft, 99),
+        "ITL p50, ms": _ms(figures.itl, 50),
+        "ITL p99, ms": _ms(figures.itl, 99),
+        "queue wait p99, ms": _ms(figures.queue_wait, 99),
+        "generated tokens/s": f"{figures.throughput:.1f}",
+        "preemptions": str(figures.num_preemptions),
+        "prompt tokens cached": f"{100 * figures.cached_share:.1f} %",
+        "makespan, s": f"{figures.makespan:.2f}",
+    }
+
+
+def _ms(values: array[float], percent: float) -> str:
+    from asyncllm.replay.figures import percentile
+
+    value = percentile(values, percent)
+    return "-" if value is None else f"{value * 1e3:.1f}"

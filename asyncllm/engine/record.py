@@ -1,0 +1,269 @@
+"""Recording: a scheduler that writes down what it is asked, for ``asyncllm.replay``."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from asyncllm import __version__
+from asyncllm.cache.manager import KVCacheManager
+from asyncllm.cache.radix import Node
+from asyncllm.config import EngineLimits
+from asyncllm.engine.page_ids import PageIds, Place
+from asyncllm.engine.policy import POLICIES, Policy
+from asyncllm.engine.scheduler import Applied, Planned, Scheduler
+from asyncllm.engine.sequence import FOREVER, SeqState, Sequence
+from asyncllm.engine.trace_file import (
+    MAX_BYTES,
+    NEW_ROOT,
+    Arrival,
+    Finish,
+    Header,
+    Pages,
+    Plan,
+    PlanDigest,
+    Result,
+    TraceWriter,
+)
+from asyncllm.types import FinishReason
+from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, pack, unpack
+
+_BAD = pack([BAD_TOKEN])
+
+
+class RecordedScheduler(Scheduler):
+    """A Scheduler whose calls are recorded from ``record_to`` on until ``stop_recording``."""
+
+    _recorder: Recorder | None = None
+    _applying = False
+
+    def record_to(self, path: str, *, max_bytes: int = MAX_BYTES) -> None:
+        """Begin; nothing has been added yet.
+
+        Raises:
+            TraceError: the file cannot be written.
+        """
+        header = Header(__version__, policy_name(self._policy), self.limits)
+        writer = TraceWriter(path, header, max_bytes=max_bytes)
+        self._recorder = Recorder(writer, self.limits, self.cache)
+
+    def stop_recording(self, reason: str) -> None:
+        """End the trace and close its file. Idempotent."""
+        if self._recorder is not None:
+            self._recorder.writer.close(reason)
+            self._recorder = None
+
+    def add(self, seq: Sequence, now: float) -> None:
+        if self._recorder is not None:
+            self._recorder.added(seq, now)
+        super().add(seq, now)
+
+    def finish(self, seq: Sequence, now: float) -> None:
+        # What a result ends is ended through here, too, but is no event of its own.
+        if self._recorder is not None and not self._applying:
+            self._recorder.finished(seq, now)
+        super().finish(seq, now)
+
+    def plan(self, number: int, now: float) -> Planned | None:
+        recorder = self._recorder
+        if recorder is None:
+            return super().plan(number, now)
+        before = self.num_preemptions
+        try:
+            planned = super().plan(number, now)
+        except Exception as error:
+            recorder.planned(number, now, None, preempted=False)
+            self.stop_recording(f"plan() raised {error!r}")
+            raise
+        recorder.planned(number, now, planned, preempted=self.num_preemptions != before)
+        self._heed(recorder)
+        return planned
+
+    def apply(self, result: StepResult, now: float, seconds: float) -> Applied:
+        recorder = self._recorder
+        if recorder is None:
+            return super().apply(result, now, seconds)
+        before = len(self.running)
+        self._applying = True
+        try:
+            applied = super().apply(result, now, seconds)
+        except Exception as error:
+            self.stop_recording(f"apply() raised {error!r}")
+            raise
+        finally:
+            self._applying = False
+        recorder.applied(result, now, seconds, applied, ended=len(self.running) != before)
+        self._heed(recorder)
+        return applied
+
+    def _heed(self, recorder: Recorder) -> None:
+        """Once the file is full, or cannot be written, nothing is left to do or to remember."""
+        if not recorder.writer.recording:
+            self._recorder = None
+
+
+@dataclass(slots=True)
+class _Live:
+    """A sequence that may still fill pages, or has filled pages that the cache has yet to take."""
+
+    seq: Sequence
+    place: Place
+    num_pages: int = 0
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A ``PageHolder`` to ask the cache with."""
+
+    tokens: array[int]
+    salt: bytes
+    pages: list[int] = field(default_factory=list)
+    node: Node | None = None
+    first_own: Node | None = None
+
+
+class Recorder:
+    """Turns calls into events."""
+
+    def __init__(self, writer: TraceWriter, limits: EngineLimits, cache: KVCacheManager):
+        self.writer = writer
+        self._cache = cache
+        self._page_size = limits.page_size
+        room = 2 * (limits.num_pages + limits.host_pages)
+        self._ids = PageIds(limits.page_size, room, self._is_cached)
+        self._tenants: dict[str, int] = {}
+        self._live: dict[int, _Live] = {}
+        #: Admitted at least once; and those of them that were preempted with steps in flight.
+        self._started: dict[int, _Live] = {}
+        self._preempted: dict[int, _Live] = {}
+        #: Ended, but pages of theirs may still enter the cache.
+        self._leaving: deque[_Live] = deque()
+
+    def added(self, seq: Sequence, now: float) -> None:
+        place, new = self._ids.enter(seq.salt)
+        live = self._live[seq.id] = _Live(seq, place)
+        known, num_new = self._extend(live)
+        tenant: int | str | None = self._tenants.get(seq.tenant)
+        if tenant is None:
+            self._tenants[seq.tenant] = len(self._tenants)
+            # It may hold what JSON lets through: lone surrogates.
+            tenant = seq.tenant.encode("utf-8", "backslashreplace").decode()
+        event = Arrival(
+            now=now,
+            id=seq.id,
+            tenant=tenant,
+            node=NEW_ROOT if new else known,
+            new_pages=num_new,
+            num_prompt=seq.num_prompt,
+            max_length=seq.max_length,
+            priority=seq.priority,
+            surely_full=seq.surely_full,
+            arrival=None if seq.arrival == now else seq.arrival,
+            deadline=None if seq.deadline == FOREVER else seq.deadline,
+        )
+        self.writer.write(event, now)
+
+    def finished(self, seq: Sequence, now: float) -> None:
+        if seq.state is not SeqState.FINISHED:
+            self._end(seq, now)
+            self.writer.write(Finish(now, seq.id), now)
+            self._let_go()
+
+    def planned(self, number: int, now: float, planned: Planned | None, *, preempted: bool) -> None:
+        """``preempted`` says that some sequence was."""
+        if preempted:
+            for id, live in self._started.items():
+                if live.seq.state is not SeqState.RUNNING:
+                    self._preempted[id] = live
+        for seq in planned.admitted if planned is not None else ():
+            live = self._started.setdefault(seq.id, self._live[seq.id])
+            self._note_pages(live, now)
+            self._preempted.pop(seq.id, None)
+        self._note_preempted(now)
+        digest = None if planned is None else digest_of(planned.message)
+        self.writer.write(Plan(number, now, digest), now)
+
+    def applied(
+        self, result: StepResult, now: float, seconds: float, applied: Applied, *, ended: bool
+    ) -> None:
+        """``ended`` says that a running sequence was."""
+        stopped: list[int] = []
+        # Most steps end nothing, and then not every row is looked at.
+        if ended or self._preempted:
+            for seq, row, token, finish in applied.emitted:
+                if finish is not None or token == BAD_TOKEN:
+                    self._end(seq, now)
+                if finish is FinishReason.STOP:
+                    stopped.append(row)
+            for seq in applied.failed:
+                self._end(seq, now)
+        bad: list[int] = []
+        if _BAD in result.tokens:
+            bad = (unpack(result.tokens) == BAD_TOKEN).nonzero()[0].tolist()
+        self._note_preempted(now)
+        failed = result.error is not None
+        event = Result(now, seconds, tuple(stopped), tuple(bad), result.copied, failed)
+        self.writer.write(event, now)
+        self._let_go()
+
+    def _note_preempted(self, now: float) -> None:
+        """Pages of theirs may be in the cache already, and more become full while steps land."""
+        if self._preempted:
+            for live in self._preempted.values():
+                self._note_pages(live, now)
+            slots = {id: live.seq.slot for id, live in self._preempted.items()}
+            self._preempted = {id: self._started[id] for id, slot in slots.items() if slot >= 0}
+
+    def _note_pages(self, live: _Live, now: float) -> None:
+        """Name the pages that have become full, if any."""
+        if len(live.seq.tokens) // self._page_size > live.num_pages:
+            known, num_new = self._extend(live)
+            self.writer.write(Pages(live.seq.id, known, num_new), now)
+
+    def _extend(self, live: _Live) -> tuple[int, int]:
+        """Follow the full pages that are not followed yet: the last known one, and how many new."""
+        size, tokens = self._page_size, live.seq.tokens
+        num_pages = len(tokens) // size
+        data = tokens[live.num_pages * size : num_pages * size].tobytes()
+        live.place, known, num_new = self._ids.extend(live.place, data)
+        live.num_pages = num_pages
+        return known.node, num_new
+
+    def _end(self, seq: Sequence, now: float) -> None:
+        live = self._live.pop(seq.id)
+        self._started.pop(seq.id, None)
+        self._preempted.pop(seq.id, None)
+        self._note_pages(live, now)
+        self._leaving.append(live)
+
+    def _let_go(self) -> None:
+        while self._leaving and self._leaving[0].seq.node is None:
+            live = self._leaving.popleft()
+            self._ids.leave(live.place, live.num_pages)
+
+    def _is_cached(self, tokens: array[int], salt: bytes) -> bool:
+        # The cache leaves the last token out.
+        match = self._cache.match(_Probe(tokens + array("i", [0]), salt))
+        known = len(match.pages) + len(match.host)
+        return match.pending is not None or known * self._page_size == len(tokens)
+
+
+def digest_of(plan: StepPlan) -> PlanDigest:
+    """What two plans have in common when they order the same work."""
+    admits = crc32(b"")
+    if plan.admits:
+        flat: list[int] = []
+        for admit in plan.admits:
+            flat += (admit.slot, len(admit.tokens), admit.num_prompt)
+        admits = crc32(pack(flat))
+    return PlanDigest(crc32(plan.rows), crc32(plan.new_pages), crc32(plan.copies), admits)
+
+
+def policy_name(policy: Policy) -> str:
+    """Its name in the configuration, or module and class of one that has none."""
+    for name, kind in POLICIES.items():
+        if type(policy) is kind:
+            return name
+    return f"{type(policy).__module__}.{type(policy).__qualname__}"

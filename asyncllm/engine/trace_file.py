@@ -1,0 +1,268 @@
+"""The trace file: what went into a scheduler, and a digest of what came out.
+
+It starts with ``MAGIC``, the number of the format, and a header. Events follow, each a msgpack
+array after its length: one byte, or 255 and then four bytes, little-endian. A file that ends in the
+middle of an event is good up to there. There are no token ids in it, and no text but the tenants'
+names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from asyncllm import __version__
+from asyncllm.config import EngineLimits
+from asyncllm.errors import AsyncLLMError
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"asyncllm trace\n"
+FORMAT = 1
+
+#: Bytes that are written at once.
+CHUNK = 64 * 1024
+#: Seconds after which less than that is written, when the next event comes.
+FLUSH_SECONDS = 1.0
+#: A trace ends when it is so large.
+MAX_BYTES = 256 * 2**20
+#: A longer event is taken for damage.
+LONGEST = 64 * 2**20
+
+#: ``Arrival.node`` of a salt that was not seen before.
+NEW_ROOT = -1
+
+
+class TraceError(AsyncLLMError, ValueError):
+    """A trace cannot be written, or read, or it is not one."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """``policy`` is its configuration's name, or module and class of one of the user's own."""
+
+    asyncllm: str
+    policy: str
+    limits: EngineLimits
+
+
+class PlanDigest(NamedTuple):
+    """CRC-32 of a plan's parts; of ``admits`` only slots and lengths."""
+
+    rows: int
+    new_pages: int
+    copies: int
+    admits: int
+
+
+class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
+    """``add()``.
+
+    Page identities: nodes are numbered from 0 as they appear. A salt is a root; a page is a child
+    of the page before it. The prompt's full pages are the path to ``node``, and then ``new_pages``
+    nodes with the next numbers. With NEW_ROOT the salt itself takes the first of those.
+
+    Attributes:
+        tenant: its name when it is new, else how many new ones came before it.
+        arrival: None when it is ``now``.
+        deadline: None for none.
+    """
+
+    now: float
+    id: int
+    tenant: int | str
+    node: int
+    new_pages: int
+    num_prompt: int
+    max_length: int
+    priority: int
+    surely_full: bool
+    arrival: float | None
+    deadline: float | None
+
+
+class Pages(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
+    """The full pages that a request's tokens fill, generated ones included; see ``Arrival``."""
+
+    id: int
+    node: int
+    new_pages: int
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """``finish()`` of a request that had not ended."""
+
+    now: float
+    id: int
+
+
+class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """``plan()``; ``digest`` is None when there was nothing to run."""
+
+    number: int
+    now: float
+    digest: PlanDigest | None
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
+    """``apply()``. ``stopped`` are the rows whose token was a stop token, ``bad`` the BAD_TOKENs.
+
+    ``copied`` is ``StepResult.copied``; ``failed`` says that there was an error.
+    """
+
+    now: float
+    seconds: float
+    stopped: tuple[int, ...]
+    bad: tuple[int, ...]
+    copied: tuple[tuple[int, float], ...]
+    failed: bool
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
+    """The recording ended, and why. A trace without it was cut off."""
+
+    reason: str
+
+
+Event: TypeAlias = Arrival | Pages | Finish | Plan | Result | End
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Event).decode
+
+
+class TraceWriter:
+    """Appends events, a chunk at a time; stops for good when the disk fails or the file is full."""
+
+    def __init__(self, path: str, header: Header, *, max_bytes: int = MAX_BYTES):
+        """Make the file; what has its name already becomes ``path.old``.
+
+        Raises:
+            TraceError: the file cannot be written.
+        """
+        self.recording = True
+        self._path = path
+        self._buffer = bytearray()
+        self._room = max_bytes
+        self._flushed = 0.0
+        try:
+            if Path(path).is_file():
+                os.replace(path, path + ".old")
+            self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise TraceError(f"cannot write the trace {path}: {reason}", param="trace") from None
+        data = _encode(header)
+        self._buffer += MAGIC + bytes([FORMAT]) + len(data).to_bytes(4, "little") + data
+        self._room -= len(self._buffer)
+        self._flush()
+
+    def write(self, event: Event, now: float) -> None:
+        """Append an event; does nothing when the recording has ended."""
+        if not self.recording:
+            return
+        data = _encode(event)
+        if len(data) + 5 > self._room:
+            log.warning("the trace %s is full; recording ends, serving does not", self._path)
+            self.close("the file is as large as it may get")
+            return
+        self._append(data)
+        if len(self._buffer) >= CHUNK or now - self._flushed >= FLUSH_SECONDS:
+            self._flush()
+            self._flushed = now
+
+    def close(self, reason: str) -> None:
+        """Nothing more is recorded. Idempotent."""
+        if self.recording:
+            self._append(_encode(End(reason)))
+            self._flush()
+        if self.recording:
+            self.recording = False
+            self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        size = len(data)
+        buffer = self._buffer
+        if size < 255:
+            buffer.append(size)
+        else:
+            buffer.append(255)
+            buffer += size.to_bytes(4, "little")
+            size += 4
+        buffer += data
+        self._room -= size + 1
+
+    def _flush(self) -> None:
+        data = memoryview(self._buffer)
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            log.error("cannot write the trace %s (%s); recording ends", self._path, error)
+            self.recording = False
+            self._file.close()
+        self._buffer = bytearray()
+
+
+class Trace:
+    """A trace that was read."""
+
+    def __init__(self, path: str, header: Header, data: bytes, start: int):
+        self.path = path
+        self.header = header
+        self._data = data
+        self._start = start
+
+    @classmethod
+    def read(cls, path: str) -> Trace:
+        """Read a whole file.
+
+        Raises:
+            TraceError: it is not a trace, or one that this version cannot read.
+            OSError: the file cannot be read.
+        """
+        data = Path(path).read_bytes()
+        start = len(MAGIC) + 5
+        if not data.startswith(MAGIC) or len(data) < start:
+            raise TraceError(f"{path} is not a trace of asyncllm")
+        if data[len(MAGIC)] != FORMAT:
+            raise TraceError(
+                f"{path} has format {data[len(MAGIC)]}; asyncllm {__version__} reads {FORMAT}"
+            )
+        size = int.from_bytes(data[start - 4 : start], "little")
+        if start + size > len(data):
+            raise TraceError(f"{path} is cut off within its header")
+        try:
+            header = msgspec.msgpack.decode(data[start : start + size], type=Header)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TraceError(
+                f"the header of {path} does not suit asyncllm {__version__}: {error}"
+            ) from None
+        return cls(path, header, data, start + size)
+
+    def events(self) -> Iterator[Event]:
+        """The events in order, up to the last whole one; the last is an End unless it is missing.
+
+        Raises:
+            TraceError: what is there makes no sense.
+        """
+        data, at, end = memoryview(self._data), self._start, len(self._data)
+        while at < end:
+            size = data[at]
+            body = at + 1
+            if size == 255:
+                size = int.from_bytes(data[body : body + 4], "little")
+                body += 4
+            # A crash of the whole machine may leave zeros behind.
+            if size == 0 or body + size > end:
+                if size > LONGEST:
+                    raise TraceError(f"{self.path} is damaged at byte {at}")
+                return
+            try:
+                yield _decode(data[body : body + size])
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise TraceError(f"{self.path} is damaged at byte {at}: {error}") from None
+            at = body + size

@@ -1,0 +1,108 @@
+"""A run: the real scheduler, fed with the requests of a trace."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from asyncllm.config import EngineLimits
+from asyncllm.engine.policy import Policy
+from asyncllm.engine.scheduler import Planned, Scheduler
+from asyncllm.engine.step_time import StepShape
+from asyncllm.replay.figures import Figures
+from asyncllm.replay.workload import Live, Workload
+from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, pack, unpack
+
+
+class Run:
+    """Passes events on to the scheduler, and knows whose row is whose, as a device would.
+
+    ``live`` are the requests that have not ended.
+    """
+
+    def __init__(self, workload: Workload, limits: EngineLimits, policy: Policy):
+        self.figures = Figures()
+        self.scheduler = Scheduler.create(limits, policy)
+        self.live: dict[int, Live] = {}
+        self._workload = workload
+        self._slots: dict[int, Live] = {}
+        self._known = np.zeros(limits.max_num_seqs, dtype=np.int64)
+        self._steps: deque[tuple[int, list[Live]]] = deque()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._steps)
+
+    @property
+    def next_rows(self) -> list[Live]:
+        """Whose rows the oldest step in flight has."""
+        return self._steps[0][1]
+
+    def add(self, id: int, now: float) -> None:
+        self.figures.arrived(now)
+        live = self.live[id] = self._workload.enter(id)
+        self.scheduler.add(live.seq, now)
+
+    def finish(self, id: int, now: float) -> Live | None:
+        """None when it has ended already."""
+        live = self.live.pop(id, None)
+        if live is not None:
+            self.scheduler.finish(live.seq, now)
+        return live
+
+    def plan(self, number: int, now: float) -> Planned | None:
+        planned = self.scheduler.plan(number, now)
+        self.figures.num_preemptions = self.scheduler.num_preemptions
+        if planned is None:
+            return None
+        self.figures.num_steps += 1
+        message = planned.message
+        for admit, seq in zip(message.admits, planned.admitted, strict=True):
+            live = self._slots[admit.slot] = self.live[seq.id]
+            self._known[admit.slot] = len(seq.tokens)
+            self.figures.admitted(live, now)
+        slots = unpack(message.rows, 3)[:, 0].tolist()
+        self._steps.append((number, [self._slots[slot] for slot in slots]))
+        return planned
+
+    def shape(self, plan: StepPlan) -> StepShape:
+        """Of the step planned last."""
+        slots, starts, q_lens = unpack(plan.rows, 3).astype(np.int64).T
+        decodes = starts >= self._known[slots]
+        starts_, lens = starts[~decodes], q_lens[~decodes]
+        attention = (lens * (starts_ + lens / 2)).sum()
+        kv_tokens = (starts[decodes] + 1).sum()
+        return StepShape(int(q_lens.sum()), int(kv_tokens), float(attention))
+
+    def apply(
+        self,
+        now: float,
+        seconds: float,
+        *,
+        bad: Iterable[int] = (),
+        failed: bool = False,
+        copied: tuple[tuple[int, float], ...] = (),
+    ) -> list[Live]:
+        """The oldest step in flight is done; returns the requests that it has ended.
+
+        ``bad`` are the rows of BAD_TOKENs. Which token stops a sequence is up to the caller; see
+        ``Live.stop_next``.
+        """
+        number, rows = self._steps.popleft()
+        tokens = [live.next_token() for live in rows]
+        for row in bad:
+            tokens[row] = BAD_TOKEN
+        error = "it failed when it was recorded" if failed else None
+        message = StepResult(number, pack(tokens), (), error, 0.0, 0.0, copied)
+        emitted, lost = self.scheduler.apply(message, now, seconds)
+        ended = [self.live.pop(seq.id) for seq in lost]
+        for seq, row, token, finish in emitted:
+            live = rows[row]
+            if token != BAD_TOKEN:
+                self.figures.token(live, now)
+            if finish is not None or token == BAD_TOKEN:
+                ended.append(self.live.pop(seq.id))
+        self.figures.ended = now
+        return ended

@@ -1,0 +1,190 @@
+"""Verify: a trace's events go into the scheduler again, and the same plans must come out."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass, field
+
+from asyncllm import __version__
+from asyncllm.engine.policy import POLICIES, Policy
+from asyncllm.engine.record import digest_of
+from asyncllm.engine.scheduler import Planned
+from asyncllm.engine.step_time import StepTimeModel
+from asyncllm.engine.trace_file import (
+    Arrival,
+    Event,
+    Finish,
+    Plan,
+    PlanDigest,
+    Result,
+    Trace,
+    TraceError,
+)
+from asyncllm.replay.figures import Figures, percentile
+from asyncllm.replay.run import Run
+from asyncllm.replay.workload import Live, Workload
+
+#: A request that is finished from outside so soon after its token was: by that token's text.
+AT_ONCE = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended: by itself at ``length`` tokens, or else from outside at a time."""
+
+    length: int | None
+    aborted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first plan that is not what it was, and in what it differs."""
+
+    step: int
+    now: float
+    what: str
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay has found.
+
+    Attributes:
+        figures: of the recorded run; up to the mismatch, if there is one.
+        outcomes: by request.
+        times: the model of the device, fitted to the steps of the trace.
+        overhead: seconds that a step on an idle device takes beyond its own, in the median.
+        seconds: how long the replay took.
+    """
+
+    trace: Trace
+    workload: Workload
+    figures: Figures
+    times: StepTimeModel
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    overhead: float = 0.0
+    seconds: float = 0.0
+    mismatch: Mismatch | None = None
+
+
+def verify(trace: Trace, policy: Policy | None = None) -> Replayed:
+    """Replay a trace up to its end, or to the first plan that differs.
+
+    Args:
+        policy: the one it was recorded with, where that is not one of asyncllm's own.
+
+    Raises:
+        TraceError: the trace is damaged, or its policy is not known.
+    """
+    replay = _Replay(trace, policy or named_policy(trace))
+    started = time.perf_counter()
+    replay.run()
+    replay.found.seconds = time.perf_counter() - started
+    return replay.found
+
+
+def named_policy(trace: Trace) -> Policy:
+    """The policy of a trace.
+
+    Raises:
+        TraceError: it is not one of asyncllm's own.
+    """
+    name = trace.header.policy
+    if name not in POLICIES:
+        raise TraceError(
+            f"{trace.path} was recorded with the policy {name}: pass it to "
+            "asyncllm.replay.verify.verify(trace, policy)"
+        )
+    return POLICIES[name]()
+
+
+class _Replay:
+    def __init__(self, trace: Trace, policy: Policy):
+        workload = Workload(trace)
+        self._events = trace.events()
+        self._run = run = Run(workload, trace.header.limits, policy)
+        self.found = Replayed(trace, workload, run.figures, run.scheduler.times)
+        self._planned: list[float] = []  # when the steps in flight were
+        self._landed = 0.0  # the latest result
+        self._now = 0.0  # of the latest call that the engine made by itself
+        self._number = 0  # of the latest step
+        self._overheads = array("d")
+
+    def run(self) -> None:
+        found = self.found
+        for event in self._events:
+            try:
+                self._take(event)
+            except Exception as error:
+                # The recorded scheduler may have done so, too: then the trace ends here and says
+                # so. Or the trace is damaged in a way that cannot be seen.
+                self._differs(f"the scheduler raised {error!r}")
+            if found.mismatch is not None:
+                break
+        for id, live in self._run.live.items():
+            self._ended(id, live, found.workload.end, by_itself=False)
+        found.overhead = max(0.0, percentile(self._overheads, 50) or 0.0)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Plan):
+            self._plan(event)
+        elif isinstance(event, Result):
+            self._apply(event)
+        elif isinstance(event, Arrival):
+            self._run.add(event.id, event.now)
+        elif isinstance(event, Finish):
+            live = self._run.finish(event.id, event.now)
+            if live is None:
+                raise KeyError(event.id)
+            at_once = live.last == self._landed and event.now - self._now <= AT_ONCE
+            self._ended(event.id, live, event.now, by_itself=at_once)
+
+    def _plan(self, event: Plan) -> None:
+        self._now, self._number = event.now, event.number
+        planned = self._run.plan(event.number, event.now)
+        if planned is not None:
+            self._planned.append(event.now)
+        what = _difference(event.digest, planned)
+        if what:
+            self._differs(what)
+
+    def _differs(self, what: str) -> None:
+        self.found.mismatch = Mismatch(self._number, self._now, what)
+
+    def _apply(self, event: Result) -> None:
+        planned = self._planned.pop(0)
+        rows = self._run.next_rows
+        if planned >= self._landed and rows:
+            self._overheads.append(event.now - planned - event.seconds)
+        for row in event.stopped:
+            rows[row].stop_next()
+        self._landed = self._now = event.now
+        ended = self._run.apply(
+            event.now, event.seconds, bad=event.bad, failed=event.failed, copied=event.copied
+        )
+        for live in ended:
+            self._ended(live.request.id, live, event.now, by_itself=True)
+
+    def _ended(self, id: int, live: Live, now: float, *, by_itself: bool) -> None:
+        length = len(live.seq.tokens) if by_itself and live.num_output else None
+        self.found.outcomes[id] = Outcome(length, now)
+
+
+def _difference(recorded: PlanDigest | None, planned: Planned | None) -> str:
+    """Empty when there is none."""
+    if recorded is None or planned is None:
+        if recorded is None and planned is None:
+            return ""
+        return "there was nothing to run" if recorded is None else "now there is nothing to run"
+    digest = digest_of(planned.message)
+    names = zip(PlanDigest._fields, recorded, digest, strict=True)
+    return ", ".join(name.replace("_", " ") for name, was, is_ in names if was != is_)
+
+
+def version_note(trace: Trace) -> str | None:
+    """What to say when another version of asyncllm recorded it."""
+    recorded = trace.header.asyncllm
+    if recorded == __version__:
+        return None
+    return f"recorded by asyncllm {recorded}, replayed by {__version__}: plans may differ"

@@ -1,0 +1,193 @@
+"""Workload: the requests of a trace, as sequences that the prefix cache takes for the real ones."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from asyncllm.engine.sequence import FOREVER, Sequence
+from asyncllm.engine.trace_file import NEW_ROOT, Arrival, End, Pages, Trace, TraceError
+from asyncllm.types import SamplingParams, SchedulingParams
+
+#: Stop tokens are set when the one comes that stopped the original.
+_PARAMS = SamplingParams(ignore_eos=True)
+_SCHEDULING = SchedulingParams()
+
+
+@dataclass(slots=True)
+class Request:
+    """A request as it arrived at ``now``; ``node`` ends the path of all pages that it ever filled.
+
+    ``filler`` stands for pages that it never filled, and nobody else.
+    """
+
+    now: float
+    id: int
+    tenant: str
+    salt: int
+    node: int
+    filler: int
+    num_prompt: int
+    max_length: int
+    priority: int
+    surely_full: bool
+    arrival: float
+    deadline: float
+
+
+class Live:
+    """A request while it is replayed: its sequence, and the token that comes at each position.
+
+    Every token of a page is the page's number, so pages are equal where the originals' were.
+    """
+
+    __slots__ = ("_filler", "_nodes", "_page_size", "first", "last", "request", "seq", "started")
+
+    def __init__(self, request: Request, nodes: array[int], page_size: int):
+        self.request = request
+        self.started = self.first = self.last = -1.0
+        self._nodes = nodes
+        self._filler = request.filler
+        self._page_size = page_size
+        self.seq = Sequence(
+            request.id,
+            self._prompt(),
+            _PARAMS,
+            _SCHEDULING,
+            max_length=request.max_length,
+            eos_ids=(),
+            seed=0,
+            arrival=request.arrival,
+        )
+        self.seq.surely_full = request.surely_full
+        self.seq.priority = request.priority
+        self.seq.tenant = request.tenant
+        self.seq.deadline = request.deadline
+        self.seq.salt = str(request.salt).encode()
+
+    @property
+    def num_output(self) -> int:
+        return len(self.seq.tokens) - self.seq.num_prompt
+
+    def next_token(self) -> int:
+        """What comes after the tokens that there are."""
+        page = len(self.seq.tokens) // self._page_size
+        return self._nodes[page] if page < len(self._nodes) else self._filler
+
+    def stop_next(self) -> None:
+        """The next token is a stop token."""
+        self.seq.stop_ids = frozenset((self.next_token(),))
+
+    def _prompt(self) -> array[int]:
+        size, length = self._page_size, self.request.num_prompt
+        full = np.repeat(np.array(self._nodes[: length // size + 1], dtype=np.int32), size)[:length]
+        tokens = array("i")
+        tokens.frombytes(full.tobytes())
+        tokens.extend([self._filler] * (length - len(tokens)))
+        return tokens
+
+
+class PageTree:
+    """The tree of page numbers, as the runs in which they appeared."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._firsts = array("q")
+        self._parents = array("q")  # -1: a root, a salt
+
+    def add(self, node: int, count: int) -> int:
+        """``count`` new nodes follow ``node``, a new root where that is NEW_ROOT; the last one."""
+        if node == NEW_ROOT:
+            node = self._run(-1, 1)
+        return self._run(node, count) if count else node
+
+    def path(self, node: int) -> tuple[int, list[int]]:
+        """The root, and the pages below it down to ``node``."""
+        runs: list[range] = []
+        while True:
+            run = bisect_right(self._firsts, node) - 1
+            parent = self._parents[run]
+            if parent < 0:
+                return node, [page for run_pages in reversed(runs) for page in run_pages]
+            runs.append(range(self._firsts[run], node + 1))
+            node = parent
+
+    def _run(self, parent: int, count: int) -> int:
+        self._firsts.append(self.count)
+        self._parents.append(parent)
+        self.count += count
+        return self.count - 1
+
+
+class Workload:
+    """All requests of a trace by id, in order of arrival.
+
+    Attributes:
+        ended: why the recording ended; None when the file was cut off.
+        end: the time of the last event.
+    """
+
+    def __init__(self, trace: Trace):
+        """Reads the whole trace.
+
+        Raises:
+            TraceError: it is damaged.
+        """
+        self.requests: dict[int, Request] = {}
+        self.ended: str | None = None
+        self.end = 0.0
+        self._page_size = trace.header.limits.page_size
+        self._nodes = PageTree()
+        self._tenants: list[str] = []
+        try:
+            self._read(trace)
+        except (LookupError, OverflowError) as error:
+            raise TraceError(f"{trace.path} is damaged: {error!r}") from None
+        if self._nodes.count + len(self.requests) >= 2**31:
+            raise TraceError(f"{trace.path} has too many pages")
+        for filler, request in enumerate(self.requests.values(), self._nodes.count):
+            request.filler = filler
+
+    def enter(self, id: int) -> Live:
+        """A fresh sequence for a request."""
+        request = self.requests[id]
+        _, pages = self._nodes.path(request.node)
+        return Live(request, array("i", pages), self._page_size)
+
+    def _read(self, trace: Trace) -> None:
+        for event in trace.events():
+            if isinstance(event, Arrival):
+                self._arrived(event)
+            elif isinstance(event, Pages):
+                self.requests[event.id].node = self._nodes.add(event.node, event.new_pages)
+            elif isinstance(event, End):
+                self.ended = event.reason
+                break
+            if not isinstance(event, Pages):
+                self.end = event.now
+
+    def _arrived(self, event: Arrival) -> None:
+        if isinstance(event.tenant, str):
+            self._tenants.append(event.tenant)
+            tenant = event.tenant
+        else:
+            tenant = self._tenants[event.tenant]
+        node = self._nodes.add(event.node, event.new_pages)
+        salt, _ = self._nodes.path(node)
+        self.requests[event.id] = Request(
+            now=event.now,
+            id=event.id,
+            tenant=tenant,
+            salt=salt,
+            node=node,
+            filler=0,
+            num_prompt=event.num_prompt,
+            max_length=event.max_length,
+            priority=event.priority,
+            surely_full=event.surely_full,
+            arrival=event.now if event.arrival is None else event.arrival,
+            deadline=FOREVER if event.deadline is None else event.deadline,
+        )
