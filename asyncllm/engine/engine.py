@@ -82,7 +82,6 @@ class Engine:
         self._steps: deque[asyncio.Future[bytes]] = deque()
         self._next_id = 0
         self._next_step = 0
-        self._last_done = 0.0
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         self._dead: str | None = None
@@ -302,14 +301,10 @@ class Engine:
 
     def _apply(self, result: StepResult) -> Applied:
         self.stats.steps += 1
-        # Steps overlap: a step is launched while the one before still runs.
-        begun = max(result.t_launch, self._last_done)
-        self._last_done = max(result.t_done, self._last_done)
-        seconds = self._last_done - min(begun, self._last_done)
-        self.stats.device_busy += seconds
+        self.stats.device_busy += result.seconds
         self.stats.step_errors += result.error is not None
-        self.history.done(result.step, begun, seconds)
-        return self._scheduler.apply(result, self._clock(), seconds)
+        self.history.done(result.step, result.t_done - result.seconds, result.seconds)
+        return self._scheduler.apply(result, self._clock(), result.seconds)
 
     def _deliver(self, emitted: list[Emitted], logprobs: tuple[RowLogprobs, ...]) -> None:
         now = self._clock()

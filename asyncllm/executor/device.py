@@ -33,10 +33,17 @@ class Mark(Protocol):
 
 
 class Span(Mark, Protocol):
-    """A piece of work on a copy stream."""
+    """The end of a piece of work, and how long it took."""
 
     def seconds(self) -> float:
         """How long it ran, not counting what came before it; only once it is done."""
+
+
+class Begun(Protocol):
+    """The beginning of a piece of work."""
+
+    def end(self) -> Span:
+        """It is all launched now."""
 
 
 class CopyStream(Protocol):
@@ -59,6 +66,9 @@ class Device(Protocol):
 
     def mark(self) -> Mark:
         """The end of all that was launched so far; copy streams are not part of it."""
+
+    def begin(self) -> Begun:
+        """What is launched from now on, for as long as it runs on the device."""
 
     def copy_stream(self) -> CopyStream:
         """A new one. Memory that its work uses must not be in use by earlier kernels."""
@@ -103,6 +113,9 @@ class CpuDevice:
     def mark(self) -> Mark:
         return _Passed()
 
+    def begin(self) -> Begun:
+        return _Started()
+
     def copy_stream(self) -> CopyStream:
         return _CallingThread()
 
@@ -133,11 +146,19 @@ class _Passed:
         return self._seconds
 
 
+class _Started:
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def end(self) -> Span:
+        return _Passed(time.perf_counter() - self._start)
+
+
 class _CallingThread:
     def run(self, work: Callable[[], None]) -> Span:
-        start = time.perf_counter()
+        started = _Started()
         work()
-        return _Passed(time.perf_counter() - start)
+        return started.end()
 
 
 class CudaDevice:
@@ -159,6 +180,9 @@ class CudaDevice:
         event = torch.cuda.Event()
         event.record()
         return _CudaMark(event)
+
+    def begin(self) -> Begun:
+        return _CudaBegun()
 
     def copy_stream(self) -> CopyStream:
         return _CudaCopyStream(self.torch_device)
@@ -222,12 +246,23 @@ class _CudaCopyStream:
         self._stream = torch.cuda.Stream(device)
 
     def run(self, work: Callable[[], None]) -> Span:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(self._stream):
-            start.record()
+            begun = _CudaBegun()
             work()
-            end.record()
-        return _CudaSpan(start, end)
+            return begun.end()
+
+
+class _CudaBegun:
+    """Events on the current stream, so that what was queued before is not part of it."""
+
+    def __init__(self) -> None:
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._start.record()
+
+    def end(self) -> Span:
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        return _CudaSpan(self._start, end)
 
 
 class _CudaSpan(_CudaMark):

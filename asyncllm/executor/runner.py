@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.executor.copies import PageCopier
-from asyncllm.executor.device import Device, Mark
+from asyncllm.executor.device import Device, Mark, Span
 from asyncllm.executor.inputs import StepInputs, stage
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
@@ -52,7 +52,8 @@ class Samples:
 class Ticket:
     """A launched step. ``samples`` is None when no row samples.
 
-    ``end`` is that of the rows, or of the copies under way when there are no rows.
+    ``end`` is that of the rows, or of the copies under way when there are no rows; ``rows`` tells
+    how long rows ran.
     """
 
     step: int
@@ -60,6 +61,7 @@ class Ticket:
     t_launch: float
     samples: Samples | None
     end: Mark
+    rows: Span | None
 
     def done(self) -> bool:
         """Whether ``collect`` would return without waiting."""
@@ -95,6 +97,7 @@ class ModelRunner:
             DeviceLost: copies cannot be launched. After any other error they are under way.
         """
         t_launch = time.perf_counter()
+        begun = self._device.begin()
         self._copier.launch(plan.step, unpack(plan.copies, 3))
         rows = unpack(plan.rows, 3)
         # The table first: should anything below fail, rows of the next step, which is on its way
@@ -104,7 +107,7 @@ class ModelRunner:
         for admit, tokens in zip(plan.admits, known, strict=True):
             self._sampler.admit(admit.slot, admit.params, tokens, admit.num_prompt)
         if len(rows) == 0:
-            return Ticket(plan.step, 0, t_launch, None, self._copier.mark())
+            return Ticket(plan.step, 0, t_launch, None, self._copier.mark(), None)
         inputs = stage(rows, self._table, self._device)
         hidden = self._model(
             ForwardBatch(
@@ -116,7 +119,8 @@ class ModelRunner:
             )
         )
         samples = self._sample(inputs, hidden) if len(inputs.sampling) else None
-        return Ticket(plan.step, len(rows), t_launch, samples, self._device.mark())
+        span = begun.end()
+        return Ticket(plan.step, len(rows), t_launch, samples, span, span)
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a launched step, with the GIL released, and read its outcome.
@@ -137,6 +141,7 @@ class ModelRunner:
             error=None,
             t_launch=ticket.t_launch,
             t_done=time.perf_counter(),
+            seconds=0.0 if ticket.rows is None else ticket.rows.seconds(),
             # Last, as nothing may fail any more: each is told once.
             copied=self._copier.landed(ticket.step),
         )

@@ -42,6 +42,7 @@ class _Step:
     logprobs: tuple[RowLogprobs, ...]
     t_launch: float
     t_done: float
+    seconds: float
     future: asyncio.Future[bytes]
     timer: asyncio.TimerHandle
 
@@ -110,6 +111,7 @@ class SimExecutor:
         if plan.copies:
             self._copies.append(self._begin_copies(plan.step, unpack(plan.copies, 3), now))
         slots, starts, ends = computed.rows
+        seconds = 0.0
         if len(slots):
             seconds = self._cost.seconds(starts, ends - starts, computed.num_samples)
             done = self._device_free = max(now, self._device_free) + seconds
@@ -119,7 +121,7 @@ class SimExecutor:
         done = self._last_done = max(done, self._last_done)  # results come in order
         timer = future.get_loop().call_later(max(done - now, 0.0), self._report)
         self._steps.append(
-            _Step(plan.step, computed.tokens, computed.logprobs, now, done, future, timer)
+            _Step(plan.step, computed.tokens, computed.logprobs, now, done, seconds, future, timer)
         )
 
     def _begin_copies(self, step: int, pages: np.ndarray, now: float) -> _Copies:
@@ -153,6 +155,7 @@ class SimExecutor:
             t_launch=step.t_launch,
             t_done=step.t_done,
             copied=tuple((copies.step, copies.seconds) for copies in landed),
+            seconds=step.seconds,
         )
         if not step.future.done():
             step.future.set_result(encode(result))

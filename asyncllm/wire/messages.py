@@ -95,8 +95,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
         tokens: int32 [n], one a row; NO_TOKEN or BAD_TOKEN where there is none.
         logprobs: for the rows that asked for them.
         copied: plans whose copies are done, each in one result: (its step, the seconds they took).
+        seconds: the device's time for the step, without what ran before it.
         error: None, or what went wrong; then no row of this step has advanced.
-        t_launch, t_done: ``time.perf_counter`` seconds, in the executor.
+        t_launch, t_done: seconds of the engine's clock; launched, and seen to be done.
     """
 
     step: int
@@ -106,6 +107,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     t_launch: float
     t_done: float
     copied: tuple[tuple[int, float], ...] = ()
+    seconds: float = 0.0
 
 
 encode = msgspec.msgpack.Encoder().encode

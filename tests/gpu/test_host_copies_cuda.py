@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +204,27 @@ def test_host_memory_is_locked_until_the_release() -> None:
     tiers = Tiers(device)
     odd = HostPool(tiers.pool, 1, device)  # neighbours share no page of the system
     storages = [tiers.host.storage, odd.storage]
-    assert [storage.is_pinned() for storage in storages] == [True, True]
+    assert [is_locked(storage) for storage in storages] == [True, True]
     tiers.copier.launch(0, store([(0, 0)]))
     device.release()
-    assert [storage.is_pinned() for storage in storages] == [False, False]
+    assert [is_locked(storage) for storage in storages] == [False, False]
     device.release()
     # The same memory can be locked again, by another engine.
     again = CudaDevice()
-    assert HostPool(tiers.pool, 3, again).storage.is_pinned()
+    assert is_locked(HostPool(tiers.pool, 3, again).storage)
     again.release()
+
+
+def is_locked(storage: torch.Tensor) -> bool:
+    """``is_pinned`` does not know of memory that CUDA was told to lock."""
+    cudart = torch.cuda.cudart()
+    if cudart.cudaHostUnregister(storage.data_ptr()) != cudart.cudaError.success:
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")  # CUDA reports the error once more
+        return False
+    length = -(-storage.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    assert cudart.cudaHostRegister(storage.data_ptr(), length, 0) == cudart.cudaError.success
+    return True
 
 
 def test_a_first_row_can_begin_behind_pages_from_the_host_tier(

@@ -64,7 +64,8 @@ class FakeExecutor:
             tokens.append(self.script(end) if end >= self._known[slot] else NO_TOKEN)
         now = time.perf_counter()
         error = "planted" if plan.step in self.fail_steps else None
-        result = StepResult(plan.step, b"" if error else pack(tokens), (), error, now, now)
+        data = b"" if error else pack(tokens)
+        result = StepResult(plan.step, data, (), error, now, now, (), self.step_seconds)
         if not future.done():
             future.set_result(encode(result))
 
