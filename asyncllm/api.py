@@ -193,7 +193,7 @@ class AsyncLLM:
             DeadlineExceeded: it could not be served in time.
             StepError, EngineDead: it failed while running.
         """
-        ids = await self.encode_prompt(prompt)
+        ids = await self.encode_prompt(prompt, scheduling.tenant if scheduling else "")
         collector = Collector()
         request_id = self.submit(ids, params or self.default_params, collector, scheduling)
         try:
@@ -220,7 +220,7 @@ class AsyncLLM:
 
         A slow reader gets several tokens at once; nothing piles up. Raises like ``generate``.
         """
-        ids = await self.encode_prompt(prompt)
+        ids = await self.encode_prompt(prompt, scheduling.tenant if scheduling else "")
         mailbox = Mailbox()
         request_id = self.submit(ids, params or self.default_params, mailbox, scheduling)
         try:
@@ -242,13 +242,13 @@ class AsyncLLM:
         """Queue a request whose output goes to ``sink``; see ``Engine.add``."""
         return self._started.engine.add(prompt_ids, params, sink, scheduling)
 
-    def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
+    def check_room(self, num_tokens: int, num_requests: int = 1, tenant: str = "") -> None:
         """Whether prompts of at least so many tokens in all may join the queue now.
 
         Raises:
             QueueFull: not now; ``retry_after`` says when.
         """
-        self._started.engine.check_room(num_tokens, num_requests)
+        self._started.engine.check_room(num_tokens, num_requests, tenant)
 
     def trace(self, request_id: int) -> RequestTrace | None:
         """What happened to a request, as ``submit`` named it; None when that is forgotten."""
@@ -261,7 +261,7 @@ class AsyncLLM:
 
     # -- text ------------------------------------------------------------------------------------
 
-    async def encode_prompt(self, prompt: Prompt) -> list[int]:
+    async def encode_prompt(self, prompt: Prompt, tenant: str = "") -> list[int]:
         """Token ids of a prompt in any of its three forms, for a request that will be made.
 
         Raises:
@@ -270,9 +270,9 @@ class AsyncLLM:
         """
         plain = plain_prompt(prompt)
         if isinstance(plain, str):
-            self.check_room(self._least_tokens([plain]))
+            self.check_room(self._least_tokens([plain]), tenant=tenant)
             return await self.encode(plain)
-        self.check_room(1)
+        self.check_room(1, tenant=tenant)
         return await self.encode_chat(plain) if is_chat(plain) else cast("list[int]", plain)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

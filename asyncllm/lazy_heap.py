@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -30,6 +30,10 @@ class LazyHeap(Generic[T]):
             self._entries = [e for e in self._entries if self._current(e[0], e[2])]
             heapify(self._entries)
             self._tidy_at = 2 * len(self._entries) + 64
+
+    def __iter__(self) -> Iterator[tuple[float, T]]:
+        """Ranks and items, in no order; an item may come more than once."""
+        return ((rank, item) for rank, _, item in self._entries if self._current(rank, item))
 
     def peek(self) -> T | None:
         """The first item; None when there is none."""

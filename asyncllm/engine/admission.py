@@ -71,6 +71,13 @@ class Admission:
         seq.timeline.wait_from(self._waits)
         self.queue.push(seq)
 
+    def wait_seconds(self, ahead: tuple[int, int], num_free_slots: int, num_running: int) -> float:
+        """Seconds until a newcomer has its first step, with such requests and tokens before it."""
+        seq = self.queue.peek()
+        if seq is not None and self._is_blocked(seq):
+            return self._forecast.wait(*ahead, 0, num_running)  # pages are scarcer than slots
+        return self._forecast.wait(*ahead, num_free_slots, self._limits.max_num_seqs)
+
     def look(self, now: float) -> None:
         """Account for the time since the last look."""
         self._waits.look(now)
@@ -148,7 +155,10 @@ class Admission:
 
     def grew(self, seq: Sequence) -> None:
         """A running sequence has taken one page more."""
-        self._promised -= len(seq.pages) <= seq.expected_pages
+        if len(seq.pages) <= seq.expected_pages:
+            self._promised -= 1
+        else:  # beyond what was charged for it
+            self.queue.charge(seq, OUTPUT_COST * self._limits.page_size)
 
     def left(self, seq: Sequence) -> None:
         """``seq`` leaves the batch; nothing is promised to it any more."""

@@ -33,6 +33,8 @@ from asyncllm.wire.messages import BAD_TOKEN, RowLogprobs, StepResult, decode_re
 log = logging.getLogger(__name__)
 
 
+#: One tenant may fill the queue until so many times what is left of it is its own.
+TENANT_SHARE = 8
 #: Retry-After is the time in which this share of the queue is served, and at least a second.
 RETRY_SHARE = 0.1
 
@@ -132,7 +134,7 @@ class Engine:
             raise EngineDead(self._dead)
         scheduling = scheduling or SchedulingParams()
         max_length = self._check(prompt_ids, params)
-        self.check_room(len(prompt_ids))
+        self.check_room(len(prompt_ids), tenant=scheduling.tenant)
         self._next_id += 1
         now = self._clock()
         seq = Sequence(
@@ -161,8 +163,11 @@ class Engine:
         self._wake.set()
         return seq.id
 
-    def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
+    def check_room(self, num_tokens: int, num_requests: int = 1, tenant: str = "") -> None:
         """Whether prompts of at least so many tokens in all may join the queue.
+
+        A tenant may have a multiple of what is left of the queue, so that there is always something
+        left for another (dynamic thresholds; Choudhury and Hahne, IEEE/ACM ToN 1998).
 
         Raises:
             QueueFull: not now; ``retry_after`` says when.
@@ -170,9 +175,14 @@ class Engine:
         scheduler, limits = self._scheduler, self.limits
         waiting, tokens = scheduler.num_waiting, scheduler.num_waiting_tokens
         # Those that the next plan takes in are not waiting.
-        if waiting + num_requests <= limits.max_waiting + scheduler.num_free_slots and (
-            waiting == 0 or tokens + num_tokens <= limits.max_waiting_tokens
-        ):
+        places = limits.max_waiting + scheduler.num_free_slots - waiting
+        room = limits.max_waiting_tokens - tokens
+        fits = num_requests <= places and (waiting == 0 or num_tokens <= room)
+        if fits and tenant and waiting:
+            mine, my_tokens = scheduler.waiting_for(tenant)
+            fits = mine + num_requests <= TENANT_SHARE * places
+            fits = fits and my_tokens + num_tokens <= TENANT_SHARE * room
+        if fits:
             return
         raise QueueFull(
             f"{waiting} requests with {tokens} prompt tokens are waiting already",

@@ -7,26 +7,26 @@ from asyncllm.engine.step_time import StepTimeModel
 
 #: What outputs are expected to be before any has been seen.
 FIRST_GUESS = 256.0
-#: The weight of the newest output in the mean, and of the newest step.
+#: The weight of the newest output in the mean, and of the newest decode step.
 NEWEST = 1 / 32
 
 
 class Forecast:
     """Means of what was seen, and the step-time model, turned into expectations."""
 
-    def __init__(self, times: StepTimeModel, num_slots: int):
+    def __init__(self, times: StepTimeModel):
         self._times = times
-        self._num_slots = num_slots
         self._output = FIRST_GUESS
-        self._step_seconds = 0.0
+        self._decode_seconds = 0.0
 
     def saw_output(self, num_tokens: int) -> None:
         """A sequence ended by itself after so many tokens."""
         self._output += (num_tokens - self._output) * NEWEST
 
-    def saw_step(self, seconds: float) -> None:
-        weight = NEWEST if self._step_seconds else 1.0
-        self._step_seconds += (seconds - self._step_seconds) * weight
+    def saw_decode_step(self, seconds: float) -> None:
+        """A step without prompt chunks took so long."""
+        weight = NEWEST if self._decode_seconds else 1.0
+        self._decode_seconds += (seconds - self._decode_seconds) * weight
 
     def length(self, seq: Sequence) -> int:
         """Tokens that ``seq`` is expected to come to, never fewer than one more than it has.
@@ -39,17 +39,18 @@ class Forecast:
         expected = seq.num_prompt + max(int(self._output), 2 * generated)
         return min(max(expected, len(seq.tokens) + 1), seq.max_length)
 
-    def wait(self, num_ahead: int, tokens_ahead: int, free_slots: int) -> float:
+    def wait(self, num_ahead: int, tokens_ahead: int, num_free: int, num_rows: int) -> float:
         """Seconds until a request that arrives now has its first step, about.
 
         Args:
-            num_ahead, tokens_ahead: requests waiting, and the tokens they have to prefill.
+            num_ahead, tokens_ahead: requests to be served before, and what they have to prefill.
+            num_free: how many can begin without waiting for others to end.
+            num_rows: how many run at once.
         """
-        prompts = self._times.prefill_seconds(tokens_ahead)
-        without_slot = max(0, num_ahead + 1 - free_slots)
-        slots = self._output * self._step_seconds / self._num_slots
-        return prompts + without_slot * slots
+        prompts = num_ahead * self._times.prefill_seconds(tokens_ahead // max(num_ahead, 1))
+        turns = max(0, num_ahead + 1 - num_free) / max(num_rows, 1)
+        return prompts + turns * self._output * self._decode_seconds
 
     def service(self, num_prompt: int, num_output: int) -> float:
-        """Seconds from the first step to the last token, about."""
-        return self._times.prefill_seconds(num_prompt) + num_output * self._step_seconds
+        """Seconds from the first step to the last token, about, if nobody's prompt delays it."""
+        return self._times.prefill_seconds(num_prompt) + num_output * self._decode_seconds

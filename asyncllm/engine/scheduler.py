@@ -73,7 +73,7 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0
         self._policy = policy
-        self._forecast = Forecast(times, limits.max_num_seqs)
+        self._forecast = Forecast(times)
         self._copies = PageCopies(cache, times)
         self._admission = Admission(limits, cache, policy, self._forecast, self._copies)
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
@@ -104,19 +104,26 @@ class Scheduler:
         """Tokens to be prefilled of those in the queue."""
         return self._admission.queue.num_tokens
 
+    def waiting_for(self, tenant: str) -> tuple[int, int]:
+        """Requests that a tenant has in the queue, and their tokens."""
+        return self._admission.queue.waiting_for(tenant)
+
     @property
     def num_free_slots(self) -> int:
         return self._batch.num_free
 
     def expected_wait(self) -> float:
         """Seconds until a request that arrives now has its first step, about."""
-        return self._forecast.wait(self.num_waiting, self.num_waiting_tokens, self.num_free_slots)
+        return self._wait((self.num_waiting, self.num_waiting_tokens))
 
     def least_seconds(self, seq: Sequence) -> float:
         """Seconds until a sequence that arrives now can be finished at best, about."""
         shortest = seq.max_length if seq.surely_full else max(seq.min_length, seq.num_prompt + 1)
         service = self._forecast.service(seq.num_prompt, shortest - seq.num_prompt)
-        return self.expected_wait() + service
+        return self._wait(self._admission.queue.ahead_of(seq)) + service
+
+    def _wait(self, ahead: tuple[int, int]) -> float:
+        return self._admission.wait_seconds(ahead, self.num_free_slots, len(self.running))
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -235,17 +242,36 @@ class Scheduler:
         """Chunks of the prompts that come first, running or waiting, until the step is full."""
         budget = self.limits.max_num_batched_tokens - step.shape.num_tokens
         room = self.times.room(step.shape, self.limits.itl_target, budget)
-        mine = sorted(self._batch.prefilling.values(), key=self._rank)
-        mine.reverse()  # so that equals keep their order when they are popped
+        mine = self._prefills_in_order()
         fits = True
         while fits and room.tokens > 0:
             head = self._admission.head(self._batch.num_free)
-            if head is not None and (not mine or self._rank(head) < self._rank(mine[-1])):
+            if head is not None and (not mine or self._overtakes(head, mine[0])):
                 fits = self._admit(head, step, room, now)
             elif mine:
-                fits = self._add_chunk(mine.pop(), step, room, now)
+                fits = self._add_chunk(mine.popleft(), step, room, now)
             else:
                 break
+
+    def _prefills_in_order(self) -> deque[Sequence]:
+        """Running sequences with prompt chunks to come.
+
+        Each account keeps the turns that it got by admissions, and gives them to its own by rank:
+        ranks of different accounts say nothing about each other.
+        """
+        admitted = self._batch.prefilling.values()
+        if len(admitted) < 2:
+            return deque(admitted)
+        of_account: dict[str, list[Sequence]] = {}
+        for seq in sorted(admitted, key=self._rank):
+            of_account.setdefault(self._policy.account(seq), []).append(seq)
+        turns = {account: iter(own) for account, own in of_account.items()}
+        return deque(next(turns[self._policy.account(seq)]) for seq in admitted)
+
+    def _overtakes(self, newcomer: Sequence, running: Sequence) -> bool:
+        """Whether the head of the queue goes before a prompt that has been begun."""
+        same = self._policy.account(newcomer) == self._policy.account(running)
+        return same and self._rank(newcomer) < self._rank(running)
 
     def _rank(self, seq: Sequence) -> float:
         computed = int(self._batch.computed[seq.slot]) if seq.slot >= 0 else 0
@@ -304,7 +330,8 @@ class Scheduler:
         elif step.has_rows:
             emitted = self._take_tokens(step, unpack(result.tokens).tolist(), now)
             self.times.observe(step.shape, seconds)
-            self._forecast.saw_step(seconds)
+            if not step.chunks:
+                self._forecast.saw_decode_step(seconds)
         self._landed = step.number
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)

@@ -32,6 +32,7 @@ class WaitingQueue:
         self.num_tokens = 0
         self._policy = policy
         self._ranks: dict[int, float] = {}
+        self._by_tenant: dict[str, tuple[int, int]] = {}
         self._accounts: dict[str, _Account] = {}
         self._order = LazyHeap[_Account](
             lambda served, account: account.num_waiting > 0 and account.served == served
@@ -56,7 +57,21 @@ class WaitingQueue:
             account.served = max(account.served, self._level)
             self._order.push(account.served, account)
         account.queue.push(rank, seq)
-        self.num_tokens += len(seq.tokens)
+        self._count(seq, 1)
+
+    def ahead_of(self, seq: Sequence) -> tuple[int, int]:
+        """Requests of its account, and their tokens, that would come before a newcomer.
+
+        O(n) in the number waiting.
+        """
+        rank = self._policy.rank(seq, len(seq.tokens))
+        queue = self._account_of(seq).queue
+        ahead = {other.id: len(other.tokens) for place, other in queue if place <= rank}
+        return len(ahead), sum(ahead.values())
+
+    def waiting_for(self, tenant: str) -> tuple[int, int]:
+        """Requests that wait on behalf of a tenant, and their tokens."""
+        return self._by_tenant.get(tenant, (0, 0))
 
     def peek(self) -> Sequence | None:
         """Whose turn it is; None when nobody waits."""
@@ -66,8 +81,8 @@ class WaitingQueue:
     def remove(self, seq: Sequence) -> None:
         """``seq`` does not wait any more."""
         del self._ranks[seq.id]
-        self.num_tokens -= len(seq.tokens)
         self._account_of(seq).num_waiting -= 1
+        self._count(seq, -1)
 
     def serve(self, seq: Sequence, cost: float) -> None:
         """It was the turn of ``seq``, which will cost its account so much."""
@@ -82,6 +97,14 @@ class WaitingQueue:
         account.served += cost
         if account.num_waiting:
             self._order.push(account.served, account)
+
+    def _count(self, seq: Sequence, change: int) -> None:
+        tokens = change * len(seq.tokens)
+        self.num_tokens += tokens
+        requests, before = self.waiting_for(seq.tenant)
+        self._by_tenant[seq.tenant] = requests + change, before + tokens
+        if requests + change == 0:
+            del self._by_tenant[seq.tenant]
 
     def _account_of(self, seq: Sequence) -> _Account:
         name = self._policy.account(seq)

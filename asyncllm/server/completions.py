@@ -41,7 +41,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     scheduling = scheduling_params(asked, service.keys.tenant_of(request))
     given, n = _split(asked.prompt), asked.n or 1
     check_count(len(given), n, llm.limits.max_waiting)
-    check_room(llm, given, n)
+    check_room(llm, given, n, scheduling.tenant)
     prompts = await _encode(llm, given, asked.add_special_tokens is not False)
     jobs = fan_out(prompts, n, params, scheduling)
     echo = [_text_of(llm, prompt) for prompt in given] if asked.echo else None

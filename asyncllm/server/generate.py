@@ -28,7 +28,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     scheduling = scheduling_params(asked, service.keys.tenant_of(request))
     if not asked.prompt:
         raise BadRequest("the prompt is empty", param="prompt")
-    check_room(llm, [asked.prompt], 1)
+    check_room(llm, [asked.prompt], 1, scheduling.tenant)
     prompt = await llm.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
     reply = GenerateReply(len(prompt), with_ids=bool(asked.return_token_ids))
     return await service.answer(request, [Job(prompt, params, scheduling)], reply, asked)

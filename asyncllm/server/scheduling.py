@@ -27,7 +27,7 @@ def scheduling_params(asked: GeneratingFields, tenant: str) -> SchedulingParams:
     )
 
 
-def check_room(llm: AsyncLLM, prompts: Sequence[str | Sequence[int]], n: int) -> None:
+def check_room(llm: AsyncLLM, prompts: Sequence[str | Sequence[int]], n: int, tenant: str) -> None:
     """Whether the queue can take ``n`` sequences for each prompt, by what their lengths tell.
 
     Asked before any text is tokenized: who is refused must not cost that time. A prompt that is too
@@ -38,7 +38,7 @@ def check_room(llm: AsyncLLM, prompts: Sequence[str | Sequence[int]], n: int) ->
     """
     least = [_least_tokens(llm, prompt) for prompt in prompts]
     if max(least) <= llm.limits.max_model_len:
-        llm.check_room(n * sum(least), n * len(prompts))
+        llm.check_room(n * sum(least), n * len(prompts), tenant)
 
 
 def _least_tokens(llm: AsyncLLM, prompt: str | Sequence[int]) -> int:

@@ -74,7 +74,8 @@ class Service:
         """
         self.check_ready()
         body = await read_body(request, self.config.max_body_bytes)
-        self.llm.check_room(1)  # no prompt has fewer tokens
+        # No prompt has fewer tokens.
+        self.llm.check_room(1, tenant=self.keys.tenant_of(request))
         text = text_of(body)
         asked = decode(text, kind)
         refuse_unsupported(text)

@@ -237,7 +237,7 @@ class FakeLLM:
             self._task = asyncio.ensure_future(self._run())
         return request_id
 
-    def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
+    def check_room(self, num_tokens: int, num_requests: int = 1, tenant: str = "") -> None:
         tokens = sum(len(sequence.prompt_ids) for sequence in self._waiting.values())
         if len(self._waiting) + num_requests <= self.limits.max_waiting and (
             not self._waiting or tokens + num_tokens <= self.limits.max_waiting_tokens
