@@ -35,6 +35,10 @@ class LazyHeap(Generic[T]):
         """Ranks and items, in no order; an item may come more than once."""
         return ((rank, item) for rank, _, item in self._entries if self._current(rank, item))
 
+    def clear(self) -> None:
+        """Let go of everything; nothing in it counts any more."""
+        self._entries.clear()
+
     def peek(self) -> T | None:
         """The first item; None when there is none."""
         while self._entries:

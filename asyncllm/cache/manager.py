@@ -172,7 +172,10 @@ class KVCacheManager:
         for index in range(node.depth, num_tokens // self.page_size):
             key = self._key(holder, index)
             child = self._tree.insert(node, key, holder.pages[index], ready=True)
-            child = child or node.children.get(key)
+            if child is not None:
+                holder.first_own = holder.first_own or child
+            else:
+                child = node.children.get(key)
             if child is None or not child.ready:
                 break  # somebody else is computing it
             self._tree.lock_child(child)
@@ -198,9 +201,11 @@ class KVCacheManager:
     def _take(self, count: int) -> list[int] | None:
         short = count - self._pages.num_free
         if short > 0:
-            if short > self._tree.num_cached or not self._tree.evict(short):
+            if short > self._tree.num_cached:
                 return None
-            self.num_evicted += short
+            free = self._pages.num_free
+            self._tree.evict(short)
+            self.num_evicted += self._pages.num_free - free
         return self._pages.take(count)
 
     # -- the host tier ---------------------------------------------------------------------------

@@ -157,6 +157,7 @@ class PrefixTree:
         node.tick = self._clock
         self.num_cached += ready
         self._offer(node)
+        self._offer_host(node)
         return node
 
     def lock(self, node: Node) -> None:
@@ -174,6 +175,7 @@ class PrefixTree:
             parent = walker.parent
             walker.tick = self._clock
             self._unlock_one(walker)
+            self._offer_host(walker)
             walker = parent
 
     def set_ready(self, node: Node) -> None:
@@ -277,7 +279,8 @@ class PrefixTree:
             self.num_cached += node.ready
             self._offer(node)
             if node.host == NO_PAGE and self._host_pages.num_pages:
-                self._unsaved[node] = None
+                self._unsaved.pop(node, None)
+                self._unsaved[node] = None  # as the last
         elif node.parent is None and not node.children:
             self._roots.pop(node.key, None)
 

@@ -129,6 +129,7 @@ class Admission:
         match = self._cache.match(seq)
         if match.pending is not None:
             self.queue.remove(seq)
+            seq.timeline.wait_until(self._waits)
             self._sharing.setdefault(match.pending, []).append(seq)
             self._num_sharing += 1
             return Entry.WAITS
@@ -149,7 +150,6 @@ class Admission:
         if seq is None:
             return False
         self._forgo(seq)
-        self.settle(seq, 0.0)
         self.push(seq)
         return True
 
@@ -213,6 +213,7 @@ class Admission:
         """Pages are not loaded for ``seq`` any more, or no more its own."""
         self._copies.abandon(seq)
         self.left(seq)
+        self.settle(seq, 0.0)
         self._cache.release(seq, 0)
 
     def _pages_for_newcomer(self) -> int:

@@ -314,7 +314,7 @@ class Engine:
         self.stats.device_busy += result.seconds
         self.stats.step_errors += result.error is not None
         self.history.done(result.step, result.t_done - result.seconds, result.seconds)
-        return self._scheduler.apply(result, self._clock(), result.seconds)
+        return self._scheduler.apply(result, self._clock())
 
     def _deliver(self, emitted: list[Emitted], logprobs: tuple[RowLogprobs, ...]) -> None:
         now = self._clock()

@@ -81,20 +81,20 @@ class RecordedScheduler(Scheduler):
         self._heed(recorder)
         return planned
 
-    def apply(self, result: StepResult, now: float, seconds: float) -> Applied:
+    def apply(self, result: StepResult, now: float) -> Applied:
         recorder = self._recorder
         if recorder is None:
-            return super().apply(result, now, seconds)
+            return super().apply(result, now)
         before = len(self.running)
         self._applying = True
         try:
-            applied = super().apply(result, now, seconds)
+            applied = super().apply(result, now)
         except Exception as error:
             self.stop_recording(f"apply() raised {error!r}")
             raise
         finally:
             self._applying = False
-        recorder.applied(result, now, seconds, applied, ended=len(self.running) != before)
+        recorder.applied(result, now, applied, ended=len(self.running) != before)
         self._heed(recorder)
         return applied
 
@@ -185,9 +185,7 @@ class Recorder:
         digest = None if planned is None else digest_of(planned.message)
         self.writer.write(Plan(number, now, digest), now)
 
-    def applied(
-        self, result: StepResult, now: float, seconds: float, applied: Applied, *, ended: bool
-    ) -> None:
+    def applied(self, result: StepResult, now: float, applied: Applied, *, ended: bool) -> None:
         """``ended`` says that a running sequence was."""
         stopped: list[int] = []
         # Most steps end nothing, and then not every row is looked at.
@@ -204,7 +202,7 @@ class Recorder:
             bad = (unpack(result.tokens) == BAD_TOKEN).nonzero()[0].tolist()
         self._note_preempted(now)
         failed = result.error is not None
-        event = Result(now, seconds, tuple(stopped), tuple(bad), result.copied, failed)
+        event = Result(now, result.seconds, tuple(stopped), tuple(bad), result.copied, failed)
         self.writer.write(event, now)
         self._let_go()
 

@@ -311,14 +311,13 @@ class Scheduler:
 
     # -- results ---------------------------------------------------------------------------------
 
-    def apply(self, result: StepResult, now: float, seconds: float) -> Applied:
+    def apply(self, result: StepResult, now: float) -> Applied:
         """Take in the outcome of the oldest step in flight.
 
         Rows of ended sequences, and rows that sampled nothing, give no tokens.
 
         Args:
             now: seconds; only timelines depend on it.
-            seconds: the device's time for the step.
         """
         step = self._in_flight.popleft()
         for number, took in result.copied:
@@ -329,9 +328,9 @@ class Scheduler:
             failed = self._fail(step, now)
         elif step.has_rows:
             emitted = self._take_tokens(step, unpack(result.tokens).tolist(), now)
-            self.times.observe(step.shape, seconds)
+            self.times.observe(step.shape, result.seconds)
             if not step.chunks:
-                self._forecast.saw_decode_step(seconds)
+                self._forecast.saw_decode_step(result.seconds)
         self._landed = step.number
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)
@@ -344,6 +343,8 @@ class Scheduler:
         for row, seq in enumerate(step.decodes):
             if seq.state is not finished:
                 emitted.append(self._take_token(seq, row, tokens[row], now))
+            else:
+                seq.failed |= tokens[row] == BAD_TOKEN
         for row, chunk in enumerate(step.chunks, len(step.decodes)):
             seq, token = chunk.seq, tokens[row]
             seq.failed |= token == BAD_TOKEN  # also if nobody wants the token any more

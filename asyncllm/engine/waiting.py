@@ -25,7 +25,8 @@ class WaitingQueue:
     """Who comes next: of the account that has been served least, the request of smallest rank.
 
     Every operation is O(log n) in the number waiting. An account that comes back after having had
-    nothing to ask for starts level with the one served last: idle time is no credit.
+    nothing to ask for starts where it would be, had it always asked for its share: idle time is no
+    credit.
     """
 
     def __init__(self, policy: Policy):
@@ -37,6 +38,7 @@ class WaitingQueue:
         self._order = LazyHeap[_Account](
             lambda served, account: account.num_waiting > 0 and account.served == served
         )
+        self._num_active = 0
         self._level = 0.0
         self._sweep_at = 64
 
@@ -54,6 +56,7 @@ class WaitingQueue:
         self._ranks[seq.id] = rank
         account.num_waiting += 1
         if account.num_waiting == 1:
+            self._num_active += 1
             account.served = max(account.served, self._level)
             self._order.push(account.served, account)
         account.queue.push(rank, seq)
@@ -81,20 +84,26 @@ class WaitingQueue:
     def remove(self, seq: Sequence) -> None:
         """``seq`` does not wait any more."""
         del self._ranks[seq.id]
-        self._account_of(seq).num_waiting -= 1
+        account = self._account_of(seq)
+        account.num_waiting -= 1
+        if account.num_waiting == 0:
+            self._num_active -= 1
+            account.queue.clear()
         self._count(seq, -1)
 
     def serve(self, seq: Sequence, cost: float) -> None:
         """It was the turn of ``seq``, which will cost its account so much."""
         self._level = max(self._level, self._account_of(seq).served)
-        self.remove(seq)
         self.charge(seq, cost)
+        self.remove(seq)
 
     def charge(self, seq: Sequence, cost: float) -> None:
         """Correct what its account has paid for ``seq``; in all, that is ``seq.charged``."""
         account = self._account_of(seq)
         seq.charged += cost
         account.served += cost
+        # Virtual time: it passes as if all accounts that wait shared the cost.
+        self._level += cost / max(1, self._num_active)
         if account.num_waiting:
             self._order.push(account.served, account)
 

@@ -95,8 +95,8 @@ class Run:
         for row in bad:
             tokens[row] = BAD_TOKEN
         error = "it failed when it was recorded" if failed else None
-        message = StepResult(number, pack(tokens), (), error, 0.0, 0.0, copied)
-        emitted, lost = self.scheduler.apply(message, now, seconds)
+        message = StepResult(number, pack(tokens), (), error, 0.0, 0.0, copied, seconds)
+        emitted, lost = self.scheduler.apply(message, now)
         ended = [self.live.pop(seq.id) for seq in lost]
         for seq, row, token, finish in emitted:
             live = rows[row]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.record import RecordedScheduler
 from asyncllm.engine.sequence import Sequence
@@ -135,7 +137,8 @@ class Driver:
         error = "planted" if self.errors and self.rng.random() < 0.03 else None
         result = self.device.answer(all_copies=self.rng.random() < 0.6, error=error)
         seconds = 1e-3 * len(result.tokens) * (0.5 + self.rng.random())
-        emitted, failed = self.sched.apply(result, self.now, seconds)
+        result = msgspec.structs.replace(result, seconds=seconds)
+        emitted, failed = self.sched.apply(result, self.now)
         for seq, _row, token, finish in emitted:
             if finish is not None or token == BAD_TOKEN:
                 self.end(seq)

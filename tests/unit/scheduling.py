@@ -125,7 +125,9 @@ class FakeDevice:
         results = [self._run(*row, sample) for row in rows(plan)]
         self.steps.append(Step(plan.step, results))
 
-    def answer(self, *, all_copies: bool = True, error: str | None = None) -> StepResult:
+    def answer(
+        self, *, all_copies: bool = True, error: str | None = None, seconds: float = 0.01
+    ) -> StepResult:
         """The result of the oldest step; copies are acknowledged now or later."""
         step = self.steps.pop(0)
         copied = []
@@ -134,7 +136,7 @@ class FakeDevice:
             for number, _ in copied:
                 self._finish_copies(self.copies.pop(number))
         tokens = b"" if error else pack(step.tokens)
-        return StepResult(step.number, tokens, (), error, 0.0, 0.0, tuple(copied))
+        return StepResult(step.number, tokens, (), error, 0.0, 0.0, tuple(copied), seconds)
 
     def _check_order(self, plan: StepPlan) -> None:
         slots = [slot for slot, _, _ in rows(plan)]

@@ -20,7 +20,7 @@ def plan(sched: Scheduler, step: int = 0) -> StepPlan:
 
 def apply(sched: Scheduler, *tokens: int, error: str | None = None) -> Applied:
     data = b"" if error else pack(tokens)
-    return sched.apply(StepResult(0, data, (), error, 0.0, 0.0), now=0.0, seconds=0.01)
+    return sched.apply(StepResult(0, data, (), error, 0.0, 0.0, (), 0.01), now=0.0)
 
 
 def run(sched: Scheduler, steps: int = 100) -> list[int]:
@@ -328,7 +328,7 @@ def run_with_copies(sched: Scheduler, *, copy_seconds: float, step_seconds: floa
             return
         tokens = pack([3] * len(rows(planned.message)))
         copied = ((step, copy_seconds),) if planned.message.copies else ()
-        sched.apply(StepResult(step, tokens, (), None, 0.0, 0.0, copied), 0.0, step_seconds)
+        sched.apply(StepResult(step, tokens, (), None, 0.0, 0.0, copied, step_seconds), 0.0)
     raise AssertionError("it does not end")
 
 

@@ -91,9 +91,9 @@ class Run:
     def apply(self) -> None:
         rng = self.random
         error = "planted" if rng.random() < 0.01 else None
-        result = self.device.answer(all_copies=rng.random() < 0.7, error=error)
         seconds = 0.001 + 0.0001 * rng.random()
-        emitted, failed = self.sched.apply(result, self.now, seconds)
+        result = self.device.answer(all_copies=rng.random() < 0.7, error=error, seconds=seconds)
+        emitted, failed = self.sched.apply(result, self.now)
         ended = [e.seq for e in emitted if e.finish or e.token == BAD_TOKEN]
         for seq in (*ended, *failed):
             del self.live[seq.id]

@@ -159,7 +159,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def apply(self, copies: bool, error: str | None) -> None:
         result = self.device.answer(all_copies=copies, error=error)
-        emitted, failed = self.sched.apply(result, self.now, 0.01)
+        emitted, failed = self.sched.apply(result, self.now)
         for seq, _row, token, finish in emitted:
             assert seq.id in self.live
             if token == BAD_TOKEN or finish is not None:
