@@ -73,7 +73,7 @@ async def test_pages_that_went_through_the_host_are_the_same(
     folder = folder_of(tiny_models.FAMILIES[0])
     options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1}
     async with AsyncLLM(folder, **options, **MODES["host tier"]) as llm:
-        longest = [a for a in answers(folder) if 256 < len(a.prompt)]
+        longest = [a for a in answers(folder) if len(a.prompt) > 256]
         kinds = []
         for _ in range(4):
             for answer in longest:
