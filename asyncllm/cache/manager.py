@@ -118,6 +118,17 @@ class KVCacheManager:
         holder.pages += taken
         return True
 
+    def grow(self, holder: PageHolder) -> int | None:
+        """One page more, which is returned; None when there is none."""
+        page = self._pages.take_one()
+        if page is None:
+            taken = self._take(1)
+            if taken is None:
+                return None
+            [page] = taken
+        holder.pages.append(page)
+        return page
+
     def begin(self, holder: PageHolder, num_tokens: int) -> None:
         """A step that computes positions up to ``num_tokens`` is planned.
 

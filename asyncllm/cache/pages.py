@@ -28,6 +28,10 @@ class PageAllocator:
         taken.reverse()
         return taken
 
+    def take_one(self) -> int | None:
+        """One page, or None when none is free."""
+        return self._free.pop() if self._free else None
+
     def give_back(self, pages: list[int]) -> None:
         """Return pages taken before; their owner must not use them any more."""
         self._free.extend(reversed(pages))

@@ -182,8 +182,8 @@ class Scheduler:
             slots = batch.slots()  # some may have been preempted
             starts = batch.computed[slots]
         step.decodes = batch.decoding
-        if full.size:
-            growable = starts < batch.capacity[slots]
+        growable = starts < batch.capacity[slots]
+        if not growable.all():
             step.decodes = [batch.decoding[i] for i in np.flatnonzero(growable).tolist()]
             slots, starts = slots[growable], starts[growable]
         count = len(slots)
@@ -201,12 +201,12 @@ class Scheduler:
         """One more page for each sequence of ``slots``; those that get none sit this step out."""
         for seq in [self._batch.sequences[slot] for slot in slots.tolist()]:
             assert seq is not None, "a running slot has a sequence"
-            held = len(seq.pages)
             while seq.state is SeqState.RUNNING:
-                if self.cache.extend(seq, (held + 1) * self.limits.page_size):
+                page = self.cache.grow(seq)
+                if page is not None:
                     self._admission.grew(seq)
                     self._batch.grown(seq)
-                    step.add_pages(seq, held)
+                    step.new_pages += (seq.slot, len(seq.pages) - 1, page)
                     break
                 if not self._make_room(step, now):
                     break

@@ -97,7 +97,12 @@ class ManagerMachine(RuleBasedStateMachine):
             self.check(content, seq, index, len(seq.tokens))
         if match.pending is not None:
             return
+        for inside in self.inside:
+            own = inside.seq.pages
+            flying = {own[i // cache.page_size] for i in range(inside.landed, inside.computed)}
+            assert not flying & set(match.pages), "nobody finds what has not been written yet"
         self.waiting.remove(seq)
+        cache.hold(seq, match)
         if load and match.host:
             copies = cache.load(seq, match)
             if copies is not None:
@@ -107,8 +112,9 @@ class ManagerMachine(RuleBasedStateMachine):
                 self.inside.append(inside)
                 for page, _ in copies.pages:
                     self.pages[page] = {}
+            else:
+                cache.release(seq, 0)
             return
-        cache.hold(seq, match)
         shared, available = len(match.pages), cache.num_available
         if cache.extend(seq, len(seq.tokens)):
             assert cache.num_shared(seq) == shared
@@ -428,6 +434,24 @@ def test_a_bad_row_of_an_ended_sequence_leaves_nothing_in_the_cache() -> None:
     assert seq.state is SeqState.FINISHED
     sched.apply(StepResult(1, pack([BAD_TOKEN]), (), None, 0.0, 0.0, (), 0.01), 0.0)
     assert sched.cache.num_free == sched.cache.num_pages
+
+
+def test_who_computed_a_page_that_another_still_computes_vouches_for_its_own_only() -> None:
+    cache = KVCacheManager(8, 1)
+    first, second, third = (sequence(id, [1, 2, 3]) for id in (1, 2, 3))
+    for seq in (first, second):
+        cache.hold(seq, cache.match(seq))
+        cache.extend(seq, 3)
+    for seq in (first, second):
+        cache.begin(seq, 3)
+    cache.land(second, 3)
+    cache.commit(second, 3)
+    cache.discard(second)
+    assert first.node is not None
+    assert cache.match(third).pending is first.node.parent, "nobody has written it yet"
+    assert cache.match(third).pages == []
+    cache.land(first, 3)
+    assert cache.match(third).pages == first.pages[:2]
 
 
 def test_all_evictions_are_counted() -> None:

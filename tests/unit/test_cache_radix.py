@@ -47,7 +47,7 @@ def at_random(machine: TreeMachine, seed: int, steps: int) -> None:
 
     for _ in range(steps):
         salt, some, which = rng.choice([b"", b"", b"a"]), pages(), rng.randrange(99)
-        match rng.randrange(12):
+        match rng.randrange(13):
             case 0:
                 machine.enter(salt, some, rng.randint(0, 2), rng.randint(0, 8), load=True)
             case 1:
@@ -68,6 +68,8 @@ def at_random(machine: TreeMachine, seed: int, steps: int) -> None:
                 machine.backed_up(which)
             case 11 if machine.loads:
                 machine.loaded(which)
+            case 12 if rng.random() < 0.3:
+                machine.forget_any(which)
         while len(machine.users) > 5:
             machine.leave(0, trusted=rng.random() < 0.9)
         machine.same()
