@@ -273,7 +273,9 @@ class AsyncLLM:
             self.check_room(self._least_tokens([plain]), tenant=tenant)
             return await self.encode(plain)
         self.check_room(1, tenant=tenant)
-        return await self.encode_chat(plain) if is_chat(plain) else cast("list[int]", plain)
+        if is_chat(plain):
+            return await self.encode_chat(plain, tenant)
+        return cast("list[int]", plain)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises like ``encode_all``."""
@@ -308,6 +310,7 @@ class AsyncLLM:
     async def encode_chat(
         self,
         messages: Seq[dict[str, Any]],
+        tenant: str | None = None,
         /,
         *,
         tools: Seq[dict[str, Any]] | None = None,
@@ -317,8 +320,12 @@ class AsyncLLM:
     ) -> list[int]:
         """Token ids of chat messages, rendered with the model's chat template.
 
+        Args:
+            tenant: who is going to make a request of it; None when nobody is.
+
         Raises:
             BadRequest: the model has no template, or the template refuses the messages.
+            QueueFull: the request cannot join the queue now.
         """
         template = self._started.chat_template
         if template is None:
@@ -333,6 +340,8 @@ class AsyncLLM:
             continue_final_message=continue_final_message,
             **template_kwargs,
         )
+        if tenant is not None:
+            self.check_room(self._least_tokens([text]), tenant=tenant)
         # The template writes the special tokens itself.
         return await self.encode(text, add_special_tokens=False)
 

@@ -104,7 +104,7 @@ class Load:
         """One step in, one step out, as in the engine; seconds of plan() and of apply()."""
         clock = time.perf_counter
         self._now += 0.01
-        result, seconds = None, 0.0
+        result = None
         if len(self._in_flight) == 2 or self._idle:
             oldest = self._in_flight.pop(0)
             # The longer the step the more there is to compute; exactly how does not matter.

@@ -92,6 +92,10 @@ class KVCacheManager:
         known = holder.tokens if self.prefix_caching else array("i")
         return self._tree.match(known, holder.salt)
 
+    def pending_below(self, holder: PageHolder, node: Node) -> Node | None:
+        """The last page of the holder's tokens after ``node``, of its path, being written."""
+        return self._tree.pending_below(node, holder.tokens) if node.linked else None
+
     def hold(self, holder: PageHolder, match: Match) -> None:
         """Lock the device part of a match and make it the beginning of the block table."""
         previous = holder.node
@@ -100,7 +104,7 @@ class KVCacheManager:
             self._tree.unlock(previous)
         holder.node = match.node
         holder.first_own = None
-        holder.pages = match.pages
+        holder.pages = list(match.pages)
 
     def num_shared(self, holder: PageHolder) -> int:
         """How many pages its block table begins with that it found in the tree."""
@@ -232,20 +236,18 @@ class KVCacheManager:
             self._tree.backed_up(node)
 
     def load(self, holder: PageHolder, match: Match) -> Copies | None:
-        """Start to bring a match's host pages back; None when there is no room for them.
+        """Start to bring the host pages of a match that is held; None when there is no room.
 
         The holder keeps a lock on them until ``release``.
         """
-        self.hold(holder, match)
         pages = self._take(len(match.host))
         if pages is None:
-            self._let_go(holder)
             return None
         self._tree.load(match.host, pages)
         for node in match.host:
             self._tree.lock_child(node)
         holder.node = match.host[-1]
-        holder.pages = match.pages + pages
+        holder.pages += pages
         return Copies(match.host, [(node.page, node.host) for node in match.host])
 
     def loaded(self, copies: Copies) -> None:

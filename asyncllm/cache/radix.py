@@ -138,6 +138,21 @@ class PrefixTree:
             node = child
         return Match(end, pages, host, pending)
 
+    def pending_below(self, node: Node, tokens: array[int]) -> Node | None:
+        """The last of the nodes after ``node``, on the path of ``tokens``, being written."""
+        pending: Node | None = None
+        step = self.page_size * tokens.itemsize
+        end = ((len(tokens) - 1) // self.page_size - node.depth) * step
+        data = tokens[node.depth * self.page_size :].tobytes()
+        for start in range(0, end, step):
+            child = node.children.get(data[start : start + step])
+            if child is None or (child.ready and (pending is not None or child.page == NO_PAGE)):
+                break
+            if not child.ready:
+                pending = child
+            node = child
+        return pending
+
     # -- growing ---------------------------------------------------------------------------------
 
     def insert(self, parent: Node, key: bytes, page: int, *, ready: bool) -> Node | None:

@@ -45,6 +45,7 @@ class Admission:
     ):
         self.queue = WaitingQueue(policy)
         self._num_sharing = 0
+        self._most_sharing = limits.max_num_seqs
         self._limits = limits
         self._cache = cache
         self._forecast = forecast
@@ -87,7 +88,7 @@ class Admission:
         seq = self.queue.peek()
         if seq is None:
             self._waits.reason = "nothing"
-        elif not num_free_slots:
+        elif num_free_slots <= self._copies.num_loading:
             self._waits.reason = "slots"
         else:
             self._waits.reason = "pages" if self._is_blocked(seq) else "budget"
@@ -95,6 +96,7 @@ class Admission:
     def drop(self, seq: Sequence) -> None:
         """``seq`` ends while it waits, for whatever it is."""
         if seq in self.queue:
+            seq.timeline.wait_until()
             self.queue.remove(seq)
         elif self._copies.is_for(seq):
             self._forgo(seq)
@@ -105,7 +107,12 @@ class Admission:
         """Those whose prefix has been computed, or will not be, take their places again."""
         for node in [node for node in self._sharing if node.ready or not node.linked]:
             for seq in self._sharing.pop(node):
-                if seq.state is SeqState.WAITING:
+                if seq.state is not SeqState.WAITING:
+                    continue  # it has ended
+                more = self._cache.pending_below(seq, node)
+                if more is not None:  # the next chunk is on its way already
+                    self._sharing.setdefault(more, []).append(seq)
+                else:
                     self._num_sharing -= 1
                     self.push(seq)
 
@@ -116,8 +123,9 @@ class Admission:
         loaded = self._copies.oldest_loaded
         if loaded is not None:
             return loaded
-        # Those who wait for their prefix will want a slot soon.
-        if num_free_slots <= self._num_sharing + self._copies.num_loading:
+        # Who is loading must find a slot. Those who share come back through the queue; they are
+        # bounded, as each is looked at when what it waits for has landed.
+        if num_free_slots <= self._copies.num_loading or self._num_sharing >= self._most_sharing:
             return None
         seq = self.queue.peek()
         return None if seq is None or self._is_blocked(seq) else seq
@@ -129,7 +137,7 @@ class Admission:
         match = self._cache.match(seq)
         if match.pending is not None:
             self.queue.remove(seq)
-            seq.timeline.wait_until(self._waits)
+            seq.timeline.wait_until()
             self._sharing.setdefault(match.pending, []).append(seq)
             self._num_sharing += 1
             return Entry.WAITS
@@ -141,7 +149,7 @@ class Admission:
             self._blocked = (seq.id, self._pages_for_newcomer())
             return Entry.WAITS
         self.queue.serve(seq, self._expected_cost(seq, cached))
-        seq.timeline.wait_until(self._waits)
+        seq.timeline.wait_until()
         return Entry.WAITS if load else Entry.ADMITTED
 
     def make_room(self) -> bool:

@@ -76,7 +76,7 @@ class PageCopies:
         return not self._times.fitted or self._times.copy_seconds(len(match.host)) <= compute
 
     def load(self, seq: Sequence, match: Match) -> bool:
-        """Start to load for ``seq``; False when there is no room on the device."""
+        """Start to load for ``seq``, which holds the match; False when there is no room."""
         copies = self._cache.load(seq, match)
         if copies is None:
             return False
@@ -84,6 +84,10 @@ class PageCopies:
         self._num_loading += 1
         self._unsent.loads.append((seq, copies))
         return True
+
+    def pages_for(self, seq: Sequence) -> int:
+        """How many pages were just asked for ``seq``."""
+        return sum(len(copies.pages) for other, copies in self._unsent.loads if other is seq)
 
     def send(self, step: int) -> bytes:
         """All copies that were not sent yet, for the plan of ``step``."""

@@ -20,7 +20,7 @@ class Forecast:
         self._decode_seconds = 0.0
 
     def saw_output(self, num_tokens: int) -> None:
-        """A sequence ended by itself after so many tokens."""
+        """A sequence ended, for whatever reason, after so many tokens of output."""
         self._output += (num_tokens - self._output) * NEWEST
 
     def saw_decode_step(self, seconds: float) -> None:

@@ -39,7 +39,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     """One request explained. All times are seconds of the engine's clock.
 
     Attributes:
-        outcome: its finish reason, "abort" or "error"; "running" or "waiting" while it lives.
+        outcome: its finish reason, "abort", "deadline" or "error"; "running" or "waiting" while
+            it lives.
         waited: seconds in the queue, by what the head of the queue was waiting for.
         started, first_token, ended: None for what has not happened.
         events: what the scheduler did with it.

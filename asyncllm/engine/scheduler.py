@@ -140,7 +140,10 @@ class Scheduler:
         """
         if seq.state is SeqState.FINISHED:
             return
+        self._admission.look(now)
         seq.timeline.note(now, self._landed, "finished", len(seq.tokens))
+        if len(seq.tokens) > seq.num_prompt and not seq.failed:
+            self._forecast.saw_output(len(seq.tokens) - seq.num_prompt)
         if seq.state is SeqState.RUNNING:
             self._leave(seq)
         elif seq.slot >= 0:
@@ -226,8 +229,8 @@ class Scheduler:
 
     def _loss(self, seq: Sequence) -> tuple[int, int, int]:
         """What preempting costs: least urgent first, then least work to do again, then youngest."""
-        work = int(self._batch.computed[seq.slot]) - seq.num_cached
-        return (-seq.priority, work, -seq.id)
+        _, computed_here, _ = self._batch.work(seq)
+        return (-seq.priority, computed_here, -seq.id)
 
     def _preempt(self, seq: Sequence, step: Step, now: float) -> None:
         """Back to the queue with its tokens; its full pages stay cached as long as they can."""
@@ -282,7 +285,7 @@ class Scheduler:
         entry = self._admission.admit(seq, room)
         if entry is not Entry.ADMITTED:
             if seq.state is SeqState.LOADING:
-                seq.timeline.note(now, step.number, "loading", len(seq.pages))
+                seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))
             elif seq not in self._admission.queue:
                 seq.timeline.note(now, step.number, "shares")
             return entry is Entry.WAITS
@@ -367,7 +370,6 @@ class Scheduler:
         elif len(tokens) >= seq.max_length:
             finish = FinishReason.LENGTH
         if finish is not None:
-            self._forecast.saw_output(len(tokens) - seq.num_prompt)
             self.finish(seq, now)
         return Emitted(seq, row, token, finish)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 #: Events kept of one request; of the rest only the number is known.
-MAX_EVENTS = 512
+MAX_EVENTS = 256
 #: What the head of the queue can be waiting for: a free slot, free pages, room in a step.
 WAITS = ("slots", "pages", "budget")
 
@@ -48,17 +48,17 @@ class Timeline:
     """Bounded, and written for rare events only: decode rows leave no trace here.
 
     Attributes:
-        waited: seconds it spent in the queue by what the queue's head was waiting for (``WAITS``).
         num_dropped: events beyond MAX_EVENTS.
     """
 
-    __slots__ = ("_queued_at", "arrival", "events", "num_dropped", "waited")
+    __slots__ = ("_clock", "_queued_at", "_waited", "arrival", "events", "num_dropped")
 
     def __init__(self, arrival: float):
         self.arrival = arrival
         self.events: list[Event] = []
-        self.waited = dict.fromkeys(WAITS, 0.0)
         self.num_dropped = 0
+        self._waited = dict.fromkeys(WAITS, 0.0)
+        self._clock: WaitClock | None = None  # while it waits
         self._queued_at: dict[str, float] = {}
 
     def note(self, time: float, step: int, kind: str, a: int = 0, b: int = 0) -> None:
@@ -69,9 +69,20 @@ class Timeline:
 
     def wait_from(self, clock: WaitClock) -> None:
         """It begins to wait."""
+        self._clock = clock
         self._queued_at = dict(clock.sums)
 
-    def wait_until(self, clock: WaitClock) -> None:
-        """It has waited."""
-        for reason, seconds in clock.sums.items():
-            self.waited[reason] += seconds - self._queued_at[reason]
+    def wait_until(self) -> None:
+        """It waits no longer."""
+        self._waited, self._clock = self.waited, None
+
+    @property
+    def waited(self) -> dict[str, float]:
+        """Seconds in the queue by what its head was waiting for; of one that waits, up to now."""
+        if self._clock is None:
+            return dict(self._waited)
+        since = self._queued_at
+        return {
+            reason: waited + self._clock.sums[reason] - since[reason]
+            for reason, waited in self._waited.items()
+        }

@@ -68,8 +68,10 @@ class WaitingQueue:
         O(n) in the number waiting.
         """
         rank = self._policy.rank(seq, len(seq.tokens))
-        queue = self._account_of(seq).queue
-        ahead = {other.id: len(other.tokens) for place, other in queue if place <= rank}
+        account = self._accounts.get(self._policy.account(seq))
+        if account is None:
+            return 0, 0
+        ahead = {other.id: len(other.tokens) for place, other in account.queue if place <= rank}
         return len(ahead), sum(ahead.values())
 
     def waiting_for(self, tenant: str) -> tuple[int, int]:
@@ -94,6 +96,7 @@ class WaitingQueue:
     def serve(self, seq: Sequence, cost: float) -> None:
         """It was the turn of ``seq``, which will cost its account so much."""
         self._level = max(self._level, self._account_of(seq).served)
+        seq.num_sharing = self._num_active
         self.charge(seq, cost)
         self.remove(seq)
 
@@ -102,8 +105,8 @@ class WaitingQueue:
         account = self._account_of(seq)
         seq.charged += cost
         account.served += cost
-        # Virtual time: it passes as if all accounts that wait shared the cost.
-        self._level += cost / max(1, self._num_active)
+        # Virtual time: it passes as if all accounts that waited shared the cost.
+        self._level += cost / seq.num_sharing
         if account.num_waiting:
             self._order.push(account.served, account)
 

@@ -38,7 +38,11 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     effort = asked.reasoning_effort
     try:
         prompt = await encode_messages(
-            llm, asked.messages, asked, **({} if effort is None else {"reasoning_effort": effort})
+            llm,
+            asked.messages,
+            asked,
+            tenant=scheduling.tenant,
+            **({} if effort is None else {"reasoning_effort": effort}),
         )
         jobs = fan_out([prompt], asked.n or 1, params, scheduling)
         reply = ChatReply(asked, model, prompt, llm.tokenizer)

@@ -63,11 +63,17 @@ class TemplateFields(Protocol):
 
 
 async def encode_messages(
-    llm: AsyncLLM, messages: list[dict[str, Any]], asked: TemplateFields, **template_args: Any
+    llm: AsyncLLM,
+    messages: list[dict[str, Any]],
+    asked: TemplateFields,
+    *,
+    tenant: str | None = None,
+    **template_args: Any,
 ) -> list[int]:
-    """Token ids of a conversation.
+    """Token ids of a conversation; ``tenant`` as in ``AsyncLLM.encode_chat``.
 
     Raises:
+        QueueFull: a request of the tenant's cannot join the queue now.
         BadRequest: a message or a tool has not the shape that OpenAI gives it, or the model has no
             chat template, or the template refuses.
     """
@@ -83,6 +89,7 @@ async def encode_messages(
     generate = asked.add_generation_prompt
     return await llm.encode_chat(
         messages,
+        tenant,
         tools=None if asked.tool_choice == "none" else asked.tools,
         add_generation_prompt=not resume if generate is None else generate,
         continue_final_message=resume,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from asyncllm.engine.history import KEPT_REQUESTS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: As many as the engine remembers traces of.
-KEPT_REQUESTS = 1024
 #: What the ids of answers begin with; the X-Request-Id follows.
 ID_PREFIXES = ("chatcmpl-", "cmpl-")
 

@@ -205,7 +205,9 @@ class FakeLLM:
         [ids] = await self.encode_all([text], add_special_tokens=add_special_tokens)
         return ids
 
-    async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    async def encode_chat(
+        self, messages: list[dict[str, Any]], tenant: str | None = None, /, **options: Any
+    ) -> list[int]:
         assert self.chat_template is not None
         return await self.encode(
             self.chat_template.render(messages, **options), add_special_tokens=False

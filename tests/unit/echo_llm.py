@@ -42,7 +42,9 @@ class EchoLLM(FakeLLM):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    async def encode_chat(
+        self, messages: list[dict[str, Any]], tenant: str | None = None, /, **options: Any
+    ) -> list[int]:
         return await super().encode_chat(messages, **{"add_generation_prompt": True, **options})
 
     def _least_tokens(self, texts: list[str]) -> int:

@@ -226,9 +226,13 @@ def check_books(sched: Scheduler, sequences: Iterable[Sequence]) -> None:
             assert node.parent is None or node.page != NO_PAGE or not device
     cached = [n for n in nodes.values() if n.linked and n.page != NO_PAGE and n.ready]
     assert cache.num_cached == sum(node.locks == 0 for node in cached)
-    assert cache.num_free + cache.num_cached + cache.num_held == cache.num_pages
+    in_use = [n for n in nodes.values() if n.page != NO_PAGE and (n.locks or not n.linked)]
+    loading = [n for n in nodes.values() if n.page != NO_PAGE and not (n.ready or n.locks)]
+    held = len(private) + len(in_use) + sum(n.linked for n in loading)
+    assert held <= cache.num_held, "free + cached + held is no more than all"
     if not any(not node.linked for node in nodes.values()) and not sched._copies.outstanding:
         # Otherwise pages may be on unlinked nodes that nobody is on.
+        assert held == cache.num_held
         assert len(everywhere) == cache.num_pages, "no page is lost"
     hosts = [node.host for node in nodes.values() if node.host != NO_PAGE]
     assert len(hosts) == len(set(hosts)), "no host page in two places"

@@ -373,7 +373,55 @@ def test_a_timeline_says_what_the_queue_was_waiting_for() -> None:
     for step in range(1, 7):
         sched.plan(step, float(step))
         apply(sched, 3)
+        if step == 3:
+            assert second.timeline.waited["slots"] == 2.0, "so far"
     assert second.state is SeqState.RUNNING
     assert second.timeline.waited["slots"] >= 4.0
     assert second.timeline.waited["pages"] == 0.0
     assert [event.kind for event in second.timeline.events] == ["queued", "admitted", "chunk"]
+
+
+def test_a_timeline_of_a_request_that_gave_up_says_what_it_was_waiting_for() -> None:
+    sched = scheduler(max_num_seqs=1)
+    first, second = sequence(1, 4, max_tokens=50), sequence(2, 4)
+    sched.add(first, 0.0)
+    sched.plan(0, 0.0)
+    sched.add(second, 0.0)
+    sched.plan(1, 0.0)
+    sched.finish(second, 9.0)
+    assert second.timeline.waited == {"slots": 9.0, "pages": 0.0, "budget": 0.0}
+
+
+def test_every_output_teaches_how_long_outputs_are() -> None:
+    """Also of those that end outside, by a stop string."""
+    sched = scheduler(num_pages=4000)
+    for id in range(200):
+        seq = sequence(id, 3, max_tokens=50)
+        sched.add(seq, 0.0)
+        plan(sched, id)
+        apply(sched, 3)
+        sched.finish(seq, 0.0)
+    waiting = sequence(1000, 3, max_tokens=50)
+    assert sched._forecast.length(waiting) <= 6
+
+
+def test_those_who_share_are_looked_at_once_and_not_for_every_chunk() -> None:
+    sched = scheduler(
+        max_model_len=2000,
+        num_pages=1000,
+        max_num_seqs=50,
+        prefill_chunk=16,
+        max_num_batched_tokens=64,
+    )
+    matches = []
+    match = sched.cache.match
+    sched.cache.match = lambda holder: matches.append(1) or match(holder)  # type: ignore[method-assign,func-returns-value]
+    for id in range(40):
+        sched.add(sequence(id, list(range(1000)), arrival=float(id)), 0.0)
+    for step in range(2):
+        plan(sched, step)
+    for step in range(2, 30):
+        apply(sched, NO_TOKEN)
+        plan(sched, step)
+    assert sched.num_waiting == 39
+    assert len(matches) == 40

@@ -118,23 +118,19 @@ class Run:
             self.events.update(event.kind for event in seq.timeline.events)
 
 
-@pytest.fixture(scope="module")
-def events() -> Counter[str]:
-    return Counter()
-
-
 @pytest.mark.parametrize("seed", SEEDS)
-def test_books_balance_over_hundreds_of_steps(seed: int, events: Counter[str]) -> None:
-    run = Run(seed)
-    run.go(400)
-    events += run.events
+def test_books_balance_over_hundreds_of_steps(seed: int) -> None:
+    Run(seed).go(400)
 
 
-def test_everything_did_happen(events: Counter[str]) -> None:
-    if events["queued"] < 1000:
-        pytest.skip("not all runs were made")
+def test_these_runs_meet_everything() -> None:
+    events: Counter[str] = Counter()
+    for seed in range(12):
+        run = Run(seed)
+        run.go(250)
+        events += run.events
     for kind in ("preempted", "loading", "shares"):
-        assert events[kind] >= 20, events
+        assert events[kind] >= 5, events
 
 
 def test_two_processes_with_different_hash_seeds_plan_the_same() -> None:

@@ -38,6 +38,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.again: set[int] = set()  # waited before; may keep its place among equals
         self.served: dict[str, float] = {}
         self.level = 0.0
+        self.sharing: dict[int, int] = {}
         self.gone: list[Sequence] = []
 
     @initialize(policy=st.sampled_from([*POLICIES.values(), Shares]))
@@ -122,6 +123,7 @@ class QueueMachine(RuleBasedStateMachine):
                 return
             assert seq in self.turns()
             name = self.account(seq)
+            self.sharing[seq.id] = self.num_active()
             self.level = max(self.level, self.served[name]) + cost / self.num_active()
             self.served[name] += cost
             self.queue.serve(seq, float(cost))
@@ -138,7 +140,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert seq.charged == charged + cost
         name = self.account(seq)
         self.served[name] = self.served.get(name, self.level) + cost
-        self.level += cost / max(1, self.num_active())
+        self.level += cost / self.sharing.get(seq.id, 1)
         if again:
             self.again.add(seq.id)
             self.push(seq)
@@ -239,7 +241,6 @@ def test_accounts_that_come_once_do_not_starve_one_that_came_before() -> None:
     raise AssertionError("it still waits")
 
 
-@pytest.mark.xfail(strict=True, reason="a correction is shared by those who wait when it is made")
 def test_corrections_while_nobody_waits_give_newcomers_no_credit() -> None:
     """Many tenants are charged for long outputs, and get most of it back when all are served."""
     queue, tenants = WaitingQueue(Fair()), [f"tenant {i}" for i in range(50)]
