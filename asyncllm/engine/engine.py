@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from asyncllm.config import EngineLimits
+from asyncllm.engine.check import check_request
 from asyncllm.engine.history import History, RequestTrace
 from asyncllm.engine.scheduler import Applied, Emitted, Scheduler
 from asyncllm.engine.sequence import Sequence
@@ -19,7 +20,6 @@ from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.stream import OutputStream
 from asyncllm.errors import (
     AsyncLLMError,
-    BadRequest,
     DeadlineExceeded,
     EngineDead,
     QueueFull,
@@ -133,7 +133,7 @@ class Engine:
         if self._dead is not None:
             raise EngineDead(self._dead)
         scheduling = scheduling or SchedulingParams()
-        max_length = self._check(prompt_ids, params)
+        max_length = check_request(prompt_ids, params, self.limits)
         self.check_room(len(prompt_ids), tenant=scheduling.tenant)
         self._next_id += 1
         now = self._clock()
@@ -218,38 +218,6 @@ class Engine:
         self._close(request, FinishReason.ABORT.value, now)
         self._update_gauges()
         self._wake.set()
-
-    def _check(self, prompt_ids: Seq[int], params: SamplingParams) -> int:
-        """The length at which the sequence must end."""
-        room = self.limits.max_model_len - len(prompt_ids)
-        if not prompt_ids:
-            raise BadRequest("the prompt is empty", param="prompt")
-        if room < 1 or (params.max_tokens is not None and params.max_tokens > room):
-            asked = "" if params.max_tokens is None else f" and max_tokens {params.max_tokens}"
-            raise BadRequest(
-                f"the prompt of {len(prompt_ids)} tokens{asked} is more than the context of "
-                f"{self.limits.max_model_len} tokens holds",
-                param="prompt" if room < 1 else "max_tokens",
-                code="context_length_exceeded",
-            )
-        if params.min_tokens > room:
-            raise BadRequest(
-                f"min_tokens must be at most {room}, the room left", param="min_tokens"
-            )
-        stops = len(params.stop_token_ids) + len(self.limits.eos_token_ids)
-        if params.min_tokens and stops >= self.limits.vocab_size:
-            raise BadRequest("stop_token_ids leave no token for min_tokens", param="stop_token_ids")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self.limits.vocab_size:
-            raise BadRequest(
-                f"prompt token ids must be between 0 and {self.limits.vocab_size - 1}",
-                param="prompt",
-            )
-        if any(t >= self.limits.vocab_size for t in params.stop_token_ids):
-            raise BadRequest(
-                f"stop_token_ids must be between 0 and {self.limits.vocab_size - 1}",
-                param="stop_token_ids",
-            )
-        return len(prompt_ids) + (room if params.max_tokens is None else params.max_tokens)
 
     # -- steps -----------------------------------------------------------------------------------
 

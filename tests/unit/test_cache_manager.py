@@ -137,7 +137,7 @@ class ManagerMachine(RuleBasedStateMachine):
         for index in range(self.cache.pages_for(start)):
             self.check(self.pages[seq.pages[index]], seq, index, start)
         if start == len(seq.tokens):
-            if inside.flight or not self.cache.extend(seq, start + 1):
+            if inside.flight or not self.grow(seq, start + 1):
                 return
             seq.tokens.append(start % 5)
             self.write(seq, start, start + 1)
@@ -150,6 +150,15 @@ class ManagerMachine(RuleBasedStateMachine):
         self.cache.begin(seq, end)
         inside.computed = end
         inside.flight.append(end)
+
+    def grow(self, seq: Sequence, length: int) -> bool:
+        if length <= len(seq.pages) * self.cache.page_size:
+            return True
+        held, available = list(seq.pages), self.cache.num_available
+        page = self.cache.grow(seq)
+        assert seq.pages == (held if page is None else [*held, page])
+        assert page is not None or available == 0 or self.saves or self.loads
+        return page is not None
 
     @rule(family=FAMILY, length=LENGTH, done=st.integers(0, 5), salt=SALT, stay=st.booleans())
     def serve(self, family: int, length: int, done: int, salt: str, stay: bool) -> None:
