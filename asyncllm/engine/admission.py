@@ -165,8 +165,14 @@ class Admission:
         """A running sequence has taken one page more."""
         if len(seq.pages) <= seq.expected_pages:
             self._promised -= 1
-        else:  # beyond what was charged for it
-            self.queue.charge(seq, OUTPUT_COST * self._limits.page_size)
+            return
+        # It has outgrown what was expected, and charged for: expect, and charge, anew.
+        length = max(self._forecast.length(seq), len(seq.pages) * self._limits.page_size)
+        expected = self._cache.pages_for(length)
+        more = (expected - seq.expected_pages) * self._limits.page_size
+        self.queue.charge(seq, OUTPUT_COST * more)
+        self._promised += expected - len(seq.pages)
+        seq.expected_pages = expected
 
     def left(self, seq: Sequence) -> None:
         """``seq`` leaves the batch; nothing is promised to it any more."""

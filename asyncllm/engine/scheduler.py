@@ -245,40 +245,23 @@ class Scheduler:
         """Chunks of the prompts that come first, running or waiting, until the step is full."""
         budget = self.limits.max_num_batched_tokens - step.shape.num_tokens
         room = self.times.room(step.shape, self.limits.itl_target, budget)
-        mine = self._prefills_in_order()
+        mine = sorted(self._batch.prefilling.values(), key=self._turn)
+        mine.reverse()  # so that equals keep their order when they are popped
         fits = True
         while fits and room.tokens > 0:
             head = self._admission.head(self._batch.num_free)
-            if head is not None and (not mine or self._overtakes(head, mine[0])):
+            if head is not None and (not mine or self._turn(head) < self._turn(mine[-1])):
                 fits = self._admit(head, step, room, now)
             elif mine:
-                fits = self._add_chunk(mine.popleft(), step, room, now)
+                fits = self._add_chunk(mine.pop(), step, room, now)
             else:
                 break
 
-    def _prefills_in_order(self) -> deque[Sequence]:
-        """Running sequences with prompt chunks to come.
-
-        Each account keeps the turns that it got by admissions, and gives them to its own by rank:
-        ranks of different accounts say nothing about each other.
-        """
-        admitted = self._batch.prefilling.values()
-        if len(admitted) < 2:
-            return deque(admitted)
-        of_account: dict[str, list[Sequence]] = {}
-        for seq in sorted(admitted, key=self._rank):
-            of_account.setdefault(self._policy.account(seq), []).append(seq)
-        turns = {account: iter(own) for account, own in of_account.items()}
-        return deque(next(turns[self._policy.account(seq)]) for seq in admitted)
-
-    def _overtakes(self, newcomer: Sequence, running: Sequence) -> bool:
-        """Whether the head of the queue goes before a prompt that has been begun."""
-        same = self._policy.account(newcomer) == self._policy.account(running)
-        return same and self._rank(newcomer) < self._rank(running)
-
-    def _rank(self, seq: Sequence) -> float:
+    def _turn(self, seq: Sequence) -> tuple[float, float]:
+        """The order in which prompts get chunks: least served account first, then by rank."""
         computed = int(self._batch.computed[seq.slot]) if seq.slot >= 0 else 0
-        return self._policy.rank(seq, len(seq.tokens) - computed)
+        rank = self._policy.rank(seq, len(seq.tokens) - computed)
+        return self._admission.queue.served(seq), rank
 
     def _admit(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
         """Try the head of the queue; False when the step is full."""

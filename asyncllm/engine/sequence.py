@@ -42,7 +42,6 @@ class Sequence:
         num_cached: tokens it did not have to compute when it was first admitted.
         expected_pages: how many pages it was admitted for.
         charged: what its tenant has been charged for it (``engine/waiting.py``).
-        num_sharing: accounts that waited when it was its turn.
         failed: something it computed is not to be trusted.
         timeline: what happened to it, and when.
     """
@@ -60,7 +59,6 @@ class Sequence:
         "node",
         "num_cached",
         "num_prompt",
-        "num_sharing",
         "pages",
         "priority",
         "row_params",
@@ -123,6 +121,5 @@ class Sequence:
         self.num_cached = -1
         self.expected_pages = 0
         self.charged = 0.0
-        self.num_sharing = 1
         self.failed = False
         self.timeline = Timeline(arrival)

@@ -25,8 +25,9 @@ class WaitingQueue:
     """Who comes next: of the account that has been served least, the request of smallest rank.
 
     Every operation is O(log n) in the number waiting. An account that comes back after having had
-    nothing to ask for starts where it would be, had it always asked for its share: idle time is no
-    credit.
+    nothing to ask for starts at the level of the one that had its turn last, before that was
+    charged (start-time fair queueing; Goyal, Vin and Cheng, SIGCOMM 1996): idle time is no credit,
+    and what the others were charged in advance is no debt.
     """
 
     def __init__(self, policy: Policy):
@@ -40,6 +41,7 @@ class WaitingQueue:
         )
         self._num_active = 0
         self._level = 0.0
+        self._last_cost = 0.0
         self._sweep_at = 64
 
     def __len__(self) -> int:
@@ -74,6 +76,11 @@ class WaitingQueue:
         ahead = {other.id: len(other.tokens) for place, other in account.queue if place <= rank}
         return len(ahead), sum(ahead.values())
 
+    def served(self, seq: Sequence) -> float:
+        """What the account of ``seq`` has been charged; the one with the least comes first."""
+        account = self._accounts.get(self._policy.account(seq))
+        return self._level if account is None else account.served
+
     def waiting_for(self, tenant: str) -> tuple[int, int]:
         """Requests that wait on behalf of a tenant, and their tokens."""
         return self._by_tenant.get(tenant, (0, 0))
@@ -95,18 +102,22 @@ class WaitingQueue:
 
     def serve(self, seq: Sequence, cost: float) -> None:
         """It was the turn of ``seq``, which will cost its account so much."""
-        self._level = max(self._level, self._account_of(seq).served)
-        seq.num_sharing = self._num_active
+        account = self._account_of(seq)
+        level = account.served
+        if self._num_active > 1 or len(self) == 1:
+            # Those who come now and then must not go before the others for ever.
+            level = max(level, self._level + self._last_cost / self._num_active)
+        self._last_cost = cost
         self.charge(seq, cost)
         self.remove(seq)
+        least = self._order.peek() or account
+        self._level = min(level, least.served)
 
     def charge(self, seq: Sequence, cost: float) -> None:
         """Correct what its account has paid for ``seq``; in all, that is ``seq.charged``."""
         account = self._account_of(seq)
         seq.charged += cost
         account.served += cost
-        # Virtual time: it passes as if all accounts that waited shared the cost.
-        self._level += cost / seq.num_sharing
         if account.num_waiting:
             self._order.push(account.served, account)
 

@@ -38,7 +38,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.again: set[int] = set()  # waited before; may keep its place among equals
         self.served: dict[str, float] = {}
         self.level = 0.0
-        self.sharing: dict[int, int] = {}
+        self.last_cost = 0
         self.gone: list[Sequence] = []
 
     @initialize(policy=st.sampled_from([*POLICIES.values(), Shares]))
@@ -123,11 +123,15 @@ class QueueMachine(RuleBasedStateMachine):
                 return
             assert seq in self.turns()
             name = self.account(seq)
-            self.sharing[seq.id] = self.num_active()
-            self.level = max(self.level, self.served[name]) + cost / self.num_active()
+            level = self.served[name]
+            if self.num_active() > 1 or len(self.waiting) == 1:
+                level = max(level, self.level + self.last_cost / self.num_active())
+            self.last_cost = cost
             self.served[name] += cost
             self.queue.serve(seq, float(cost))
             del self.waiting[seq.id]
+            left = {self.account(other) for other in self.waiting.values()} or {name}
+            self.level = min(level, *(self.served[account] for account in left))
             self.gone.append(seq)
 
     @precondition(lambda self: self.gone)
@@ -140,7 +144,6 @@ class QueueMachine(RuleBasedStateMachine):
         assert seq.charged == charged + cost
         name = self.account(seq)
         self.served[name] = self.served.get(name, self.level) + cost
-        self.level += cost / self.sharing.get(seq.id, 1)
         if again:
             self.again.add(seq.id)
             self.push(seq)
@@ -332,7 +335,7 @@ def test_what_left_an_idle_account_is_let_go() -> None:
 
 def alive(kind: type) -> int:
     gc.collect()
-    return sum(isinstance(thing, kind) for thing in gc.get_objects())
+    return sum(type(thing) is kind for thing in gc.get_objects())
 
 
 # -- what admission makes of it --------------------------------------------------------------------
