@@ -13,8 +13,8 @@ class LazyHeap(Generic[T]):
     """Items by rank, smallest first, first pushed first among equals.
 
     ``current(rank, item)`` tells whether an entry still counts, so that an item is taken out, or
-    changes its rank, without a search. Everything is O(log n), amortised: stale entries never make
-    up more than half of a large heap.
+    changes its rank, without a search. Everything is O(log n), amortised: there are never more
+    entries than twice the most that ever counted, and 64.
     """
 
     def __init__(self, current: Callable[[float, T], bool]):

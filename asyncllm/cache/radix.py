@@ -8,6 +8,7 @@ its way from one to the other, or in both. Plain ints and bytes; no torch.
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from typing import NamedTuple
 
 from asyncllm.cache.pages import PageAllocator
@@ -102,7 +103,8 @@ class PrefixTree:
         self._roots: dict[bytes, Node] = {}
         self._clock = 0
         #: Cached pages that the host may not have, in the order in which they fell out of use.
-        self._unsaved: dict[Node, None] = {}
+        #: (An OrderedDict finds its first key at once, a dict only after those that were deleted.)
+        self._unsaved: OrderedDict[Node, None] = OrderedDict()
         self._leaves = LazyHeap[Node](lambda tick, node: node.tick == tick and node.evictable())
         self._host_leaves = LazyHeap[Node](
             lambda tick, node: node.tick == tick and node.host_evictable()
@@ -141,11 +143,10 @@ class PrefixTree:
     def pending_below(self, node: Node, tokens: array[int]) -> Node | None:
         """The last of the nodes after ``node``, on the path of ``tokens``, being written."""
         pending: Node | None = None
-        step = self.page_size * tokens.itemsize
-        end = ((len(tokens) - 1) // self.page_size - node.depth) * step
-        data = tokens[node.depth * self.page_size :].tobytes()
-        for start in range(0, end, step):
-            child = node.children.get(data[start : start + step])
+        size = self.page_size
+        # Page by page, for what follows is long and only the next pages are looked at.
+        for start in range(node.depth * size, (len(tokens) - 1) // size * size, size):
+            child = node.children.get(tokens[start : start + size].tobytes())
             if child is None or (child.ready and (pending is not None or child.page == NO_PAGE)):
                 break
             if not child.ready:
@@ -294,8 +295,8 @@ class PrefixTree:
             self.num_cached += node.ready
             self._offer(node)
             if node.host == NO_PAGE and self._host_pages.num_pages:
-                self._unsaved.pop(node, None)
-                self._unsaved[node] = None  # as the last
+                self._unsaved[node] = None
+                self._unsaved.move_to_end(node)
         elif node.parent is None and not node.children:
             self._roots.pop(node.key, None)
 

@@ -39,6 +39,9 @@ class WaitingQueue:
         self._order = LazyHeap[_Account](
             lambda served, account: account.num_waiting > 0 and account.served == served
         )
+        self._reversed = LazyHeap[_Account](
+            lambda owed, account: account.num_waiting > 0 and account.served == -owed
+        )
         self._num_active = 0
         self._level = 0.0
         self._last_cost = 0.0
@@ -60,7 +63,7 @@ class WaitingQueue:
         if account.num_waiting == 1:
             self._num_active += 1
             account.served = max(account.served, self._level)
-            self._order.push(account.served, account)
+            self._enter(account)
         account.queue.push(rank, seq)
         self._count(seq, 1)
 
@@ -110,8 +113,9 @@ class WaitingQueue:
         self._last_cost = cost
         self.charge(seq, cost)
         self.remove(seq)
-        least = self._order.peek() or account
-        self._level = min(level, least.served)
+        # But nobody starts behind all others, for charges in advance that will be taken back.
+        most = self._reversed.peek() or account
+        self._level = min(level, most.served)
 
     def charge(self, seq: Sequence, cost: float) -> None:
         """Correct what its account has paid for ``seq``; in all, that is ``seq.charged``."""
@@ -119,7 +123,11 @@ class WaitingQueue:
         seq.charged += cost
         account.served += cost
         if account.num_waiting:
-            self._order.push(account.served, account)
+            self._enter(account)
+
+    def _enter(self, account: _Account) -> None:
+        self._order.push(account.served, account)
+        self._reversed.push(-account.served, account)
 
     def _count(self, seq: Sequence, change: int) -> None:
         tokens = change * len(seq.tokens)
@@ -141,10 +149,12 @@ class WaitingQueue:
         return account
 
     def _sweep(self) -> None:
-        """Forget accounts that would begin level anyway."""
+        """Forget accounts that would begin level anyway, and half of the idle ones in any case."""
+        idle = sorted(a.served for a in self._accounts.values() if not a.num_waiting)
+        gone = max(self._level, idle[len(idle) // 2]) if idle else self._level
         self._accounts = {
             name: account
             for name, account in self._accounts.items()
-            if account.num_waiting or account.served > self._level
+            if account.num_waiting or account.served > gone
         }
-        self._sweep_at = 2 * len(self._accounts) + 64
+        self._sweep_at = len(self._accounts) * 3 // 2 + 64

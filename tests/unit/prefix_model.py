@@ -180,6 +180,7 @@ class TreeMachine(RuleBasedStateMachine):
         if match.pending is not None:
             assert match.pending.depth == len(pages) + len(hosts) + pending
         assert match.node.depth == len(pages)
+        assert self.tree.pending_below(match.node, array("i", tokens)) is match.pending
         self.tree.lock(match.node)
         user = User(match.node, salt, list(pages), len(pages))
         for entry in pages:
