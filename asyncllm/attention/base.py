@@ -1,7 +1,7 @@
 """The seam between models and attention kernels.
 
 A model describes each of its attention layers once (``AttentionSpec``) and, in a step, calls
-``batch.attend(spec, q, k, v)``. A backend turns the step's rows into a plan shared by all layers
+``batch.attend(spec, qkv, encoding)``. A backend turns the step's rows into a plan shared by all layers
 and reads and writes the paged KV cache. Nothing else knows how pages are laid out.
 """
 
@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
+
+from asyncllm.kernels.heads import HeadEncoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,18 @@ class AttentionBackend(Protocol):
             What ``forward`` needs for this step; the same for every layer.
         """
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, plan: Any) -> Tensor:
-        """Write K and V to their pages, then attend.
+    def forward(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        """Encode queries and keys, write K and V to their pages, then attend.
 
         Args:
-            q: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim], positions
-                already encoded. May be strided views whose last dimension is contiguous.
+            qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: the projections of queries,
+                keys and values. May be overwritten.
+            batch: the step, with the plan for it.
 
         Returns:
-            [tokens, num_heads, head_dim], same dtype as q.
+            [tokens, num_heads * head_dim], same dtype as qkv.
         """
 
 
@@ -70,18 +75,26 @@ class ForwardBatch:
     Attributes:
         input_ids: int64 [tokens].
         positions: int64 [tokens], of each token in its own sequence.
-        sample_rows: int64 [samples]; indices into tokens whose hidden state yields logits.
+        written: int64 [tokens]; where its K and V go in the flattened pages, -1 for nowhere.
+        sample_rows: int64 [samples]; indices into tokens whose hidden state yields logits. None:
+            all tokens do.
+        plan: of the backend, for this step.
     """
 
     input_ids: Tensor
     positions: Tensor
-    sample_rows: Tensor
+    written: Tensor
+    sample_rows: Tensor | None
     backend: AttentionBackend
     plan: Any
 
-    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, spec: AttentionSpec, qkv: Tensor, encoding: HeadEncoding) -> Tensor:
         """See ``AttentionBackend.forward``."""
-        return self.backend.forward(q, k, v, spec, self.plan)
+        return self.backend.forward(qkv, spec, encoding, self)
+
+    def sampling(self, x: Tensor) -> Tensor:
+        """The rows of x, [tokens, size], that yield logits."""
+        return x if self.sample_rows is None else x.index_select(0, self.sample_rows)
 
 
 class KVPages(Protocol):

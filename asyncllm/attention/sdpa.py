@@ -30,11 +30,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.attention.sdpa_plan import Reads, SdpaPlan
+from asyncllm.kernels.heads import encode_heads
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from asyncllm.attention.base import AttentionSpec, KVPages
+    from asyncllm.attention.base import AttentionSpec, ForwardBatch, KVPages
+    from asyncllm.kernels.heads import HeadEncoding
 
 #: Bytes of K that one decode group may gather.
 CPU_GROUP_BYTES = 256 << 10
@@ -60,12 +62,13 @@ class SdpaBackend:
         return SdpaPlan(rows, block_table, self._kv.page_size, self._group_tokens)
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, plan: SdpaPlan
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
         """See ``AttentionBackend.forward``."""
-        keys, values = (pages.flatten(0, 1) for pages in self._kv.layer(spec.layer))
-        keys.index_copy_(0, plan.written, k)
-        values.index_copy_(0, plan.written, v)
+        pages = self._kv.layer(spec.layer)
+        q, k, v = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.written)
+        keys, values = (part.flatten(0, 1) for part in pages)
+        plan: SdpaPlan = batch.plan
         reads = plan.reads(spec.window, spec.softcap is None, q.dtype)
         out = q.new_empty(q.shape)
         if reads.groups:
@@ -78,7 +81,7 @@ class SdpaBackend:
                 seen_k = keys.index_select(0, chunk.tokens)
                 seen_v = values.index_select(0, chunk.tokens)
                 _prefill(q[span], seen_k, seen_v, out[span], spec, chunk.bias)
-        return out
+        return out.flatten(1)
 
 
 def _decode(

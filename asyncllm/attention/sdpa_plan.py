@@ -1,4 +1,4 @@
-"""What the rows of a step write to and read from the paged KV cache, as token indices.
+"""What the rows of a step read from the paged KV cache, as token indices.
 
 All arithmetic is numpy on the host, where the rows are known and small operations are cheap: on a
 CPU it takes half to a third of the time of the same operations in torch, on a GPU it saves a few
@@ -65,7 +65,7 @@ class Reads:
 
 
 class SdpaPlan:
-    """The rows of one step, and what they write and read; the same for every layer.
+    """The rows of one step, and what they read; the same for every layer.
 
     Reads depend on a layer's window and are worked out when the first such layer asks, so the block
     table must not change (in stream order) between ``plan`` and the step's last ``forward``.
@@ -75,9 +75,6 @@ class SdpaPlan:
         block_table: int32 [slots, max_pages], on the device.
         page_size: tokens of a page.
         group_tokens: most tokens that one decode group gathers (one row may have more).
-
-    Attributes:
-        written: int64 [tokens]; where each new token's K and V go in the flattened pages.
     """
 
     def __init__(
@@ -92,8 +89,6 @@ class SdpaPlan:
         self._group_tokens = group_tokens
         self._longest = int(self._ends.max())
         self._reads: dict[tuple[int, bool, torch.dtype], Reads] = {}
-        written = self._locate(self._slots, self._starts, self._ends, self._q_lens)
-        self.written = written.long()
 
     def reads(self, window: int | None, fast: bool, dtype: torch.dtype) -> Reads:
         """What to read in layers with this window.

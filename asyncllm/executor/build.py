@@ -16,11 +16,14 @@ if "torch" not in sys.modules:
 
 import torch
 
+from asyncllm.attention.base import AttentionBackend
 from asyncllm.attention.choose import choose_backend
-from asyncllm.config import EngineConfig
+from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
 from asyncllm.executor.copies import PageCopier
 from asyncllm.executor.device import CpuDevice, CudaDevice, Device, available_host_bytes
+from asyncllm.executor.eager import EagerForward, StepForward
+from asyncllm.executor.graphs import GraphBackend, GraphedForward
 from asyncllm.executor.host_pool import HostPool
 from asyncllm.executor.kv_pool import KVPool
 from asyncllm.executor.memory import resolve_limits
@@ -28,6 +31,7 @@ from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
 from asyncllm.executor.worker import Worker
+from asyncllm.models.base import CausalLM
 from asyncllm.models.loader import load_model
 from asyncllm.models.spec import ModelSpec
 
@@ -115,17 +119,31 @@ def _build(
         copier = PageCopier(pool, HostPool(pool, limits.host_pages, device), device)
         copier.warm_up()
         max_pages = -(-limits.max_model_len // limits.page_size)
-        runner = ModelRunner(
-            model,
-            choose_backend(
-                config.attention, pool, model.attention_specs, dtype, device.torch_device
-            ),
-            Sampler(limits.max_num_seqs, spec.vocab_size, device.torch_device),
-            SlotTable(limits.max_num_seqs, max_pages, device),
-            copier,
-            device,
+        backend = choose_backend(
+            config.attention, pool, model.attention_specs, dtype, device.torch_device
         )
+        sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device.torch_device)
+        table = SlotTable(limits.max_num_seqs, max_pages, device)
+        forward = _forward(model, backend, sampler, table, limits, device)
+        runner = ModelRunner(forward, sampler, table, copier, device)
     return Worker(runner, limits, device)
+
+
+def _forward(
+    model: CausalLM,
+    backend: AttentionBackend,
+    sampler: Sampler,
+    table: SlotTable,
+    limits: EngineLimits,
+    device: Device,
+) -> StepForward:
+    """How steps run: launched kernel by kernel, or, where kernels allow it, as graphs."""
+    eager = EagerForward(model, backend, sampler, table, limits.page_size, device)
+    if not isinstance(backend, GraphBackend):
+        return eager
+    graphed = GraphedForward(eager, model, backend, sampler, table, limits, device)
+    graphed.capture()
+    return graphed
 
 
 def _open_device(config: EngineConfig) -> Device:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.upload import upload
+from asyncllm.executor.pinned import PinnedRing
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,9 @@ class Device(Protocol):
     def upload(self, array: np.ndarray) -> Tensor:
         """Copy to the device, ordered before kernels launched later."""
 
+    def upload_into(self, target: Tensor, array: np.ndarray) -> None:
+        """Overwrite a contiguous tensor of the same shape and type, likewise ordered."""
+
     def download(self, tensor: Tensor) -> np.ndarray:
         """Copy to the host, ordered after kernels launched before; to be read after a mark."""
 
@@ -105,7 +108,10 @@ class CpuDevice:
             torch.set_num_threads(num_threads)
 
     def upload(self, array: np.ndarray) -> Tensor:
-        return upload(array, self.torch_device)
+        return torch.from_numpy(array)
+
+    def upload_into(self, target: Tensor, array: np.ndarray) -> None:
+        target.copy_(torch.from_numpy(array))
 
     def download(self, tensor: Tensor) -> np.ndarray:
         return tensor.numpy()
@@ -168,9 +174,13 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self._locked: list[Tensor] = []
+        self._ring = PinnedRing()
 
     def upload(self, array: np.ndarray) -> Tensor:
-        return upload(array, self.torch_device)
+        return self._ring.upload(array, self.torch_device)
+
+    def upload_into(self, target: Tensor, array: np.ndarray) -> None:
+        self._ring.upload_into(target, array)
 
     def download(self, tensor: Tensor) -> np.ndarray:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -3,74 +3,85 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from asyncllm.executor.device import Device
 from asyncllm.executor.slots import SlotTable
+from asyncllm.kernels.tokens import Tokens, locate_tokens
+
+#: In ``StepRows.entries``: the id of a token that only the device knows.
+LAST_TOKEN = -1
 
 
-@dataclass(slots=True)
-class StepInputs:
-    """A step's tensors on the device, and which rows sample.
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of a plan, on the host.
 
     Attributes:
-        input_ids, positions: int64 [tokens] on the device.
-        sample_rows: int64 [samples] on the device; the token indices that yield logits.
-        sample_slots: the same samples' slots; int64 [samples] on the device.
-        sampling: int64 [samples] on the host; the rows of the plan that sample.
-        slots, lengths: int64 [samples] on the host; slot, and sequence length before the sample.
+        rows: int32 [n, 3] of (slot, start, q_len).
+        entries: int32 [3, tokens]; id or LAST_TOKEN, slot and position of each token.
+        sampling: int64 [samples]; the rows that sample.
+        sample_at: int64 [samples]; their last tokens.
+        slots, lengths: int64 [samples]; slot, and sequence length before the sample.
     """
 
-    input_ids: Tensor
-    positions: Tensor
-    sample_rows: Tensor
-    sample_slots: Tensor
+    rows: np.ndarray
+    entries: np.ndarray
     sampling: np.ndarray
+    sample_at: np.ndarray
     slots: np.ndarray
     lengths: np.ndarray
 
+    @property
+    def each_samples_its_only_token(self) -> bool:
+        """Whether this is a step of decode rows alone, or no different from one."""
+        num_rows: int = len(self.rows)
+        return len(self.sampling) == num_rows and self.entries.shape[1] == num_rows
 
-def stage(rows: np.ndarray, table: SlotTable, device: Device) -> StepInputs:
-    """Build the inputs of ``rows``, int32 [n, 3] of (slot, start, q_len).
+    @classmethod
+    def of(cls, rows: np.ndarray, table: SlotTable) -> Self:
+        """Look up the tokens that came with admissions; rows int32 [n, 3], n > 0."""
+        slots, starts, q_lens = rows.astype(np.int64).T
+        ends = np.cumsum(q_lens)
+        known = table.num_known[slots]
+        sampling = np.flatnonzero(starts + q_lens >= known)
+        entries = np.empty((3, ends[-1]), dtype=np.int32)
+        ids, token_slots, positions = entries
+        ids.fill(LAST_TOKEN)
+        token_slots[:] = slots.repeat(q_lens)
+        positions[:] = np.arange(ends[-1]) + (starts - ends + q_lens).repeat(q_lens)
+        for row in np.flatnonzero(starts < known):
+            tokens = table.known(slots[row], starts[row], q_lens[row])
+            ids[ends[row] - q_lens[row] : ends[row]] = tokens
+        lengths = (starts + q_lens)[sampling]
+        return cls(rows, entries, sampling, ends[sampling] - 1, slots[sampling], lengths)
 
-    What the host knows of them crosses in one copy. Decode rows' ids are filled in on the device,
-    from the tokens sampled there.
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step's tensors on the device.
+
+    ``sample_rows`` (None: all tokens) and ``sample_slots`` are int64 [samples]: the tokens that
+    yield logits, and their slots.
     """
-    slots, starts, q_lens = rows.astype(np.int64).T
-    ends = np.cumsum(q_lens)
-    offsets = ends - q_lens
-    known = table.num_known[slots]
-    decoding = np.flatnonzero(starts >= known)
-    sampling = np.flatnonzero(starts + q_lens >= known)
-    num_tokens, num_decodes, num_samples = int(ends[-1]), len(decoding), len(sampling)
 
-    packed = np.zeros(2 * num_tokens + 2 * num_decodes + 2 * num_samples, dtype=np.int64)
-    parts = np.split(
-        packed,
-        np.cumsum([num_tokens, num_tokens, num_decodes, num_decodes, num_samples]),
-    )
-    ids, positions, decode_at, decode_slots, sample_rows, sample_slots = parts
-    positions[:] = np.arange(num_tokens) + np.repeat(starts - offsets, q_lens)
-    for row in np.flatnonzero(starts < known):
-        start, offset, q_len = starts[row], offsets[row], q_lens[row]
-        ids[offset : offset + q_len] = table.known(slots[row], start, q_len)
-    decode_at[:] = offsets[decoding]
-    decode_slots[:] = slots[decoding]
-    sample_rows[:] = ends[sampling] - 1
-    sample_slots[:] = slots[sampling]
+    tokens: Tokens
+    sample_rows: Tensor | None
+    sample_slots: Tensor
 
-    on_device = device.upload(packed).split([len(part) for part in parts])
-    input_ids = on_device[0]
-    if num_decodes:
-        input_ids.index_copy_(0, on_device[2], table.last_token.index_select(0, on_device[3]))
+
+def stage(step: StepRows, table: SlotTable, page_size: int, device: Device) -> StepInputs:
+    """Send what the host knows of a step in one copy, and look the rest up on the device."""
+    num_tokens, num_samples = step.entries.shape[1], len(step.sampling)
+    packed = np.concatenate([step.entries.reshape(-1), step.sample_at, step.slots], dtype=np.int32)
+    parts = device.upload(packed).split([3 * num_tokens, num_samples, num_samples])
+    sample_rows, sample_slots = (part.to(torch.int64) for part in parts[1:])
     return StepInputs(
-        input_ids=input_ids,
-        positions=on_device[1],
-        sample_rows=on_device[4],
-        sample_slots=on_device[5],
-        sampling=sampling,
-        slots=sample_slots,
-        lengths=(starts + q_lens)[sampling],
+        locate_tokens(parts[0].view(3, -1), table.last_token, table.block_table, page_size),
+        None if step.each_samples_its_only_token else sample_rows,
+        sample_slots,
     )

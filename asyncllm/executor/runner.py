@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from torch import Tensor
 
-from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.executor.copies import PageCopier
 from asyncllm.executor.device import Device, Mark, Span
-from asyncllm.executor.inputs import StepInputs, stage
-from asyncllm.executor.sampler import Sampler
+from asyncllm.executor.eager import StepForward
+from asyncllm.executor.inputs import StepRows
+from asyncllm.executor.sampler import Sampled, Sampler
 from asyncllm.executor.slots import SlotTable
-from asyncllm.models.base import CausalLM
 from asyncllm.wire.messages import NO_TOKEN, RowLogprobs, StepPlan, StepResult, unpack
 
 if TYPE_CHECKING:
@@ -76,15 +74,13 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalLM,
-        backend: AttentionBackend,
+        forward: StepForward,
         sampler: Sampler,
         table: SlotTable,
         copier: PageCopier,
         device: Device,
     ):
-        self._model = model
-        self._backend = backend
+        self._forward = forward
         self._sampler = sampler
         self._table = table
         self._copier = copier
@@ -108,17 +104,9 @@ class ModelRunner:
             self._sampler.admit(admit.slot, admit.params, tokens, admit.num_prompt)
         if len(rows) == 0:
             return Ticket(plan.step, 0, t_launch, None, self._copier.mark(), None)
-        inputs = stage(rows, self._table, self._device)
-        hidden = self._model(
-            ForwardBatch(
-                input_ids=inputs.input_ids,
-                positions=inputs.positions,
-                sample_rows=inputs.sample_rows,
-                backend=self._backend,
-                plan=self._backend.plan(rows, self._table.block_table),
-            )
-        )
-        samples = self._sample(inputs, hidden) if len(inputs.sampling) else None
+        step = StepRows.of(rows, self._table)
+        sampled = self._forward(step)
+        samples = None if sampled is None else self._download(step, sampled)
         span = begun.end()
         return Ticket(plan.step, len(rows), t_launch, samples, span, span)
 
@@ -146,13 +134,10 @@ class ModelRunner:
             copied=self._copier.landed(ticket.step),
         )
 
-    def _sample(self, inputs: StepInputs, hidden: Tensor) -> Samples:
-        logits = self._model.logits(hidden)
-        sampled = self._sampler.sample(logits, inputs.slots, inputs.lengths)
-        self._table.relay(inputs.sample_slots, sampled.tokens)
+    def _download(self, step: StepRows, sampled: Sampled) -> Samples:
         logprobs = sampled.logprobs
         return Samples(
-            rows=inputs.sampling,
+            rows=step.sampling,
             tokens=self._device.download(sampled.tokens),
             logprobs=logprobs,
             packed_logprobs=None if logprobs is None else self._device.download(logprobs.packed),

@@ -13,7 +13,10 @@ from asyncllm.wire.messages import Admit, unpack
 class SlotTable:
     """State by slot, so that a step names sequences by small numbers.
 
+    There is one slot more than sequences can have; rows that pad a batch are in it.
+
     Attributes:
+        dummy_slot: the one that no sequence has.
         block_table: int32 [slots, max_pages] on the device; a sequence's pages in order.
         last_token: int64 [slots] on the device; the token sampled last, which is the next decode
             row's input. It never has to reach the host for the next step to run.
@@ -21,10 +24,11 @@ class SlotTable:
     """
 
     def __init__(self, num_slots: int, max_pages: int, device: Device):
+        self.dummy_slot = num_slots
         self.block_table = torch.zeros(
-            num_slots, max_pages, dtype=torch.int32, device=device.torch_device
+            num_slots + 1, max_pages, dtype=torch.int32, device=device.torch_device
         )
-        self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=device.torch_device)
+        self.last_token = torch.zeros(num_slots + 1, dtype=torch.int64, device=device.torch_device)
         self.num_known = np.zeros(num_slots, dtype=np.int64)
         self._known: list[np.ndarray] = [np.empty(0, dtype=np.int32)] * num_slots
         self._device = device

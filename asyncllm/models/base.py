@@ -27,7 +27,7 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run one step; [samples, hidden], normed and ready for ``logits``."""
+        """Run one step; [samples, hidden], as ``logits`` takes it."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -6,17 +6,17 @@ from abc import abstractmethod
 from typing import Generic, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.kernels.linear import linear
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config import DecoderConfig
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.linear import Linear
 from asyncllm.models.layers.norm import RMSNorm
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.layers.rotary import Rotary
+from asyncllm.models.layers.rotary import rotary_table
 from asyncllm.models.rope import RopeConfig
 
 C = TypeVar("C", bound=DecoderConfig)
@@ -47,22 +47,28 @@ class DecoderLM(CausalLM, Generic[C]):
 
     @abstractmethod
     def make_layer(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
-        """The layer ``spec.layer``: takes (x [tokens, hidden], rotation, batch), returns x."""
+        """The layer ``spec.layer``: takes (x [tokens, hidden], rope, batch), returns x.
+
+        It may change x in place. ``rope`` is its rotary table.
+        """
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         hidden: Tensor = self.model(batch)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        scores = F.linear(hidden, head.weight)
+        norm = self.model.norm.norm
+        if self.lm_head is None:
+            scores = linear(hidden, self.model.embed_tokens.weight, norm=norm)
+        else:
+            scores = self.lm_head(hidden, norm=norm)
         if self.logit_softcap is None:
             return scores
         return torch.tanh(scores / self.logit_softcap) * self.logit_softcap
 
 
 class _Stack(nn.Module):
-    """From token ids to normed hidden states; named as checkpoints name it."""
+    """From token ids to hidden states before the last norm; named as checkpoints name it."""
 
     def __init__(
         self,
@@ -78,16 +84,14 @@ class _Stack(nn.Module):
         self.embed_tokens = embed_tokens
         self.layers = nn.ModuleList(layers)
         self.norm = norm
-        self.rotaries = nn.ModuleList(Rotary(kind, max_length, place) for kind in kinds)
-        self.rotary_of_layer = [kinds.index(rope) for rope in ropes]
+        tables = [rotary_table(kind, max_length, place.device) for kind in kinds]
+        self.ropes = [tables[kinds.index(rope)] for rope in ropes]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
-        rotations = [rotary(batch.positions) for rotary in self.rotaries]
-        for layer, kind in zip(self.layers, self.rotary_of_layer, strict=True):
-            x = layer(x, rotations[kind], batch)
-        hidden: Tensor = self.norm(x.index_select(0, batch.sample_rows))
-        return hidden
+        for layer, rope in zip(self.layers, self.ropes, strict=True):
+            x = layer(x, rope, batch)
+        return batch.sampling(x)
 
 
 def _spec(config: DecoderConfig, layer: int) -> AttentionSpec:

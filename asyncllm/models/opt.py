@@ -7,14 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.kernels.activation import ACTIVATIONS
+from asyncllm.kernels.heads import HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config import OPTConfig
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.linear import FusedLinear, Linear
-from asyncllm.models.layers.mlp import activation
+from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.norm import LayerNorm
 from asyncllm.models.layers.parameter import Placement
 
+#: Queries and keys are taken as they are projected.
+_UNCHANGED = HeadEncoding(None, None, None)
 #: Row of the table of learned positions that belongs to position 0.
 _POSITION_OFFSET = 2
 
@@ -78,7 +82,7 @@ class _Decoder(nn.Module):
         x = x + self.embed_positions(batch.positions + _POSITION_OFFSET)
         for layer in self.layers:
             x = layer(x, batch)
-        x = x.index_select(0, batch.sample_rows)
+        x = batch.sampling(x)
         if self.final_layer_norm is not None:
             x = self.final_layer_norm(x)
         if self.project_out is not None:
@@ -97,9 +101,8 @@ class _Attention(nn.Module):
         self.out_proj = Linear(size, size, place, bias=bias)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        projected = self.qkv_proj(x).chunk(3, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in projected)
-        out: Tensor = self.out_proj(batch.attend(self.spec, q, k, v).flatten(1))
+        attended = batch.attend(self.spec, self.qkv_proj(x), _UNCHANGED)
+        out: Tensor = self.out_proj(attended)
         return out
 
 
@@ -114,7 +117,7 @@ class _Layer(nn.Module):
         self.fc1 = Linear(size, config.ffn_dim, place, bias=bias)
         self.fc2 = Linear(config.ffn_dim, size, place, bias=bias)
         self.final_layer_norm = LayerNorm(size, place, affine=affine)
-        self.act = activation(config.activation_function)
+        self.act = ACTIVATIONS[check_activation(config.activation_function)]
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         if self.norm_first:

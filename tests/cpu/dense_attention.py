@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.kernels.heads import HeadEncoding, encode_heads
 from asyncllm.models.base import CausalLM
 
 
@@ -21,15 +20,20 @@ class DenseBackend:
     def plan(self, rows: np.ndarray, block_table: Tensor) -> list[tuple[int, int, int]]:
         return [(int(slot), int(start), int(q_len)) for slot, start, q_len in rows]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, plan: Any) -> Tensor:
+    def forward(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        unused = qkv.new_empty(1, 1, spec.num_kv_heads, spec.head_dim)
+        nowhere = torch.full_like(batch.positions, -1)
+        q, k, v = encode_heads(qkv, spec, encoding, batch.positions, unused, unused, nowhere)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         first = 0
-        for slot, start, q_len in plan:
+        for slot, start, q_len in batch.plan:
             here = slice(first, first + q_len)
             keys, values = self._extend((spec.layer, slot), start, k[here], v[here])
             out[here] = attend(q[here], keys, values, spec, start)
             first += q_len
-        return out
+        return out.flatten(1)
 
     def _extend(
         self, key: tuple[int, int], start: int, k: Tensor, v: Tensor
@@ -67,6 +71,7 @@ def step(
     batch = ForwardBatch(
         input_ids=torch.tensor(tokens),
         positions=torch.tensor(positions),
+        written=torch.empty(0),
         sample_rows=torch.arange(len(tokens)),
         backend=backend,
         plan=backend.plan(shape, torch.empty(0)),

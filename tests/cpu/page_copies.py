@@ -16,6 +16,7 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.executor.build import build_worker
 from asyncllm.executor.copies import STAGING_BYTES, PageCopier
 from asyncllm.executor.device import CpuDevice, Device
+from asyncllm.executor.eager import EagerForward
 from asyncllm.executor.host_pool import HostPool
 from asyncllm.executor.kv_pool import KVPool
 from asyncllm.executor.runner import ModelRunner
@@ -177,7 +178,7 @@ class OneToken:
     def __call__(self, batch: Any) -> Tensor:
         if self.failing:
             raise RuntimeError("planted")
-        return torch.zeros(len(batch.sample_rows), 1, device=self._device)
+        return batch.sampling(torch.zeros(len(batch.input_ids), 1, device=self._device))
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = torch.zeros(len(hidden), VOCAB, device=self._device)
@@ -194,7 +195,8 @@ def runner_of(tiers: Tiers) -> tuple[ModelRunner, OneToken]:
     model: Any = OneToken(device.torch_device)
     table = SlotTable(4, 8, device)
     sampler = Sampler(4, VOCAB, device.torch_device)
-    return ModelRunner(model, model, sampler, table, tiers.copier, device), model
+    forward = EagerForward(model, model, sampler, table, tiers.pool.page_size, device)
+    return ModelRunner(forward, sampler, table, tiers.copier, device), model
 
 
 def build(folder: Path, **options: Any) -> Worker:

@@ -14,6 +14,7 @@ from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.attention.sdpa_plan import QUERY_BLOCK
 from asyncllm.executor.kv_pool import KVPool
+from tests.attending import attend
 
 DIM = 16
 #: Reads of a position that the row has not written show as NaN.
@@ -31,19 +32,16 @@ class Case:
     heads: int
     kv_heads: int
 
-    def fused(self, order: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of the new tokens: strided views of one tensor."""
-        new = torch.cat([self.qkv[i][self.rows[i, 1] :] for i in order])
-        q, k, v = new.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-        return q, k, v
+    def fused(self, order: list[int]) -> Tensor:
+        """q, k and v of the new tokens."""
+        return torch.cat([self.qkv[i][self.rows[i, 1] :] for i in order])
 
     def run(self, spec: AttentionSpec, order: list[int] | None = None) -> list[Tensor]:
         """The output of each row, computed in one batch of the rows in ``order``."""
         order = list(range(len(self.rows))) if order is None else order
         backend = SdpaBackend(self.pool)
         rows = self.rows[order]
-        plan = backend.plan(rows, self.table)
-        out = backend.forward(*self.fused(order), spec, plan)
+        out = attend(backend, self.fused(order), spec, rows, self.table, self.pool.page_size)
         by_row = dict(zip(order, out.split(rows[:, 2].tolist()), strict=True))
         return [by_row[i] for i in sorted(order)]
 
@@ -183,7 +181,15 @@ def test_layers_with_and_without_a_window_share_a_plan() -> None:
     order = list(range(len(case.rows)))
     for layer, window in ((0, 6), (1, None)):
         spec = make_spec(case, layer, window=window)
-        out = backend.forward(*case.fused(order), spec, plan)
+        out = attend(
+            backend,
+            case.fused(order),
+            spec,
+            case.rows,
+            case.table,
+            case.pool.page_size,
+            plan=plan,
+        )
         want = torch.cat([case.reference(i, spec) for i in order])
         torch.testing.assert_close(out.double(), want, rtol=0, atol=1e-5)
 
@@ -245,8 +251,8 @@ def test_decode_continues_a_prefill() -> None:
     at = 0
     for q_len in (13, 1, 9, 11, 1, 1, 1, 3):
         rows = np.array([[slot, at, q_len]], dtype=np.int32)
-        q, k, v = whole.qkv[0][at : at + q_len].split([4, 2, 2], dim=1)
-        out = backend.forward(q, k, v, spec, backend.plan(rows, whole.table))
+        qkv = whole.qkv[0][at : at + q_len]
+        out = attend(backend, qkv, spec, rows, whole.table, whole.pool.page_size)
         torch.testing.assert_close(out.double(), want[at : at + q_len], rtol=0, atol=1e-5)
         at += q_len
 

@@ -12,13 +12,15 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from asyncllm.attention.base import AttentionSpec
 from asyncllm.errors import ModelError
+from asyncllm.kernels.heads import HeadEncoding, encode_heads
 from asyncllm.models.layers.embedding import Embedding
-from asyncllm.models.layers.mlp import activation
+from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.moe import SparseMoE
 from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.layers.rotary import Rotary, rotary_frequencies, rotate
+from asyncllm.models.layers.rotary import rotary_frequencies, rotary_table
 from asyncllm.models.rope import RopeConfig
 
 FLOAT32 = Placement(torch.float32, torch.device("cpu"))
@@ -69,9 +71,13 @@ def test_rotation_leaves_lengths_and_the_rest_of_a_head_alone() -> None:
         max_position_embeddings=64,
         original_max_position_embeddings=64,
     )
-    rotary = Rotary(rope, 64, FLOAT32)
+    table = rotary_table(rope, 64, torch.device("cpu"))
     x = torch.randn(3, 2, 12)
-    turned = rotate(x, rotary(torch.tensor([0, 5, 63])))
+    spec = AttentionSpec(0, num_heads=2, num_kv_heads=1, head_dim=12, scale=1.0)
+    qkv = torch.cat((x, torch.randn(3, 2, 12)), dim=1).flatten(1)
+    keys = values = torch.zeros(3, 1, 1, 12)
+    encoding, positions = HeadEncoding(None, None, table), torch.tensor([0, 5, 63])
+    turned, _, _ = encode_heads(qkv, spec, encoding, positions, keys, values, torch.arange(3))
     assert torch.equal(turned[0], x[0])
     assert torch.equal(turned[..., 8:], x[..., 8:])
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
@@ -137,4 +143,4 @@ def _one_by_one(moe: SparseMoE, x: Tensor) -> Tensor:
 
 def test_unknown_activations() -> None:
     with pytest.raises(ModelError, match=r"'snake'.*silu"):
-        activation("snake")
+        check_activation("snake")

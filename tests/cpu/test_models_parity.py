@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3ForConditionalGeneration
 
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.kernels.heads import HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loader import load_model
 from asyncllm.models.spec import read_spec
@@ -173,7 +174,9 @@ def test_only_sampled_rows_have_hidden_states(tmp_path: Path) -> None:
     plan = backend.plan(np.array([(0, 0, 5)], dtype=np.int32), torch.empty(0))
     ids, positions = torch.tensor([5, 6, 7, 8, 9]), torch.arange(5)
     for rows in ([4], [], [0, 3]):
-        batch = ForwardBatch(ids, positions, torch.tensor(rows, dtype=torch.int64), backend, plan)
+        batch = ForwardBatch(
+            ids, positions, ids, torch.tensor(rows, dtype=torch.int64), backend, plan
+        )
         hidden = model(batch)
         assert hidden.shape == (len(rows), 64)
         assert model.logits(hidden).shape == (len(rows), 384)
@@ -184,9 +187,12 @@ class _ShapesOnly:
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> None: ...
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, plan: None) -> Tensor:
-        assert k.shape == v.shape == (len(q), spec.num_kv_heads, spec.head_dim)
-        return torch.empty_like(q)
+    def forward(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        heads = spec.num_heads + 2 * spec.num_kv_heads
+        assert qkv.shape == (len(batch.input_ids), heads * spec.head_dim)
+        return qkv[:, : spec.num_heads * spec.head_dim]
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
@@ -195,7 +201,7 @@ def test_a_step_never_asks_for_values(family: str, tmp_path: Path) -> None:
     spec = read_spec(tiny_models.make(family, tmp_path))
     model = load_model(tmp_path, spec, torch.bfloat16, "meta")
     ids = torch.empty(7, dtype=torch.int64, device="meta")
-    batch = ForwardBatch(ids, ids, ids[:2], _ShapesOnly(), None)
+    batch = ForwardBatch(ids, ids, ids, ids[:2], _ShapesOnly(), None)
     assert model.logits(model(batch)).shape == (2, 384)
 
 

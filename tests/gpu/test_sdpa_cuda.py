@@ -9,6 +9,7 @@ import torch
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.kv_pool import KVPool
+from tests.attending import attend
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,14 +42,14 @@ def test_outputs_are_those_of_the_cpu(
         # Both start from the same rounded values.
         pool = KVPool(1, num_pages, PAGE_SIZE, KV_HEADS, DIM, compute, device)
         pool.storage.copy_(cached.to(dtype))
-        q, k, v = qkv.to(dtype).to(device, compute).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
         backend = SdpaBackend(pool)
-        there = table.to(device)
+        there, new = table.to(device), qkv.to(dtype).to(device, compute)
+        attend(backend, new, spec, rows, there, PAGE_SIZE)  # kernels are compiled
         if device == "cuda":
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
         try:
-            out = backend.forward(q, k, v, spec, backend.plan(rows, there))
+            out = attend(backend, new, spec, rows, there, PAGE_SIZE)
         finally:
             if device == "cuda":
                 torch.cuda.set_sync_debug_mode("default")

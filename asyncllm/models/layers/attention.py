@@ -7,9 +7,11 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.kernels.heads import HeadEncoding
+from asyncllm.kernels.norm import Norm
 from asyncllm.models.layers.linear import FusedLinear, Linear
+from asyncllm.models.layers.norm import RMSNorm
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.layers.rotary import Rotation, rotate
 
 
 class Attention(nn.Module):
@@ -28,26 +30,39 @@ class Attention(nn.Module):
         *,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        head_norm: Callable[[], nn.Module] | None = None,
+        head_norm: Callable[[], RMSNorm] | None = None,
         fused_on_disk: bool = False,
     ):
         super().__init__()
         query_size = spec.num_heads * spec.head_dim
         kv_size = spec.num_kv_heads * spec.head_dim
         self.spec = spec
-        self.sizes = [query_size, kv_size, kv_size]
         apart = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
-        outputs = {"qkv_proj": sum(self.sizes)} if fused_on_disk else apart
+        outputs = {"qkv_proj": query_size + 2 * kv_size} if fused_on_disk else apart
         self.qkv_proj = FusedLinear(hidden_size, outputs, place, bias=qkv_bias)
         self.o_proj = Linear(query_size, hidden_size, place, bias=out_bias)
         self.q_norm = None if head_norm is None else head_norm()
         self.k_norm = None if head_norm is None else head_norm()
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
-        projected = self.qkv_proj(x).split(self.sizes, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in projected)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        attended = batch.attend(self.spec, rotate(q, rotation), rotate(k, rotation), v)
-        out: Tensor = self.o_proj(attended.flatten(1))
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor,
+        batch: ForwardBatch,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Of x normalised; added to ``residual`` in place.
+
+        Args:
+            rope: float32 [max_length, rotary_dim], of this layer (``HeadEncoding.rope``).
+        """
+        encoding = HeadEncoding(
+            None if self.q_norm is None else self.q_norm.norm,
+            None if self.k_norm is None else self.k_norm.norm,
+            rope,
+        )
+        attended = batch.attend(self.spec, self.qkv_proj(x, norm=norm), encoding)
+        out: Tensor = self.o_proj(attended, residual=residual)
         return out

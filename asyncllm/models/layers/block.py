@@ -8,11 +8,14 @@ from asyncllm.attention.base import ForwardBatch
 from asyncllm.models.config import DecoderConfig
 from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.layers.rotary import Rotation
 
 
 class PreNormBlock(nn.Module):
-    """A norm before attention and one before the MLP; x is [tokens, hidden]."""
+    """A norm before attention and one before the MLP.
+
+    Norms and sums go with the projections next to them, which may compute them in one kernel. So
+    the stream x, [tokens, hidden], is changed in place.
+    """
 
     norm_type: type[RMSNorm] = RMSNorm
 
@@ -26,9 +29,9 @@ class PreNormBlock(nn.Module):
         self.post_attention_layernorm = self.norm_type(size, eps, place)
         self.mlp = mlp
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, batch)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, rope: Tensor, batch: ForwardBatch) -> Tensor:
+        x = self.self_attn(x, rope, batch, norm=self.input_layernorm.norm, residual=x)
+        out: Tensor = self.mlp(x, norm=self.post_attention_layernorm.norm, residual=x)
         return out
 
 
@@ -45,9 +48,9 @@ class SandwichNormBlock(PreNormBlock):
         self.pre_feedforward_layernorm = self.norm_type(size, eps, place)
         self.post_feedforward_layernorm = self.norm_type(size, eps, place)
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(x), rotation, batch)
+    def forward(self, x: Tensor, rope: Tensor, batch: ForwardBatch) -> Tensor:
+        attended = self.self_attn(x, rope, batch, norm=self.input_layernorm.norm)
         x = x + self.post_attention_layernorm(attended)
-        fed = self.mlp(self.pre_feedforward_layernorm(x))
+        fed = self.mlp(x, norm=self.pre_feedforward_layernorm.norm)
         out: Tensor = x + self.post_feedforward_layernorm(fed)
         return out

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asyncllm.kernels.linear import linear
+from asyncllm.kernels.norm import Norm
 from asyncllm.models.layers.parameter import Packed, Placement
 
 
@@ -21,8 +22,11 @@ class Linear(nn.Module):
         self.weight = place.empty(out_features, in_features)
         self.bias = place.empty(out_features) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def forward(
+        self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """See ``kernels.linear``: of x normalised; added to ``residual`` in place."""
+        return linear(x, self.weight, self.bias, norm=norm, residual=residual)
 
 
 class FusedLinear(Packed):
@@ -40,8 +44,9 @@ class FusedLinear(Packed):
         self.weight = place.empty(sum(outputs.values()), in_features)
         self.bias = place.empty(sum(outputs.values())) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, *, norm: Norm | None = None, act: str | None = None) -> Tensor:
+        """See ``kernels.linear``: of x normalised; through a gated activation."""
+        return linear(x, self.weight, self.bias, norm=norm, act=act)
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         ends = accumulate(self.outputs.values())

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.errors import ModelError
+from asyncllm.kernels.activation import ACTIVATIONS
+from asyncllm.kernels.norm import Norm
 from asyncllm.models.layers.linear import FusedLinear, Linear
 from asyncllm.models.layers.parameter import Placement
 
-Activation = Callable[[Tensor], Tensor]
 
-_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
-
-
-def activation(name: str) -> Activation:
-    """The activation config.json calls by this name.
+def check_activation(name: str) -> str:
+    """The name, if config.json may call an activation by it.
 
     Raises:
         ModelError: it is not supported.
     """
-    if name not in _ACTIVATIONS:
-        supported = ", ".join(_ACTIVATIONS)
+    if name not in ACTIVATIONS:
+        supported = ", ".join(ACTIVATIONS)
         raise ModelError(f"activation {name!r} is not supported; {supported} are")
-    return _ACTIVATIONS[name]
+    return name
 
 
 class GatedMLP(nn.Module):
@@ -57,9 +46,12 @@ class GatedMLP(nn.Module):
         outputs = {"gate_up_proj": 2 * intermediate_size} if fused_on_disk else apart
         self.gate_up_proj = FusedLinear(hidden_size, outputs, place, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden_size, place, bias=bias)
-        self.act = activation(act)
+        self.act = check_activation(act)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(self.act(gate) * up)
+    def forward(
+        self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """Of x normalised; added to ``residual`` in place."""
+        hidden = self.gate_up_proj(x, norm=norm, act=self.act)
+        out: Tensor = self.down_proj(hidden, residual=residual)
         return out

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asyncllm.kernels.activation import gated
+from asyncllm.kernels.norm import Norm, rms_norm
 from asyncllm.models.layers.linear import Linear
-from asyncllm.models.layers.mlp import activation
+from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.parameter import Packed, Placement
 
 
@@ -22,7 +24,7 @@ class Experts(Packed):
         super().__init__()
         self.gate_up_proj = place.empty(num_experts, 2 * intermediate_size, hidden_size)
         self.down_proj = place.empty(num_experts, hidden_size, intermediate_size)
-        self.act = activation(act)
+        self.act = check_activation(act)
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Apply each expert to its rows.
@@ -35,8 +37,7 @@ class Experts(Packed):
             [n, hidden].
         """
         gate_up = F.grouped_mm(rows, self.gate_up_proj.transpose(1, 2), offs=ends)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.grouped_mm(self.act(gate) * up, self.down_proj.transpose(1, 2), offs=ends)
+        return F.grouped_mm(gated(gate_up, self.act), self.down_proj.transpose(1, 2), offs=ends)
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         pairs = zip(self.gate_up_proj, self.down_proj, strict=True)
@@ -77,7 +78,12 @@ class SparseMoE(nn.Module):
         expert_ids = torch.arange(num_experts, device=place.device)
         self.register_buffer("expert_ids", expert_ids, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """Of x normalised; added to ``residual`` in place."""
+        if norm is not None:
+            x = rms_norm(x, norm)
         weights, experts = self._route(x)
         order = experts.flatten().argsort(stable=True)
         ends = torch.searchsorted(
@@ -86,7 +92,8 @@ class SparseMoE(nn.Module):
         grouped = self.experts(x[order // self.top_k], ends)
         chosen = torch.empty_like(grouped)
         chosen[order] = grouped
-        return (chosen.view(*experts.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
+        out = (chosen.view(*experts.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
+        return out if residual is None else residual.add_(out)
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights in the dtype of x, and experts, both [tokens, top_k]."""

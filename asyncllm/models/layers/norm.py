@@ -5,22 +5,29 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asyncllm.kernels.norm import Norm, rms_norm
 from asyncllm.models.layers.parameter import Placement
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight; x is normalised in float32 and rounded before it meets the weight."""
+    """x / rms(x) * weight; see ``kernels.norm``."""
 
-    #: The weight that scales by one.
+    #: The weight that scales by one, and whether the factor is one more than the weight.
     neutral = 1.0
+    offset = False
 
     def __init__(self, size: int, eps: float, place: Placement):
         super().__init__()
         self.weight = place.empty(size)
         self.eps = eps
 
+    @property
+    def norm(self) -> Norm:
+        """What to compute, for kernels that do more than that."""
+        return Norm(self.weight, self.eps, self.offset)
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight * F.rms_norm(x, x.shape[-1:], eps=self.eps)
+        return rms_norm(x, self.norm)
 
     def fill_neutral(self) -> None:
         """Make the norm scale by one, in place."""
@@ -31,10 +38,7 @@ class GemmaRMSNorm(RMSNorm):
     """x / rms(x) * (1 + weight), all of it in float32."""
 
     neutral = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = 1.0 + self.weight.float()
-        return F.rms_norm(x.float(), x.shape[-1:], scale, self.eps).type_as(x)
+    offset = True
 
 
 class LayerNorm(nn.Module):

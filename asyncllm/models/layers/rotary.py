@@ -5,49 +5,23 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.rope import RopeConfig
 
-#: Cosines and sines of a step's positions, each [tokens, 1, rotary_dim / 2].
-Rotation = tuple[Tensor, Tensor]
 
-
-class Rotary(nn.Module):
-    """Cosines and sines of every position, computed in float32 and kept in the model's dtype.
+def rotary_table(rope: RopeConfig, max_length: int, device: torch.device) -> Tensor:
+    """Cosines and sines of every position: float32 [max_length, rotary_dim] (``HeadEncoding``).
 
     Args:
         max_length: positions are less than this. longrope takes its long factors when it exceeds
             the original context and its short ones otherwise, for every sequence: with a prefix
             cache the keys of one sequence serve another, so the choice cannot depend on length.
     """
-
-    table: Tensor
-
-    def __init__(self, rope: RopeConfig, max_length: int, place: Placement):
-        super().__init__()
-        frequencies, amplitude = rotary_frequencies(rope, max_length)
-        positions = torch.arange(max_length, dtype=torch.float32, device=place.device)
-        angles = positions[:, None] * frequencies.to(place.device)
-        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * amplitude
-        self.register_buffer("table", table.to(place.dtype), persistent=False)
-
-    def forward(self, positions: Tensor) -> Rotation:
-        """The rotation of each position; int64 [tokens]."""
-        cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        return cos, sin
-
-
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the leading dimensions of each head; [tokens, heads, head_dim] -> the same.
-
-    Element i turns with element i + rotary_dim / 2.
-    """
-    cos, sin = rotation
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+    frequencies, amplitude = rotary_frequencies(rope, max_length)
+    positions = torch.arange(max_length, dtype=torch.float32, device=device)
+    angles = positions[:, None] * frequencies.to(device)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * amplitude
 
 
 def rotary_frequencies(rope: RopeConfig, max_length: int) -> tuple[Tensor, float]:

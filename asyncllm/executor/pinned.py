@@ -1,0 +1,61 @@
+"""Pinned host memory that is used over and over for copies to the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Copies that may be under way before the host waits for the first of them.
+COPIES = 16
+#: A buffer's first size; it grows with what it is asked to hold.
+MIN_BYTES = 1 << 16
+
+
+class PinnedRing:
+    """Buffers in turn; each is free again once the copy from it has run, on whichever stream."""
+
+    def __init__(self) -> None:
+        self._buffers = [_Buffer() for _ in range(COPIES)]
+        self._turn = 0
+
+    def upload(self, array: np.ndarray, device: torch.device) -> Tensor:
+        """A new tensor on the device, ordered before kernels launched later."""
+        buffer = self._next(array)
+        tensor = buffer.holding(array).to(device, non_blocking=True)
+        buffer.copied.record()
+        return tensor
+
+    def upload_into(self, target: Tensor, array: np.ndarray) -> None:
+        """Overwrite a contiguous tensor of the array's shape and type, likewise ordered."""
+        buffer = self._next(array)
+        target.copy_(buffer.holding(array), non_blocking=True)
+        buffer.copied.record()
+
+    def _next(self, array: np.ndarray) -> _Buffer:
+        self._turn = (self._turn + 1) % COPIES
+        buffer = self._buffers[self._turn]
+        buffer.wait(array.nbytes)
+        return buffer
+
+
+class _Buffer:
+    def __init__(self) -> None:
+        self.copied = torch.cuda.Event()
+        self._memory = _pinned(MIN_BYTES)
+
+    def wait(self, num_bytes: int) -> None:
+        """Return once it is free and large enough."""
+        self.copied.synchronize()  # at once, if nothing was ever recorded
+        if self._memory.nbytes < num_bytes:
+            self._memory = _pinned(1 << (num_bytes - 1).bit_length())
+
+    def holding(self, array: np.ndarray) -> Tensor:
+        """The array, in pinned memory."""
+        view = self._memory.numpy()[: array.nbytes].view(array.dtype).reshape(array.shape)
+        view[...] = array
+        return torch.from_numpy(view)
+
+
+def _pinned(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

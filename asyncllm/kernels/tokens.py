@@ -1,0 +1,54 @@
+"""From the tokens of a plan to what the model is given."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tokens(NamedTuple):
+    """The tokens of a step, int64 [tokens] each.
+
+    ``written`` is where their K and V go in the flattened pages; -1, nowhere, is padding, which has
+    id and position 0.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    written: Tensor
+
+
+def locate_tokens(
+    entries: Tensor, last_token: Tensor, block_table: Tensor, page_size: int
+) -> Tokens:
+    """Look up what only the device knows: tokens it has sampled, and pages.
+
+    Args:
+        entries: int32 [3, tokens]: the id, or -1 for the token sampled last in the slot; the slot;
+            and the position, or -1 for padding.
+        last_token: int64 [slots].
+        block_table: int32 [slots, max_pages].
+    """
+    if entries.is_cuda:
+        from asyncllm.kernels.triton.tokens import locate_tokens as launch
+
+        return Tokens(*launch(entries, last_token, block_table, page_size))
+    return locate_tokens_reference(entries, last_token, block_table, page_size)
+
+
+def locate_tokens_reference(
+    entries: Tensor, last_token: Tensor, block_table: Tensor, page_size: int
+) -> Tokens:
+    """``locate_tokens`` in plain torch."""
+    ids, slots, positions = entries.to(torch.int64)
+    padding = positions < 0
+    positions = positions.clamp(min=0)
+    ids = torch.where(ids < 0, last_token[slots], ids).masked_fill(padding, 0)
+    pages = block_table[slots, positions // page_size].to(torch.int64)
+    written = (pages * page_size + positions % page_size).masked_fill(padding, -1)
+    return Tokens(ids, positions, written)
+
+
+__all__ = ["Tokens", "locate_tokens", "locate_tokens_reference"]
