@@ -88,6 +88,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_tokens: Annotated[
         int, _doc("most prompt tokens waiting before new requests get 429")
     ] = 4_000_000
+    cuda_graphs: Annotated[
+        bool, _doc("launch steps of a GPU as captured graphs; off is slower and starts sooner")
+    ] = True
     steps_in_flight: Annotated[
         int, _doc("2 plans a step while the one before still runs; 1 does not")
     ] = 2

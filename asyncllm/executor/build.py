@@ -23,10 +23,11 @@ from asyncllm.errors import ModelError
 from asyncllm.executor.copies import PageCopier
 from asyncllm.executor.device import CpuDevice, CudaDevice, Device, available_host_bytes
 from asyncllm.executor.eager import EagerForward, StepForward
-from asyncllm.executor.graphs import GraphBackend, GraphedForward
+from asyncllm.executor.graphs import GraphedForward
 from asyncllm.executor.host_pool import HostPool
 from asyncllm.executor.kv_pool import KVPool
 from asyncllm.executor.memory import resolve_limits
+from asyncllm.executor.programs import GraphBackend, StepPrograms
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
@@ -124,12 +125,13 @@ def _build(
         )
         sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device.torch_device)
         table = SlotTable(limits.max_num_seqs, max_pages, device)
-        forward = _forward(model, backend, sampler, table, limits, device)
+        forward = _forward(config, model, backend, sampler, table, limits, device)
         runner = ModelRunner(forward, sampler, table, copier, device)
     return Worker(runner, limits, device)
 
 
 def _forward(
+    config: EngineConfig,
     model: CausalLM,
     backend: AttentionBackend,
     sampler: Sampler,
@@ -139,9 +141,17 @@ def _forward(
 ) -> StepForward:
     """How steps run: launched kernel by kernel, or, where kernels allow it, as graphs."""
     eager = EagerForward(model, backend, sampler, table, limits.page_size, device)
-    if not isinstance(backend, GraphBackend):
+    if not config.cuda_graphs or not isinstance(backend, GraphBackend):
         return eager
-    graphed = GraphedForward(eager, model, backend, sampler, table, limits, device)
+    programs = StepPrograms(
+        model,
+        backend,
+        table,
+        limits.page_size,
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+    )
+    graphed = GraphedForward(programs, eager, sampler, table, device)
     graphed.capture()
     return graphed
 

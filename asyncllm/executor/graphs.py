@@ -1,57 +1,37 @@
-"""Decode steps as CUDA graphs: from the embedding to the sampled token, launched at once.
-
-A captured graph repeats the same kernels on the same addresses. So what differs between two steps
-(which slots, which positions) is written to fixed buffers first, and everything else that a kernel
-needs (block table, last tokens, lengths, sampling parameters) it finds on the device by slot. The
-number of rows is rounded up to a bucket; rows that pad it belong to a slot that nobody has.
-"""
+"""Steps as CUDA graphs: from the embedding to the sampled tokens, launched at once."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionBackend, ForwardBatch
-from asyncllm.config import EngineLimits
 from asyncllm.executor.device import Device
 from asyncllm.executor.eager import StepForward
-from asyncllm.executor.inputs import LAST_TOKEN, StepRows
+from asyncllm.executor.inputs import StepRows
+from asyncllm.executor.programs import RowTensors, Size, StepPrograms
 from asyncllm.executor.sampler import Level, Sampled, Sampler
 from asyncllm.executor.slots import SlotTable
-from asyncllm.kernels.tokens import locate_tokens
-from asyncllm.models.base import CausalLM
 
 #: Captured before the first request: what nearly all steps need.
 USUAL_LEVELS = (Level.GREEDY, Level.DRAW)
 
 
-@runtime_checkable
-class GraphBackend(AttentionBackend, Protocol):
-    """A backend whose kernels read on the device what differs between steps."""
-
-    def device_plan(self, slots: Tensor, lengths: Tensor) -> Any:
-        """A plan of rows of one token each, good for whatever these tensors hold later.
-
-        Args:
-            slots: int32 [n]. lengths: int32 [n], the row's own token included; 0 is padding.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, and where it leaves tokens, int64 [bucket], or else logits [bucket, vocab]."""
+    """A graph, and where it leaves each row's token, int64 [rows], or logits, [rows, vocab]."""
 
     graph: torch.cuda.CUDAGraph
     output: Tensor
+    rows: RowTensors
 
 
 class GraphedForward:
-    """``StepForward`` that replays a graph where every row samples its only token.
+    """``StepForward`` that replays a graph where a step has a size.
+
+    Rows that do not sample are sampled all the same, which is harmless: nobody looks at the token,
+    and what is relayed is overwritten by the row that does sample.
 
     Args:
         otherwise: runs all other steps.
@@ -59,94 +39,75 @@ class GraphedForward:
 
     def __init__(
         self,
+        programs: StepPrograms,
         otherwise: StepForward,
-        model: CausalLM,
-        backend: GraphBackend,
         sampler: Sampler,
         table: SlotTable,
-        limits: EngineLimits,
         device: Device,
     ):
+        self._programs = programs
         self._otherwise = otherwise
-        self._model = model
-        self._backend = backend
         self._sampler = sampler
         self._table = table
-        self._page_size = limits.page_size
         self._device = device
-        self._buckets = row_buckets(limits.max_num_seqs)
-        #: Rows of ``StepRows.entries`` and of lengths, each bucket in the same place.
-        self._entries = torch.zeros(
-            4 * limits.max_num_seqs, dtype=torch.int32, device=device.torch_device
-        )
-        self._graphs: dict[tuple[int, Level], _Captured] = {}
+        #: What differs between steps; every graph reads it from the beginning.
+        self._flat = torch.zeros(programs.max_ints, dtype=torch.int32, device=device.torch_device)
+        self._graphs: dict[tuple[Size, Level], _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device.torch_device)
 
     def __call__(self, step: StepRows) -> Sampled | None:
-        count = len(step.rows)
-        if not step.each_samples_its_only_token or count > self._buckets[-1]:
+        size = self._programs.size_of(step)
+        if size is None:
             return self._otherwise(step)
-        bucket = self._buckets[bisect_left(self._buckets, count)]
         level = self._sampler.level(step.slots, step.lengths)
-        captured = self._graphs.get((bucket, level)) or self._capture(bucket, level)
-        entries = np.empty((4, bucket), dtype=np.int32)
-        entries[:, count:] = self._padding
-        entries[:3, :count] = step.entries
-        entries[3, :count] = step.lengths
-        self._device.upload_into(self._entries[: 4 * bucket], entries.reshape(-1))
+        captured = self._graphs.get((size, level)) or self._capture(size, level)
+        flat = self._programs.pack(size, step)
+        self._device.upload_into(self._flat[: len(flat)], flat)
         captured.graph.replay()
+        if len(step.sampling) == 0:
+            return None
+        output = self._sampling(captured.output, step)
         if level is not Level.EAGER:
-            return Sampled(captured.output[:count], None)
-        sampled = self._sampler.sample(captured.output[:count], step.slots, step.lengths)
-        self._table.relay(self._entries[bucket : bucket + count].to(torch.int64), sampled.tokens)
+            return Sampled(output, None)
+        sampled = self._sampler.sample(output, step.slots, step.lengths)
+        self._table.relay(self._sampling(captured.rows.slots, step).long(), sampled.tokens)
         return sampled
 
     def capture(self) -> None:
         """Capture what nearly all steps need; the rest is captured when it is first met."""
         # The largest first: the others then find their memory in its pool.
-        for bucket in reversed(self._buckets):
+        for size in reversed(self._programs.decode_sizes):
             for level in USUAL_LEVELS:
-                self._capture(bucket, level)
+                self._capture(size, level)
 
-    @property
-    def _padding(self) -> np.ndarray:
-        """A column of ``_entries`` that stands for no row."""
-        return np.array([[LAST_TOKEN], [self._table.dummy_slot], [-1], [0]], dtype=np.int32)
+    def _sampling(self, by_row: Tensor, step: StepRows) -> Tensor:
+        """Of the rows that sample."""
+        if len(step.sampling) == len(step.rows):
+            return by_row[: len(step.rows)]
+        return by_row.index_select(0, self._device.upload(step.sampling))
 
-    def _capture(self, bucket: int, level: Level) -> _Captured:
-        entries = self._entries[: 4 * bucket].view(4, bucket)
-        entries.copy_(self._device.upload(np.broadcast_to(self._padding, (4, bucket)).copy()))
-        # Once without capturing: kernels are loaded and libraries set up at their first launch.
+    def _capture(self, size: Size, level: Level) -> _Captured:
+        padding = self._programs.pack(size, None)
+        flat = self._flat[: len(padding)]
+        self._device.upload_into(flat, padding)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            self._run(entries, level)
+            # Once without capturing: kernels are loaded and libraries set up at the first launch.
+            self._run(size, flat, level)
             self._stream.synchronize()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                output = self._run(entries, level)
+                output, rows = self._run(size, flat, level)
             finally:
                 graph.capture_end()
-        self._graphs[bucket, level] = captured = _Captured(graph, output)
+        self._graphs[size, level] = captured = _Captured(graph, output, rows)
         return captured
 
-    def _run(self, entries: Tensor, level: Level) -> Tensor:
-        """The step itself; entries int32 [4, bucket]."""
-        table = self._table
-        tokens = locate_tokens(entries[:3], table.last_token, table.block_table, self._page_size)
-        plan = self._backend.device_plan(entries[1], entries[3])
-        batch = ForwardBatch(*tokens, sample_rows=None, backend=self._backend, plan=plan)
-        logits = self._model.logits(self._model(batch))
+    def _run(self, size: Size, flat: Tensor, level: Level) -> tuple[Tensor, RowTensors]:
+        logits, rows = self._programs.run(size, flat)
         if level is Level.EAGER:
-            return logits
-        return self._sampler.draw(logits, entries[1], entries[3], level, relay=table.last_token)
-
-
-def row_buckets(max_rows: int) -> list[int]:
-    """Numbers of rows to capture graphs for, rising.
-
-    What padding costs is mostly reading weights in tiles of 16 rows, so there it is nothing.
-    """
-    sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 16), *range(256, max_rows, 64)]
-    return [*(size for size in sizes if size < max_rows), max_rows]
+            return logits, rows
+        relay = self._table.last_token
+        return self._sampler.draw(logits, rows.slots, rows.lengths, level, relay=relay), rows

@@ -48,8 +48,15 @@ class SlotTable:
         """Enter int32 [m, 3] of (slot, index, page) into the block table."""
         if len(new_pages) == 0:
             return
-        entries = self._device.upload(new_pages.T.astype(np.int64))
-        self.block_table[entries[0], entries[1]] = entries[2].to(torch.int32)
+        slots, indices, pages = new_pages.T
+        cells = slots.astype(np.int64) * self.block_table.shape[1] + indices
+        packed = np.concatenate([cells.view(np.uint8), np.ascontiguousarray(pages).view(np.uint8)])
+        on_device = self._device.upload(packed)
+        self.block_table.view(-1).index_copy_(
+            0,
+            on_device[: cells.nbytes].view(torch.int64),
+            on_device[cells.nbytes :].view(torch.int32),
+        )
 
     def relay(self, slots: Tensor, tokens: Tensor) -> None:
         """Keep sampled tokens (int64) for the next step's decode rows of these slots."""

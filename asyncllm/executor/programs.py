@@ -1,0 +1,188 @@
+"""Steps of a fixed size, for CUDA graphs: how their rows are laid out, and the forward itself.
+
+A captured graph repeats the same kernels on the same addresses. So what differs between two steps
+of one size is written to a fixed buffer first, and everything else that a kernel needs (pages, last
+tokens, sampling parameters) it finds on the device by slot. Sizes are rounded up to a bucket; rows
+that pad it belong to a slot that nobody has.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from asyncllm.attention.base import AttentionBackend, ForwardBatch
+from asyncllm.executor.inputs import LAST_TOKEN, StepRows
+from asyncllm.executor.slots import SlotTable
+from asyncllm.kernels.tokens import locate_tokens
+from asyncllm.models.base import CausalLM
+
+#: A mixed step of more tokens than these keeps the device busy for longer than it takes to launch
+#: its kernels one by one.
+MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024)
+#: How many rows mixed steps are captured for; padding costs their logits only.
+MIXED_ROWS = (8, 32, 64, 128, 256)
+
+
+class Size(NamedTuple):
+    """What a step is padded to; ``mixed`` when rows may have several tokens, or sample none."""
+
+    tokens: int
+    rows: int
+    mixed: bool
+
+
+class RowTensors(NamedTuple):
+    """Of each row, int32 [rows] on the device: its slot, and its length after the step."""
+
+    slots: Tensor
+    lengths: Tensor
+
+
+@runtime_checkable
+class GraphBackend(AttentionBackend, Protocol):
+    """A backend whose kernels read on the device what differs between steps."""
+
+    def device_plan(self, slots: Tensor, lengths: Tensor) -> Any:
+        """A plan of rows of one token each, good for whatever these tensors hold later.
+
+        Args:
+            slots: int32 [n]. lengths: int32 [n], the row's own token included; 0 is padding.
+        """
+
+    def mixed_plan(self, slots: Tensor, starts: Tensor, q_offsets: Tensor, lengths: Tensor) -> Any:
+        """A plan of rows of any number of tokens, likewise.
+
+        Args:
+            slots, starts, lengths: int32 [n]: row i brings positions starts[i] .. lengths[i]-1.
+            q_offsets: int32 [n + 1]; its tokens are q_offsets[i] .. q_offsets[i + 1] - 1. Padding
+                rows have none, and length 0.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where things lie in the int32 buffer of a size."""
+
+    size: Size
+
+    @property
+    def num_ints(self) -> int:
+        tokens, rows, mixed = self.size
+        return 3 * tokens + (5 * rows + 1 if mixed else rows)
+
+    def split(self, flat: Any) -> Any:
+        """entries [3, tokens] and lengths; of mixed steps then slots, starts, last, offsets."""
+        tokens, rows, mixed = self.size
+        entries = flat[: 3 * tokens].reshape(3, tokens)
+        rest = flat[3 * tokens : self.num_ints]
+        if not mixed:
+            return entries, rest
+        parts = [rest[i * rows : (i + 1) * rows] for i in range(4)]
+        return entries, *parts, rest[4 * rows :]
+
+
+class StepPrograms:
+    """The forward of every size, up to the logits of each row.
+
+    Args:
+        max_rows: of one step.
+        max_tokens: most tokens of one step; larger steps have no size.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: GraphBackend,
+        table: SlotTable,
+        page_size: int,
+        max_rows: int,
+        max_tokens: int,
+    ):
+        self._model = model
+        self._backend = backend
+        self._table = table
+        self._page_size = page_size
+        self._decode_rows = row_buckets(max_rows)
+        self._mixed_rows = [n for n in MIXED_ROWS if n < max_rows] + [max_rows]
+        self._mixed_tokens = [n for n in MIXED_TOKENS if n <= max_tokens]
+
+    @property
+    def decode_sizes(self) -> list[Size]:
+        """Rising."""
+        return [Size(rows, rows, False) for rows in self._decode_rows]
+
+    @property
+    def max_ints(self) -> int:
+        """The largest ``num_ints`` of a size."""
+        largest = Size(max(self._mixed_tokens, default=0), self._mixed_rows[-1], True)
+        return max(_Layout(largest).num_ints, 4 * self._decode_rows[-1])
+
+    def num_ints(self, size: Size) -> int:
+        """What ``pack`` makes for it, and ``run`` takes."""
+        return _Layout(size).num_ints
+
+    def size_of(self, step: StepRows) -> Size | None:
+        """What the step is padded to; None when it is too large."""
+        num_rows, num_tokens = len(step.rows), step.entries.shape[1]
+        if step.each_samples_its_only_token:
+            rows = _round_up(num_rows, self._decode_rows)
+            return None if rows is None else Size(rows, rows, False)
+        rows = _round_up(num_rows, self._mixed_rows)
+        tokens = _round_up(num_tokens, self._mixed_tokens)
+        return None if rows is None or tokens is None else Size(tokens, rows, True)
+
+    def pack(self, size: Size, step: StepRows | None) -> np.ndarray:
+        """int32 [num_ints]: the step's rows, padded; None is a step of nothing but padding."""
+        layout = _Layout(size)
+        flat = np.zeros(layout.num_ints, dtype=np.int32)
+        entries, lengths, *mixed = layout.split(flat)
+        entries[:] = [[LAST_TOKEN], [self._table.dummy_slot], [-1]]
+        if mixed:
+            mixed[0][:] = self._table.dummy_slot
+        if step is None:
+            return flat
+        slots, starts, q_lens = step.rows.T
+        entries[:, : step.entries.shape[1]] = step.entries
+        count = len(slots)
+        lengths[:count] = starts + q_lens
+        if mixed:
+            row_slots, row_starts, last, offsets = mixed
+            row_slots[:count] = slots
+            row_starts[:count] = starts
+            ends = q_lens.cumsum()
+            last[:count] = ends - 1
+            offsets[1 : count + 1] = ends
+            offsets[count + 1 :] = ends[-1]
+        return flat
+
+    def run(self, size: Size, flat: Tensor) -> tuple[Tensor, RowTensors]:
+        """Logits of each row's last token, [rows, vocab]; flat int32 [num_ints]."""
+        entries, lengths, *mixed = _Layout(size).split(flat)
+        table, sample_rows, slots = self._table, None, entries[1]
+        tokens = locate_tokens(entries, table.last_token, table.block_table, self._page_size)
+        if mixed:
+            slots, starts, sample_rows, q_offsets = mixed
+            plan = self._backend.mixed_plan(slots, starts, q_offsets, lengths)
+        else:
+            plan = self._backend.device_plan(slots, lengths)
+        batch = ForwardBatch(*tokens, sample_rows=sample_rows, backend=self._backend, plan=plan)
+        return self._model.logits(self._model(batch)), RowTensors(slots, lengths)
+
+
+def row_buckets(max_rows: int) -> list[int]:
+    """Numbers of decode rows to capture graphs for, rising.
+
+    What padding costs is mostly reading weights in tiles of 16 rows, so there it is nothing.
+    """
+    sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 16), *range(256, max_rows, 64)]
+    return [*(size for size in sizes if size < max_rows), max_rows]
+
+
+def _round_up(count: int, buckets: list[int]) -> int | None:
+    index = bisect_left(buckets, count)
+    return buckets[index] if index < len(buckets) else None

@@ -1,0 +1,176 @@
+"""Steps padded to a size compute what they compute as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.attention.sdpa import SdpaBackend
+from asyncllm.executor.device import CpuDevice
+from asyncllm.executor.inputs import StepRows, stage
+from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.programs import StepPrograms, row_buckets
+from asyncllm.executor.slots import SlotTable
+from asyncllm.kernels.heads import HeadEncoding
+from asyncllm.models.base import CausalLM
+from asyncllm.models.loader import load_model
+from asyncllm.models.spec import read_spec
+from asyncllm.wire.messages import Admit, RowParams
+
+PAGE_SIZE, NUM_PAGES, SLOTS, MAX_PAGES = 4, 64, 6, 10
+PARAMS = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+
+
+class TensorPlanned(SdpaBackend):
+    """A ``GraphBackend`` that looks at its tensors only when it is run, as a graph does."""
+
+    def __init__(self, pool: KVPool, table: SlotTable):
+        super().__init__(pool)
+        self._table = table
+
+    def device_plan(self, slots: Tensor, lengths: Tensor) -> Any:
+        offsets = torch.arange(len(slots) + 1)
+        return slots, lengths - 1, offsets, lengths
+
+    def mixed_plan(self, slots: Tensor, starts: Tensor, q_offsets: Tensor, lengths: Tensor) -> Any:
+        return slots, starts, q_offsets, lengths
+
+    def forward(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        slots, starts, offsets, lengths = batch.plan
+        real = lengths > 0
+        rows = torch.stack([slots, starts, lengths - starts], dim=1)[real].numpy()
+        count = int(offsets.diff()[real].sum())
+        assert rows[:, 2].sum() == count
+        out = qkv.new_zeros(len(qkv), spec.num_heads * spec.head_dim)
+        if count == 0:
+            return out
+        inner = ForwardBatch(
+            batch.input_ids[:count],
+            batch.positions[:count],
+            batch.written[:count],
+            None,
+            self,
+            self.plan(rows.astype(np.int32), self._table.block_table),
+        )
+        out[:count] = super().forward(qkv[:count], spec, encoding, inner)
+        return out
+
+
+@pytest.fixture(scope="module")
+def model(folder_of: Callable[[str], Path]) -> CausalLM:
+    folder = folder_of("qwen3")
+    return load_model(folder, read_spec(folder), torch.float32, "cpu", max_length=40)
+
+
+def prepared(model: CausalLM) -> tuple[SlotTable, KVPool]:
+    """Slots 0..5 with random pages, tokens known up to position 20, and a cache of random KV."""
+    generator = torch.Generator().manual_seed(3)
+    device = CpuDevice()
+    spec = model.attention_specs[0]
+    pool = KVPool(
+        len(model.attention_specs),
+        NUM_PAGES,
+        PAGE_SIZE,
+        spec.num_kv_heads,
+        spec.head_dim,
+        torch.float32,
+        "cpu",
+    )
+    pool.storage.normal_(generator=generator)
+    table = SlotTable(SLOTS, MAX_PAGES, device)
+    pages = torch.randperm(NUM_PAGES, generator=generator)[: SLOTS * MAX_PAGES]
+    table.block_table[:SLOTS] = pages.view(SLOTS, MAX_PAGES).int()
+    table.last_token[:SLOTS] = torch.randint(4, 300, (SLOTS,), generator=generator)
+    for slot in range(SLOTS):
+        known = np.random.default_rng(slot).integers(4, 300, 20).astype(np.int32)
+        table.admit(Admit(slot, known.tobytes(), 20, PARAMS))
+    return table, pool
+
+
+decode = st.tuples(st.integers(20, 38), st.just(1))
+chunk = st.integers(0, 19).flatmap(
+    lambda start: st.tuples(st.just(start), st.integers(1, 20 - start))
+)
+
+
+@given(
+    spans=st.lists(st.one_of(decode, chunk), min_size=1, max_size=SLOTS),
+    order=st.permutations(range(SLOTS)),
+)
+def test_a_padded_step_is_the_same_step(
+    model: CausalLM, spans: list[tuple[int, int]], order: list[int]
+) -> None:
+    rows = np.array(
+        [(slot, *span) for slot, span in zip(order, spans, strict=False)], dtype=np.int32
+    )
+    with torch.inference_mode():
+        table, pool = prepared(model)
+        step = StepRows.of(rows, table)
+        inputs = stage(step, table, PAGE_SIZE, CpuDevice())
+        plain = SdpaBackend(pool)
+        batch = ForwardBatch(*inputs.tokens, None, plain, plain.plan(rows, table.block_table))
+        last = torch.from_numpy(rows[:, 2].cumsum() - 1)
+        expected = model.logits(model(batch).index_select(0, last))
+        written = pool.storage.clone()
+
+        table, pool = prepared(model)
+        backend = TensorPlanned(pool, table)
+        programs = StepPrograms(model, backend, table, PAGE_SIZE, SLOTS, 128)
+        size = programs.size_of(step)
+        assert size is not None
+        assert size.mixed != step.each_samples_its_only_token
+        flat = programs.pack(size, step)
+        assert len(flat) == programs.num_ints(size) <= programs.max_ints
+        logits, by_row = programs.run(size, torch.from_numpy(flat))
+    assert logits.shape[0] == size.rows
+    torch.testing.assert_close(logits[: len(rows)], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(pool.storage, written, rtol=1e-5, atol=1e-5)
+    assert by_row.slots[: len(rows)].tolist() == rows[:, 0].tolist()
+    assert by_row.lengths[: len(rows)].tolist() == (rows[:, 1] + rows[:, 2]).tolist()
+    assert by_row.lengths[len(rows) :].tolist() == [0] * (size.rows - len(rows))
+
+
+def test_padding_alone_writes_nothing(model: CausalLM) -> None:
+    table, pool = prepared(model)
+    before = pool.storage.clone()
+    programs = StepPrograms(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
+    with torch.inference_mode():
+        for size in programs.decode_sizes:
+            logits, by_row = programs.run(size, torch.from_numpy(programs.pack(size, None)))
+            assert logits.isfinite().all()
+            assert (by_row.slots == table.dummy_slot).all()
+    assert torch.equal(pool.storage, before)
+
+
+def test_steps_too_large_for_every_size_have_none(model: CausalLM) -> None:
+    table, pool = prepared(model)
+    programs = StepPrograms(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
+    rows = np.array([(slot, 0, 20) for slot in range(SLOTS)], dtype=np.int32)
+    assert programs.size_of(StepRows.of(rows, table)) is not None
+    entries = np.zeros((3, 129), dtype=np.int32)
+    whole = StepRows(
+        rows[:1], entries, np.array([0]), np.array([128]), rows[:1, 0], np.array([129])
+    )
+    assert programs.size_of(whole) is None
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 8, 100, 256, 1000])
+def test_row_buckets(max_rows: int) -> None:
+    buckets = row_buckets(max_rows)
+    assert buckets == sorted(set(buckets))
+    assert buckets[0] == 1
+    assert buckets[-1] == max_rows
+    for low, high in pairwise(buckets):
+        assert high <= max(2 * low, low + 8) or high <= 1.34 * low
