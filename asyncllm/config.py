@@ -91,6 +91,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: Annotated[
         bool, _doc("launch steps of a GPU as captured graphs; off is slower and starts sooner")
     ] = True
+    max_burst: Annotated[
+        int | None,
+        _doc(
+            "most tokens that one step computes of a sequence when few run and nothing waits; 4 "
+            "where steps are captured graphs by default, else 1"
+        ),
+    ] = None
     steps_in_flight: Annotated[
         int, _doc("2 plans a step while the one before still runs; 1 does not")
     ] = 2
@@ -107,6 +114,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "kv_cache_tokens",
             "max_num_batched_tokens",
             "prefill_chunk",
+            "max_burst",
             "cpu_threads",
         )
         for name in at_least_one + optional:
@@ -140,6 +148,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     never exceeds what the KV cache holds, so every admitted sequence can finish when it runs alone.
     ``itl_target`` is in seconds. ``host_pages`` is the size of the host tier, 0 for none;
     ``page_copy_seconds`` a first guess of what moving one page between the tiers takes.
+    ``max_burst`` is the most tokens that a step may compute of each row.
     """
 
     device: str
@@ -159,6 +168,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     steps_in_flight: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    max_burst: int = 1
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,9 +117,13 @@ class RunningBatch:
                 self._slots = None
         return end, whole
 
-    def add_decodes(self, slots: Ints, positions: Ints, step: int) -> None:
-        """Plan a decode row at ``positions`` for each of ``slots``; both int32 [rows]."""
-        after = positions + 1
+    def add_decodes(self, slots: Ints, positions: Ints, step: int, burst: int = 1) -> None:
+        """Plan a decode row at ``positions`` for each of ``slots``; both int32 [rows].
+
+        Args:
+            burst: tokens that each row yields; none passes the end of its sequence.
+        """
+        after = positions + burst
         self.computed[slots] = after
         self.last_step[slots] = step
         ended = after >= self.stop_at[slots]

@@ -256,7 +256,9 @@ def digest_of(plan: StepPlan) -> PlanDigest:
         for admit in plan.admits:
             flat += (admit.slot, len(admit.tokens), admit.num_prompt)
         admits = crc32(pack(flat))
-    return PlanDigest(crc32(plan.rows), crc32(plan.new_pages), crc32(plan.copies), admits)
+    return PlanDigest(
+        crc32(plan.rows, plan.burst - 1), crc32(plan.new_pages), crc32(plan.copies), admits
+    )
 
 
 def policy_name(policy: Policy) -> str:

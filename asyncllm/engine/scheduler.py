@@ -29,6 +29,10 @@ from asyncllm.engine.waiting import OUTPUT_COST
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, unpack
 
+#: A step computes more than one token a row when at most so many decode: then launching it, and the
+#: way of its result to the loop and back, are long against the step itself.
+BURST_ROWS = 8
+
 
 class Planned(NamedTuple):
     """A step to submit, the sequences that it admits, and the tokens it computes."""
@@ -164,7 +168,8 @@ class Scheduler:
         step = Step(number)
         self._admission.look(now)
         self._plan_decodes(step, now)
-        self._plan_prompts(step, now)
+        if step.burst == 1:
+            self._plan_prompts(step, now)
         self._admission.explain(self._batch.num_free)
         if step.has_rows:
             self._copies.back_up()
@@ -173,19 +178,20 @@ class Scheduler:
         # Without rows it waits for the copies, which are all there is to wait for.
         self._in_flight.append(step)
         message = step.message(self._copies.send(number))
-        return Planned(message, step.admitted, step.shape.num_tokens)
+        return Planned(message, step.admitted, step.shape.num_tokens * step.burst)
 
     def _plan_decodes(self, step: Step, now: float) -> None:
         batch = self._batch
         slots = batch.slots()
         starts = batch.computed[slots]
-        full = slots[starts >= batch.capacity[slots]]
+        step.burst = burst = self._burst(slots, starts)
+        full = slots[starts + burst > batch.capacity[slots]]
         if full.size:
             self._grow(full, step, now)
             slots = batch.slots()  # some may have been preempted
             starts = batch.computed[slots]
         step.decodes = batch.decoding
-        growable = starts < batch.capacity[slots]
+        growable = starts + burst <= batch.capacity[slots]
         if not growable.all():
             step.decodes = [batch.decoding[i] for i in np.flatnonzero(growable).tolist()]
             slots, starts = slots[growable], starts[growable]
@@ -198,20 +204,34 @@ class Scheduler:
         rows[:, 2] = 1
         step.decode_rows = rows.tobytes()
         step.shape = StepShape(count, int(starts.sum()) + count, 0.0)
-        batch.add_decodes(slots, starts, step.number)
+        batch.add_decodes(slots, starts, step.number, burst)
+
+    def _burst(self, slots: Ints, starts: Ints) -> int:
+        """How many tokens each row may yield: one, unless nothing else is to be done."""
+        batch, most = self._batch, self.limits.max_burst
+        if most == 1 or not 0 < len(slots) <= BURST_ROWS:
+            return 1
+        if batch.prefilling or self.num_waiting or self._copies.outstanding:
+            return 1
+        pages = len(slots) * self.cache.pages_for(most + self.limits.page_size)
+        if self.cache.num_available < pages:
+            return 1  # nobody is to be preempted for it
+        # All or one: every other number would be one more graph to capture.
+        return most if (batch.stop_at[slots] - starts).min() >= most else 1
 
     def _grow(self, slots: Ints, step: Step, now: float) -> None:
-        """One more page for each sequence of ``slots``; those that get none sit this step out."""
-        for seq in [self._batch.sequences[slot] for slot in slots.tolist()]:
+        """Pages for the next tokens of ``slots``; sequences that get none sit this step out."""
+        batch = self._batch
+        for seq in [batch.sequences[slot] for slot in slots.tolist()]:
             assert seq is not None, "a running slot has a sequence"
-            while seq.state is SeqState.RUNNING:
+            needed = int(batch.computed[seq.slot]) + step.burst
+            while seq.state is SeqState.RUNNING and batch.capacity[seq.slot] < needed:
                 page = self.cache.grow(seq)
                 if page is not None:
                     self._admission.grew(seq)
-                    self._batch.grown(seq)
+                    batch.grown(seq)
                     step.new_pages += (seq.slot, len(seq.pages) - 1, page)
-                    break
-                if not self._make_room(step, now):
+                elif not self._make_room(step, now):
                     break
 
     def _make_room(self, step: Step, now: float) -> bool:
@@ -314,9 +334,10 @@ class Scheduler:
             failed = self._fail(step, now)
         elif step.has_rows:
             emitted = self._take_tokens(step, unpack(result.tokens).tolist(), now)
-            self.times.observe(step.shape, result.seconds)
+            seconds = result.seconds / step.burst
+            self.times.observe(step.shape, seconds)
             if not step.chunks:
-                self._forecast.saw_decode_step(result.seconds)
+                self._forecast.saw_decode_step(seconds)
         self._landed = step.number
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)
@@ -326,11 +347,13 @@ class Scheduler:
     def _take_tokens(self, step: Step, tokens: list[int], now: float) -> list[Emitted]:
         emitted = []
         finished = SeqState.FINISHED
-        for row, seq in enumerate(step.decodes):
-            if seq.state is not finished:
-                emitted.append(self._take_token(seq, row, tokens[row], now))
-            else:
-                seq.failed |= tokens[row] == BAD_TOKEN
+        decodes = step.decodes
+        for first in range(0, step.burst * len(decodes), len(decodes) or 1):
+            for row, seq in enumerate(decodes, first):
+                if seq.state is not finished:
+                    emitted.append(self._take_token(seq, row, tokens[row], now))
+                else:
+                    seq.failed |= tokens[row] == BAD_TOKEN
         for row, chunk in enumerate(step.chunks, len(step.decodes)):
             seq, token = chunk.seq, tokens[row]
             seq.failed |= token == BAD_TOKEN  # also if nobody wants the token any more

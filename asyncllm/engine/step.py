@@ -26,7 +26,7 @@ class Step:
     """What a plan says, and whom its rows belong to: first ``decodes``, then ``chunks``.
 
     ``decode_rows`` is the decode rows' part of ``StepPlan.rows``; the lists of ints are flat, as
-    they travel.
+    they travel. Each decode row yields ``burst`` tokens; ``shape`` is that of one of them.
     """
 
     number: int
@@ -38,6 +38,7 @@ class Step:
     admitted: list[Sequence] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
     shape: StepShape = NOTHING
+    burst: int = 1
 
     @property
     def has_rows(self) -> bool:
@@ -75,6 +76,7 @@ class Step:
             new_pages=pack(self.new_pages),
             admits=tuple(self.admits),
             copies=copies,
+            burst=self.burst,
         )
 
 

@@ -151,7 +151,7 @@ def _forward(
         limits.max_num_seqs,
         limits.max_num_batched_tokens,
     )
-    graphed = GraphedForward(programs, eager, sampler, table, device)
+    graphed = GraphedForward(programs, eager, sampler, table, device, limits.max_burst)
     graphed.capture()
     return graphed
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self
+
+import torch
+from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.executor.device import Device
@@ -11,12 +15,38 @@ from asyncllm.executor.sampler import Sampled, Sampler
 from asyncllm.executor.slots import SlotTable
 from asyncllm.models.base import CausalLM
 
+if TYPE_CHECKING:
+    from asyncllm.executor.logprobs import Logprobs
+
 
 class StepForward(Protocol):
     """From the rows of a step to sampled tokens, which are relayed to the next step's rows."""
 
-    def __call__(self, step: StepRows) -> Sampled | None:
-        """Queue the kernels; None when no row samples. Good until the next call."""
+    def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
+        """Queue the kernels; None when no row samples. Good until the next call.
+
+        Args:
+            burst: how many tokens each row yields; more than one of decode rows only.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What the rows that sample yield, on the device.
+
+    ``tokens`` is int64 [burst, samples]; ``logprobs`` has one for each of the burst, or none.
+    """
+
+    tokens: Tensor
+    logprobs: tuple[Logprobs | None, ...] = ()
+
+    @classmethod
+    def of(cls, burst: list[Sampled]) -> Self:
+        """One after the other; at least one."""
+        first = burst[0].tokens
+        tokens = first.unsqueeze(0) if len(burst) == 1 else torch.stack([s.tokens for s in burst])
+        logprobs = tuple(sampled.logprobs for sampled in burst)
+        return cls(tokens, logprobs if any(logprobs) else ())
 
 
 class EagerForward:
@@ -38,7 +68,12 @@ class EagerForward:
         self._page_size = page_size
         self._device = device
 
-    def __call__(self, step: StepRows) -> Sampled | None:
+    def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
+        sampled = [self._run(step.continued(after)) for after in range(burst)]
+        done = [part for part in sampled if part is not None]
+        return Samples.of(done) if done else None
+
+    def _run(self, step: StepRows) -> Sampled | None:
         inputs = stage(step, self._table, self._page_size, self._device)
         batch = ForwardBatch(
             *inputs.tokens,

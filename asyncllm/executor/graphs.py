@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.engine.scheduler import BURST_ROWS
 from asyncllm.executor.device import Device
-from asyncllm.executor.eager import StepForward
+from asyncllm.executor.eager import Samples, StepForward
 from asyncllm.executor.inputs import StepRows
-from asyncllm.executor.programs import RowTensors, Size, StepPrograms
+from asyncllm.executor.programs import Size, StepPrograms
 from asyncllm.executor.sampler import Level, Sampled, Sampler
 from asyncllm.executor.slots import SlotTable
 
@@ -18,13 +21,24 @@ from asyncllm.executor.slots import SlotTable
 USUAL_LEVELS = (Level.GREEDY, Level.DRAW)
 
 
+class _Kind(NamedTuple):
+    """What a graph is good for; only decode rows are captured in bursts."""
+
+    size: Size
+    level: Level
+    burst: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, and where it leaves each row's token, int64 [rows], or logits, [rows, vocab]."""
+    """A graph, and where it leaves tokens, int64 [burst, rows], or each row's logits.
+
+    ``slots`` is int32 [rows], of each row.
+    """
 
     graph: torch.cuda.CUDAGraph
     output: Tensor
-    rows: RowTensors
+    slots: Tensor
 
 
 class GraphedForward:
@@ -44,70 +58,93 @@ class GraphedForward:
         sampler: Sampler,
         table: SlotTable,
         device: Device,
+        max_burst: int,
     ):
         self._programs = programs
         self._otherwise = otherwise
         self._sampler = sampler
         self._table = table
         self._device = device
+        self._max_burst = max_burst
         #: What differs between steps; every graph reads it from the beginning.
-        self._flat = torch.zeros(programs.max_ints, dtype=torch.int32, device=device.torch_device)
-        self._graphs: dict[tuple[Size, Level], _Captured] = {}
+        self._flat = torch.zeros(
+            programs.max_ints * max_burst, dtype=torch.int32, device=device.torch_device
+        )
+        self._graphs: dict[_Kind, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device.torch_device)
 
-    def __call__(self, step: StepRows) -> Sampled | None:
+    def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
         size = self._programs.size_of(step)
         if size is None:
-            return self._otherwise(step)
+            return self._otherwise(step, burst)
         level = self._sampler.level(step.slots, step.lengths)
-        captured = self._graphs.get((size, level)) or self._capture(size, level)
-        flat = self._programs.pack(size, step)
-        self._device.upload_into(self._flat[: len(flat)], flat)
-        captured.graph.replay()
+        if level is Level.EAGER:
+            sampled = [self._sample_eagerly(size, step.continued(after)) for after in range(burst)]
+            return Samples.of(sampled)
+        tokens = self._replay(_Kind(size, level, burst), step).output
         if len(step.sampling) == 0:
             return None
-        output = self._sampling(captured.output, step)
-        if level is not Level.EAGER:
-            return Sampled(output, None)
-        sampled = self._sampler.sample(output, step.slots, step.lengths)
-        self._table.relay(self._sampling(captured.rows.slots, step).long(), sampled.tokens)
-        return sampled
+        return Samples(self._sampling(tokens.T, step).T)
 
     def capture(self) -> None:
         """Capture what nearly all steps need; the rest is captured when it is first met."""
         # The largest first: the others then find their memory in its pool.
         for size in reversed(self._programs.decode_sizes):
             for level in USUAL_LEVELS:
-                self._capture(size, level)
+                self._capture(_Kind(size, level))
+                if size.rows <= BURST_ROWS and self._max_burst > 1:
+                    self._capture(_Kind(size, level, self._max_burst))
+
+    def _sample_eagerly(self, size: Size, step: StepRows) -> Sampled:
+        captured = self._replay(_Kind(size, Level.EAGER), step)
+        logits = self._sampling(captured.output, step)
+        sampled = self._sampler.sample(logits, step.slots, step.lengths)
+        self._table.relay(self._sampling(captured.slots, step).long(), sampled.tokens)
+        return sampled
 
     def _sampling(self, by_row: Tensor, step: StepRows) -> Tensor:
-        """Of the rows that sample."""
+        """Of the rows that sample; [rows, ...] -> [samples, ...]."""
         if len(step.sampling) == len(step.rows):
             return by_row[: len(step.rows)]
         return by_row.index_select(0, self._device.upload(step.sampling))
 
-    def _capture(self, size: Size, level: Level) -> _Captured:
-        padding = self._programs.pack(size, None)
-        flat = self._flat[: len(padding)]
-        self._device.upload_into(flat, padding)
+    def _replay(self, kind: _Kind, step: StepRows) -> _Captured:
+        captured = self._graphs.get(kind) or self._capture(kind)
+        self._fill([self._programs.pack(kind.size, step.continued(i)) for i in range(kind.burst)])
+        captured.graph.replay()
+        return captured
+
+    def _fill(self, parts: list[np.ndarray]) -> Tensor:
+        flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        target = self._flat[: len(flat)]
+        self._device.upload_into(target, flat)
+        return target
+
+    def _capture(self, kind: _Kind) -> _Captured:
+        flat = self._fill([self._programs.pack(kind.size, None)] * kind.burst)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             # Once without capturing: kernels are loaded and libraries set up at the first launch.
-            self._run(size, flat, level)
+            self._run(kind, flat)
             self._stream.synchronize()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                output, rows = self._run(size, flat, level)
+                output, slots = self._run(kind, flat)
             finally:
                 graph.capture_end()
-        self._graphs[size, level] = captured = _Captured(graph, output, rows)
+        self._graphs[kind] = captured = _Captured(graph, output, slots)
         return captured
 
-    def _run(self, size: Size, flat: Tensor, level: Level) -> tuple[Tensor, RowTensors]:
-        logits, rows = self._programs.run(size, flat)
-        if level is Level.EAGER:
-            return logits, rows
-        relay = self._table.last_token
-        return self._sampler.draw(logits, rows.slots, rows.lengths, level, relay=relay), rows
+    def _run(self, kind: _Kind, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row's tokens, int64 [burst, rows], or logits; and slots."""
+        size, level, burst = kind
+        tokens = []
+        for part in flat.chunk(burst):
+            logits, rows = self._programs.run(size, part)
+            if level is Level.EAGER:
+                return logits, rows.slots
+            relay = self._table.last_token
+            tokens.append(self._sampler.draw(logits, rows.slots, rows.lengths, level, relay=relay))
+        return torch.stack(tokens) if burst > 1 else tokens[0].unsqueeze(0), rows.slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -41,6 +41,19 @@ class StepRows:
         """Whether this is a step of decode rows alone, or no different from one."""
         num_rows: int = len(self.rows)
         return len(self.sampling) == num_rows and self.entries.shape[1] == num_rows
+
+    def continued(self, after: int) -> Self:
+        """The rows that follow these, which are all decode rows, after so many tokens."""
+        if after == 0:
+            return self
+        shift = np.array([0, after, 0], dtype=np.int32)
+        ids = np.full_like(self.entries[:1], LAST_TOKEN)
+        return replace(
+            self,
+            rows=self.rows + shift,
+            entries=np.concatenate([ids, self.entries[1:] + shift[:2, None]]),
+            lengths=self.lengths + after,
+        )
 
     @classmethod
     def of(cls, rows: np.ndarray, table: SlotTable) -> Self:

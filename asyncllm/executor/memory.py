@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
 from asyncllm.models.spec import ModelSpec
@@ -11,9 +13,73 @@ CPU_BATCHED_TOKENS = 1024
 #: Default size of the KV cache on a CPU, unless one sequence may be longer: memory is shared there.
 CPU_CACHE_TOKENS = 65536
 GPU_BATCHED_TOKENS = 8192
+#: Default of ``max_burst`` where a burst is one graph.
+GRAPH_BURST = 4
 #: Bytes per second between the tiers, to begin with: memory to memory, and PCIe 5.0 with 16 lanes.
 CPU_COPY_SPEED = 5e9
 GPU_COPY_SPEED = 50e9
+#: Of a GPU's memory, for what nobody counts: libraries that load kernels, and gaps between blocks.
+SPARE_BYTES = 256 << 20
+#: What the driver keeps of one captured graph (measured: 28 layers of Qwen3-0.6B).
+GRAPH_BYTES = 4 << 20
+
+
+class GpuMemory(NamedTuple):
+    """A GPU's memory when weights are loaded and the largest steps have been measured, in bytes.
+
+    Attributes:
+        total: what the GPU has.
+        before: what was free when this process had made its CUDA context and nothing else; what
+            was not, other processes had.
+        free: what is free now.
+        weights: the part of ``before - free`` that the weights are.
+        step: what the largest step takes besides.
+        graphs: what captured graphs will take.
+    """
+
+    total: int
+    before: int
+    free: int
+    weights: int
+    step: int
+    graphs: int
+
+    def cache_bytes(self, share: float) -> int:
+        """What is left for the KV cache if this process may use ``share`` of all memory."""
+        left = min(int(share * self.total) - (self.before - self.free), self.free)
+        return max(left - self.step - self.graphs - SPARE_BYTES, 0)
+
+    def account(self, share: float) -> str:
+        """How ``cache_bytes`` comes about, for an error message."""
+        libraries = max(self.before - self.free - self.weights, 0)
+        return (
+            f"gpu_memory_utilization {share:g} of {gib(self.total)} is {gib(share * self.total)}, "
+            f"{gib(self.before)} were free; weights take {gib(self.weights)}, libraries "
+            f"{gib(libraries)}, graphs {gib(self.graphs)}, a step {gib(self.step)}, which a lower "
+            "max_num_batched_tokens or max_num_seqs makes less"
+        )
+
+
+def step_tokens(config: EngineConfig, device: str) -> int:
+    """Most tokens in one step."""
+    default = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS
+    return config.max_num_batched_tokens or max(default, config.max_num_seqs)
+
+
+def wanted_length(config: EngineConfig, spec: ModelSpec) -> int:
+    """The longest sequence to be served, if the cache can hold it.
+
+    Raises:
+        ModelError: the model has fewer positions.
+    """
+    wanted = config.max_model_len or spec.max_position_embeddings
+    if wanted > spec.max_position_embeddings:
+        raise ModelError(
+            f"max_model_len {wanted} is more than the {spec.max_position_embeddings} positions "
+            "the model has",
+            param="max_model_len",
+        )
+    return wanted
 
 
 def resolve_limits(
@@ -25,6 +91,7 @@ def resolve_limits(
     cache_bytes: int,
     host_bytes: int,
     bytes_per_token: int,
+    account: str = "",
 ) -> EngineLimits:
     """Turn what was asked and what is there into the scheduler's numbers.
 
@@ -32,37 +99,31 @@ def resolve_limits(
         cache_bytes: memory the KV cache may take.
         host_bytes: memory of the host that is free, on a CPU before the KV cache is made.
         bytes_per_token: K and V of one position in all layers.
+        account: how ``cache_bytes`` comes about, for the message if it does not suffice.
 
     Raises:
         ModelError: the cache or its host tier cannot hold what was asked; the message gives the
             numbers and the option that helps.
     """
-    wanted_len = config.max_model_len or spec.max_position_embeddings
-    if wanted_len > spec.max_position_embeddings:
-        raise ModelError(
-            f"max_model_len {wanted_len} is more than the {spec.max_position_embeddings} positions "
-            "the model has",
-            param="max_model_len",
-        )
-    num_pages = _num_pages(config, wanted_len, device, cache_bytes, bytes_per_token)
+    wanted_len = wanted_length(config, spec)
+    because = f" ({account})" if account else ""
+    num_pages = _num_pages(config, wanted_len, device, cache_bytes, bytes_per_token, because)
     capacity = num_pages * config.page_size
     if capacity < wanted_len and config.max_model_len is not None:
         raise ModelError(
             f"max_model_len {wanted_len} needs a KV cache of as many tokens, but it holds "
-            f"{capacity}: lower max_model_len or raise kv_cache_tokens",
+            f"{capacity}{_remedy(config, device)}{because}",
             param="max_model_len",
         )
     max_model_len = min(wanted_len, capacity)
     if max_model_len < 2:
         raise ModelError(
-            f"{_gib(cache_bytes)} are free for the KV cache, and one token takes "
-            f"{bytes_per_token} bytes: no sequence fits",
-            param="kv_cache_tokens",
+            f"{gib(cache_bytes)} are free for the KV cache, and one token takes "
+            f"{bytes_per_token} bytes: no sequence fits{because}",
+            param="kv_cache_tokens" if device == "cpu" else "gpu_memory_utilization",
         )
     on_cpu = device == "cpu"
-    budget = config.max_num_batched_tokens or max(
-        CPU_BATCHED_TOKENS if on_cpu else GPU_BATCHED_TOKENS, config.max_num_seqs
-    )
+    budget = step_tokens(config, device)
     page_bytes = bytes_per_token * config.page_size
     host_bytes -= num_pages * page_bytes if on_cpu else 0
     return EngineLimits(
@@ -83,11 +144,25 @@ def resolve_limits(
         steps_in_flight=config.steps_in_flight,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
+        max_burst=config.max_burst
+        or (GRAPH_BURST if device == "cuda" and config.cuda_graphs else 1),
     )
 
 
+def _remedy(config: EngineConfig, device: str) -> str:
+    """What makes room for longer sequences; the end of a message."""
+    if config.kv_cache_tokens is not None or device == "cpu":
+        return ": lower max_model_len or raise kv_cache_tokens"
+    return ": lower max_model_len or raise gpu_memory_utilization"
+
+
 def _num_pages(
-    config: EngineConfig, wanted_len: int, device: str, cache_bytes: int, bytes_per_token: int
+    config: EngineConfig,
+    wanted_len: int,
+    device: str,
+    cache_bytes: int,
+    bytes_per_token: int,
+    because: str,
 ) -> int:
     """Pages of the KV cache: as many as asked for, or all that fit and can be of use."""
     fitting_pages = cache_bytes // (bytes_per_token * config.page_size)
@@ -100,9 +175,9 @@ def _num_pages(
     num_pages = -(-tokens // config.page_size)
     if num_pages > fitting_pages:
         raise ModelError(
-            f"a KV cache of {tokens} tokens takes {_gib(tokens * bytes_per_token)}, but "
-            f"{_gib(cache_bytes)} are free for it: at most "
-            f"kv_cache_tokens={fitting_pages * config.page_size}",
+            f"a KV cache of {tokens} tokens takes {gib(tokens * bytes_per_token)}, but "
+            f"{gib(cache_bytes)} are free for it: at most "
+            f"kv_cache_tokens={fitting_pages * config.page_size}{because}",
             param="kv_cache_tokens",
         )
     return num_pages
@@ -115,7 +190,7 @@ def _host_pages(config: EngineConfig, host_bytes: int, page_bytes: int) -> int:
     wanted = int(config.host_kv_gib * 2**30)
     if wanted > host_bytes:
         raise ModelError(
-            f"host_kv_gib {config.host_kv_gib:g} is more than the {_gib(max(host_bytes, 0))} of "
+            f"host_kv_gib {config.host_kv_gib:g} is more than the {gib(max(host_bytes, 0))} of "
             "host memory that are free for it",
             param="host_kv_gib",
         )
@@ -127,5 +202,6 @@ def _host_pages(config: EngineConfig, host_bytes: int, page_bytes: int) -> int:
     return wanted // page_bytes
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: float) -> str:
+    """For messages."""
     return f"{num_bytes / 2**30:.2f} GiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,9 @@ import numpy as np
 
 from asyncllm.executor.copies import PageCopier
 from asyncllm.executor.device import Device, Mark, Span
-from asyncllm.executor.eager import StepForward
+from asyncllm.executor.eager import Samples, StepForward
 from asyncllm.executor.inputs import StepRows
-from asyncllm.executor.sampler import Sampled, Sampler
+from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
 from asyncllm.wire.messages import NO_TOKEN, RowLogprobs, StepPlan, StepResult, unpack
 
@@ -22,28 +23,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class Landing:
     """Sampled tokens and logprobs on their way to the host.
 
     Attributes:
         rows: int64 [samples]; the rows of the plan they belong to.
-        tokens: int64 [samples], landing.
-        logprobs, packed_logprobs: both None when no row asked for them.
+        tokens: int64 [burst, samples], landing.
+        logprobs: of each token of the burst, and what is landing of them; None when no row asked.
     """
 
     rows: np.ndarray
     tokens: np.ndarray
-    logprobs: Logprobs | None
-    packed_logprobs: np.ndarray | None
+    logprobs: tuple[tuple[Logprobs, np.ndarray] | None, ...]
 
-    def row_logprobs(self) -> tuple[RowLogprobs, ...]:
-        """By row of the plan; waits for them."""
-        if self.logprobs is None or self.packed_logprobs is None:
-            return ()
-        entries = self.logprobs.unpack(self.packed_logprobs)
-        return tuple(
-            msgspec.structs.replace(entry, row=int(self.rows[entry.row])) for entry in entries
-        )
+    def row_logprobs(self, num_rows: int) -> Iterator[RowLogprobs]:
+        """By place in ``StepResult.tokens``; waits for them."""
+        for after, part in enumerate(self.logprobs):
+            if part is None:
+                continue
+            logprobs, packed = part
+            for entry in logprobs.unpack(packed):
+                row = after * num_rows + int(self.rows[entry.row])
+                yield msgspec.structs.replace(entry, row=row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,9 @@ class Ticket:
 
     step: int
     num_rows: int
+    burst: int
     t_launch: float
-    samples: Samples | None
+    samples: Landing | None
     end: Mark
     rows: Span | None
 
@@ -102,13 +104,14 @@ class ModelRunner:
         self._table.add_pages(unpack(plan.new_pages, 3))
         for admit, tokens in zip(plan.admits, known, strict=True):
             self._sampler.admit(admit.slot, admit.params, tokens, admit.num_prompt)
+        self._sampler.flush()
         if len(rows) == 0:
-            return Ticket(plan.step, 0, t_launch, None, self._copier.mark(), None)
+            return Ticket(plan.step, 0, 1, t_launch, None, self._copier.mark(), None)
         step = StepRows.of(rows, self._table)
-        sampled = self._forward(step)
+        sampled = self._forward(step, plan.burst)
         samples = None if sampled is None else self._download(step, sampled)
         span = begun.end()
-        return Ticket(plan.step, len(rows), t_launch, samples, span, span)
+        return Ticket(plan.step, len(rows), plan.burst, t_launch, samples, span, span)
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a launched step, with the GIL released, and read its outcome.
@@ -116,12 +119,12 @@ class ModelRunner:
         Copies of this and earlier plans are told of if they are done, which with rows is not
         waited for.
         """
-        tokens = np.full(ticket.num_rows, NO_TOKEN, dtype="<i4")
+        tokens = np.full((ticket.burst, ticket.num_rows), NO_TOKEN, dtype="<i4")
         logprobs: tuple[RowLogprobs, ...] = ()
         ticket.end.wait()
         if ticket.samples is not None:
-            tokens[ticket.samples.rows] = ticket.samples.tokens
-            logprobs = ticket.samples.row_logprobs()
+            tokens[:, ticket.samples.rows] = ticket.samples.tokens
+            logprobs = tuple(ticket.samples.row_logprobs(ticket.num_rows))
         return StepResult(
             step=ticket.step,
             tokens=tokens.tobytes(),
@@ -134,11 +137,9 @@ class ModelRunner:
             copied=self._copier.landed(ticket.step),
         )
 
-    def _download(self, step: StepRows, sampled: Sampled) -> Samples:
-        logprobs = sampled.logprobs
-        return Samples(
-            rows=step.sampling,
-            tokens=self._device.download(sampled.tokens),
-            logprobs=logprobs,
-            packed_logprobs=None if logprobs is None else self._device.download(logprobs.packed),
+    def _download(self, step: StepRows, samples: Samples) -> Landing:
+        download = self._device.download
+        logprobs = tuple(
+            None if part is None else (part, download(part.packed)) for part in samples.logprobs
         )
+        return Landing(step.sampling, download(samples.tokens), logprobs)

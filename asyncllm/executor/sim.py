@@ -18,7 +18,7 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.executor.memory import resolve_limits
 from asyncllm.executor.sim_cost import H200, StepCost, shape_of
-from asyncllm.executor.sim_device import SimDevice
+from asyncllm.executor.sim_device import Computed, SimDevice
 from asyncllm.executor.sim_pages import BrokenPlan
 from asyncllm.models.spec import ModelSpec
 from asyncllm.wire.messages import (
@@ -110,10 +110,9 @@ class SimExecutor:
         computed = self._device.take(plan)
         if plan.copies:
             self._copies.append(self._begin_copies(plan.step, unpack(plan.copies, 3), now))
-        slots, starts, ends = computed.rows
         seconds = 0.0
-        if len(slots):
-            seconds = self._cost.seconds(starts, ends - starts, computed.num_samples)
+        if len(computed.rows.slots):
+            seconds = self._seconds(computed, plan.burst)
             done = self._device_free = max(now, self._device_free) + seconds
         else:
             # It takes none of the device's time.
@@ -123,6 +122,14 @@ class SimExecutor:
         self._steps.append(
             _Step(plan.step, computed.tokens, computed.logprobs, now, done, seconds, future, timer)
         )
+
+    def _seconds(self, computed: Computed, burst: int) -> float:
+        slots, starts, ends = computed.rows
+        if burst == 1:
+            return self._cost.seconds(starts, ends - starts, computed.num_samples)
+        ones = np.ones_like(slots)
+        rounds = [self._cost.seconds(starts + after, ones, len(slots)) for after in range(burst)]
+        return sum(rounds)
 
     def _begin_copies(self, step: int, pages: np.ndarray, now: float) -> _Copies:
         total, ends = 0.0, now

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from asyncllm.config import EngineLimits
@@ -77,7 +78,7 @@ class SimDevice:
             self._admit(admit)
         for slot, index, page in unpack(plan.new_pages, 3).tolist():
             self._add_page(slot, index, page)
-        computed = self._compute(unpack(plan.rows, 3))
+        computed = self._compute_burst(unpack(plan.rows, 3), plan.burst)
         self._in_flight.append(computed.rows)
         return computed
 
@@ -122,6 +123,25 @@ class SimDevice:
                 self._pages.device.content[page] = OPEN
 
     # -- rows ------------------------------------------------------------------------------------
+
+    def _compute_burst(self, packed: np.ndarray, burst: int) -> Computed:
+        """The rows, and then those that continue each of them, ``burst - 1`` times."""
+        first = self._compute(packed)
+        if burst == 1:
+            return first
+        if first.num_samples < len(packed) or (packed[:, 2] != 1).any():
+            raise BrokenPlan("a burst has rows that are not decode rows")
+        step = np.array([0, 1, 0], dtype=packed.dtype)
+        parts = [first, *(self._compute(packed + after * step) for after in range(1, burst))]
+        logprobs = tuple(
+            msgspec.structs.replace(entry, row=entry.row + after * len(packed))
+            for after, part in enumerate(parts)
+            for entry in part.logprobs
+        )
+        slots, starts, _ = first.rows
+        rows = Rows(slots, starts, parts[-1].rows.ends)
+        tokens = b"".join(part.tokens for part in parts)
+        return Computed(rows, burst * len(packed), tokens, logprobs)
 
     def _compute(self, packed: np.ndarray) -> Computed:
         slots, starts, q_lens = packed.T.astype(np.int64)

@@ -29,7 +29,7 @@ class Run:
         self._workload = workload
         self._slots: dict[int, Live] = {}
         self._known = np.zeros(limits.max_num_seqs, dtype=np.int64)
-        self._steps: deque[tuple[int, list[Live]]] = deque()
+        self._steps: deque[tuple[int, list[Live], int]] = deque()
 
     @property
     def num_in_flight(self) -> int:
@@ -39,6 +39,16 @@ class Run:
     def next_rows(self) -> list[Live]:
         """Whose rows the oldest step in flight has."""
         return self._steps[0][1]
+
+    def stop(self, row: int) -> None:
+        """The token of this row of the oldest step, or of its burst, is to be a stop token."""
+        after, row = divmod(row, len(self.next_rows))
+        self.next_rows[row].stop_next(after)
+
+    @property
+    def next_burst(self) -> int:
+        """How many tokens each of those rows yields."""
+        return self._steps[0][2]
 
     def add(self, id: int, now: float) -> None:
         self.figures.arrived(now)
@@ -64,7 +74,7 @@ class Run:
             self._known[admit.slot] = len(seq.tokens)
             self.figures.admitted(live, now)
         slots = unpack(message.rows, 3)[:, 0].tolist()
-        self._steps.append((number, [self._slots[slot] for slot in slots]))
+        self._steps.append((number, [self._slots[slot] for slot in slots], message.burst))
         return planned
 
     def shape(self, plan: StepPlan) -> StepShape:
@@ -88,10 +98,10 @@ class Run:
         """The oldest step in flight is done; returns the requests that it has ended.
 
         ``bad`` are the rows of BAD_TOKENs. Which token stops a sequence is up to the caller; see
-        ``Live.stop_next``.
+        ``stop``.
         """
-        number, rows = self._steps.popleft()
-        tokens = [live.next_token() for live in rows]
+        number, rows, burst = self._steps.popleft()
+        tokens = [live.next_token(after) for after in range(burst) for live in rows]
         for row in bad:
             tokens[row] = BAD_TOKEN
         error = "it failed when it was recorded" if failed else None
@@ -99,7 +109,7 @@ class Run:
         emitted, lost = self.scheduler.apply(message, now)
         ended = [self.live.pop(seq.id) for seq in lost]
         for seq, row, token, finish in emitted:
-            live = rows[row]
+            live = rows[row % len(rows)]
             if token != BAD_TOKEN:
                 self.figures.token(live, now)
             if finish is not None or token == BAD_TOKEN:

@@ -158,7 +158,7 @@ class _Replay:
         if planned >= self._landed and rows:
             self._overheads.append(event.now - planned - event.seconds)
         for row in event.stopped:
-            rows[row].stop_next()
+            self._run.stop(row)
         self._landed = self._now = event.now
         ended = self._run.apply(
             event.now, event.seconds, bad=event.bad, failed=event.failed, copied=event.copied

@@ -72,14 +72,15 @@ class Live:
     def num_output(self) -> int:
         return len(self.seq.tokens) - self.seq.num_prompt
 
-    def next_token(self) -> int:
-        """What comes after the tokens that there are."""
-        page = len(self.seq.tokens) // self._page_size
+    def next_token(self, after: int = 0) -> int:
+        """What comes after the tokens that there are and ``after`` more."""
+        page = (len(self.seq.tokens) + after) // self._page_size
         return self._nodes[page] if page < len(self._nodes) else self._filler
 
-    def stop_next(self) -> None:
-        """The next token is a stop token."""
-        self.seq.stop_ids = frozenset((self.next_token(),))
+    def stop_next(self, after: int = 0) -> None:
+        """The next token is a stop token; or the one that comes after so many."""
+        self.seq.stop_ids = frozenset((self.next_token(after),))
+        self.seq.min_length = len(self.seq.tokens) + after
 
     def _prompt(self) -> array[int]:
         size, length = self._page_size, self.request.num_prompt

@@ -69,6 +69,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
         copies: int32 [k, 3] of (TO_HOST or TO_DEVICE, device page, host page). No step touches the
             device pages until a result acknowledges the copies, except to read the sources; so they
             need no ordering with the steps' kernels.
+        burst: how many tokens each row yields, one after the other. More than one only where all
+            are decode rows; pages for all of them are there.
     """
 
     step: int
@@ -76,6 +78,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     new_pages: bytes
     admits: tuple[Admit, ...]
     copies: bytes = b""
+    burst: int = 1
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -92,12 +95,17 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         step: the plan's number.
-        tokens: int32 [n], one a row; NO_TOKEN or BAD_TOKEN where there is none.
-        logprobs: for the rows that asked for them.
+        tokens: int32 [burst * n], one a row, then each row's next; NO_TOKEN or BAD_TOKEN where
+            there is none. What follows a token that ends its sequence means nothing.
+        logprobs: for the rows that asked for them; ``row`` counts as ``tokens`` does.
         copied: plans whose copies are done, each in one result: (its step, the seconds they took).
         seconds: the device's time for the step, without what ran before it.
         error: None, or what went wrong; then no row of this step has advanced.
         t_launch, t_done: seconds of the engine's clock; launched, and seen to be done.
+        launch_seconds, collect_seconds: the executor thread's time for launching the step, and for
+            reading its outcome once it was there.
+        idle_seconds: how long the device had nothing to do between the step before and this one;
+            None when that is not known.
     """
 
     step: int
@@ -108,6 +116,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     t_done: float
     copied: tuple[tuple[int, float], ...] = ()
     seconds: float = 0.0
+    launch_seconds: float = 0.0
+    collect_seconds: float = 0.0
+    idle_seconds: float | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -267,3 +267,6 @@ class HeldSpan:
     def seconds(self) -> float:
         assert self.done()
         return 0.25
+
+    def idle_seconds(self) -> None:
+        return None

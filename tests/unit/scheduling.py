@@ -122,7 +122,11 @@ class FakeDevice:
             self.block_tables[slot][index] = page
         self._take_copies(plan)
         self._check_order(plan)
-        results = [self._run(*row, sample) for row in rows(plan)]
+        results = [
+            self._run(slot, start + after, q_len, sample)
+            for after in range(plan.burst)
+            for slot, start, q_len in rows(plan)
+        ]
         self.steps.append(Step(plan.step, results))
 
     def answer(
@@ -145,6 +149,8 @@ class FakeDevice:
         assert kinds == sorted(kinds), "decode rows come first"
         total = sum(q_len for _, _, q_len in rows(plan))
         assert total <= self.limits.max_num_batched_tokens
+        assert 1 <= plan.burst <= self.limits.max_burst
+        assert plan.burst == 1 or not any(kinds), "bursts are of decode rows alone"
 
     def _run(self, slot: int, start: int, q_len: int, sample: Iterator[int]) -> int:
         lim, tokens = self.limits, self.tokens[slot]
