@@ -17,7 +17,8 @@ class Forecast:
     def __init__(self, times: StepTimeModel):
         self._times = times
         self._output = FIRST_GUESS
-        self._decode_seconds = 0.0
+        #: Of a step without prompt chunks, for one token of each row; 0.0 until there was one.
+        self.decode_seconds = 0.0
 
     def saw_output(self, num_tokens: int) -> None:
         """A sequence ended, for whatever reason, after so many tokens of output."""
@@ -25,8 +26,8 @@ class Forecast:
 
     def saw_decode_step(self, seconds: float) -> None:
         """A step without prompt chunks took so long."""
-        weight = NEWEST if self._decode_seconds else 1.0
-        self._decode_seconds += (seconds - self._decode_seconds) * weight
+        weight = NEWEST if self.decode_seconds else 1.0
+        self.decode_seconds += (seconds - self.decode_seconds) * weight
 
     def length(self, seq: Sequence) -> int:
         """Tokens that ``seq`` is expected to come to, never fewer than one more than it has.
@@ -49,8 +50,8 @@ class Forecast:
         """
         prompts = num_ahead * self._times.prefill_seconds(tokens_ahead // max(num_ahead, 1))
         turns = max(0, num_ahead + 1 - num_free) / max(num_rows, 1)
-        return prompts + turns * self._output * self._decode_seconds
+        return prompts + turns * self._output * self.decode_seconds
 
     def service(self, num_prompt: int, num_output: int) -> float:
         """Seconds from the first step to the last token, about, if nobody's prompt delays it."""
-        return self._times.prefill_seconds(num_prompt) + num_output * self._decode_seconds
+        return self._times.prefill_seconds(num_prompt) + num_output * self.decode_seconds

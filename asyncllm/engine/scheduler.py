@@ -32,6 +32,9 @@ from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, unpack
 #: A step computes more than one token a row when at most so many decode: then launching it, and the
 #: way of its result to the loop and back, are long against the step itself.
 BURST_ROWS = 8
+#: And only if all of it takes no longer than this, in seconds: so much later the first of its tokens
+#: gets to whoever waits for it.
+BURST_SECONDS = 5e-3
 
 
 class Planned(NamedTuple):
@@ -212,6 +215,8 @@ class Scheduler:
         if most == 1 or not 0 < len(slots) <= BURST_ROWS:
             return 1
         if batch.prefilling or self.num_waiting or self._copies.outstanding:
+            return 1
+        if most * self._forecast.decode_seconds > BURST_SECONDS:
             return 1
         pages = len(slots) * self.cache.pages_for(most + self.limits.page_size)
         if self.cache.num_available < pages:

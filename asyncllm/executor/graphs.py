@@ -17,8 +17,8 @@ from asyncllm.executor.programs import Size, StepPrograms
 from asyncllm.executor.sampler import Level, Sampled, Sampler
 from asyncllm.executor.slots import SlotTable
 
-#: Captured before the first request: what nearly all steps need.
-USUAL_LEVELS = (Level.GREEDY, Level.DRAW)
+#: Levels at which a graph samples.
+DRAWN_LEVELS = (Level.GREEDY, Level.DRAW, Level.FILTER)
 
 
 class _Kind(NamedTuple):
@@ -78,7 +78,7 @@ class GraphedForward:
         size = self._programs.size_of(step)
         if size is None:
             return self._otherwise(step, burst)
-        level = self._sampler.level(step.slots, step.lengths)
+        level = _captured_level(self._sampler.level(step.slots, step.lengths), size)
         if level is Level.EAGER:
             sampled = [self._sample_eagerly(size, step.continued(after)) for after in range(burst)]
             return Samples.of(sampled)
@@ -91,10 +91,12 @@ class GraphedForward:
         """Capture what nearly all steps need; the rest is captured when it is first met."""
         # The largest first: the others then find their memory in its pool.
         for size in reversed(self._programs.decode_sizes):
-            for level in USUAL_LEVELS:
+            for level in dict.fromkeys(_captured_level(level, size) for level in DRAWN_LEVELS):
                 self._capture(_Kind(size, level))
                 if size.rows <= BURST_ROWS and self._max_burst > 1:
                     self._capture(_Kind(size, level, self._max_burst))
+        for size in reversed(self._programs.mixed_sizes):
+            self._capture(_Kind(size, Level.FILTER))
 
     def _sample_eagerly(self, size: Size, step: StepRows) -> Sampled:
         captured = self._replay(_Kind(size, Level.EAGER), step)
@@ -148,3 +150,14 @@ class GraphedForward:
             relay = self._table.last_token
             tokens.append(self._sampler.draw(logits, rows.slots, rows.lengths, level, relay=relay))
         return torch.stack(tokens) if burst > 1 else tokens[0].unsqueeze(0), rows.slots
+
+
+def _captured_level(level: Level, size: Size) -> Level:
+    """The level of the graph that runs a step of this one.
+
+    A graph that can do more costs a few microseconds, and one fewer to capture saves thousands of
+    them; for the smallest steps those few matter.
+    """
+    if level is Level.EAGER or (level is Level.GREEDY and size.rows <= BURST_ROWS):
+        return level
+    return Level.FILTER

@@ -130,7 +130,7 @@ class FakeDevice:
         self.steps.append(Step(plan.step, results))
 
     def answer(
-        self, *, all_copies: bool = True, error: str | None = None, seconds: float = 0.01
+        self, *, all_copies: bool = True, error: str | None = None, seconds: float = 0.001
     ) -> StepResult:
         """The result of the oldest step; copies are acknowledged now or later."""
         step = self.steps.pop(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import repeat
 
-from asyncllm.engine.scheduler import BURST_ROWS, Scheduler
+from asyncllm.engine.scheduler import BURST_ROWS, BURST_SECONDS, Scheduler
 from asyncllm.engine.sequence import SeqState
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan
@@ -26,8 +26,8 @@ class Runs:
         self.device.take(planned.message, iter(tokens) if tokens else repeat(5))
         return planned.message
 
-    def land(self) -> list[tuple[int, int, FinishReason | None]]:
-        applied = self.sched.apply(self.device.answer(), 0.0)
+    def land(self, seconds: float = 0.001) -> list[tuple[int, int, FinishReason | None]]:
+        applied = self.sched.apply(self.device.answer(seconds=seconds), 0.0)
         return [(seq.id, token, finish) for seq, _, token, finish in applied.emitted]
 
 
@@ -72,6 +72,14 @@ def test_no_row_passes_its_end() -> None:
 def test_many_rows_do_not_burst() -> None:
     assert decoding(count=BURST_ROWS, max_num_seqs=16).plan().burst == 4
     assert decoding(count=BURST_ROWS + 1, max_num_seqs=16).plan().burst == 1
+
+
+def test_tokens_do_not_wait_long_for_the_rest_of_their_burst() -> None:
+    for seconds, burst in ((0.9, 4), (1.1, 1)):
+        runs = decoding(max_tokens=60)
+        for _ in range(3):
+            runs.land(runs.plan().burst * seconds * BURST_SECONDS / 4)
+        assert runs.plan().burst == burst
 
 
 def test_nobody_is_preempted_for_a_burst() -> None:

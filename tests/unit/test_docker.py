@@ -147,6 +147,28 @@ def test_the_kernels_that_are_built_can_be_asked_for(monkeypatch: pytest.MonkeyP
     assert args.arch
 
 
+def test_kernels_of_named_models_go_where_serving_finds_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built = next(v for n, v in stages()["kernels"] if n == "RUN" and "MODEL_KERNELS" in v)
+    command = re.search(r"asyncllm (kernels build \$\{MODEL_KERNELS\} [^;]*);", built)
+    assert command is not None
+    options = "--arch 9.0a --model some/model --model other/model"
+    arguments = shlex.split(command[1].replace("${MODEL_KERNELS}", options))
+    args = parsed(monkeypatch, kernels, arguments)
+    assert args.models == ["some/model", "other/model"]
+    # Triton's default place in the home folder of the user that serves.
+    home = last("gpu", "WORKDIR")
+    assert args.kernel_cache == f"{home}/.triton/cache"
+    copied = f"--from=kernels --chown=asyncllm:asyncllm {home}/.triton {home}/.triton"
+    assert Instruction("COPY", copied) in stages()["gpu"]
+
+
+def test_triton_has_a_compiler_for_other_models() -> None:
+    installed = [value for name, value in stages()["gpu"] if name == "RUN" and "apt-get" in value]
+    assert any(" gcc " in value for value in installed)
+
+
 def test_compose_has_a_service_for_each_target(monkeypatch: pytest.MonkeyPatch) -> None:
     yaml = pytest.importorskip("yaml")
     path = ROOT / "docker" / "compose.yml"

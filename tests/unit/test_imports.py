@@ -32,7 +32,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not loaded_by("import asyncllm") & heavy
 
 
-@pytest.mark.parametrize("folder", ["engine", "cache", "wire", "text", "server"])
+@pytest.mark.parametrize("folder", ["engine", "cache", "wire", "text", "server", "bench"])
 def test_the_loop_side_needs_no_torch(folder: str) -> None:
     names = modules(folder)
     assert names

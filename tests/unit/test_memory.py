@@ -9,22 +9,29 @@ import pytest
 from asyncllm import demo
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.memory import resolve_limits
+from asyncllm.executor.memory import SPARE_BYTES, GpuMemory, resolve_limits
 from asyncllm.models.spec import read_spec
 
 GIB = 2**30
 BYTES_PER_TOKEN = 2**16  # so a page of 16 tokens takes 1 MiB
 
 
-def limits(device: str = "cuda", host_bytes: int = 64 * GIB, **options: Any) -> EngineLimits:
+def limits(
+    device: str = "cuda",
+    host_bytes: int = 64 * GIB,
+    cache_bytes: int = 4 * GIB,
+    account: str = "",
+    **options: Any,
+) -> EngineLimits:
     return resolve_limits(
         EngineConfig(**options),
         read_spec(demo.path()),
         device=device,
         dtype="bfloat16",
-        cache_bytes=4 * GIB,
+        cache_bytes=cache_bytes,
         host_bytes=host_bytes,
         bytes_per_token=BYTES_PER_TOKEN,
+        account=account,
     )
 
 
@@ -69,3 +76,49 @@ def test_limits_carry_what_the_scheduler_needs() -> None:
     assert found.prefix_caching
     assert found.page_copy_seconds == pytest.approx(2**20 / 50e9)
     assert limits(device="cpu").page_copy_seconds == pytest.approx(2**20 / 5e9)
+
+
+def gpu(total: int = 24, before: int = 23, free: int = 13, **other: int) -> GpuMemory:
+    """Of a GPU with so many GiB, of which 8 went to weights and 2 to libraries."""
+    sizes = {"weights": 8 * GIB, "step": GIB, "graphs": GIB // 2} | other
+    return GpuMemory(total=total * GIB, before=before * GIB, free=free * GIB, **sizes)
+
+
+def test_the_cache_gets_what_the_share_leaves() -> None:
+    assert gpu().cache_bytes(0.75) == (18 - 10 - 1) * GIB - GIB // 2 - SPARE_BYTES
+
+
+def test_memory_of_other_processes_is_not_ours() -> None:
+    """Half of the GPU is for this process, whether another one has the other half or nobody."""
+    alone, beside = gpu(before=23, free=15), gpu(before=13, free=5)
+    assert alone.cache_bytes(0.5) == beside.cache_bytes(0.5)
+    assert alone.cache_bytes(0.9) > beside.cache_bytes(0.9)
+
+
+def test_no_more_than_what_is_free_is_handed_out() -> None:
+    assert gpu(before=13, free=3).cache_bytes(1.0) == 3 * GIB - GIB * 3 // 2 - SPARE_BYTES
+    assert gpu(free=1).cache_bytes(0.9) == 0
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_account() -> None:
+    memory = gpu(total=10, before=10, free=1, weights=9 * GIB)
+    with pytest.raises(ModelError) as caught:
+        limits(cache_bytes=memory.cache_bytes(0.9), account=memory.account(0.9))
+    assert caught.value.param == "gpu_memory_utilization"
+    for part in (
+        "0.00 GiB are free for the KV cache",
+        "gpu_memory_utilization 0.9 of 10.00 GiB is 9.00 GiB",
+        "weights take 9.00 GiB",
+        "a step 1.00 GiB",
+        "max_num_batched_tokens",
+    ):
+        assert part in caught.value.message
+
+
+def test_a_context_that_does_not_fit_names_the_option_that_helps() -> None:
+    wanted: Any = {"max_model_len": 512, "cache_bytes": 256 * BYTES_PER_TOKEN}
+    with pytest.raises(ModelError, match=r"it holds 256: .*raise gpu_memory_utilization") as caught:
+        limits(**wanted)
+    assert caught.value.param == "max_model_len"
+    with pytest.raises(ModelError, match=r"it holds 256: .*raise kv_cache_tokens"):
+        limits(**wanted, kv_cache_tokens=256)

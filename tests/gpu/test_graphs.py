@@ -1,0 +1,108 @@
+"""Captured steps against steps launched kernel by kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncllm import AsyncLLM, Completion, SamplingParams
+from tests.cpu import tiny_models
+
+pytestmark = pytest.mark.gpu
+
+#: How decode rows may be sampled: by a graph of each level, and outside of graphs.
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "draw": {"temperature": 0.8},
+    "filter": {"temperature": 0.8, "top_p": 0.9, "top_k": 50},
+    "eager": {"temperature": 0.8, "repetition_penalty": 1.2, "logprobs": 2},
+}
+
+
+def workload(count: int, **params: Any) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts of very different lengths, outputs too."""
+    rng = random.Random(count)
+    return [
+        (
+            [rng.randrange(4, 300) for _ in range(rng.choice([1, 3, 17, 40, 90, 200]))],
+            SamplingParams(seed=i, max_tokens=rng.randint(1, 40), ignore_eos=True, **params),
+        )
+        for i in range(count)
+    ]
+
+
+async def answers(
+    folder: Path | None, requests: list[tuple[list[int], SamplingParams]], **options: Any
+) -> list[Completion]:
+    async with AsyncLLM(folder, device="cuda", max_model_len=256, **options) as llm:
+        return list(await asyncio.gather(*(llm.generate(*request) for request in requests)))
+
+
+def tokens(completions: list[Completion]) -> list[list[int]]:
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+async def test_graphs_equal_eager_steps(family: str, folder_of: Callable[[str], Path]) -> None:
+    """In float32, where no rounding decides; rows in numbers that fill no bucket."""
+    requests = workload(13, temperature=0.0)
+    options = {"dtype": "float32", "max_num_seqs": 32}
+    graphs = await answers(folder_of(family), requests, **options)
+    eager = await answers(folder_of(family), requests, cuda_graphs=False, **options)
+    assert tokens(graphs) == tokens(eager)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+async def test_graphs_of_every_sampling_level(
+    sampling: str, folder_of: Callable[[str], Path]
+) -> None:
+    requests = workload(11, **SAMPLING[sampling])
+    options = {"dtype": "float32", "max_num_seqs": 16}
+    folder = folder_of("qwen3")
+    graphs = await answers(folder, requests, **options)
+    eager = await answers(folder, requests, cuda_graphs=False, **options)
+    assert tokens(graphs) == tokens(eager)
+
+
+async def test_overlap_bursts_and_batching_do_not_show(folder_of: Callable[[str], Path]) -> None:
+    requests = workload(24, temperature=0.7)
+    folder = folder_of("qwen3")
+    options = {"dtype": "float32"}
+    expected = tokens(await answers(folder, requests, **options))
+    for changed in (
+        {"steps_in_flight": 1},
+        {"max_burst": 1},
+        {"max_burst": 3, "page_size": 2},
+        {"max_num_seqs": 5},
+        {"prefill_chunk": 16},
+        {"kv_cache_tokens": 1024, "page_size": 4},
+    ):
+        assert tokens(await answers(folder, requests, **options, **changed)) == expected, changed
+
+
+async def test_mixed_sampling_in_one_batch(folder_of: Callable[[str], Path]) -> None:
+    """What a row's batch mates ask for does not change its own text."""
+    folder = folder_of("qwen3")
+    options = {"dtype": "float32", "max_num_seqs": 32}
+    kinds = [workload(6, **params) for params in SAMPLING.values()]
+    alone = [tokens(await answers(folder, requests, **options)) for requests in kinds]
+    together = await answers(folder, [r for requests in kinds for r in requests], **options)
+    assert tokens(together) == [ids for part in alone for ids in part]
+
+
+async def test_bfloat16_text_does_not_depend_on_graphs() -> None:
+    """The demo model is sure of its sums."""
+    questions = [[{"role": "user", "content": f"What is {n} + 45?"}] for n in range(20, 60)]
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    texts = []
+    for graphs in (True, False):
+        async with AsyncLLM(device="cuda", cuda_graphs=graphs) as llm:
+            done = await asyncio.gather(*(llm.generate(q, params) for q in questions))
+        texts.append([completion.text for completion in done])
+    assert texts[0] == texts[1]
+    assert all(str(n + 45) in text for n, text in zip(range(20, 60), texts[0], strict=True))
