@@ -16,6 +16,7 @@ from asyncllm.engine.mailbox import Collector, Mailbox
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, EngineDead, NotReady
+from asyncllm.executor.startup import StartupBill
 from asyncllm.loading import Loaded, load, name_of
 from asyncllm.models.spec import ModelSpec
 from asyncllm.text.chat_template import ChatTemplate
@@ -163,6 +164,11 @@ class AsyncLLM:
     @property
     def stats(self) -> EngineStats:
         return self._started.engine.stats
+
+    @property
+    def startup(self) -> StartupBill:
+        """What loading took, phase by phase."""
+        return self._started.startup
 
     @property
     def default_params(self) -> SamplingParams:

@@ -18,7 +18,7 @@ from asyncllm.validate import check_types
 Device = Literal["auto", "cpu", "cuda", "sim"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
-AttentionName = Literal["auto", "sdpa", "flashinfer"]
+AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
 SimProfile = Literal["auto", "h200-8b", "h200-0.6b"]
 
@@ -103,6 +103,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 2
     cpu_threads: Annotated[
         int | None, _doc("threads of CPU kernels; PyTorch's own choice by default")
+    ] = None
+    kernel_cache: Annotated[
+        str | None, _doc("folder of Triton's compiled kernels; by default Triton's own")
     ] = None
     trace: Annotated[str | None, _doc("file to record scheduling in, for asyncllm replay")] = None
 

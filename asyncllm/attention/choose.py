@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 
-from asyncllm.attention.flashinfer import FlashInferBackend, unsupported
+from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
+from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.prebuild import find_nvcc, installed, modules_for
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import ModelError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The oldest GPUs that FlashInfer's kernels are built for here: Ampere.
+#: The oldest GPUs that kernels are written for here: Ampere.
 MIN_CAPABILITY = (8, 0)
 
 
@@ -31,66 +33,73 @@ def choose_backend(
     dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionBackend:
-    """The attention backend of that name; FlashInfer's kernels are loaded and have run once.
+    """The attention backend of that name; its kernels are loaded and have run once.
 
-    With "auto" that is FlashInfer where it works, and otherwise PyTorch's own kernels; on a GPU a
-    log line says why. Kernels that are not built are compiled here, which takes minutes.
+    "triton" is our own kernels, "flashinfer" the same but for prompts, which FlashInfer's attend,
+    "sdpa" PyTorch's. "auto" is our own where they work, and otherwise PyTorch's; on a GPU a log
+    line says why. FlashInfer's kernels that are not built are compiled here, which takes minutes.
 
     Args:
         specs: of all layers.
         dtype: that the model computes in and K and V are stored in.
 
     Raises:
-        ModelError: "flashinfer" was asked for and does not work here; the message says why.
+        ModelError: what was asked for does not work here; the message says why.
     """
     if name == "sdpa":
         return SdpaBackend(kv)
-    obstacle = _obstacle(specs, dtype, device)
+    obstacle = _obstacle(device)
+    if obstacle is None and name == "flashinfer":
+        obstacle = _flashinfer_obstacle(specs, dtype)
     cause: Exception | None = None
     if obstacle is None:
         try:
-            return _flashinfer(kv, specs, dtype, device)
+            prompts = FlashInferPrompts(kv, specs, dtype, device) if name == "flashinfer" else None
+            backend = PagedBackend(kv, prompts)
+            backend.warm_up(specs, dtype, device)
         except Exception as error:  # of the compiler, the loader and the driver, each its own
             obstacle, cause = _summary(error), error
-    if name == "flashinfer":
-        raise ModelError(f"attention flashinfer: {obstacle}", param="attention") from cause
+        else:
+            return backend
+    if name != "auto":
+        raise ModelError(f"attention {name}: {obstacle}", param="attention") from cause
     if device.type == "cuda":
-        log.warning("attention on PyTorch's kernels instead of FlashInfer's: %s", obstacle)
+        log.warning("attention on PyTorch's kernels instead of our own: %s", obstacle)
     return SdpaBackend(kv)
 
 
-def _obstacle(
-    specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
-) -> str | None:
-    """What can be known to stand in the way of FlashInfer before it is imported."""
+def _obstacle(device: torch.device) -> str | None:
+    """What can be known to stand in the way of our own kernels before they are imported."""
     if device.type != "cuda":
         return "it needs a CUDA device"
-    if not installed():
-        return "it is not installed (pip install 'asyncllm[cuda]')"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"it needs compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}"
-    return unsupported(specs, dtype)
+    return None
 
 
-def _flashinfer(
-    kv: KVPages, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
-) -> FlashInferBackend:
+def _flashinfer_obstacle(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str | None:
+    """Likewise of FlashInfer's."""
+    if not installed():
+        return "it is not installed (pip install 'asyncllm[cuda]')"
+    problem = unsupported(specs, dtype)
+    if problem is not None:
+        return problem
     missing = [module for module in modules_for(specs, dtype) if not module.is_built()]
+    if missing and find_nvcc() is None:
+        return (
+            f"{len(missing)} of its kernels are not built, and there is no nvcc to compile them "
+            "('asyncllm kernels build' does so ahead of time)"
+        )
     if missing:
-        if find_nvcc() is None:
-            raise ModelError(
-                f"{len(missing)} of its kernels are not built, and there is no nvcc to compile "
-                "them ('asyncllm kernels build' does so ahead of time)"
-            )
         log.warning(
             "compiling %d of FlashInfer's kernels, about a minute each unless cached "
             "('asyncllm kernels build' does so ahead of time)",
             len(missing),
         )
-    backend = FlashInferBackend(kv, specs, dtype, device)
-    backend.warm_up()
-    return backend
+    return None
 
 
 def _summary(error: Exception) -> str:

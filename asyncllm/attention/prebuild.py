@@ -26,16 +26,12 @@ if TYPE_CHECKING:
 
     from asyncllm.attention.base import AttentionSpec
 
-#: Query heads per K/V head for which decoding on CUDA cores is as fast as on tensor cores, or
-#: faster. FlashInfer's tensor-core decode is its prefill kernel, which takes any number.
-CUDA_CORE_GROUPS = (1, 2, 3)
-
 #: FlashInfer reads its targets from here, once, when it is imported.
 _TARGETS = "FLASHINFER_CUDA_ARCH_LIST"
 
 
-Kind = Literal["decode", "prefill"]
-KINDS: tuple[Kind, ...] = ("decode", "prefill")
+Kind = Literal["prefill"]
+KINDS: tuple[Kind, ...] = ("prefill",)
 
 
 class KernelError(AsyncLLMError):
@@ -59,13 +55,11 @@ class KernelModule:
 
     def jit_spec(self) -> Any:
         """FlashInfer's description of the library: its name, sources and places."""
-        from flashinfer.jit import gen_batch_decode_module, gen_batch_prefill_module
+        from flashinfer.jit import gen_batch_prefill_module
 
         dtypes = (self.dtype, self.dtype, self.dtype, torch.int32)  # q, K/V, output, indices
         no_rotation = 0
         options = (self.head_dim, self.head_dim, no_rotation, self.window, self.softcap)
-        if self.kind == "decode":
-            return gen_batch_decode_module(*dtypes, *options)
         half_precision_scores = False
         return gen_batch_prefill_module("fa2", *dtypes, *options, half_precision_scores)
 
@@ -85,19 +79,14 @@ class Built:
     seconds: float | None
 
 
-def decodes_on_tensor_cores(spec: AttentionSpec) -> bool:
-    """Whether rows of one token run on the prefill kernel; see ``CUDA_CORE_GROUPS``."""
-    return spec.num_heads // spec.num_kv_heads not in CUDA_CORE_GROUPS
-
-
 def modules_for(specs: Iterable[AttentionSpec], dtype: torch.dtype) -> list[KernelModule]:
     """The libraries that attention of these layers loads, each once."""
-    modules = []
-    for spec in specs:
-        window, softcap = spec.window is not None, spec.softcap is not None
-        modules.append(KernelModule("prefill", dtype, spec.head_dim, window, softcap))
-        if not decodes_on_tensor_cores(spec):
-            modules.append(KernelModule("decode", dtype, spec.head_dim, window, softcap))
+    modules = [
+        KernelModule(
+            "prefill", dtype, spec.head_dim, spec.window is not None, spec.softcap is not None
+        )
+        for spec in specs
+    ]
     return list(dict.fromkeys(modules))
 
 
@@ -181,7 +170,6 @@ __all__ = [
     "KernelError",
     "KernelModule",
     "build",
-    "decodes_on_tensor_cores",
     "find_nvcc",
     "installed",
     "modules_for",

@@ -1,34 +1,49 @@
-"""``asyncllm kernels build``: compile attention kernels ahead of time."""
+"""``asyncllm kernels build``: compile GPU kernels ahead of time."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import time
 from typing import TYPE_CHECKING
 
-from asyncllm.cli.options import usage_error
+from asyncllm.cli.options import add_options, given_options, usage_error
+from asyncllm.config import EngineConfig
+from asyncllm.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncllm.attention.prebuild import KernelModule
     from asyncllm.cli.options import Commands
+    from asyncllm.models.spec import ModelSpec
 
 _DTYPES = ("bfloat16", "float16")
 _HEAD_DIMS = ("64", "128", "256")
+#: What kernels depend on, beside the model and the GPU, and where they are kept.
+_SIZES = (
+    "attention",
+    "max_model_len",
+    "page_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kernel_cache",
+)
 
 
 def add_command(commands: Commands) -> None:
     kernels = commands.add_parser(
-        "kernels", help="compile attention kernels ahead of time", allow_abbrev=False
+        "kernels", help="compile GPU kernels ahead of time", allow_abbrev=False
     )
     actions = kernels.add_subparsers(title="actions", metavar="ACTION", required=True)
     parser = actions.add_parser(
         "build",
-        help="compile FlashInfer's kernels",
-        description="Compile FlashInfer's kernels, which would otherwise be compiled when a model "
-        "that needs them is first served. Needs nvcc, but no GPU; serving then needs neither nvcc "
-        "nor ninja.",
+        help="compile the kernels of a model",
+        description="Compile GPU kernels, which would otherwise be compiled when a model that "
+        "needs them is first served. With --model those are our own, which Triton compiles for "
+        "the model's sizes, and FlashInfer's with --attention flashinfer; without, they are "
+        "FlashInfer's alone. Needs no GPU, but gcc for the former and nvcc for the latter. Serving "
+        "then needs no compiler.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -40,7 +55,13 @@ def add_command(commands: Commands) -> None:
         "(H100, H200); may be repeated; this machine's GPUs by default",
     )
     parser.add_argument(
-        "--model", metavar="TEXT", help="folder or hub id of a model: what its layers need"
+        "--model",
+        dest="models",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="folder or hub id of a model to be served; may be repeated. Of its files, the "
+        "weights are not needed",
     )
     parser.add_argument(
         "--head-dim",
@@ -68,20 +89,48 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="compile again what is there; needed for another --arch",
+        help="compile FlashInfer's again if they are there; needed for another --arch",
+    )
+    every = EngineConfig.__struct_fields__
+    add_options(
+        parser, EngineConfig, title="as the model will be served", skip=set(every) - set(_SIZES)
     )
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     by_shape = args.head_dim is not None or args.window or args.softcap
-    if args.model is not None and by_shape:
+    if args.models and by_shape:
         usage_error(args, "--model says what --head-dim, --window and --softcap would")
+    config = _config(args)
+    specs = _specs(args.models)
+    if not specs or config.attention == "flashinfer":
+        _build_flashinfer(args, specs)
+    for name, spec in specs.items():
+        _build_triton(args, name, spec, config)
+    return 0
 
+
+def _config(args: argparse.Namespace) -> EngineConfig:
+    given = given_options(args, EngineConfig)
+    try:
+        return EngineConfig(**{name: given[name] for name in _SIZES if name in given})
+    except BadRequest as error:
+        usage_error(args, error.message)
+
+
+def _specs(models: list[str]) -> dict[str, ModelSpec]:
+    from asyncllm.models.hub import resolve_folder
+    from asyncllm.models.spec import read_spec
+
+    return {name: read_spec(resolve_folder(name, weights=False)) for name in models}
+
+
+def _build_flashinfer(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> None:
     from asyncllm.attention import prebuild
 
     prebuild.prepare(args.arch)
-    modules = _named_modules(args) if args.model is None else _model_modules(args)
+    modules = _model_modules(args, specs) if specs else _named_modules(args)
     size = 0
     for module in modules:
         print(f"{module}: ", end="", flush=True)
@@ -89,8 +138,9 @@ def run(args: argparse.Namespace) -> int:
         took = "was there" if built.seconds is None else f"{built.seconds:.1f} s"
         print(f"{took}, {built.size / 2**20:.2f} MiB")
         size += built.size
-    print(f"{len(modules)} libraries, {size / 2**20:.2f} MiB, in {built.path.parents[1]}")
-    return 0
+    if modules:
+        folder = built.path.parents[1]
+        print(f"{len(modules)} of FlashInfer's libraries, {size / 2**20:.2f} MiB, in {folder}")
 
 
 def _named_modules(args: argparse.Namespace) -> list[KernelModule]:
@@ -108,26 +158,42 @@ def _named_modules(args: argparse.Namespace) -> list[KernelModule]:
     ]
 
 
-def _model_modules(args: argparse.Namespace) -> list[KernelModule]:
+def _model_modules(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> list[KernelModule]:
     import torch
 
     from asyncllm.attention.flashinfer import unsupported
-    from asyncllm.attention.prebuild import KernelError, modules_for
-    from asyncllm.models.hub import resolve_folder
+    from asyncllm.attention.prebuild import modules_for
     from asyncllm.models.registry import model_class
-    from asyncllm.models.spec import read_spec
 
-    spec = read_spec(resolve_folder(args.model))
-    model_type = model_class(spec.architecture)
     modules = []
-    for name in args.dtype:
-        dtype = getattr(torch, name)
+    for (name, spec), dtype_name in itertools.product(specs.items(), args.dtype):
+        dtype = getattr(torch, dtype_name)
+        model_type = model_class(spec.architecture)
         layers = model_type(spec.config, dtype, torch.device("meta"), 1).attention_specs
         problem = unsupported(layers, dtype)
         if problem is not None:
-            raise KernelError(f"{args.model} does not run on FlashInfer: {problem}")
+            print(f"{name} does not run on FlashInfer: {problem}")
+            continue
         modules += modules_for(layers, dtype)
-    return modules
+    return list(dict.fromkeys(modules))
+
+
+def _build_triton(
+    args: argparse.Namespace, name: str, spec: ModelSpec, config: EngineConfig
+) -> None:
+    from pathlib import Path
+
+    import torch
+
+    from asyncllm.executor.rehearsal import compile_ahead
+    from asyncllm.kernels.prebuild import cache_folder, gpus_of
+
+    folder = Path(config.kernel_cache) if config.kernel_cache else cache_folder()
+    for gpu, dtype in itertools.product(gpus_of(args.arch), args.dtype):
+        started = time.perf_counter()
+        count = compile_ahead(spec, getattr(torch, dtype), config, gpu, folder)
+        took = "were there" if count is None else f"{time.perf_counter() - started:.1f} s"
+        print(f"{name}: Triton's kernels in {dtype} for {gpu.name}: {took}, in {folder}")
 
 
 def _list_of(choices: tuple[str, ...]) -> Callable[[str], list[str]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from asyncllm.cli.options import add_options, config_from_args
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.executor.preload import preload_cuda
 
 if TYPE_CHECKING:
     from asyncllm.cli.options import Commands
@@ -36,6 +37,8 @@ def add_command(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     engine = config_from_args(args, EngineConfig)
     server = config_from_args(args, ServerConfig)
+    if engine.device in ("auto", "cuda"):
+        preload_cuda()
 
     from asyncllm.api import AsyncLLM
     from asyncllm.server.run import run as serve

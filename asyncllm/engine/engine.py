@@ -265,7 +265,7 @@ class Engine:
                     self._executor.flush()
                 break
             self._next_step += 1
-            self.stats.step_tokens.observe(planned.num_tokens)
+            self.stats.step_submitted(planned.num_tokens, now, alone=not self._steps)
             for seq in planned.admitted:
                 self._observe_start(self._requests[seq.id], now)
             self.history.planned(planned, now)
@@ -278,11 +278,10 @@ class Engine:
         self._wake.set()
 
     def _apply(self, result: StepResult) -> Applied:
-        self.stats.steps += 1
-        self.stats.device_busy += result.seconds
-        self.stats.step_errors += result.error is not None
+        now = self._clock()
+        self.stats.step_done(result, now, followed=bool(self._steps))
         self.history.done(result.step, result.t_done - result.seconds, result.seconds)
-        return self._scheduler.apply(result, self._clock())
+        return self._scheduler.apply(result, now)
 
     def _deliver(self, emitted: list[Emitted], logprobs: tuple[RowLogprobs, ...]) -> None:
         now = self._clock()

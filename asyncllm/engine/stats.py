@@ -6,12 +6,25 @@ allocates per token.
 
 from __future__ import annotations
 
+import time
+from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from asyncllm.wire.messages import StepResult
 
 LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
+#: For what should take microseconds: five limits for each factor of ten, from 1 us to 6.3 s.
+FINE_BUCKETS = tuple(
+    float(f"{step}e{power}") for power in range(-6, 1) for step in (1, 1.6, 2.5, 4, 6.3)
+)
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -39,12 +52,89 @@ class Histogram:
         return pairs
 
 
+class Distribution:
+    """A histogram for the metrics, and the latest observations themselves for exact percentiles."""
+
+    #: Observations remembered: those of a minute of the fastest steps.
+    KEPT = 1 << 16
+
+    __slots__ = ("_latest", "count", "histogram")
+
+    def __init__(self, bounds: tuple[float, ...] = FINE_BUCKETS):
+        self.histogram = Histogram(bounds)
+        self.count = 0
+        self._latest = array("d")  # a ring, once it is full
+
+    def observe(self, value: float) -> None:
+        self.histogram.observe(value)
+        if self.count < self.KEPT:
+            self._latest.append(value)
+        else:
+            self._latest[self.count % self.KEPT] = value
+        self.count += 1
+
+    def percentile(self, percent: float, since: int = 0) -> float | None:
+        """Of what was observed when ``count`` had reached ``since``, as far as it is remembered.
+
+        None when there is nothing.
+        """
+        # A copy made at once: this may be another thread than the one that observes.
+        latest, count = np.frombuffer(self._latest.tobytes()), self.count
+        wanted = count - since
+        if wanted <= 0:
+            return None
+        if wanted < len(latest):
+            latest = np.roll(latest, -(count % self.KEPT))[-wanted:]
+        return float(np.percentile(latest, percent))
+
+
 def _latency() -> Histogram:
     return Histogram(LATENCY_BUCKETS)
 
 
 def _tokens() -> Histogram:
     return Histogram(TOKEN_BUCKETS)
+
+
+class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine measured of itself over a stretch of time.
+
+    Attributes:
+        seconds: how long that was.
+        steps: that ended in it.
+        busy_share: of the time, in which the device ran steps.
+        launch_gap_us: mean and p99; how long the device had nothing to do between two steps
+            although the second had been submitted before the first was known to be done.
+        result_lag_ms: p99 and longest; from a step's result to the event loop looking at it.
+        plan_us, apply_us, deliver_us: of the event loop, per step.
+        launch_us, collect_us: of the executor thread, per step, without its waits for the device.
+        loop_share: of the time, in which the event loop's thread computed, whatever it was.
+
+    What was not measured is None.
+    """
+
+    seconds: float
+    steps: int
+    busy_share: float
+    launch_gap_us: tuple[float, float] | None
+    result_lag_ms: tuple[float, float] | None
+    plan_us: float
+    apply_us: float
+    deliver_us: float
+    launch_us: float
+    collect_us: float
+    loop_share: float | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums at one time, to be given back to ``EngineStats.since``; ``time`` in seconds."""
+
+    time: float
+    steps: int
+    sums: tuple[float, ...]
+    gap_total: float
+    num_gaps: int
+    num_lags: int
 
 
 @dataclass(slots=True)
@@ -54,7 +144,12 @@ class EngineStats:
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
     with the free ones they add up to ``pages_total``. ``cached_tokens`` of the prompts were not
     computed. ``finished`` counts requests by finish reason, "deadline" and "error" included.
-    ``cpu_*`` are the loop thread's own times, summed over steps.
+
+    Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
+    ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
+    the device. ``device_active`` is the time with a step in flight.
+
+    ``launch_gap`` and ``result_lag`` are explained in ``StepFigures``.
     """
 
     running: int = 0
@@ -78,10 +173,86 @@ class EngineStats:
     cpu_plan: float = 0.0
     cpu_apply: float = 0.0
     cpu_deliver: float = 0.0
+    cpu_launch: float = 0.0
+    cpu_collect: float = 0.0
     device_busy: float = 0.0
+    device_active: float = 0.0
 
     time_to_first_token: Histogram = field(default_factory=_latency)
     inter_token_latency: Histogram = field(default_factory=_latency)
     queue_time: Histogram = field(default_factory=_latency)
     request_latency: Histogram = field(default_factory=_latency)
     step_tokens: Histogram = field(default_factory=_tokens)
+    launch_gap: Distribution = field(default_factory=Distribution)
+    result_lag: Distribution = field(default_factory=Distribution)
+
+    _active_since: float = 0.0
+    _followed: bool = False
+
+    def step_submitted(self, num_tokens: int, now: float, *, alone: bool) -> None:
+        """``alone``: no other step is in flight."""
+        self.step_tokens.observe(num_tokens)
+        if alone:
+            self._active_since = now
+
+    def step_done(self, result: StepResult, now: float, *, followed: bool) -> None:
+        """``followed``: the next step had been submitted when this result was looked at."""
+        self.steps += 1
+        self.step_errors += result.error is not None
+        self.device_busy += result.seconds
+        self.device_active += now - self._active_since
+        self._active_since = now
+        self.cpu_launch += result.launch_seconds
+        self.cpu_collect += result.collect_seconds
+        self.result_lag.observe(max(now - result.t_done, 0.0))
+        if self._followed and result.idle_seconds is not None:
+            self.launch_gap.observe(max(result.idle_seconds, 0.0))
+        self._followed = followed
+
+    def snapshot(self) -> Snapshot:
+        """Where things stand now."""
+        return Snapshot(
+            time=time.perf_counter(),
+            steps=self.steps,
+            sums=self._sums(),
+            gap_total=self.launch_gap.histogram.total,
+            num_gaps=self.launch_gap.count,
+            num_lags=self.result_lag.count,
+        )
+
+    def since(self, before: Snapshot) -> StepFigures:
+        """What happened after a snapshot. Percentiles are of the latest ``Distribution.KEPT``."""
+        seconds = time.perf_counter() - before.time
+        steps = self.steps - before.steps
+        busy, *each = (now - then for now, then in zip(self._sums(), before.sums, strict=True))
+        plan, apply, deliver, launch, collect = (1e6 * total / max(steps, 1) for total in each)
+        gaps, gap = self.launch_gap.count - before.num_gaps, self.launch_gap
+        gap_p99 = gap.percentile(99, before.num_gaps)
+        lag_p99 = self.result_lag.percentile(99, before.num_lags)
+        lag_max = self.result_lag.percentile(100, before.num_lags)
+        return StepFigures(
+            seconds=seconds,
+            steps=steps,
+            busy_share=busy / seconds,
+            launch_gap_us=None
+            if gap_p99 is None
+            else (1e6 * (gap.histogram.total - before.gap_total) / gaps, 1e6 * gap_p99),
+            result_lag_ms=None
+            if lag_p99 is None or lag_max is None
+            else (1e3 * lag_p99, 1e3 * lag_max),
+            plan_us=plan,
+            apply_us=apply,
+            deliver_us=deliver,
+            launch_us=launch,
+            collect_us=collect,
+        )
+
+    def _sums(self) -> tuple[float, ...]:
+        return (
+            self.device_busy,
+            self.cpu_plan,
+            self.cpu_apply,
+            self.cpu_deliver,
+            self.cpu_launch,
+            self.cpu_collect,
+        )

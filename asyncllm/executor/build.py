@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 # CPU kernels of a process that is not alone on its cores must not spin at barriers: with one busy
@@ -26,12 +29,15 @@ from asyncllm.executor.eager import EagerForward, StepForward
 from asyncllm.executor.graphs import GraphedForward
 from asyncllm.executor.host_pool import HostPool
 from asyncllm.executor.kv_pool import KVPool
-from asyncllm.executor.memory import resolve_limits
-from asyncllm.executor.programs import GraphBackend, StepPrograms
+from asyncllm.executor.memory import GpuMemory, resolve_limits, step_tokens, wanted_length
+from asyncllm.executor.profile import StepSize, measure_step
+from asyncllm.executor.programs import GraphBackend, StepPrograms, captured_tokens
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.startup import StartupBill
 from asyncllm.executor.worker import Worker
+from asyncllm.kernels.watch import CompileWatch
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loader import load_model
 from asyncllm.models.spec import ModelSpec
@@ -47,19 +53,23 @@ def build_worker(
     folder: Path,
     spec: ModelSpec,
     progress: Callable[[int, int], None] | None = None,
+    bill: StartupBill | None = None,
 ) -> Worker:
     """Load the model and size the KV cache.
 
     Args:
         progress: called in this thread with bytes of weights loaded so far, and in all.
+        bill: what each phase took is entered there.
 
     Raises:
         ModelError: the device is not there, the weights are not as the model needs them, or the
             memory does not suffice; the message names what and which option helps.
     """
-    device = _open_device(config)
+    bill = bill or StartupBill()
+    with bill.phase("device"):
+        device = _open_device(config)
     try:
-        return _build(device, config, folder, spec, progress)
+        return _build(device, config, folder, spec, progress, bill)
     except BaseException as error:
         with suppress(RuntimeError):  # of a lost device: the error itself says more
             device.release()
@@ -83,51 +93,110 @@ def _build(
     folder: Path,
     spec: ModelSpec,
     progress: Callable[[int, int], None] | None,
+    bill: StartupBill,
 ) -> Worker:
     dtype = _compute_dtype(config, device)
-    budget = _memory_budget(config, device)
+    before = device.free_bytes()
+    watch = CompileWatch()
+    triton = device.torch_device.type == "cuda" and find_spec("triton") is not None
+    if triton:
+        watch.install(config.kernel_cache)
     with torch.inference_mode():
-        before = device.free_bytes()
-        model = load_model(
-            folder,
-            spec,
-            dtype=dtype,
-            device=device.torch_device,
-            load_format=config.load_format,
-            progress=progress,
-            max_length=config.max_model_len,
-        )
-        weights = max(before - device.free_bytes(), 0)
-        kind = device.torch_device.type
-        limits = resolve_limits(
-            config,
-            spec,
-            device=kind,
-            dtype=str(dtype).removeprefix("torch."),
-            cache_bytes=budget - weights if kind == "cuda" else budget,
-            host_bytes=available_host_bytes(),
-            bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
-        )
-        pool = KVPool(
-            spec.num_layers,
-            limits.num_pages,
-            limits.page_size,
-            spec.num_kv_heads,
-            spec.head_dim,
-            dtype,
-            device.torch_device,
-        )
-        copier = PageCopier(pool, HostPool(pool, limits.host_pages, device), device)
-        copier.warm_up()
-        max_pages = -(-limits.max_model_len // limits.page_size)
-        backend = choose_backend(
-            config.attention, pool, model.attention_specs, dtype, device.torch_device
-        )
-        sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device.torch_device)
-        table = SlotTable(limits.max_num_seqs, max_pages, device)
-        forward = _forward(config, model, backend, sampler, table, limits, device)
+        with bill.phase("weights", device.free_bytes):
+            model = load_model(
+                folder,
+                spec,
+                dtype=dtype,
+                device=device.torch_device,
+                load_format=config.load_format,
+                progress=progress,
+                max_length=config.max_model_len,
+            )
+        if triton and config.attention != "sdpa":
+            with bill.phase("kernels", device.free_bytes):
+                _compile_ahead(spec, dtype, config)
+        with bill.phase("profile", device.free_bytes):
+            limits = _limits(config, spec, model, dtype, device, before)
+        with bill.phase("KV cache", device.free_bytes):
+            pool = KVPool(
+                spec.num_layers,
+                limits.num_pages,
+                limits.page_size,
+                spec.num_kv_heads,
+                spec.head_dim,
+                dtype,
+                device.torch_device,
+            )
+            copier = PageCopier(pool, HostPool(pool, limits.host_pages, device), device)
+            copier.warm_up()
+        with bill.phase("attention", device.free_bytes):
+            backend = choose_backend(
+                config.attention, pool, model.attention_specs, dtype, device.torch_device
+            )
+        with bill.phase("graphs", device.free_bytes):
+            sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device.torch_device)
+            table = SlotTable(
+                limits.max_num_seqs, -(-limits.max_model_len // limits.page_size), device
+            )
+            forward = _forward(config, model, backend, sampler, table, limits, device)
         runner = ModelRunner(forward, sampler, table, copier, device)
+    if watch.compiled or watch.loaded:
+        names = ", ".join(f"{n} {name}" for name, n in Counter(watch.compiled).items())
+        log.info("Triton kernels: %d found, %s compiled", watch.loaded, names or "none")
+    watch.serving = True
     return Worker(runner, limits, device)
+
+
+def _compile_ahead(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> None:
+    """Compile what Triton's cache does not have, on all cores instead of one by one."""
+    from asyncllm.executor.rehearsal import compile_ahead
+    from asyncllm.kernels.prebuild import cache_folder, gpus_of
+
+    try:
+        compile_ahead(spec, dtype, config, gpus_of([])[0], cache_folder())
+    except Exception as error:  # of a compiler, or of a model that has no kernels of our own
+        log.warning("kernels could not be compiled ahead: %s", str(error).partition("\n")[0])
+
+
+def _limits(
+    config: EngineConfig,
+    spec: ModelSpec,
+    model: CausalLM,
+    dtype: torch.dtype,
+    device: Device,
+    before: int,
+) -> EngineLimits:
+    """Size the KV cache; ``before`` is the device's free memory when it had no weights yet."""
+    resolve = partial(
+        resolve_limits,
+        config,
+        spec,
+        device=device.torch_device.type,
+        dtype=str(dtype).removeprefix("torch."),
+        host_bytes=available_host_bytes(),
+        bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
+    )
+    if device.torch_device.type == "cpu":
+        return resolve(cache_bytes=int(before * CPU_CACHE_SHARE))
+    weights = before - device.free_bytes()
+    size = StepSize(
+        rows=config.max_num_seqs,
+        tokens=step_tokens(config, "cuda"),
+        row_tokens=wanted_length(config, spec),
+        captured_tokens=_captured_tokens(config, model),
+        page_size=config.page_size,
+    )
+
+    def make_backend(pool: KVPool) -> AttentionBackend:
+        specs = model.attention_specs
+        return choose_backend(config.attention, pool, specs, dtype, device.torch_device)
+
+    step, captured = measure_step(model, spec, make_backend, size, dtype, device)
+    free, total = torch.cuda.mem_get_info(device.torch_device)
+    memory = GpuMemory(total, before, free, weights, step, captured)
+    share = config.gpu_memory_utilization
+    log.info("memory: %s", memory.account(share))
+    return resolve(cache_bytes=memory.cache_bytes(share), account=memory.account(share))
 
 
 def _forward(
@@ -149,11 +218,24 @@ def _forward(
         table,
         limits.page_size,
         limits.max_num_seqs,
-        limits.max_num_batched_tokens,
+        _captured_tokens(config, model),
     )
     graphed = GraphedForward(programs, eager, sampler, table, device, limits.max_burst)
-    graphed.capture()
+    try:
+        graphed.capture()
+    except RuntimeError as error:
+        device.check()
+        reason = str(error).partition("\n")[0]
+        log.warning("steps are launched kernel by kernel, as they cannot be captured: %s", reason)
+        return eager
     return graphed
+
+
+def _captured_tokens(config: EngineConfig, model: CausalLM) -> int:
+    """The largest mixed step that is captured."""
+    if not config.cuda_graphs:
+        return 0
+    return min(captured_tokens(model), step_tokens(config, "cuda"))
 
 
 def _open_device(config: EngineConfig) -> Device:
@@ -179,9 +261,3 @@ def _compute_dtype(config: EngineConfig, device: Device) -> torch.dtype:
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
     }[config.dtype]
-
-
-def _memory_budget(config: EngineConfig, device: Device) -> int:
-    """Bytes that weights and KV cache (on a CPU: the KV cache) may take."""
-    share = CPU_CACHE_SHARE if device.torch_device.type == "cpu" else config.gpu_memory_utilization
-    return int(device.free_bytes() * share)

@@ -38,6 +38,12 @@ class Span(Mark, Protocol):
     def seconds(self) -> float:
         """How long it ran, not counting what came before it; only once it is done."""
 
+    def idle_seconds(self) -> float | None:
+        """How long nothing ran before it, since the end of what ``Device.begin`` began before it.
+
+        Only once it is done. None when nothing was begun before it, or was not ended.
+        """
+
 
 class Begun(Protocol):
     """The beginning of a piece of work."""
@@ -106,6 +112,7 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        self._latest: _Started | None = None
 
     def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
@@ -120,7 +127,8 @@ class CpuDevice:
         return _Passed()
 
     def begin(self) -> Begun:
-        return _Started()
+        self._latest = _Started(self._latest.ended if self._latest else None)
+        return self._latest
 
     def copy_stream(self) -> CopyStream:
         return _CallingThread()
@@ -139,8 +147,9 @@ class CpuDevice:
 
 
 class _Passed:
-    def __init__(self, seconds: float = 0.0):
+    def __init__(self, seconds: float = 0.0, idle: float | None = None):
         self._seconds = seconds
+        self._idle = idle
 
     def done(self) -> bool:
         return True
@@ -151,13 +160,22 @@ class _Passed:
     def seconds(self) -> float:
         return self._seconds
 
+    def idle_seconds(self) -> float | None:
+        return self._idle
+
 
 class _Started:
-    def __init__(self) -> None:
+    """``before`` and ``ended`` are times: the end of what was begun before this, and its own."""
+
+    def __init__(self, before: float | None = None) -> None:
         self._start = time.perf_counter()
+        self._before = before
+        self.ended: float | None = None
 
     def end(self) -> Span:
-        return _Passed(time.perf_counter() - self._start)
+        self.ended = time.perf_counter()
+        idle = None if self._before is None else self._start - self._before
+        return _Passed(self.ended - self._start, idle)
 
 
 class _CallingThread:
@@ -174,6 +192,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self._locked: list[Tensor] = []
+        self._latest: _CudaBegun | None = None
         self._ring = PinnedRing()
 
     def upload(self, array: np.ndarray) -> Tensor:
@@ -192,7 +211,8 @@ class CudaDevice:
         return _CudaMark(event)
 
     def begin(self) -> Begun:
-        return _CudaBegun()
+        self._latest = _CudaBegun(self._latest.ended if self._latest else None)
+        return self._latest
 
     def copy_stream(self) -> CopyStream:
         return _CudaCopyStream(self.torch_device)
@@ -263,25 +283,40 @@ class _CudaCopyStream:
 
 
 class _CudaBegun:
-    """Events on the current stream, so that what was queued before is not part of it."""
+    """Events on the current stream, so that what was queued before is not part of it.
 
-    def __init__(self) -> None:
+    ``before`` and ``ended``: the end of what was begun before this, and its own.
+    """
+
+    def __init__(self, before: torch.cuda.Event | None = None) -> None:
         self._start = torch.cuda.Event(enable_timing=True)
         self._start.record()
+        self._before = before
+        self.ended: torch.cuda.Event | None = None
 
     def end(self) -> Span:
-        end = torch.cuda.Event(enable_timing=True)
-        end.record()
-        return _CudaSpan(self._start, end)
+        self.ended = torch.cuda.Event(enable_timing=True)
+        self.ended.record()
+        return _CudaSpan(self._before, self._start, self.ended)
 
 
 class _CudaSpan(_CudaMark):
-    def __init__(self, start: torch.cuda.Event, end: torch.cuda.Event):
+    def __init__(
+        self, before: torch.cuda.Event | None, start: torch.cuda.Event, end: torch.cuda.Event
+    ):
         super().__init__(end)
+        self._before = before
         self._start = start
 
     def seconds(self) -> float:
-        return float(self._start.elapsed_time(self._event)) / 1e3  # milliseconds
+        return _seconds(self._start, self._event)
+
+    def idle_seconds(self) -> float | None:
+        return None if self._before is None else _seconds(self._before, self._start)
+
+
+def _seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return float(start.elapsed_time(end)) / 1e3  # it tells milliseconds
 
 
 def available_host_bytes() -> int:

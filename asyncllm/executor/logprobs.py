@@ -8,20 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.upload import upload
 from asyncllm.wire.messages import RowLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+#: So many rows at a time.
+_GROUP = 32
 
 
 class Logprobs:
     """Logprobs of the rows of a batch that asked for them, before penalties and temperature.
 
     Args:
-        logits: [r, vocab] of those rows.
-        tokens: int64 [r], what was sampled; negative where the logits were not finite.
-        rows: int64 [r] on the host, the rows' numbers in the batch.
-        wanted: int64 [r] on the host, how many of the likeliest tokens each row wants.
+        logits: [m, vocab] of the batch.
+        tokens: int64 [m], what was sampled; negative where the logits were not finite.
+        rows: int64 [r] on the host, those of the batch that asked.
+        wanted: int64 [r] on the host, how many of the likeliest tokens each of them wants.
 
     Attributes:
         packed: float64 [r, 1 + 2n] on the device, so that one copy brings everything over: the
@@ -31,12 +35,10 @@ class Logprobs:
     def __init__(self, logits: Tensor, tokens: Tensor, rows: np.ndarray, wanted: np.ndarray):
         self._rows = rows
         self._wanted = wanted
-        logits = logits.float()
-        norm = logits.logsumexp(-1, keepdim=True)
-        sampled = logits.gather(1, tokens.clamp(min=0).unsqueeze(1))
-        top = logits.topk(int(wanted.max()), dim=-1)
-        values = torch.cat([sampled, top.values], dim=1) - norm
-        self.packed = torch.cat([values.double(), top.indices.double()], dim=1)
+        # A group at a time: in float32, all rows would take a multiple of what the logits do.
+        groups = upload(rows, logits.device).split(_GROUP)
+        depth = int(wanted.max())
+        self.packed = torch.cat([_pack(logits, tokens, group, depth) for group in groups])
 
     def unpack(self, packed: np.ndarray | None = None) -> tuple[RowLogprobs, ...]:
         """The rows' logprobs as messages.
@@ -66,6 +68,15 @@ class Logprobs:
                 top_ids=tuple(ids[i, :count].tolist()),
                 top_logprobs=tuple(values[i, :count].tolist()),
             )
+
+
+def _pack(logits: Tensor, tokens: Tensor, rows: Tensor, depth: int) -> Tensor:
+    """``Logprobs.packed`` of some rows, int64 [r] on the device."""
+    logits = logits.index_select(0, rows).float()
+    sampled = logits.gather(1, tokens.index_select(0, rows).clamp(min=0).unsqueeze(1))
+    top = logits.topk(depth, dim=-1)
+    values = torch.cat([sampled, top.values], dim=1) - logits.logsumexp(-1, keepdim=True)
+    return torch.cat([values.double(), top.indices.double()], dim=1)
 
 
 __all__ = ["Logprobs"]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.kernels.penalties import penalise
+from asyncllm.upload import upload
+
+
+class Penalties(NamedTuple):
+    """Factors and terms, as in ``SamplingParams``; 1, 0 and 0 do nothing."""
+
+    repetition: float
+    presence: float
+    frequency: float
+
 
 class PenaltyTable:
-    """Token counts by slot, on the device.
+    """Penalties and token counts by slot, on the device.
 
     Generated tokens are counted (presence and frequency penalties act on them alone); of prompt
     tokens it matters only whether they occur (for the repetition penalty).
@@ -15,48 +29,38 @@ class PenaltyTable:
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         shape = num_slots, vocab_size
+        self._vocab_size = vocab_size
+        self._device = device
+        self._penalties = torch.zeros(num_slots, 3, device=device)
         self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
         self._in_prompt = torch.zeros(shape, dtype=torch.uint8, device=device)
 
-    def admit(self, slot: int, prompt: Tensor, generated: Tensor) -> None:
-        """Start a slot anew from token ids, int64, all of them in the vocabulary."""
+    @staticmethod
+    def num_bytes(num_slots: int, vocab_size: int) -> int:
+        """What a table of this size takes on the device."""
+        return num_slots * (5 * vocab_size + 12)
+
+    def admit(
+        self, slot: int, penalties: Penalties, prompt: np.ndarray, generated: np.ndarray
+    ) -> None:
+        """Start a slot anew from token ids, int32; those that have no logit are ignored."""
+        prompt, generated = (ids[ids < self._vocab_size] for ids in (prompt, generated))
+        bits = np.array(penalties, dtype=np.float32).view(np.int32)
+        packed = upload(np.concatenate([bits, prompt, generated]), self._device)
+        there = packed.split([len(bits), len(prompt), len(generated)])
+        self._penalties[slot] = there[0].view(torch.float32)
         counts = self._counts[slot].zero_()
-        counts.index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
-        self._in_prompt[slot].zero_().index_fill_(0, prompt, 1)
+        counts.index_add_(0, there[2], torch.ones_like(there[2]))
+        self._in_prompt[slot].zero_().index_fill_(0, there[1].long(), 1)
 
     def add(self, slots: Tensor, tokens: Tensor) -> None:
-        """Count sampled tokens, int64 [m]; negative ones are none. No slot occurs twice."""
-        self._counts.index_put_(
-            (slots, tokens.clamp(min=0)), (tokens >= 0).to(torch.int32), accumulate=True
-        )
+        """Count sampled tokens, int64 [m]; negative ones are none."""
+        where = slots * self._vocab_size + tokens.clamp(min=0)
+        self._counts.view(-1).index_add_(0, where, (tokens >= 0).to(torch.int32))
 
-    def apply(
-        self,
-        scores: Tensor,
-        slots: Tensor,
-        repetition: Tensor,
-        presence: Tensor,
-        frequency: Tensor,
-    ) -> Tensor:
-        """Penalise scores, in place.
-
-        Repetition comes first: scores of tokens that occur are divided by it where positive, else
-        multiplied (Keskar et al. 2019, CTRL, in Hugging Face's form). Then OpenAI's two:
-        count * frequency and (count > 0) * presence are subtracted.
-
-        Args:
-            scores: float32 [m, vocab]. slots: int64 [m].
-            repetition, presence, frequency: float32 [m, 1].
-        """
-        # Sums and products of floats throughout: on CPUs masks take three times as long.
-        counts = self._counts.index_select(0, slots).float()
-        prompt = self._in_prompt.index_select(0, slots).float()
-        factor = torch.maximum(counts, prompt).clamp_(max=1).mul_(repetition - 1).add_(1)
-        negative = scores.clamp(max=0).mul_(factor)
-        scores.clamp_(min=0).div_(factor).add_(negative)
-        scores.addcmul_(counts, frequency, value=-1)
-        scores.addcmul_(counts.clamp_(max=1), presence, value=-1)
-        return scores
+    def scores(self, logits: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
+        """Scores of some rows of a batch after their penalties; see ``penalise``."""
+        return penalise(logits, rows, slots, self._penalties, self._counts, self._in_prompt)
 
 
-__all__ = ["PenaltyTable"]
+__all__ = ["Penalties", "PenaltyTable"]

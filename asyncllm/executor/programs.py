@@ -21,9 +21,12 @@ from asyncllm.executor.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.models.base import CausalLM
 
-#: A mixed step of more tokens than these keeps the device busy for longer than it takes to launch
-#: its kernels one by one.
-MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024)
+#: Tokens of mixed steps that are captured, as far as ``captured_tokens`` says.
+MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
+#: Launching a layer's kernels one by one, on a host with a busy event loop, in seconds.
+LAUNCH_SECONDS = 3e-4
+#: What a device does in products of many rows, in floating-point operations per second.
+FLOPS = 600e12
 #: How many rows mixed steps are captured for, beside the most there can be. Padding costs the
 #: logits of rows, 0.1 ms for 200 of Qwen3-0.6B; each number, the capture of all sizes above.
 MIXED_ROWS = (32,)
@@ -187,6 +190,17 @@ class StepPrograms:
             plan = self._backend.device_plan(slots, lengths, table.block_table)
         batch = ForwardBatch(*tokens, sample_rows=sample_rows, backend=self._backend, plan=plan)
         return self._model.logits(self._model(batch)), RowTensors(slots, lengths)
+
+
+def captured_tokens(model: CausalLM) -> int:
+    """Up to how many tokens a mixed step is worth a graph: 4,200 of Qwen3-0.6B, 400 of 8B.
+
+    A larger one keeps the device busy for longer than it takes to launch its kernels one by one,
+    and then padding it to a size would only cost.
+    """
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    launching = len(model.attention_specs) * LAUNCH_SECONDS
+    return min(int(launching * FLOPS / (2 * num_parameters)), MIXED_TOKENS[-1])
 
 
 def row_buckets(max_rows: int) -> list[int]:

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.executor.draw import (
-    MAX_SELECT,
-    cut_offs,
-    keep_from,
-    pick,
-    stream_of,
-    uniforms,
-    weigh,
-)
 from asyncllm.executor.logprobs import Logprobs
-from asyncllm.executor.penalties import PenaltyTable
+from asyncllm.executor.penalties import Penalties, PenaltyTable
+from asyncllm.kernels.sampling import RECORD, sample_tokens, stream_of
 from asyncllm.upload import upload
-from asyncllm.wire.messages import BAD_TOKEN
 
 if TYPE_CHECKING:
     from asyncllm.wire.messages import RowParams
 
-# Columns of the float table, float32 [slots, 6].
-_TEMPERATURE, _TOP_P, _MIN_P, _PRESENCE, _FREQUENCY, _REPETITION = range(6)
-# Columns of the integer table, int64 [slots, 2].
-_TOP_K, _STREAM = range(2)
-# What a slot needs beyond the likeliest token, as bits. _SELECT and _SORT are the two ways to find
-# the cut-offs of top-k and top-p.
-_DRAW, _SELECT, _SORT, _MIN_WEIGHT, _BAN, _PENALISE, _LOGPROBS = (1 << i for i in range(7))
+# What a slot needs beyond the likeliest token, as bits.
+_DRAW, _FILTER, _PENALISE, _LOGPROBS = (1 << i for i in range(4))
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
+_PENDING = np.dtype([("slot", "<i8"), ("record", RECORD)])
+#: So many rows at a time have their scores changed, or their logprobs computed, in float32.
+_GROUP = 32
+
+
+class Level(IntEnum):
+    """What the rows of a step need, each level including those before it."""
+
+    GREEDY = 0
+    DRAW = 1
+    FILTER = 2
+    #: Changed scores or logprobs: only ``Sampler.sample`` does these.
+    EAGER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,13 @@ class Sampler:
     """Samples the next tokens of the sequences in ``num_slots`` slots.
 
     Parameters live on the device, by slot. What the host keeps of them decides what there is to
-    compute, so ``sample`` never waits for the device. What a row yields depends on its own logits,
+    compute, so nothing here waits for the device. What a row yields depends on its own logits,
     parameters, seed and position alone, not on the rows beside it: batching, chunked prompts and
     preemption do not show in the text.
 
     Args:
-        num_slots: slots are numbered 0 .. num_slots-1.
+        num_slots: slots are numbered 0 .. num_slots-1; the one after them, which is always greedy,
+            is for rows that nobody reads.
         vocab_size: number of logits of a row.
         device: where logits are and tokens go.
     """
@@ -68,49 +69,108 @@ class Sampler:
         self._num_slots = num_slots
         self._vocab_size = vocab_size
         self._device = torch.device(device)
-        self._floats = torch.zeros(num_slots, 6, device=self._device)
-        self._ints = torch.zeros(num_slots, 2, dtype=torch.int64, device=self._device)
-        self._needs = np.zeros(num_slots, dtype=np.int64)
-        self._top_k = np.zeros(num_slots, dtype=np.int64)
-        self._min_length = np.zeros(num_slots, dtype=np.int64)
-        self._stop_ids = [np.empty(0, dtype=np.int64)] * num_slots
-        self._num_logprobs = np.zeros(num_slots, dtype=np.int64)
-        # Large (5 bytes x slots x vocabulary) and rarely needed: made when first asked for.
+        # Of RECORD.
+        self._table = torch.zeros(num_slots + 1, 3, dtype=torch.int64, device=self._device)
+        # Records of slots, as yet with seeds for streams.
+        self._pending: dict[int, tuple[float, ...]] = {}
+        self._needs = np.zeros(num_slots + 1, dtype=np.int64)
+        self._min_length = np.zeros(num_slots + 1, dtype=np.int64)
+        self._stop_ids = [np.empty(0, dtype=np.int64)] * (num_slots + 1)
+        self._num_logprobs = np.zeros(num_slots + 1, dtype=np.int64)
+        # Large and rarely needed: made when first asked for.
         self._penalties: PenaltyTable | None = None
 
+    @staticmethod
+    def reserve_bytes(num_slots: int, vocab_size: int) -> int:
+        """What this may come to take on the device, temporaries of ``sample`` included."""
+        # Scores, and what becomes of them on the way, in float32; and the result of a sort.
+        temporaries = min(num_slots, _GROUP) * vocab_size * 6 * 4
+        return PenaltyTable.num_bytes(num_slots, vocab_size) + temporaries
+
     def admit(self, slot: int, params: RowParams, tokens: np.ndarray, num_prompt: int) -> None:
-        """A sequence takes a slot.
+        """A sequence takes a slot; the device is told at the next ``flush``.
 
         Args:
             tokens: int32 [n], all of the sequence that is known; the first ``num_prompt`` are the
                 prompt, the others were generated before it was preempted.
         """
-        top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        needs = _needs(params, self._vocab_size)
         stop_ids = np.array(params.stop_ids, dtype=np.int64)
-        self._needs[slot] = _needs(params, top_k, self._vocab_size, num_prompt)
-        self._top_k[slot] = top_k
-        self._min_length[slot] = params.min_length
+        self._needs[slot] = needs
+        self._min_length[slot] = params.min_length if params.stop_ids else 0
         self._stop_ids[slot] = stop_ids[stop_ids < self._vocab_size]
         self._num_logprobs[slot] = params.logprobs
-
-        floats = np.empty(6, dtype=np.float32)
-        floats[_TEMPERATURE] = max(params.temperature, _SMALLEST)
-        floats[_TOP_P] = params.top_p
-        floats[_MIN_P] = params.min_p
-        floats[_PRESENCE] = params.presence_penalty
-        floats[_FREQUENCY] = params.frequency_penalty
-        floats[_REPETITION] = params.repetition_penalty
-        self._floats[slot] = upload(floats, self._device)
-        stream = stream_of(torch.tensor(params.seed)).item()
-        self._ints[slot] = upload(np.array([top_k, stream]), self._device)
-        if self._needs[slot] & _PENALISE:
+        self._pending[slot] = (
+            params.seed,
+            max(params.temperature, _SMALLEST) if needs & _DRAW else 0.0,
+            params.top_p,
+            params.min_p,
+            params.top_k if 0 < params.top_k < self._vocab_size else 0,
+        )
+        if needs & _PENALISE:
             if self._penalties is None:
                 self._penalties = PenaltyTable(self._num_slots, self._vocab_size, self._device)
-            prompt, generated = tokens[:num_prompt], tokens[num_prompt:]
-            self._penalties.admit(slot, self._upload_ids(prompt), self._upload_ids(generated))
+            penalties = Penalties(
+                params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+            )
+            self._penalties.admit(slot, penalties, tokens[:num_prompt], tokens[num_prompt:])
+
+    def flush(self) -> None:
+        """Send the parameters of all admitted sequences to the device; ``draw`` relies on it."""
+        if not self._pending:
+            return
+        packed = np.array(list(self._pending.items()), dtype=_PENDING)
+        self._pending.clear()
+        seeds = packed["record"]["stream"]
+        seeds[:] = stream_of(torch.from_numpy(seeds.copy())).numpy()
+        rows = upload(packed.view(np.int64).reshape(-1, 4), self._device)
+        self._table.index_copy_(0, rows[:, 0], rows[:, 1:])
+
+    def level(self, slots: np.ndarray, lengths: np.ndarray) -> Level:
+        """The cheapest level that serves all these rows.
+
+        Args:
+            slots, lengths: int64 [m] on the host, as for ``sample``.
+        """
+        needs = self._needs[slots]
+        if (needs & (_PENALISE | _LOGPROBS)).any() or self._banning(slots, lengths).any():
+            return Level.EAGER
+        return _draw_level(needs)
+
+    def draw(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        level: Level,
+        relay: Tensor | None = None,
+    ) -> Tensor:
+        """Sample from logits as they are; on a GPU, this can be captured in a graph.
+
+        Parameters are those of the last ``flush`` before it runs.
+
+        Args:
+            logits: [m, vocab], m > 0, any floating dtype; not modified. -inf bans a token.
+            slots: int [m]. positions: int [m], how many tokens the sequence has.
+            level: at least that of the rows, and not EAGER.
+            relay: int64 [num_slots + 1]; if given, each row's token is also written there by slot,
+                0 where it has none.
+
+        Returns:
+            int64 [m]; BAD_TOKEN where the logits were not finite.
+        """
+        return sample_tokens(
+            logits,
+            self._table,
+            slots,
+            positions,
+            draws=level >= Level.DRAW,
+            filters=level >= Level.FILTER,
+            relay=relay,
+        )
 
     def sample(self, logits: Tensor, slots: np.ndarray, lengths: np.ndarray) -> Sampled:
-        """Sample one token for each row.
+        """Sample one token for each row, whatever it needs.
 
         Args:
             logits: [m, vocab], m > 0, any floating dtype; not modified. -inf bans a token.
@@ -118,126 +178,70 @@ class Sampler:
             lengths: int64 [m] on the host; how many tokens the sequence has, which is the position
                 of the new one.
         """
+        self.flush()
         needs = self._needs[slots]
-        some = int(np.bitwise_or.reduce(needs))
-        if not some:
-            values, tokens = logits.max(dim=-1)
-            return Sampled(_mark_bad(tokens, values), None)
-
-        keys = upload(np.stack([slots, lengths]), self._device)
-        batch = _Rows(slots, keys[0], keys[1], None)
-        penalised = batch.part(needs & _PENALISE) if some & _PENALISE else None
-        too_short = ((needs & _BAN) != 0) & (lengths < self._min_length[slots])
-        scores = logits
-        if penalised is not None or too_short.any():
-            scores = logits.to(torch.float32, copy=True)
-        if too_short.any():
-            self._ban_stop_ids(scores, np.flatnonzero(too_short), slots[too_short])
-        if penalised is not None:
-            scores = self._penalise(scores, penalised)
-        # NaN counts as the largest; of equal scores the first is taken.
-        values, tokens = scores.max(dim=-1)
-        if some & _DRAW:
-            tokens = self._draw(scores, values, tokens, batch.part(needs & _DRAW))
-        tokens = _mark_bad(tokens, values)
-        if penalised is not None:
-            self._count(tokens, penalised)
-        if not some & _LOGPROBS:
+        penalised = (needs & _PENALISE) != 0
+        banned = self._banning(slots, lengths)
+        changed = penalised | banned
+        if changed.all():
+            tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        else:
+            keys = upload(np.stack([slots, lengths]), self._device)
+            tokens = self.draw(logits, keys[0], keys[1], _draw_level(needs[~changed]))
+        for rows in (*_groups(penalised), *_groups(banned & ~penalised)):
+            self._sample_changed(logits, tokens, rows, slots[rows], lengths[rows])
+        asking = np.flatnonzero(needs & _LOGPROBS)
+        if len(asking) == 0:
             return Sampled(tokens, None)
-        part = batch.part(needs & _LOGPROBS)
-        rows, wanted = np.flatnonzero(needs & _LOGPROBS), self._num_logprobs[part.host_slots]
-        return Sampled(tokens, Logprobs(part.take(logits), part.take(tokens), rows, wanted))
+        wanted = self._num_logprobs[slots[asking]]
+        return Sampled(tokens, Logprobs(logits, tokens, asking, wanted))
+
+    def _sample_changed(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        rows: np.ndarray,
+        slots: np.ndarray,
+        lengths: np.ndarray,
+    ) -> None:
+        """Sample these rows of a batch, all of them penalised or none, into its ``tokens``."""
+        index, slots_there, positions = upload(np.stack([rows, slots, lengths]), self._device)
+        needs = self._needs[slots]
+        penalties = self._penalties if needs[0] & _PENALISE else None
+        if penalties is None:
+            scores = logits.index_select(0, index).float()
+        else:
+            scores = penalties.scores(logits, index, slots_there)
+        banned = self._banning(slots, lengths)
+        if banned.any():
+            self._ban_stop_ids(scores, np.flatnonzero(banned), slots[banned])
+        sampled = self.draw(scores, slots_there, positions, _draw_level(needs))
+        if penalties is not None:
+            penalties.add(slots_there, sampled)
+        tokens.index_copy_(0, index, sampled)
+
+    def _banning(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Which rows may not stop yet; bool [m]."""
+        banning: np.ndarray = lengths < self._min_length[slots]
+        return banning
 
     def _ban_stop_ids(self, scores: Tensor, rows: np.ndarray, slots: np.ndarray) -> None:
         """Set the scores of these rows' stop tokens to -inf, in place."""
         ids = [self._stop_ids[slot] for slot in slots]
-        where = np.stack([rows.repeat([i.size for i in ids]), np.concatenate(ids)])
-        index = upload(where, self._device)
+        where = rows.repeat([i.size for i in ids]) * self._vocab_size + np.concatenate(ids)
         # Added, not assigned: NaN stays NaN and so is noticed.
-        minus_inf = scores.new_full((where.shape[1],), -torch.inf)
-        scores.index_put_((index[0], index[1]), minus_inf, accumulate=True)
-
-    def _penalise(self, scores: Tensor, rows: _Rows) -> Tensor:
-        assert self._penalties is not None
-        columns = self._floats.index_select(0, rows.slots).unsqueeze(2)
-        penalties = columns[:, _REPETITION], columns[:, _PRESENCE], columns[:, _FREQUENCY]
-        return rows.put(scores, self._penalties.apply(rows.take(scores), rows.slots, *penalties))
-
-    def _count(self, tokens: Tensor, rows: _Rows) -> None:
-        assert self._penalties is not None
-        self._penalties.add(rows.slots, rows.take(tokens))
-
-    def _draw(self, scores: Tensor, values: Tensor, best: Tensor, rows: _Rows) -> Tensor:
-        """Replace the best tokens of ``rows`` by random ones."""
-        floats = self._floats.index_select(0, rows.slots)
-        ints = self._ints.index_select(0, rows.slots)
-        weights = weigh(rows.take(scores), rows.take(values), floats[:, _TEMPERATURE])
-        needs = self._needs[rows.host_slots]
-        # The likeliest token weighs 1, so min_p is a weight as it stands.
-        least = floats[:, _MIN_P].contiguous()
-        for need in (_SELECT, _SORT):
-            if not (needs & need).any():
-                continue
-            part = rows.part(needs & need)
-            top_k, top_p = part.take(ints[:, _TOP_K]), part.take(floats[:, _TOP_P])
-            depth = int(self._top_k[part.host_slots].max())
-            cuts = cut_offs(part.take(weights), top_k, top_p, depth)
-            least = part.put(least, torch.maximum(cuts, part.take(least)))
-        if (needs & (_SELECT | _SORT | _MIN_WEIGHT)).any():
-            weights = keep_from(weights, least)
-        uniform = uniforms(ints[:, _STREAM], rows.positions)
-        return rows.put(best, pick(weights, uniform, rows.take(best)))
-
-    def _upload_ids(self, ids: np.ndarray) -> Tensor:
-        """Token ids as int64, without those that have no logit."""
-        return upload(ids[ids < self._vocab_size].astype(np.int64), self._device)
+        minus_inf = scores.new_full((len(where),), -torch.inf)
+        scores.view(-1).index_add_(0, upload(where, self._device), minus_inf)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Some rows of a batch.
-
-    ``slots`` and ``positions``, int64 [n], are of these rows. ``index``, int64 [n], tells where the
-    rows are in the batch that they are a part of; None is all of it, in order.
-    """
-
-    host_slots: np.ndarray
-    slots: Tensor
-    positions: Tensor
-    index: Tensor | None
-
-    def part(self, needed: np.ndarray) -> _Rows:
-        """The rows where ``needed``, int64 [n], is not 0."""
-        if needed.all():
-            return _Rows(self.host_slots, self.slots, self.positions, None)
-        rows = np.flatnonzero(needed)
-        index = upload(rows, self.slots.device)
-        slots, positions = (t.index_select(0, index) for t in (self.slots, self.positions))
-        return _Rows(self.host_slots[rows], slots, positions, index)
-
-    def take(self, tensor: Tensor) -> Tensor:
-        """These rows of a tensor of the batch."""
-        return tensor if self.index is None else tensor.index_select(0, self.index)
-
-    def put(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        """The batch's tensor with these rows replaced, in place unless all are."""
-        return rows if self.index is None else tensor.index_copy_(0, self.index, rows)
-
-
-def _needs(params: RowParams, top_k: int, vocab_size: int, num_prompt: int) -> int:
-    """The bits of what these parameters need; ``top_k`` is ``vocab_size`` when it is off."""
+def _needs(params: RowParams, vocab_size: int) -> int:
+    """The bits of what these parameters need."""
     needs = 0
     # Of the likeliest token alone nothing is drawn.
-    if params.temperature > 0 and top_k > 1:
+    if params.temperature > 0 and params.top_k != 1:
         needs |= _DRAW
-        if top_k <= MAX_SELECT and top_k < vocab_size:
-            needs |= _SELECT
-        elif top_k < vocab_size or params.top_p < 1:
-            needs |= _SORT
-        if params.min_p > 0:
-            needs |= _MIN_WEIGHT
-    if params.stop_ids and params.min_length > num_prompt:
-        needs |= _BAN
+        if 0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0:
+            needs |= _FILTER
     if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
         needs |= _PENALISE
     if params.logprobs >= 0:
@@ -245,9 +249,18 @@ def _needs(params: RowParams, top_k: int, vocab_size: int, num_prompt: int) -> i
     return needs
 
 
-def _mark_bad(tokens: Tensor, values: Tensor) -> Tensor:
-    """BAD_TOKEN where the best score is NaN or infinite."""
-    return tokens.masked_fill(~values.isfinite(), BAD_TOKEN)
+def _draw_level(needs: np.ndarray) -> Level:
+    """What ``draw`` has to do for rows with these needs."""
+    some = int(np.bitwise_or.reduce(needs))
+    if some & _FILTER:
+        return Level.FILTER
+    return Level.DRAW if some & _DRAW else Level.GREEDY
 
 
-__all__ = ["Sampled", "Sampler"]
+def _groups(which: np.ndarray) -> list[np.ndarray]:
+    """The rows where ``which`` is true, a bounded number at a time."""
+    rows = np.flatnonzero(which)
+    return [rows[start : start + _GROUP] for start in range(0, len(rows), _GROUP)]
+
+
+__all__ = ["Level", "Sampled", "Sampler"]

@@ -25,8 +25,10 @@ class SlotTable:
 
     def __init__(self, num_slots: int, max_pages: int, device: Device):
         self.dummy_slot = num_slots
+        # Kernels are compiled for rows that begin aligned, whatever the longest sequence is.
+        columns = -(-max_pages // 16) * 16
         self.block_table = torch.zeros(
-            num_slots + 1, max_pages, dtype=torch.int32, device=device.torch_device
+            num_slots + 1, columns, dtype=torch.int32, device=device.torch_device
         )
         self.last_token = torch.zeros(num_slots + 1, dtype=torch.int64, device=device.torch_device)
         self.num_known = np.zeros(num_slots, dtype=np.int64)

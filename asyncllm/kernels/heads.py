@@ -55,8 +55,9 @@ def encode_heads(
 
 def split_heads(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as views: [tokens, heads of each, head_dim]."""
-    heads = qkv.unflatten(-1, (-1, spec.head_dim))
-    q, k, v = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+    num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
+    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, spec.head_dim)
+    q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
     return q, k, v
 
 

@@ -28,10 +28,16 @@ class DecoderLM(CausalLM, Generic[C]):
     norm_type: type[RMSNorm] = RMSNorm
 
     def __init__(
-        self, config: C, dtype: torch.dtype, device: torch.device, max_length: int | None = None
+        self,
+        config: C,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_length: int | None = None,
+        *,
+        quantized: bool = False,
     ):
         super().__init__()
-        place = Placement(dtype, device)
+        place = Placement(dtype, device, quantized)
         self.attention_specs = [_spec(config, i) for i in range(config.num_hidden_layers)]
         self.logit_softcap = config.logit_softcap
         self.model = _Stack(

@@ -6,15 +6,17 @@ from pathlib import Path
 
 from asyncllm.errors import ModelError
 
-_WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*")
+_WEIGHTS = ("*.safetensors",)
+_WANTED = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*")
 _UNWANTED = ("consolidated*", "original/*")  # second copies of the weights
 
 
-def resolve_folder(name_or_path: str, revision: str | None = None) -> Path:
+def resolve_folder(name_or_path: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """A folder as it is, or else the model of that name, downloaded from the Hugging Face Hub.
 
     Args:
         revision: branch, tag or commit on the hub; a folder has none.
+        weights: False where the other files are enough: then no weights are downloaded.
 
     Raises:
         ModelError: there is no such folder, and the hub has no such model or cannot be reached.
@@ -26,10 +28,10 @@ def resolve_folder(name_or_path: str, revision: str | None = None) -> Path:
         raise ModelError(f"{name_or_path} is a file; give the folder that holds config.json")
     if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
         raise ModelError(f"there is no folder {name_or_path}")
-    return _download(name_or_path, revision)
+    return _download(name_or_path, revision, (*_WANTED, *_WEIGHTS) if weights else _WANTED)
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
@@ -37,7 +39,7 @@ def _download(name: str, revision: str | None) -> Path:
             snapshot_download(
                 name,
                 revision=revision,
-                allow_patterns=list(_WANTED),
+                allow_patterns=list(wanted),
                 ignore_patterns=list(_UNWANTED),
             )
         )

@@ -2,25 +2,34 @@
 
 Every tensor is checked before the first byte is copied, so that a folder that does not fit fails at
 once. Then each is copied from the mapped file into the parameter (or the part of a fused one) that
-it belongs to, converted on the way; host memory holds no second copy of the model.
+it belongs to, converted on the way; host memory holds no second copy of the model. A quantised
+matrix is several tensors; it is kept as it is where there are kernels for it, else dequantised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
+from asyncllm.models.checkpoint import Header, open_file, read_headers, weight_files
 from asyncllm.models.layers.norm import LayerNorm, RMSNorm
+from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.quant.allocate import allocate, can_keep, dummy_layout
+from asyncllm.models.quant.config import Quantization
+from asyncllm.models.quant.formats import dequantize_into
+from asyncllm.models.quant.stored import Layout, StoredMatrix, find_matrices
+from asyncllm.models.quant.weight import Place, QuantizedWeight
 from asyncllm.models.registry import model_class
 from asyncllm.models.spec import ModelSpec
+from asyncllm.models.weight_stream import WeightStream
 
 #: Called with bytes done and bytes in all.
 Progress = Callable[[int, int], None]
@@ -43,7 +52,7 @@ def load_model(
 
     Args:
         folder: holds ``model.safetensors``, or shards with their index; unused for "dummy".
-        dtype: of the parameters, whatever the checkpoint's is.
+        dtype: of the parameters, whatever the checkpoint's is, but for quantised ones.
         load_format: "auto" reads the checkpoint; "dummy" fills in small random numbers, the same
             ones each time on a kind of device.
         max_length: longest sequence to be served; by default ``spec.max_position_embeddings``.
@@ -52,69 +61,167 @@ def load_model(
         ModelError: the checkpoint is incomplete, damaged or of another model; the message names
             file, tensor and shapes.
     """
-    build = model_class(spec.architecture)
-    model = build(spec.config, dtype, torch.device(device), max_length)
+    device = torch.device(device)
     report = progress or (lambda done, total: None)
+    keep = spec.quantization is not None and can_keep(device, dtype)
     with torch.no_grad():
         if load_format == "dummy":
+            model = make_model(spec, dtype, device, max_length, keep=keep)
             _fill_dummy(model, report)
         else:
-            _fill(model, Path(folder), report)
+            place = Placement(dtype, device, quantized=keep)
+            build = model_class(spec.architecture)
+            model = build(spec.config, dtype, device, max_length, quantized=keep)
+            _fill(model, place, Path(folder), spec.quantization, report)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what conversions took is free for the KV cache
     return model
 
 
-class _Index(msgspec.Struct):
-    """model.safetensors.index.json: the file of every tensor."""
+def make_model(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int | None = None,
+    *,
+    keep: bool = False,
+) -> CausalLM:
+    """The model without its weights: parameters are allocated, and not written to.
 
-    weight_map: dict[str, str]
+    Args:
+        keep: projections are quantised, as far as config.json tells.
+    """
+    build = model_class(spec.architecture)
+    if spec.quantization is None or not keep:
+        return build(spec.config, dtype, device, max_length)
+    model = build(spec.config, dtype, device, max_length, quantized=True)
+    place = Placement(dtype, device, quantized=True)
+    allocate(model, place, dummy_layout(spec.quantization))
+    return model
 
 
-class _Copy(NamedTuple):
-    """One tensor of a file, by its name there, and where it goes."""
+class _Source(NamedTuple):
+    """What fills a place: one tensor, or the tensors of one quantised matrix."""
 
-    name: str
-    place: Tensor
+    stored: Header | StoredMatrix
+    place: Place
 
 
-def _fill(model: CausalLM, folder: Path, report: Progress) -> None:
-    files = _weight_files(folder)
-    plans = _match(model, folder, files)
+def _fill(
+    model: CausalLM,
+    place: Placement,
+    folder: Path,
+    quantization: Quantization | None,
+    report: Progress,
+) -> None:
+    files = weight_files(folder)
+    headers = _wanted(model, read_headers(files))
+    matrices: dict[str, StoredMatrix] = {}
+    if quantization is not None:
+        matrices = find_matrices(quantization, headers, model.checkpoint_tensors(), _read)
+    if place.quantized:
+        allocate(model, place, partial(_layout, matrices))
+    plans = _match(model, folder, headers, matrices)
     total = sum(file.stat().st_size for file in files)
     done = 0
+    stream = WeightStream() if place.device.type == "cuda" else None
     for file in files:
         copied = 0
-        with _open(file) as reader:
-            for name, place in plans[file]:
-                tensor = reader.get_tensor(name)
-                place.copy_(tensor)
-                copied += tensor.nbytes
+        sources = plans[file]
+        if stream is not None:
+            straight, sources = _sorted_by_way(sources)
+            for num_bytes in stream.copy(file, straight):
+                copied += num_bytes
+                report(done + copied, total)
+        with open_file(file) as reader:
+            for stored, target in sources:
+                copied += _copy(stored, target, file, reader, place.device)
                 report(done + copied, total)
         done += file.stat().st_size
         report(done, total)
 
 
-def _match(model: CausalLM, folder: Path, files: list[Path]) -> dict[Path, list[_Copy]]:
-    """Find the place of every tensor in the files, without reading any."""
+def _sorted_by_way(sources: list[_Source]) -> tuple[dict[str, Tensor], list[_Source]]:
+    """Places by name of the tensors that go there as they are, but for the dtype; and the rest."""
+    straight, rest = {}, []
+    for stored, place in sources:
+        if isinstance(stored, Header) and isinstance(place, Tensor) and place.is_contiguous():
+            straight[stored.name] = place
+        else:
+            rest.append(_Source(stored, place))
+    return straight, rest
+
+
+def _copy(
+    stored: Header | StoredMatrix, target: Place, file: Path, reader: Any, device: torch.device
+) -> int:
+    """Fill a place from the file that is open, and from others if need be; returns bytes read."""
+    copied = 0
+
+    def read(header: Header) -> Tensor:
+        nonlocal copied
+        tensor: Tensor = reader.get_tensor(header.name) if header.file == file else _read(header)
+        copied += tensor.nbytes
+        return tensor
+
+    if isinstance(stored, Header):
+        assert isinstance(target, Tensor)
+        target.copy_(read(stored))
+        return copied
+    matrix = stored.read(read, device)
+    if isinstance(target, Tensor):
+        dequantize_into(target, matrix)
+    else:
+        target.write(matrix)
+    return copied
+
+
+def _read(header: Header) -> Tensor:
+    with open_file(header.file) as reader:
+        tensor: Tensor = reader.get_tensor(header.name)
+        return tensor
+
+
+def _layout(
+    matrices: Mapping[str, StoredMatrix], module: str, shape: Sequence[int]
+) -> Layout | None:
+    stored = matrices.get(f"{module}.weight")
+    # One of another shape is refused later, with the names of all.
+    return stored.layout(_read) if stored is not None and stored.shape == list(shape) else None
+
+
+def _wanted(model: CausalLM, headers: list[Header]) -> dict[str, Header]:
+    """Those of use, by the names that the model has for them."""
+    wanted: dict[str, Header] = {}
+    for header in headers:
+        name = model.checkpoint_name(header.name)
+        if name is None:
+            continue
+        if name in wanted:
+            raise ModelError(
+                f"{header.file}: tensor {header.name!r} is also in {wanted[name].file}"
+            )
+        wanted[name] = header
+    return wanted
+
+
+def _match(
+    model: CausalLM, folder: Path, headers: dict[str, Header], matrices: dict[str, StoredMatrix]
+) -> dict[Path, list[_Source]]:
+    """Find the place of every tensor, by the file in which it, or most of it, is."""
     missing = model.checkpoint_tensors()
-    found: dict[str, Path] = {}
     unexpected: list[str] = []
-    plans: dict[Path, list[_Copy]] = {file: [] for file in files}
-    for file in files:
-        with _open(file) as reader:
-            for name in reader.offset_keys():
-                wanted = model.checkpoint_name(name)
-                if wanted is None:
-                    continue
-                if wanted in found:
-                    raise ModelError(f"{file}: tensor {name!r} is also in {found[wanted]}")
-                if wanted not in missing:
-                    unexpected.append(f"{name!r} in {file.name}")
-                    continue
-                place = missing.pop(wanted)
-                _check(reader.get_slice(name), name, place, file)
-                found[wanted] = file
-                plans[file].append(_Copy(name, place))
-    absent = [f"{name!r} {list(place.shape)}" for name, place in missing.items()]
+    plans: dict[Path, list[_Source]] = defaultdict(list)
+    stored: Header | StoredMatrix
+    for name, stored in (headers | matrices).items():
+        main = stored if isinstance(stored, Header) else stored.main
+        if name not in missing:
+            unexpected.append(f"{main.name!r} in {main.file.name}")
+            continue
+        target = missing.pop(name)
+        _check(stored, main, target)
+        plans[main.file].append(_Source(stored, target))
+    absent = [f"{name!r} {list(target.shape)}" for name, target in missing.items()]
     problems = [f"missing {_listed(absent)}"] if absent else []
     problems += [f"unexpected {_listed(unexpected)}"] if unexpected else []
     if problems:
@@ -123,48 +230,22 @@ def _match(model: CausalLM, folder: Path, files: list[Path]) -> dict[Path, list[
     return plans
 
 
-def _check(header: Any, name: str, place: Tensor, file: Path) -> None:
-    shape, dtype = list(header.get_shape()), header.get_dtype()
-    if shape != list(place.shape):
-        expected = list(place.shape)
-        raise ModelError(f"{file}: tensor {name!r} has shape {shape}, expected {expected}")
-    if dtype not in _FLOATS:
+def _check(stored: Header | StoredMatrix, main: Header, target: Place) -> None:
+    expected = list(target.shape)
+    if stored.shape != expected:
+        raise ModelError(
+            f"{main.file}: tensor {main.name!r} has shape {stored.shape}, expected {expected}"
+        )
+    if isinstance(stored, Header) and stored.dtype not in _FLOATS:
         supported = ", ".join(_FLOATS)
-        raise ModelError(f"{file}: tensor {name!r} is {dtype}; only {supported} can be loaded")
+        raise ModelError(
+            f"{main.file}: tensor {main.name!r} is {stored.dtype}; only {supported} can be loaded"
+        )
 
 
 def _listed(names: list[str]) -> str:
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if not index.exists():
-        if any(folder.glob("*.bin")):
-            raise ModelError(f"{folder} has PyTorch .bin weights only; convert them to safetensors")
-        raise ModelError(f"{folder} has neither {single.name} nor {index.name}")
-    try:
-        names = sorted(
-            set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-        )
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ModelError(f"{index} is not an index of shards: {error}") from None
-    for name in names:
-        if not (folder / name).exists():
-            raise ModelError(f"{folder / name} is missing; {index.name} lists it")
-    return [folder / name for name in names]
-
-
-def _open(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt")
-    except SafetensorError as error:
-        raise ModelError(f"{file} is damaged or incomplete: {error}") from None
-    except OSError as error:
-        raise ModelError(f"cannot read {file}: {error}") from None
 
 
 def _fill_dummy(model: CausalLM, report: Progress) -> None:
@@ -173,9 +254,12 @@ def _fill_dummy(model: CausalLM, report: Progress) -> None:
     done = 0
     generator = torch.Generator(device=parameters[0].device).manual_seed(0)
     for parameter in parameters:
-        parameter.normal_(0.0, 0.02, generator=generator)
+        if parameter.dtype in (torch.float32, torch.float16, torch.bfloat16):
+            parameter.normal_(0.0, 0.02, generator=generator)
         done += parameter.nbytes
         report(done, total)
     for module in model.modules():
         if isinstance(module, RMSNorm | LayerNorm):
             module.fill_neutral()
+        elif isinstance(module, QuantizedWeight):
+            module.fill_dummy(generator)

@@ -32,9 +32,11 @@ class OPTForCausalLM(CausalLM):
         dtype: torch.dtype,
         device: torch.device,
         max_length: int | None = None,
+        *,
+        quantized: bool = False,
     ):
         super().__init__()
-        place = Placement(dtype, device)
+        place = Placement(dtype, device, quantized)
         head_dim = config.head_size
         heads = config.num_attention_heads
         self.attention_specs = [
@@ -51,8 +53,10 @@ class OPTForCausalLM(CausalLM):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        head = self.decoder.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight)
+        if self.lm_head is None:
+            return F.linear(hidden, self.decoder.embed_tokens.weight)
+        scores: Tensor = self.lm_head(hidden)
+        return scores
 
     def checkpoint_name(self, name: str) -> str | None:
         """Some checkpoints were saved with the bare model, others with its wrapper."""

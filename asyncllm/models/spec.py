@@ -11,6 +11,7 @@ import msgspec
 from asyncllm.errors import ModelError
 from asyncllm.models import registry
 from asyncllm.models.config import Config
+from asyncllm.models.quant.config import Quantization, parse_quantization
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         eos_token_ids: those of generation_config.json, then those only config.json has.
         dtype: of the weights on disk, as config.json names it: "bfloat16", "float16", "float32".
         sampling: defaults for requests that leave a value open.
+        quantization: how the weights on disk are quantised; None where they are not.
     """
 
     architecture: str
@@ -53,6 +55,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None
     dtype: str
     sampling: SamplingDefaults
+    quantization: Quantization | None = None
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of K and V that one token takes over all layers, in a dtype of that size."""
@@ -81,8 +84,10 @@ def read_spec(folder: Path) -> ModelSpec:
     raw = {**whole, **(whole.get("text_config") or {})}
     architecture = _architecture(whole, path)
     config = _convert(raw, registry.find(architecture).config, path)
-    if raw.get("quantization_config"):
-        raise ModelError(f"{path}: quantized checkpoints are not supported")
+    try:
+        quantization = parse_quantization(raw.get("quantization_config"))
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
 
     generation_path = path.with_name("generation_config.json")
     generation = _read_json(generation_path) if generation_path.exists() else {}
@@ -103,6 +108,7 @@ def read_spec(folder: Path) -> ModelSpec:
         bos_token_id=next((token for token in bos if token is not None), None),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         sampling=_convert(generation, SamplingDefaults, generation_path),
+        quantization=quantization,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -11,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from asyncllm.engine.stats import LATENCY_BUCKETS, EngineStats, Histogram
+from asyncllm.engine.stats import Distribution, EngineStats, Histogram
 from asyncllm.server.service import SERVICE, Service
 
 if TYPE_CHECKING:
@@ -41,7 +42,13 @@ _COUNTERS = {
     "plan_seconds": ("cpu_plan", "Time of the event loop spent on planning steps."),
     "apply_seconds": ("cpu_apply", "Time of the event loop spent on applying results."),
     "deliver_seconds": ("cpu_deliver", "Time of the event loop spent on text and delivery."),
-    "device_busy_seconds": ("device_busy", "Time from the launch of a step to its end."),
+    "launch_seconds": ("cpu_launch", "Time of the executor thread spent on launching steps."),
+    "collect_seconds": (
+        "cpu_collect",
+        "Time of the executor thread spent on reading results, without waiting for them.",
+    ),
+    "device_busy_seconds": ("device_busy", "Time in which the device ran steps."),
+    "device_active_seconds": ("device_active", "Time with a step in flight."),
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("time_to_first_token", "From arrival to the first token."),
@@ -50,24 +57,34 @@ _HISTOGRAMS = {
     "request_latency_seconds": ("request_latency", "From arrival to the last token."),
     "step_tokens": ("step_tokens", "Tokens in one step, those of prompt chunks included."),
 }
+_DISTRIBUTIONS = {
+    "launch_gap_seconds": (
+        "launch_gap",
+        "Idle time of the device before a step that was submitted during the one before.",
+    ),
+    "result_lag_seconds": ("result_lag", "From a step's result to the event loop looking at it."),
+}
 
 
 class LoopLag:
-    """How late the event loop runs what is due: the time by which every request waits longer."""
+    """How late the event loop runs what is due: the time by which every request waits longer.
 
-    INTERVAL = 0.25
+    Timers have a resolution of a millisecond. What steps say of the loop (``result_lag``) is exact,
+    but says nothing while none run.
+    """
+
+    INTERVAL = 0.05
 
     def __init__(self) -> None:
-        self.histogram = Histogram(LATENCY_BUCKETS)
+        self.lags = Distribution()
         self.last = 0.0
 
     async def measure(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + self.INTERVAL
+            due = time.perf_counter() + self.INTERVAL
             await asyncio.sleep(self.INTERVAL)
-            self.last = max(0.0, loop.time() - due)
-            self.histogram.observe(self.last)
+            self.last = max(0.0, time.perf_counter() - due)
+            self.lags.observe(self.last)
 
 
 class ServiceCollector(Collector):
@@ -82,18 +99,19 @@ class ServiceCollector(Collector):
         yield _gauge("ready", service.llm.ready and not service.draining, "1 when serving.")
         yield _gauge("http_requests_live", len(service.live), "HTTP requests being answered.")
         yield _gauge("event_loop_lag_last_seconds", self._lag.last, "The latest measurement.")
-        yield _histogram("event_loop_lag_seconds", self._lag.histogram, "Delay of due callbacks.")
+        yield from _distribution("event_loop_lag_seconds", self._lag.lags, "Delay of due timers.")
+        # Scrapes are answered on the loop's own thread.
+        yield _counter("event_loop_cpu_seconds", time.thread_time(), "CPU time of its thread.")
         if service.llm.ready:
-            yield from _engine(service.llm.stats)
+            yield from engine_metrics(service.llm.stats)
 
 
-def _engine(stats: EngineStats) -> Iterator[Metric]:
+def engine_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """All that an engine counts."""
     for name, (field, text) in _GAUGES.items():
         yield _gauge(name, getattr(stats, field), text)
     for name, (field, text) in _COUNTERS.items():
-        counter = CounterMetricFamily(f"asyncllm_{name}", text)
-        counter.add_metric([], getattr(stats, field))
-        yield counter
+        yield _counter(name, getattr(stats, field), text)
     finished = CounterMetricFamily(
         "asyncllm_requests_finished", "Requests by how they ended.", labels=["reason"]
     )
@@ -102,12 +120,29 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     yield finished
     for name, (field, text) in _HISTOGRAMS.items():
         yield _histogram(name, getattr(stats, field), text)
+    for name, (field, text) in _DISTRIBUTIONS.items():
+        yield from _distribution(name, getattr(stats, field), text)
 
 
 def _gauge(name: str, value: float, text: str) -> Metric:
     gauge = GaugeMetricFamily(f"asyncllm_{name}", text)
     gauge.add_metric([], value)
     return gauge
+
+
+def _counter(name: str, value: float, text: str) -> Metric:
+    counter = CounterMetricFamily(f"asyncllm_{name}", text)
+    counter.add_metric([], value)
+    return counter
+
+
+def _distribution(name: str, values: Distribution, text: str) -> Iterator[Metric]:
+    """A histogram, and beside it the exact p99 of the latest observations."""
+    yield _histogram(name, values.histogram, text)
+    p99 = values.percentile(99)
+    if p99 is not None:
+        text += f" p99 of the latest {values.KEPT}."
+        yield _gauge(f"{name.removesuffix('_seconds')}_p99_seconds", p99, text)
 
 
 def _histogram(name: str, values: Histogram, text: str) -> Metric:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import web
 
 from asyncllm.errors import AsyncLLMError, NotReady
+from asyncllm.executor.startup import process_seconds
 from asyncllm.server.app import create_app
 from asyncllm.server.service import SERVICE, Service
 
@@ -109,6 +110,9 @@ async def _serve_until(
         log.error("cannot load the model: %s", error, exc_info=None if expected else error)
         return 1
     limits = llm.limits
+    age = process_seconds()
+    since = "" if age is None else f"\nready {age:.2f} s after the process began"
+    log.info("start-up:\n%s%s", llm.startup, since)
     print(
         f"asyncllm is ready on {url} "
         f"(model {service.model_names[0]}, {limits.device}, {limits.dtype}, "

@@ -13,6 +13,7 @@ from asyncllm.attention import choose, prebuild
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.choose import choose_backend
 from asyncllm.attention.flashinfer import unsupported
+from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.prebuild import KernelError, KernelModule, modules_for
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import ModelError
@@ -40,9 +41,11 @@ def chosen(name: AttentionName, device: torch.device) -> AttentionBackend:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU with FlashInfer, as far as it is looked at before FlashInfer is imported."""
+    """A GPU with FlashInfer, as far as it is looked at before kernels are loaded."""
     monkeypatch.setattr(choose, "installed", lambda: True)
+    monkeypatch.setattr(choose, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(PagedBackend, "warm_up", lambda *args: None)
 
 
 def test_the_cpu_takes_torch_kernels_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
@@ -51,17 +54,26 @@ def test_the_cpu_takes_torch_kernels_without_a_word(caplog: pytest.LogCaptureFix
     assert not caplog.records
 
 
-def test_asking_for_flashinfer_where_it_cannot_be_is_an_error() -> None:
-    with pytest.raises(ModelError, match="needs a CUDA device") as raised:
-        chosen("flashinfer", CPU)
+@pytest.mark.parametrize("name", ["triton", "flashinfer"])
+def test_asking_for_kernels_where_they_cannot_be_is_an_error(name: AttentionName) -> None:
+    with pytest.raises(ModelError, match=f"{name}: .* CUDA device") as raised:
+        chosen(name, CPU)
     assert raised.value.param == "attention"
 
 
 @pytest.mark.usefixtures("gpu")
-def test_auto_says_once_why_it_is_not_flashinfer(
+def test_a_gpu_takes_our_own_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(chosen("auto", CUDA), PagedBackend)
+    assert isinstance(chosen("triton", CUDA), PagedBackend)
+    assert isinstance(chosen("sdpa", CUDA), SdpaBackend)
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("gpu")
+def test_auto_says_once_why_it_is_not_our_own_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(choose, "installed", lambda: False)
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
     assert isinstance(chosen("auto", CUDA), SdpaBackend)
     [record] = caplog.records
     assert record.levelno == logging.WARNING
@@ -72,7 +84,7 @@ def test_auto_says_once_why_it_is_not_flashinfer(
 def test_an_old_gpu_takes_torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(ModelError, match=r"compute capability 8\.0, and this GPU has 7\.5"):
-        chosen("flashinfer", CUDA)
+        chosen("triton", CUDA)
     assert isinstance(chosen("auto", CUDA), SdpaBackend)
 
 
@@ -83,13 +95,20 @@ def test_kernels_that_fail_leave_torch_kernels(
     def fail(*args: object) -> None:
         raise RuntimeError("no kernel image is available for execution on the device\nmore")
 
-    monkeypatch.setattr(choose, "_flashinfer", fail)
+    monkeypatch.setattr(PagedBackend, "warm_up", fail)
     assert isinstance(chosen("auto", CUDA), SdpaBackend)
     [record] = caplog.records
     assert record.getMessage().endswith("no kernel image is available for execution on the device")
     with pytest.raises(ModelError, match="no kernel image") as raised:
-        chosen("flashinfer", CUDA)
+        chosen("triton", CUDA)
     assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_flashinfer_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "installed", lambda: False)
+    with pytest.raises(ModelError, match="not installed"):
+        chosen("flashinfer", CUDA)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -123,11 +142,6 @@ def test_layers_of_one_kind_share_libraries() -> None:
         KernelModule("prefill", BF16, 64, window=True),
         KernelModule("prefill", BF16, 64),
     ]
-
-
-def test_small_groups_decode_with_a_library_of_their_own() -> None:
-    kinds = {group: {m.kind for m in modules_for([spec(group=group)], BF16)} for group in (2, 4, 5)}
-    assert kinds == {2: {"prefill", "decode"}, 4: {"prefill"}, 5: {"prefill"}}
 
 
 def test_a_library_is_compiled_once_and_again_if_forced(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
         ({"hidden_size": "many"}, ["config.json", "hidden_size"]),
         ({"num_attention_heads": 0}, ["config.json", "num_attention_heads"]),
         ({"num_key_value_heads": 3}, ["config.json", "num_key_value_heads (3)"]),
-        ({"quantization_config": {"quant_method": "fp8"}}, ["config.json", "quantized"]),
+        ({"quantization_config": {"quant_method": "gguf"}}, ["config.json", "quant_method"]),
         ({"rope_scaling": {"type": "spiral"}}, ["config.json", "'spiral'", "llama3"]),
         ({"rope_scaling": {"type": "linear"}}, ["config.json", "'linear'", "'factor'"]),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, ["config.json", "factor"]),

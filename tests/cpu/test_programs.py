@@ -38,11 +38,18 @@ class TensorPlanned(SdpaBackend):
         super().__init__(pool)
         self._table = table
 
-    def device_plan(self, slots: Tensor, lengths: Tensor) -> Any:
+    def device_plan(self, slots: Tensor, lengths: Tensor, block_table: Tensor) -> Any:
         offsets = torch.arange(len(slots) + 1)
         return slots, lengths - 1, offsets, lengths
 
-    def mixed_plan(self, slots: Tensor, starts: Tensor, q_offsets: Tensor, lengths: Tensor) -> Any:
+    def mixed_plan(
+        self,
+        slots: Tensor,
+        starts: Tensor,
+        q_offsets: Tensor,
+        lengths: Tensor,
+        block_table: Tensor,
+    ) -> Any:
         return slots, starts, q_offsets, lengths
 
     def forward(

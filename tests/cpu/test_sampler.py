@@ -10,9 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.executor.draw import MAX_SELECT, TILE, cut_offs, keep_from, pick, stream_of, uniforms
-from asyncllm.executor.sampler import Sampler
+from asyncllm.executor.sampler import Level, Sampler
+from asyncllm.kernels.sampling import (
+    MAX_SELECT,
+    TILE,
+    cut_offs,
+    keep_from,
+    pick,
+    stream_of,
+    uniforms,
+)
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
+from tests.distributions import check_distribution, distribution
 
 NO_TOKENS = np.empty(0, dtype=np.int32)
 
@@ -47,45 +56,6 @@ def sample_all(sampler: Sampler, logits: Tensor, position: int = 0) -> list[int]
     """One token for slots 0, 1, ..., which are the rows of ``logits``."""
     slots = np.arange(len(logits))
     return sampler.sample(logits, slots, np.full(len(logits), position)).tokens.tolist()
-
-
-def distribution(
-    logits: np.ndarray,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> np.ndarray:
-    """Probabilities after the filters, in float64; logits must not tie."""
-    weights = np.exp((logits - logits.max()) / temperature)
-    order = np.argsort(-weights)
-    keep = order[:top_k] if top_k > 0 else order
-    share = weights[keep] / weights[keep].sum()
-    before = np.cumsum(share) - share
-    keep = keep[before < top_p]
-    keep = keep[weights[keep] >= min_p]
-    result: np.ndarray = np.zeros(len(logits))
-    result[keep] = weights[keep] / weights[keep].sum()
-    return result
-
-
-def check_distribution(counts: np.ndarray, expected: np.ndarray) -> None:
-    """Chi-square test at about four standard deviations; rare tokens count as one."""
-    assert counts[expected == 0].sum() == 0
-    want = expected * counts.sum()
-    rare = want < 8
-    want = np.append(want[~rare], want[rare].sum())
-    seen = np.append(counts[~rare], counts[rare].sum())
-    if want[-1] < 8:
-        want, seen = want[:-1], seen[:-1]
-    freedom = len(want) - 1
-    if freedom == 0:
-        return
-    statistic = ((seen - want) ** 2 / want).sum()
-    # Wilson and Hilferty: (chi2 / k) ** (1/3) is nearly normal.
-    spread = 2 / (9 * freedom)
-    z = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
-    assert z < 4, f"chi-square {statistic:.1f} at {freedom} degrees of freedom"
 
 
 @pytest.mark.parametrize(
@@ -459,3 +429,55 @@ def test_slots_are_read_in_the_order_given() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0]]).expand(2, -1)
     slots, lengths = np.array([2, 0]), np.array([0, 0])
     assert sampler.sample(logits, slots, lengths).tokens.tolist() == [1, 2]
+
+
+def test_levels_are_the_cheapest_that_serve_all_rows() -> None:
+    kinds = [
+        row_params(temperature=0.0, top_p=0.5),
+        row_params(top_k=1, min_p=0.5),
+        row_params(),
+        row_params(top_k=99),  # there are only 50
+        row_params(top_k=49),
+        row_params(top_p=0.9),
+        row_params(min_p=0.1),
+        row_params(temperature=0.0, min_length=7, stop_ids=(1,)),
+        row_params(temperature=0.0, frequency_penalty=0.1),
+        row_params(temperature=0.0, logprobs=0),
+    ]
+    sampler = make_sampler(50, *kinds)
+    greedy, draw, filtered, eager = Level
+    want = [greedy, greedy, draw, draw, filtered, filtered, filtered, eager, eager, eager]
+    levels = [sampler.level(np.array([slot]), np.array([6])) for slot in range(10)]
+    assert levels == want
+    assert sampler.level(np.array([7]), np.array([7])) is greedy
+    assert sampler.level(np.array([0, 2]), np.array([0, 0])) is draw
+    assert sampler.level(np.array([3, 6, 1]), np.array([0, 0, 0])) is filtered
+    assert sampler.level(np.array([6, 9]), np.array([0, 0])) is eager
+    # The slot after the last one is for padding.
+    assert sampler.level(np.array([10]), np.array([0])) is greedy
+
+
+def test_draw_is_sample_and_relays() -> None:
+    params = [row_params(seed=1), row_params(temperature=0.0), row_params(top_k=3, seed=2)]
+    sampler = make_sampler(50, *params)
+    sampler.flush()
+    torch.manual_seed(0)
+    logits = torch.randn(4, 50)
+    logits[3] = math.nan
+    slots, lengths = np.array([2, 1, 0, 3]), np.array([5, 6, 7, 0])
+    relay = torch.full((4,), -1)
+    keys = torch.from_numpy(slots).int(), torch.from_numpy(lengths).int()
+    drawn = sampler.draw(logits, *keys, Level.FILTER, relay=relay).tolist()
+    assert drawn[3] == BAD_TOKEN
+    assert drawn[:3] == sampler.sample(logits[:3], slots[:3], lengths[:3]).tokens.tolist()
+    assert relay.tolist() == [drawn[2], drawn[1], drawn[0], 0]
+
+
+def test_the_last_admission_to_a_slot_counts() -> None:
+    sampler = make_sampler(50, row_params(temperature=2.0, seed=3))
+    sampler.admit(0, row_params(temperature=0.0), NO_TOKENS, 0)
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    for position in range(5):
+        assert sample_all(sampler, logits, position) == [int(logits.argmax())]
+    sampler.admit(0, row_params(temperature=100.0, seed=3), NO_TOKENS, 0)
+    assert len({sample_all(sampler, logits, position)[0] for position in range(20)}) > 5

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, AttentionSpec
 from asyncllm.executor.kv_pool import KVPool
-from tests.cpu.dense_attention import attend
-
-if TYPE_CHECKING:
-    import numpy as np
+from tests import attending
+from tests.cpu import dense_attention
 
 DEVICE = torch.device("cuda")
 NUM_SLOTS = 24
 MAX_LENGTH = 4096
 #: Absolute and relative.
-TOLERANCE = {torch.bfloat16: (1e-2, 2e-2), torch.float16: (2e-3, 4e-3)}
+TOLERANCE = {
+    torch.bfloat16: (1e-2, 2e-2),
+    torch.float16: (2e-3, 4e-3),
+    torch.float32: (1e-5, 1e-5),
+}
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,8 @@ class PagedSequences:
             q = self._normal(int(rows[:, 2].sum()), spec.num_heads)
             new = [self._extend(spec, *row) for row in rows.tolist()]
             k, v = (torch.cat(parts) for parts in zip(*new, strict=True))
-            # Views of one tensor, as a model's are.
-            fused = torch.cat((q, k, v), dim=1)
-            heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-            q, k, v = torch.split(fused, heads, dim=1)
-            layers.append(Layer(spec, q, k, v, self._reference(spec, rows, q)))
+            qkv = torch.cat((q, k, v), dim=1)
+            layers.append(Layer(self, spec, rows, qkv, self._reference(spec, rows, q)))
         return layers
 
     def _normal(self, tokens: int, heads: int) -> Tensor:
@@ -124,7 +124,9 @@ class PagedSequences:
             queries = q[first : first + q_len].double()
             first += q_len
             with DEVICE:  # where the reference makes its positions
-                answers.append(attend(queries, *self._dense[spec.layer, slot], spec, start))
+                answers.append(
+                    dense_attention.attend(queries, *self._dense[spec.layer, slot], spec, start)
+                )
         return torch.cat(answers)
 
 
@@ -132,15 +134,19 @@ class PagedSequences:
 class Layer:
     """Inputs of one layer in one step, and the reference's answer in float64."""
 
+    world: PagedSequences
     spec: AttentionSpec
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    rows: np.ndarray
+    qkv: Tensor
     expected: Tensor
 
-    def run(self, backend: AttentionBackend, plan: Any) -> Tensor:
-        return backend.forward(self.q, self.k, self.v, self.spec, plan)
+    def run(self, backend: AttentionBackend, plan: Any = None) -> Tensor:
+        """By default with a plan of the backend's own."""
+        table, page_size = self.world.block_table, self.world.case.page_size
+        return attending.attend(
+            backend, self.qkv, self.spec, self.rows, table, page_size, plan=plan
+        )
 
     def check(self, answer: Tensor) -> None:
-        atol, rtol = TOLERANCE[self.q.dtype]
+        atol, rtol = TOLERANCE[self.qkv.dtype]
         torch.testing.assert_close(answer.double(), self.expected, atol=atol, rtol=rtol)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from asyncllm.executor.draw import stream_of, uniforms
-from asyncllm.executor.sampler import Sampler
+from asyncllm.executor.sampler import Level, Sampler
+from asyncllm.kernels.sampling import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 
 pytestmark = [
@@ -107,3 +109,52 @@ def test_greedy_takes_the_first_of_equal_scores() -> None:
     with no_waiting():
         sampled = sampler.sample(logits, np.arange(4), np.zeros(4, dtype=np.int64))
     assert sampled.tokens.tolist() == [0, 411, 0, 0]
+
+
+def test_a_row_does_not_depend_on_how_it_is_sampled() -> None:
+    simple: dict[str, Any] = {
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logprobs": -1,
+    }
+    params = varied_params(128)
+    params[::2] = [msgspec.structs.replace(each, **simple) for each in params[::2]]
+    slots, lengths = np.arange(128), np.full(128, 200)
+    sampler = Sampler(128, VOCAB, "cuda")
+    for slot, each in enumerate(params):
+        sampler.admit(slot, each, np.arange(5, dtype=np.int32), 5)
+    sampler.flush()
+    logits = (torch.randn(128, VOCAB, device="cuda") * 3).bfloat16()
+    together = sampler.sample(logits, slots, lengths).tokens
+    graphed = 0
+    for slot in range(128):
+        row = slice(slot, slot + 1)
+        level = sampler.level(slots[row], lengths[row])
+        if level is Level.EAGER:
+            continue
+        graphed += 1
+        # Among padding, at the same place in memory as in a graph.
+        keys = torch.full((2, 4), 128, dtype=torch.int32, device="cuda")
+        keys[0, 0], keys[1] = slot, 200
+        padded = logits[row].repeat(4, 1)
+        for enough in range(level, Level.EAGER):
+            tokens = sampler.draw(padded, keys[0], keys[1], Level(enough))
+            assert tokens[0] == together[slot]
+            assert (tokens[1:] == padded[0].argmax()).all()
+    assert graphed >= 64
+
+
+def test_sampling_takes_little_memory() -> None:
+    rows, vocab = 256, 151_936
+    params = varied_params(rows)
+    sampler = Sampler(rows, vocab, "cuda")
+    for slot, each in enumerate(params):
+        sampler.admit(slot, each, np.arange(5, dtype=np.int32), 5)
+    logits = torch.randn(rows, vocab, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    sampler.sample(logits, np.arange(rows), np.full(rows, 9))
+    taken = torch.cuda.max_memory_allocated() - before
+    tables = 5 * rows * vocab
+    assert taken < Sampler.reserve_bytes(rows, vocab) - tables < 300 * 2**20

@@ -13,6 +13,7 @@ from asyncllm.engine.history import RequestTrace, StepRecord
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.timeline import Event
 from asyncllm.errors import BadRequest, QueueFull
+from asyncllm.executor.startup import StartupBill
 from asyncllm.types import (
     FinishReason,
     SamplingParams,
@@ -155,6 +156,7 @@ class FakeLLM:
         self.chat_template: FakeTemplate | None = FakeTemplate()
         self.default_params = SamplingParams(temperature=0.7)
         self.stats = EngineStats(pages_total=64)
+        self.startup = StartupBill()
         self.ready = False
         self.healthy = True
         self.params: list[SamplingParams] = []

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from asyncllm.kernels.linear import linear
 from asyncllm.kernels.norm import Norm
 from asyncllm.models.layers.parameter import Packed, Placement
+from asyncllm.models.quant.weight import Place, QuantizedWeight
+
+Weight = nn.Parameter | QuantizedWeight
 
 
 class Linear(nn.Module):
@@ -19,14 +22,20 @@ class Linear(nn.Module):
         self, in_features: int, out_features: int, place: Placement, *, bias: bool = False
     ):
         super().__init__()
-        self.weight = place.empty(out_features, in_features)
+        self.weight: Weight = place.projection(out_features, in_features)
         self.bias = place.empty(out_features) if bias else None
 
     def forward(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """See ``kernels.linear``: of x normalised; added to ``residual`` in place."""
-        return linear(x, self.weight, self.bias, norm=norm, residual=residual)
+        return _project(x, self.weight, self.bias, norm=norm, residual=residual)
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        """Where the checkpoint's tensors go, by name."""
+        yield "weight", self.weight[:]
+        if self.bias is not None:
+            yield "bias", self.bias
 
 
 class FusedLinear(Packed):
@@ -41,16 +50,31 @@ class FusedLinear(Packed):
     ):
         super().__init__()
         self.outputs = outputs
-        self.weight = place.empty(sum(outputs.values()), in_features)
+        self.weight: Weight = place.projection(sum(outputs.values()), in_features)
         self.bias = place.empty(sum(outputs.values())) if bias else None
 
     def forward(self, x: Tensor, *, norm: Norm | None = None, act: str | None = None) -> Tensor:
         """See ``kernels.linear``: of x normalised; through a gated activation."""
-        return linear(x, self.weight, self.bias, norm=norm, act=act)
+        return _project(x, self.weight, self.bias, norm=norm, act=act)
 
-    def parts(self) -> Iterator[tuple[str, Tensor]]:
+    def parts(self) -> Iterator[tuple[str, Place]]:
         ends = accumulate(self.outputs.values())
         for (name, size), end in zip(self.outputs.items(), ends, strict=True):
             yield f"{name}.weight", self.weight[end - size : end]
             if self.bias is not None:
                 yield f"{name}.bias", self.bias[end - size : end]
+
+
+def _project(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    *,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+    act: str | None = None,
+) -> Tensor:
+    if isinstance(weight, QuantizedWeight):
+        y: Tensor = weight(x, bias, norm=norm, residual=residual, act=act)
+        return y
+    return linear(x, weight, bias, norm=norm, residual=residual, act=act)

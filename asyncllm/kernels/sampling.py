@@ -1,9 +1,8 @@
-"""The mathematics of sampling: filters as cut-offs on weights, random numbers, and the draw.
-
-Everything here works row by row on whole batches, on any device, without waiting for it.
+"""Sampling: from logits to tokens by temperature, top-k, top-p and min-p.
 
 *Weights* are probabilities that are not divided by their sum: exp((score - best) / temperature), so
-the likeliest token of a row weighs exactly 1.
+the likeliest token of a row weighs exactly 1. Filters are cut-offs on weights, so that tokens that
+tie are kept or dropped together.
 """
 
 from __future__ import annotations
@@ -11,6 +10,20 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+
+from asyncllm.wire.messages import BAD_TOKEN
+
+#: What is to be known of a row. A temperature of 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+#: On the device, a record is a row of int64 [slots, 3].
+RECORD = np.dtype(
+    [
+        ("stream", "<i8"),
+        ("temperature", "<f4"),
+        ("top_p", "<f4"),
+        ("min_p", "<f4"),
+        ("top_k", "<i4"),
+    ]
+)
 
 #: The draw adds up weights of so many tokens first, then walks through one such tile.
 TILE = 256
@@ -22,6 +35,96 @@ MAX_SELECT = 128
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
+
+
+def sample_tokens(
+    logits: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    draws: bool,
+    filters: bool,
+    relay: Tensor | None = None,
+) -> Tensor:
+    """Sample one token for each row, without waiting for the device.
+
+    What a row yields depends on its own logits, record and position alone.
+
+    Args:
+        logits: [m, vocab], any floating dtype, the last dimension contiguous; -inf bans a token.
+        table: int64 [slots, 3] of ``RECORD``.
+        slots: int [m]; each row's record.
+        positions: int [m]; which of the stream's random numbers each row takes.
+        draws: False: the temperature of all rows is 0.
+        filters: False: no row of which a token is drawn has filters.
+        relay: int64 [slots]; the row's token is also written there, 0 if it has none.
+
+    Returns:
+        int64 [m]; BAD_TOKEN where the best score is NaN or infinite. Of equal scores, the first
+        token is the best.
+    """
+    if logits.is_cuda:
+        from asyncllm.kernels.triton.sampling import sample_tokens as launch
+    else:
+        launch = sample_tokens_reference
+    return launch(logits, table, slots, positions, draws=draws, filters=filters, relay=relay)
+
+
+def sample_tokens_reference(
+    logits: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    draws: bool,
+    filters: bool,
+    relay: Tensor | None = None,
+) -> Tensor:
+    """``sample_tokens`` in plain torch; on a GPU it waits for the device."""
+    # NaN counts as the largest; of equal scores the first is taken.
+    best, tokens = logits.max(dim=-1)
+    if draws:
+        records = table.index_select(0, slots)
+        rows = (_temperature(records) > 0).nonzero().squeeze(1)
+        if len(rows):
+            part = (t.index_select(0, rows) for t in (logits, records, positions, best, tokens))
+            tokens = tokens.index_copy(0, rows, _draw(*part, filters=filters))
+    tokens = tokens.masked_fill(~best.isfinite(), BAD_TOKEN)
+    if relay is not None:
+        relay.index_copy_(0, slots.long(), tokens.clamp(min=0))
+    return tokens
+
+
+def _temperature(records: Tensor) -> Tensor:
+    return records.view(torch.float32)[:, 2]
+
+
+def _draw(
+    logits: Tensor,
+    records: Tensor,
+    positions: Tensor,
+    best: Tensor,
+    tokens: Tensor,
+    *,
+    filters: bool,
+) -> Tensor:
+    """A random token of each row; ``tokens`` are the best."""
+    weights = weigh(logits, best, _temperature(records))
+    if filters:
+        top_p, least = records.view(torch.float32)[:, 3:5].unbind(1)
+        top_k = records.view(torch.int32)[:, 5].long()
+        top_k = torch.where(top_k > 0, top_k, logits.shape[1]).clamp_(max=logits.shape[1])
+        # The likeliest token weighs 1, so min_p is a weight as it stands.
+        least = least.clone()
+        selected = top_k <= MAX_SELECT
+        for rows in (selected, ~selected & ((top_k < logits.shape[1]) | (top_p < 1))):
+            if rows.any():
+                depth = int(top_k[rows].max())
+                cuts = cut_offs(weights[rows], top_k[rows], top_p[rows], depth)
+                least[rows] = torch.maximum(least[rows], cuts)
+        weights = keep_from(weights, least)
+    return pick(weights, uniforms(records[:, 0], positions.long()), tokens)
 
 
 def stream_of(seed: Tensor) -> Tensor:
@@ -151,10 +254,13 @@ def pick(weights: Tensor, uniform: Tensor, best: Tensor) -> Tensor:
 
 __all__ = [
     "MAX_SELECT",
+    "RECORD",
     "TILE",
     "cut_offs",
     "keep_from",
     "pick",
+    "sample_tokens",
+    "sample_tokens_reference",
     "stream_of",
     "uniforms",
     "weigh",

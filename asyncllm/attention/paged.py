@@ -1,0 +1,197 @@
+"""Attention of a step's rows over the paged KV cache, on kernels that need no plan.
+
+Rows of one new token (decode rows) and longer ones have kernels of their own. Both find out on the
+device what their rows are, so that a plan is no more than a few small tensors: sent there by the
+host for a step that is launched kernel by kernel, or tensors that a CUDA graph reads anew each time
+it is launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncllm.attention.base import ForwardBatch
+from asyncllm.kernels.decode import decode_attention, decode_heads
+from asyncllm.kernels.extend import ExtendRows, extend_attention
+from asyncllm.kernels.heads import HeadEncoding, encode_heads
+from asyncllm.upload import upload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncllm.attention.base import AttentionSpec, KVPages
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Rows of one token each, which are the step's first tokens.
+
+    Attributes:
+        slots: integers [rows].
+        lengths: integers [rows]: positions to attend to, the row's own included. 0: this token is
+            none of a decode row.
+    """
+
+    slots: Tensor
+    lengths: Tensor
+
+
+class PlannedPrompts(Protocol):
+    """Attention of a step's longer rows by kernels that had to be told of them beforehand."""
+
+    def run(self, q: Tensor, spec: AttentionSpec, out: Tensor) -> None:
+        """Attend the tokens of these rows; q and out: [tokens, num_heads, head_dim]."""
+
+
+class PromptKernels(Protocol):
+    """Kernels for longer rows that want a plan made on the host."""
+
+    def plan(self, rows: np.ndarray, block_table: Tensor) -> PlannedPrompts:
+        """See ``AttentionBackend.plan``; no row is a decode row."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """A step's rows, sorted by kernel.
+
+    Attributes:
+        block_table: int32 [slots, max_pages].
+        decodes: None if there are none; ``extends`` likewise.
+        prompts: what attends the rows of ``extends`` instead of their own kernel, or None.
+    """
+
+    block_table: Tensor
+    decodes: Decodes | None
+    extends: ExtendRows | None
+    prompts: PlannedPrompts | None = None
+
+
+class PagedBackend:
+    """``AttentionBackend``, and the one for CUDA graphs, on the kernels of ``asyncllm.kernels``.
+
+    Nothing here waits for the device.
+
+    Args:
+        kv: the pages, in the dtype that queries come in.
+        prompts: kernels for the longer rows of steps that are launched kernel by kernel; by
+            default they are our own too.
+    """
+
+    def __init__(self, kv: KVPages, prompts: PromptKernels | None = None) -> None:
+        self._kv = kv
+        self._prompts = prompts
+
+    def plan(self, rows: np.ndarray, block_table: Tensor) -> PagedPlan:
+        """See ``AttentionBackend.plan``; ``rows`` must not be empty."""
+        slots, starts, q_lens = rows.T
+        longer = np.flatnonzero(q_lens != 1)
+        count = int(longer[0]) if longer.size else len(rows)
+        offsets = np.concatenate([[0], q_lens.cumsum()])
+        parts = [slots, starts[:count] + 1, starts[count:], offsets[count:]]
+        packed = np.concatenate(parts).astype(np.int32)
+        on_device = upload(packed, block_table.device).split([len(part) for part in parts])
+        decodes = Decodes(on_device[0][:count], on_device[1]) if count else None
+        if count == len(rows):
+            return PagedPlan(block_table, decodes, None)
+        extends = ExtendRows(on_device[0][count:], on_device[2], on_device[3])
+        if self._prompts is None:
+            return PagedPlan(block_table, decodes, extends)
+        return PagedPlan(
+            block_table, decodes, extends, self._prompts.plan(rows[count:], block_table)
+        )
+
+    def device_plan(self, slots: Tensor, lengths: Tensor, block_table: Tensor) -> PagedPlan:
+        """A plan of decode rows, good for whatever these tensors hold when it is used.
+
+        Args:
+            slots: integers [rows].
+            lengths: int32 [rows], the row's own token included; 0 is padding.
+        """
+        return PagedPlan(block_table, Decodes(slots, lengths), None)
+
+    def mixed_plan(
+        self,
+        slots: Tensor,
+        starts: Tensor,
+        q_offsets: Tensor,
+        lengths: Tensor,
+        block_table: Tensor,
+    ) -> PagedPlan:
+        """A plan of rows of any number of tokens, likewise.
+
+        Which of them are decode rows is not known until then: each kernel gets all rows, and takes
+        the other's for padding.
+
+        Args:
+            slots, starts, lengths: int32 [rows]: row i brings positions starts[i] .. lengths[i]-1.
+            q_offsets: int32 [rows + 1]; its tokens are q_offsets[i] .. q_offsets[i + 1] - 1.
+                Padding rows have none, and length 0.
+        """
+        # One token, and one of each row before: no more tokens than rows up to here.
+        numbers = torch.arange(len(q_offsets), dtype=q_offsets.dtype, device=q_offsets.device)
+        alike = q_offsets == numbers
+        decoding = alike[:-1] & alike[1:]
+        count = decoding.sum(dtype=q_offsets.dtype)
+        decodes = Decodes(slots, lengths * decoding)
+        extends = ExtendRows(slots, starts, torch.maximum(q_offsets, count))
+        return PagedPlan(block_table, decodes, extends)
+
+    def forward(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        """See ``AttentionBackend.forward``."""
+        plan: PagedPlan = batch.plan
+        keys, values = self._kv.layer(spec.layer)
+        table, decodes, extends = plan.block_table, plan.decodes, plan.extends
+        if extends is None:
+            assert decodes is not None
+            slots, lengths = decodes.slots, decodes.lengths
+            at = batch.positions, batch.written
+            return decode_heads(qkv, encoding, *at, keys, values, table, slots, lengths, spec)
+        q, _, _ = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.written)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        count = 0
+        if decodes is not None:
+            count = min(len(decodes.slots), len(q))
+            slots, lengths = decodes.slots[:count], decodes.lengths[:count]
+            # Tokens of longer rows among these are attended below, and overwritten.
+            out[:count] = decode_attention(q[:count], keys, values, table, slots, lengths, spec)
+        if plan.prompts is not None:
+            plan.prompts.run(q[count:], spec, out[count:])
+        else:
+            extend_attention(q, keys, values, table, extends, spec, out=out)
+        return out.flatten(1)
+
+    def warm_up(
+        self, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Run every kind of layer once, with a decode row and a longer one.
+
+        Writes to page 0, so it must come before the first sequence does.
+
+        Args:
+            specs: of all layers; dtype: of queries, and of K and V.
+
+        Raises:
+            Exception: what the compiler, the loader or the driver raise if that does not work,
+                for instance because kernels were built for another GPU.
+        """
+        rows = np.array([[0, 0, 1], [0, 0, 2]], dtype=np.int32)
+        plan = self.plan(rows, torch.zeros(1, 2, dtype=torch.int32, device=device))
+        zeros = torch.zeros(3, dtype=torch.int64, device=device)
+        batch = ForwardBatch(zeros, zeros, zeros, sample_rows=None, backend=self, plan=plan)
+        kinds = {replace(spec, layer=0): spec for spec in specs}
+        for spec in kinds.values():
+            width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+            qkv = torch.zeros(3, width, dtype=dtype, device=device)
+            self.forward(qkv, spec, HeadEncoding(None, None, None), batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+__all__ = ["Decodes", "PagedBackend", "PagedPlan", "PlannedPrompts", "PromptKernels"]

@@ -1,0 +1,219 @@
+"""The cases: which prompts, how many tokens are wanted, and when they are sent.
+
+Prompts are random token ids, the same in every run, so that figures of different days and engines
+can be compared.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+#: The largest id in prompts.
+LARGEST_ID = 10_000
+
+Range = tuple[int, int]
+
+PROMPT_TOKENS: Range = (100, 1024)
+OUTPUT_TOKENS: Range = (100, 400)
+
+
+def within(ids: list[int], vocab_size: int) -> list[int]:
+    """The same ids for most vocabularies; they wrap around in one that is too small for them."""
+    return ids if vocab_size > LARGEST_ID else [token % vocab_size for token in ids]
+
+
+# -- offline ---------------------------------------------------------------------------------------
+
+
+class Work(NamedTuple):
+    """Prompts that are there at once; ``max_tokens`` has one number for each."""
+
+    prompts: list[list[int]]
+    max_tokens: list[int]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and output."""
+        pairs = zip(self.prompts, self.max_tokens, strict=True)
+        return max(len(prompt) + wanted for prompt, wanted in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineCase:
+    """``make(repetition)`` is its work; ``temperature`` is that of sampling."""
+
+    name: str
+    make: Callable[[int], Work]
+    temperature: float = 0.0
+
+
+def fixed(count: int, num_in: int, num_out: int, first_seed: int) -> Callable[[int], Work]:
+    """``count`` prompts of one length, others in each repetition."""
+
+    def make(repetition: int) -> Work:
+        draw = random.Random(first_seed + repetition)
+        prompts = [[draw.randint(0, LARGEST_ID) for _ in range(num_in)] for _ in range(count)]
+        return Work(prompts, [num_out] * count)
+
+    return make
+
+
+def uneven(count: int, lengths: Range, seed: int) -> Callable[[int], Work]:
+    """Prompts and outputs of ``lengths``, the same in each repetition."""
+
+    def make(_repetition: int) -> Work:
+        draw = random.Random(seed)
+        prompts = [
+            [draw.randint(0, LARGEST_ID) for _ in range(draw.randint(*lengths))]
+            for _ in range(count)
+        ]
+        return Work(prompts, [draw.randint(*lengths) for _ in range(count)])
+
+    return make
+
+
+#: offline256 is the benchmark of nano-vllm and mini-sglang.
+OFFLINE: tuple[OfflineCase, ...] = (
+    OfflineCase("bs1", fixed(1, 128, 512, 100)),
+    OfflineCase("bs8", fixed(8, 128, 256, 200)),
+    OfflineCase("bs32", fixed(32, 512, 256, 300)),
+    OfflineCase("bs128", fixed(128, 512, 256, 400)),
+    OfflineCase("prefill8k", fixed(1, 8000, 1, 500)),
+    OfflineCase("prefill16x2k", fixed(16, 2000, 1, 600)),
+    OfflineCase("offline256", uneven(256, (100, 1024), 0), temperature=0.6),
+)
+
+
+# -- online ----------------------------------------------------------------------------------------
+
+
+class Shot(NamedTuple):
+    """One request of an online case.
+
+    Attributes:
+        at: seconds from the beginning at which it is sent; None: as soon as a client is free.
+        num_in, num_out: tokens of the prompt, and tokens wanted.
+        seed: of the prompt.
+        long: it is there for what it does to the others, and is counted apart from them.
+    """
+
+    at: float | None
+    num_in: int
+    num_out: int
+    seed: int
+    long: bool = False
+
+    def prompt(self, vocab_size: int) -> list[int]:
+        draw = random.Random(self.seed)
+        ids = [draw.randint(0, LARGEST_ID) for _ in range(self.num_in)]
+        return within(ids, vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineCase:
+    """Requests over HTTP.
+
+    Attributes:
+        clients: how many send one request after the other; 0: requests go out at their times.
+        rate: requests per second, where they arrive at random.
+    """
+
+    name: str
+    shots: tuple[Shot, ...]
+    clients: int = 0
+    rate: float | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and output."""
+        return max(shot.num_in + shot.num_out for shot in self.shots)
+
+    @property
+    def most_at_once(self) -> int:
+        """Requests that may be under way together, if the server is slow."""
+        return self.clients or len(self.shots)
+
+
+def closed_loop(
+    clients: int,
+    count: int,
+    num_in: Range = PROMPT_TOKENS,
+    num_out: Range = OUTPUT_TOKENS,
+    name: str | None = None,
+    seed: int = 0,
+) -> OnlineCase:
+    """``count`` requests; each of the clients sends its next one when the last is answered."""
+    name = name or f"c{clients}"
+    sizes = _sizes(count, num_in, num_out, 7)
+    shots = [Shot(None, *size, _prompt_seed(name, i, seed)) for i, size in enumerate(sizes)]
+    return OnlineCase(name, tuple(reversed(shots)), clients=clients)
+
+
+def poisson(rate: float, count: int, name: str | None = None, seed: int = 0) -> OnlineCase:
+    """``count`` requests that arrive independently of each other, ``rate`` of them per second."""
+    name = name or f"poisson{rate:g}"
+    draw = random.Random(9)
+    at, shots = 0.0, []
+    for i, size in enumerate(_sizes(count, PROMPT_TOKENS, OUTPUT_TOKENS, 9)):
+        shots.append(Shot(at, *size, _prompt_seed(name, i, seed)))
+        at += draw.expovariate(rate)
+    return OnlineCase(name, tuple(shots), rate=rate)
+
+
+def interference(
+    decoding: int, num_long: int, gap: float, name: str | None = None, seed: int = 0
+) -> OnlineCase:
+    """Steady streams, and long prompts from half a second on, one every ``gap`` seconds."""
+    name = name or f"interfere{decoding}"
+    shots = [Shot(0.0, 128, 1000, _own_seed(50 + i, seed)) for i in range(decoding)]
+    shots += [
+        Shot(0.5 + gap * i, 8000, 1, _own_seed(9000 + i, seed), long=True) for i in range(num_long)
+    ]
+    return OnlineCase(name, tuple(shots))
+
+
+def online(seed: int = 0) -> tuple[OnlineCase, ...]:
+    """The cases of ``asyncllm bench serve``.
+
+    Args:
+        seed: another one makes other prompts, for a server that may have cached these.
+    """
+    return (
+        closed_loop(1, 4, (128, 128), (256, 256), seed=seed),
+        closed_loop(32, 128, seed=seed),
+        closed_loop(256, 768, seed=seed),
+        poisson(20, 200, seed=seed),
+        interference(32, 8, 0.3, seed=seed),
+    )
+
+
+def warm_up(most_at_once: int, seed: int = 0) -> OnlineCase:
+    """Short answers, so that nothing is met for the first time in what is measured."""
+    clients = min(most_at_once, 64)
+    return closed_loop(clients, 2 * clients, num_out=(50, 60), name="warm", seed=seed)
+
+
+def sweep(clients: list[int], rates: list[float], seed: int = 0) -> tuple[OnlineCase, ...]:
+    """A case for each number of clients, and for each rate."""
+    return (
+        *(closed_loop(n, max(8, 4 * n), name=f"{n} clients", seed=seed) for n in clients),
+        *(poisson(rate, max(16, round(10 * rate)), f"{rate:g}/s", seed) for rate in rates),
+    )
+
+
+def _sizes(count: int, num_in: Range, num_out: Range, seed: int) -> list[Range]:
+    draw = random.Random(seed)
+    return [(draw.randint(*num_in), draw.randint(*num_out)) for _ in range(count)]
+
+
+def _prompt_seed(name: str, index: int, seed: int) -> int:
+    return _own_seed(zlib.crc32(f"{name}{index}".encode()), seed)
+
+
+def _own_seed(number: int, seed: int) -> int:
+    """Seed 0 leaves the number as it is."""
+    return number + (seed << 32)

@@ -1,0 +1,195 @@
+"""A process that makes load: it sends the shots it is given and tells when events came.
+
+One process can only read so many events a second, so a case may be dealt out to several of them
+(``online.py``). They have one clock: ``time.perf_counter`` is the system's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import ssl
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from asyncllm.bench.cases import Shot
+from asyncllm.bench.stream import Connection, Failure
+from asyncllm.loop_thread import new_event_loop
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection as Pipe
+
+
+#: An answer that takes longer is given up, in seconds.
+PATIENCE = 600.0
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A server with OpenAI's protocol, and what to ask it for.
+
+    Attributes:
+        url: without /v1.
+        model: as the server calls it.
+        vocab_size: prompts have smaller token ids.
+    """
+
+    url: str
+    model: str
+    vocab_size: int
+    api_key: str | None = None
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Shots for one process; ``clients`` and the shots as in ``OnlineCase``."""
+
+    target: Target
+    clients: int
+    shots: list[Shot]
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """What became of a shot.
+
+    Attributes:
+        long, num_out: as in the shot.
+        sent: seconds of ``time.perf_counter``.
+        tokens: those that the server says it has generated; if it does not, the events.
+        times: float64 bytes; when each event with text came.
+        failure: None, or why there is no answer.
+    """
+
+    long: bool
+    num_out: int
+    sent: float
+    tokens: int = 0
+    times: bytes = b""
+    failure: str | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a process did; ``cpu_share`` is its CPU time over the time it took."""
+
+    answered: list[Answered]
+    cpu_share: float
+
+
+def process_main(pipe: Pipe) -> None:
+    """Take jobs until the pipe is closed: for each, say when it is ready and wait for the time."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    gc.disable()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        while True:
+            try:
+                job = msgspec.msgpack.decode(pipe.recv_bytes(), type=Job)
+                requests = [request(job.target, shot) for shot in job.shots]
+                pipe.send_bytes(b"ready")
+                start = msgspec.msgpack.decode(pipe.recv_bytes(), type=float)
+                outcome = runner.run(make_load(job, requests, start))
+                pipe.send_bytes(msgspec.msgpack.encode(outcome))
+            except (EOFError, BrokenPipeError):
+                return
+            gc.collect()
+
+
+def request(target: Target, shot: Shot) -> bytes:
+    """The bytes to send for a shot."""
+    url = urlsplit(target.url)
+    body = msgspec.json.encode(
+        {
+            "model": target.model,
+            "prompt": shot.prompt(target.vocab_size),
+            "max_tokens": shot.num_out,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+    key = "" if target.api_key is None else f"Authorization: Bearer {target.api_key}\r\n"
+    head = (
+        f"POST {url.path.rstrip('/')}/v1/completions HTTP/1.1\r\nHost: {url.netloc}\r\n"
+        f"Content-Type: application/json\r\n{key}Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def make_load(job: Job, requests: list[bytes], start: float) -> Outcome:
+    """Send every shot at its time, or as soon as one of the clients is free.
+
+    Args:
+        requests: ``request`` of each shot.
+        start: the time, by ``time.perf_counter``, from which ``Shot.at`` counts.
+    """
+    server = _Connections(job.target)
+    queue = deque(zip(job.shots, requests, strict=True))
+    answered: list[Answered] = []
+
+    async def client() -> None:
+        while queue:
+            answered.append(await server.ask(*queue.popleft()))
+
+    async def once(shot: Shot, data: bytes) -> None:
+        await _until(start + (shot.at or 0.0))
+        answered.append(await server.ask(shot, data))
+
+    await _until(start)
+    cpu, began = time.process_time(), time.perf_counter()
+    if job.clients:
+        await asyncio.gather(*(client() for _ in range(job.clients)))
+    else:
+        await asyncio.gather(*(once(*item) for item in queue))
+    share = (time.process_time() - cpu) / (time.perf_counter() - began)
+    server.close()
+    return Outcome(answered, share)
+
+
+class _Connections:
+    """Connections to one server, each used for one request at a time and then for another."""
+
+    def __init__(self, target: Target):
+        url = urlsplit(target.url)
+        self._host = url.hostname or ""
+        self._ssl = ssl.create_default_context() if url.scheme == "https" else None
+        self._port = url.port or (443 if self._ssl else 80)
+        self._idle: list[Connection] = []
+
+    async def ask(self, shot: Shot, data: bytes) -> Answered:
+        sent = time.perf_counter()
+        try:
+            connection = await self._connect()
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    reading = await connection.send(data)
+            except TimeoutError:
+                connection.close()
+                raise Failure(f"no answer in {PATIENCE:.0f} s") from None
+        except (Failure, OSError) as error:
+            return Answered(shot.long, shot.num_out, sent, failure=str(error))
+        self._idle.append(connection)
+        if not reading.times:
+            return Answered(shot.long, shot.num_out, sent, failure="an answer without text")
+        tokens = reading.tokens or len(reading.times)
+        return Answered(shot.long, shot.num_out, sent, tokens, reading.times.tobytes())
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+
+    async def _connect(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        _, connection = await asyncio.get_running_loop().create_connection(
+            Connection, self._host, self._port, ssl=self._ssl
+        )
+        return connection
+
+
+async def _until(when: float) -> None:
+    await asyncio.sleep(max(0.0, when - time.perf_counter()))

@@ -1,0 +1,328 @@
+"""``asyncllm bench offline | serve``: how fast a model is, and compared with what."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from asyncllm.bench import cases
+from asyncllm.cli.options import (
+    add_option,
+    add_options,
+    config_from_args,
+    given_options,
+    usage_error,
+)
+from asyncllm.cli.progress import LoadingBar
+from asyncllm.config import EngineConfig, PolicyName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from asyncllm.api import AsyncLLM
+    from asyncllm.bench.earlier import Earlier
+    from asyncllm.bench.report import Report
+    from asyncllm.bench.subject import Subject
+    from asyncllm.cli.options import Commands
+
+C = TypeVar("C", cases.OfflineCase, cases.OnlineCase)
+T = TypeVar("T")
+
+#: A process that makes load and is busy for a larger share of the time may be what limits.
+BUSY_CLIENT = 0.7
+
+
+def add_command(commands: Commands) -> None:
+    bench = commands.add_parser("bench", help="measure how fast a model is", allow_abbrev=False)
+    actions = bench.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_offline(actions)
+    _add_serve(actions)
+
+
+def _add_offline(actions: Commands) -> None:
+    names = ", ".join(case.name for case in cases.OFFLINE)
+    parser = actions.add_parser(
+        "offline",
+        help="batches of prompts in this process",
+        description="Measure batches of prompts that are all there at the beginning. Each case "
+        "runs three times on fresh prompts, the better of the last two counts.",
+        allow_abbrev=False,
+    )
+    _add_common(parser, names)
+    add_option(
+        parser,
+        "policy",
+        PolicyName,
+        "who is served next; a batch ends sooner when its longest answers begin first "
+        "(default: longest)",
+    )
+    add_options(parser, EngineConfig, title="engine", skip=("model", "policy"))
+    parser.set_defaults(run=run_offline, parser=parser, policy="longest")
+
+
+def _add_serve(actions: Commands) -> None:
+    names = ", ".join(case.name for case in cases.online())
+    parser = actions.add_parser(
+        "serve",
+        help="requests to a server, as its clients see it",
+        description="Measure a server with many clients: one that is started for it, with MODEL "
+        "and the engine's options, or the one at --url, whatever software it runs.",
+        allow_abbrev=False,
+    )
+    _add_common(parser, names)
+    parser.add_argument("--url", help="a server that runs already; MODEL is then its name there")
+    parser.add_argument("--api-key", metavar="TEXT", help="key for that server")
+    parser.add_argument(
+        "--clients",
+        type=_list_of(_positive(int)),
+        metavar="LIST",
+        default=[],
+        help="instead of the cases: so many clients at once, for each number in the list",
+    )
+    parser.add_argument(
+        "--rates",
+        type=_list_of(_positive(float)),
+        metavar="LIST",
+        default=[],
+        help="instead of the cases: so many requests per second, at random times",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw latency against load (.png, .svg, .pdf); needs the extra 'bench'",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="INT",
+        help="another number makes other prompts, for a server that may have cached these",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=_positive(int),
+        metavar="INT",
+        help="ids in prompts stay below this (default: the model's, with --url 10001)",
+    )
+    add_options(parser, EngineConfig, title="engine, without --url", skip=("model",))
+    parser.set_defaults(run=run_serve, parser=parser)
+
+
+def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="folder or hub id; the built-in demo when none is named",
+    )
+    parser.add_argument(
+        "--cases", type=_list_of(str), metavar="LIST", help=f"some of {names} (default: all)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        metavar="FILE",
+        help="print the ratio to what --json wrote earlier, or to a table of other engines",
+    )
+    parser.add_argument(
+        "--peer", metavar="ENGINE", help="compare with this one, not the best in each case"
+    )
+
+
+# -- offline ---------------------------------------------------------------------------------------
+
+
+def run_offline(args: argparse.Namespace) -> int:
+    config = config_from_args(args, EngineConfig)
+    chosen = _chosen(args, cases.OFFLINE)
+
+    from asyncllm.loading import name_of
+    from asyncllm.loop_thread import new_event_loop
+
+    earlier = _prepare(args, name_of(config.model))
+    # The thread that drives the device must get the GIL back at once; the default is 5 ms.
+    sys.setswitchinterval(1e-4)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        report = runner.run(_run_offline(args, config, chosen))
+    _show(report, earlier)
+    return 0 if report.offline else 1
+
+
+async def _run_offline(
+    args: argparse.Namespace, config: EngineConfig, chosen: Iterable[cases.OfflineCase]
+) -> Report:
+    from asyncllm.api import AsyncLLM
+    from asyncllm.bench.offline import run_case
+
+    started = time.perf_counter()
+    async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
+        report = _describe(llm, time.perf_counter() - started)
+        for case in chosen:
+            row = await run_case(llm, case)
+            if row is None:
+                _say(f"{case.name}: skipped, the context is too short for it")
+                continue
+            _say(f"{case.name}: {row.tok_s:,.1f} tok/s")
+            report.offline.append(row)
+            _write(args, report)
+    return report
+
+
+def _describe(llm: AsyncLLM, start_s: float) -> Report:
+    from asyncllm.bench.machine import describe
+    from asyncllm.bench.report import Report
+
+    limits = llm.limits
+    settings = {
+        "policy": llm.config.policy,
+        "dtype": limits.dtype,
+        "KV cache tokens": limits.num_pages * limits.page_size,
+        "most sequences": limits.max_num_seqs,
+        "most tokens in a step": limits.max_num_batched_tokens,
+    }
+    return Report(
+        machine=describe(limits.device),
+        model=llm.model_name,
+        settings=settings,
+        start_s=start_s,
+    )
+
+
+# -- serve -----------------------------------------------------------------------------------------
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    config = config_from_args(args, EngineConfig)
+    useless = given_options(args, EngineConfig).keys() - {"model"}
+    if args.url and useless:
+        usage_error(args, f"{', '.join(sorted(useless))}: for the server at --url to decide")
+    swept = cases.sweep(args.clients, args.rates, args.seed)
+    if swept and args.cases:
+        usage_error(args, "--cases are not run beside --clients or --rates")
+    chosen = list(swept) or _chosen(args, cases.online(args.seed))
+
+    from asyncllm.bench import plot
+    from asyncllm.bench.subject import of_process, of_url
+    from asyncllm.loading import name_of
+
+    if args.plot is not None:
+        plot.check(args.plot, chosen)
+    with ExitStack() as stack:
+        if args.url:
+            subject = of_url(args.url, args.api_key, config.model, args.vocab_size)
+            earlier = _prepare(args, subject.target.model)
+        else:
+            earlier = _prepare(args, name_of(config.model))
+            subject = stack.enter_context(of_process(config, args.vocab_size))
+        report = subject.report
+        _run_online(args, chosen, subject)
+    _show(report, earlier)
+    if args.plot is not None:
+        plot.draw(args.plot, report.model, report.online, earlier.online if earlier else ())
+    return 0 if report.online and not any(row.failed for row in report.online) else 1
+
+
+def _run_online(
+    args: argparse.Namespace, chosen: Iterable[cases.OnlineCase], subject: Subject
+) -> None:
+    from asyncllm.bench.online import run_cases
+
+    fitting = []
+    for case in chosen:
+        if subject.max_model_len is None or case.longest <= subject.max_model_len:
+            fitting.append(case)
+        else:
+            _say(f"{case.name}: skipped, the context is too short for it")
+    for row in run_cases(subject.target, fitting, args.seed):
+        _say(f"{row.case}: {row.tok_s:,.1f} tok/s")
+        if row.client_busy > BUSY_CLIENT:
+            _say(f"{row.case}: the clients were {row.client_busy:.0%} busy, and may be what limits")
+        subject.report.online.append(row)
+        _write(args, subject.report)
+
+
+# -- both ------------------------------------------------------------------------------------------
+
+
+def _chosen(args: argparse.Namespace, known: Iterable[C]) -> list[C]:
+    """The cases that were named, in that order, or all."""
+    by_name = {case.name: case for case in known}
+    names = args.cases or list(by_name)
+    for name in names:
+        if name not in by_name:
+            usage_error(args, f"no case {name!r} among {', '.join(by_name)}")
+    return [by_name[name] for name in names]
+
+
+def _prepare(args: argparse.Namespace, model: str) -> Earlier | None:
+    """Before anything is measured: what to compare with, and can the figures be written?
+
+    Raises:
+        BadRequest, OSError: no.
+    """
+    from asyncllm.bench.earlier import Earlier
+
+    if args.peer is not None and args.compare is None:
+        usage_error(args, "--peer is one of those in the file of --compare")
+    if args.json is not None:
+        args.json.touch()
+    if args.compare is None:
+        return None
+    return Earlier.read(args.compare).select(model, args.peer)
+
+
+def _write(args: argparse.Namespace, report: Report) -> None:
+    """After each case: what was measured is not lost if the next one fails."""
+    if args.json is not None:
+        report.write(args.json)
+
+
+def _show(report: Report, earlier: Earlier | None) -> None:
+    from asyncllm.bench import tables
+
+    engine = [(row.case, row.engine) for row in report.offline]
+    engine += [(row.case, row.engine) for row in report.online]
+    parts = [
+        tables.header(report),
+        tables.offline_table(report.offline) if report.offline else "",
+        tables.online_table(report.online) if report.online else "",
+        tables.engine_table(engine),
+    ]
+    if earlier is not None:
+        compared = earlier.compare(report)
+        parts += [
+            f"compared with {earlier.path}; ratios above 1 are better",
+            tables.comparison_table(compared) if compared else "no case is in both",
+        ]
+    print("\n\n".join(part for part in parts if part))
+
+
+def _list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    def parse(text: str) -> list[T]:
+        return [kind(item) for item in text.split(",")]
+
+    return parse
+
+
+def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
+    def parse(text: str) -> T:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not 0 < value < float("inf"):  # type: ignore[operator]
+            raise argparse.ArgumentTypeError(f"{text} is not positive")
+        return value
+
+    return parse
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)

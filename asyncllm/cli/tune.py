@@ -1,0 +1,82 @@
+"""``asyncllm kernels tune``: measure how a model's projections run best on this GPU."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from asyncllm.cli.options import usage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from asyncllm.cli.options import Commands
+    from asyncllm.kernels.tuning import Shape
+
+
+def add_tune(actions: Commands) -> None:
+    parser = actions.add_parser(
+        "tune",
+        help="measure how a model's projections run best on this GPU",
+        description="Measure how a model's projections run best on this GPU, for batches of up to "
+        "64 rows, and keep it in the user's cache folder, where later runs find it. Takes minutes "
+        "and the whole GPU.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", required=True, metavar="TEXT", help="folder or hub id")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    if not torch.cuda.is_available():
+        usage_error(args, "there is no GPU to measure")
+
+    from asyncllm.kernels.tuner import BUCKETS, tune
+    from asyncllm.kernels.tuning import save
+    from asyncllm.models.hub import resolve_folder
+    from asyncllm.models.registry import model_class
+    from asyncllm.models.spec import read_spec
+
+    spec = read_spec(resolve_folder(args.model, weights=False))
+    dtype = torch.bfloat16
+    model = model_class(spec.architecture)(spec.config, dtype, torch.device("meta"), 1)
+    for layer in dict.fromkeys(layers(model)):
+        for rows in BUCKETS:
+            tuned = tune(layer, rows, dtype)
+            path = save(torch.cuda.get_device_name(), rows, tuned.tiles)
+            print(
+                f"{rows} rows: {tuned.microseconds:.1f} us instead of "
+                f"{tuned.library_microseconds:.1f}, {', '.join(shape.key for shape in layer)}"
+            )
+    print(f"kept in {path}")
+    return 0
+
+
+def layers(model: nn.Module) -> Iterator[tuple[Shape, ...]]:
+    """The projections of each layer, in the order they run, and then of the output."""
+    from asyncllm.kernels.tuning import Shape
+    from asyncllm.models.decoder import DecoderLM
+    from asyncllm.models.layers.attention import Attention
+    from asyncllm.models.layers.block import PreNormBlock, SandwichNormBlock
+    from asyncllm.models.layers.mlp import GatedMLP
+
+    for block in model.modules():
+        if not isinstance(block, PreNormBlock):
+            continue
+        into_stream = "" if isinstance(block, SandwichNormBlock) else "residual"
+        shapes: list[Shape] = []
+        attention, mlp = block.self_attn, block.mlp
+        if isinstance(attention, Attention):
+            qkv, o = attention.qkv_proj.weight.shape, attention.o_proj.weight.shape
+            shapes += [Shape(*qkv, True, ""), Shape(*o, False, into_stream)]
+        if isinstance(mlp, GatedMLP):
+            gate_up, down = mlp.gate_up_proj.weight.shape, mlp.down_proj.weight.shape
+            shapes += [Shape(*gate_up, True, "gated"), Shape(*down, False, into_stream)]
+        if shapes:
+            yield tuple(shapes)
+    if isinstance(model, DecoderLM):
+        yield (Shape(*model.model.embed_tokens.weight.shape, True, ""),)

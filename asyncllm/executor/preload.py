@@ -1,0 +1,39 @@
+"""Begin what takes seconds and no Python before anybody waits for it: CUDA's libraries and context.
+
+Importing torch loads its libraries one after the other, and the first tensor on a GPU makes the
+context. Both are the system's work, so a thread of its own does it beside Python's imports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def preload_cuda() -> None:
+    """Start it, and return at once; where there is no GPU, or no torch for it, nothing happens."""
+    threading.Thread(target=_preload, name="asyncllm-preload", daemon=True).start()
+
+
+def _preload() -> None:
+    spec = find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return
+    library = Path(spec.submodule_search_locations[0], "lib", "libtorch_cuda.so")
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        dlopen = ctypes.CDLL(None).dlopen
+    except (OSError, AttributeError):
+        return
+    if not library.exists() or cuda.cuInit(0) != 0:
+        return
+    # Called as any function of C, so that other threads go on, unlike loading by ctypes itself.
+    dlopen(os.fsencode(library), os.RTLD_LAZY)
+    # Torch's own context: each device has one that a process shares.
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+
+
+__all__ = ["preload_cuda"]

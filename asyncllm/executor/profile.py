@@ -1,0 +1,177 @@
+"""Measure what a step takes, before the KV cache gets what is left.
+
+The largest steps that can be planned run once, kernel by kernel, over a KV pool of a single page
+that every entry of the block table names: K and V overwrite each other, and nothing else about the
+work depends on them. The allocator's peak is then what such steps need, workspaces of attention and
+the sampler's tables included. It depends on shapes alone, so it is the same at every start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from asyncllm.attention.base import AttentionBackend
+from asyncllm.errors import ModelError
+from asyncllm.executor.device import Device
+from asyncllm.executor.eager import EagerForward
+from asyncllm.executor.inputs import StepRows
+from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory import gib
+from asyncllm.executor.sampler import Sampler
+from asyncllm.executor.slots import SlotTable
+from asyncllm.models.base import CausalLM
+from asyncllm.models.spec import ModelSpec
+from asyncllm.wire.messages import Admit, RowParams, pack
+
+_GREEDY = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """The largest step: most rows, most tokens over all of them, most tokens of one.
+
+    ``captured_tokens`` is likewise the most of a step that is captured as a graph; 0: none is.
+    """
+
+    rows: int
+    tokens: int
+    row_tokens: int
+    captured_tokens: int
+    page_size: int
+
+
+class StepMemory(NamedTuple):
+    """Bytes of device memory.
+
+    Attributes:
+        step: the most that a step launched kernel by kernel takes beside weights and KV pages.
+        captured: activations of the largest step that is captured, which its graph keeps.
+    """
+
+    step: int
+    captured: int
+
+
+def measure_step(
+    model: CausalLM,
+    spec: ModelSpec,
+    make_backend: Callable[[KVPool], AttentionBackend],
+    size: StepSize,
+    dtype: torch.dtype,
+    device: Device,
+) -> StepMemory:
+    """Run the largest steps on a GPU; afterwards all their memory is free again.
+
+    Args:
+        make_backend: the attention that will serve, for a given pool.
+        dtype: of the KV pool.
+
+    Raises:
+        ModelError: they do not fit; the message says which options make them smaller.
+    """
+    cuda = device.torch_device
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved(cuda)
+    torch.cuda.reset_peak_memory_stats(cuda)
+    try:
+        peak, captured = _peaks(model, spec, make_backend, size, dtype, device)
+    except torch.OutOfMemoryError:
+        raise ModelError(
+            f"a step of {size.tokens} tokens and {size.rows} rows does not fit into the "
+            f"{gib(device.free_bytes())} that {gib(reserved)} of weights leave free: lower "
+            "max_num_batched_tokens or max_num_seqs",
+            param="max_num_batched_tokens",
+        ) from None
+    finally:
+        torch.cuda.empty_cache()
+    return StepMemory(peak - reserved, captured)
+
+
+def _peaks(
+    model: CausalLM,
+    spec: ModelSpec,
+    make_backend: Callable[[KVPool], AttentionBackend],
+    size: StepSize,
+    dtype: torch.dtype,
+    device: Device,
+) -> tuple[int, int]:
+    """Most bytes reserved, and ``StepMemory.captured``. What it makes is gone when it returns."""
+    cuda = device.torch_device
+    pool = KVPool(spec.num_layers, 1, size.page_size, spec.num_kv_heads, spec.head_dim, dtype, cuda)
+    sampler = Sampler(size.rows, spec.vocab_size, cuda)
+    table = SlotTable(size.rows, -(-size.row_tokens // size.page_size), device)
+    forward = EagerForward(model, make_backend(pool), sampler, table, size.page_size, device)
+    for step in largest_steps(size, spec.vocab_size, table, sampler):
+        forward(step)
+    peak = torch.cuda.max_memory_reserved(cuda)
+    torch.cuda.reset_peak_memory_stats(cuda)
+    allocated = torch.cuda.memory_allocated(cuda)
+    if size.captured_tokens > 0:
+        forward(captured_step(size, table, sampler))
+    captured = torch.cuda.max_memory_allocated(cuda) - allocated
+    device.check()
+    return max(peak, torch.cuda.max_memory_reserved(cuda)), captured
+
+
+def largest_steps(
+    size: StepSize, vocab_size: int, table: SlotTable, sampler: Sampler
+) -> Iterator[StepRows]:
+    """Admit prompts, and give the steps that take the most memory.
+
+    One has few and long rows, the other as many rows as there can be; every row samples, with
+    parameters that make the sampler do all it can.
+    """
+    few = min(-(-size.tokens // size.row_tokens), size.rows)
+    for rows in dict.fromkeys((few, size.rows)):
+        q_len = max(min(size.tokens // rows, size.row_tokens), 1)
+        for slot in range(rows):
+            _admit(slot, q_len, _costly(vocab_size), table, sampler)
+        yield StepRows.of(_rows(rows, q_len), table)
+
+
+def captured_step(size: StepSize, table: SlotTable, sampler: Sampler) -> StepRows:
+    """Admit greedy sequences, and give the largest step that is captured."""
+    q_len = max(min(size.captured_tokens // size.rows, size.row_tokens), 1)
+    for slot in range(size.rows):
+        _admit(slot, q_len, _GREEDY, table, sampler)
+    return StepRows.of(_rows(size.rows, q_len), table)
+
+
+def _admit(
+    slot: int, num_tokens: int, params: RowParams, table: SlotTable, sampler: Sampler
+) -> None:
+    tokens = table.admit(Admit(slot, pack([0] * num_tokens), num_tokens, params))
+    sampler.admit(slot, params, tokens, num_tokens)
+
+
+def _rows(count: int, q_len: int) -> np.ndarray:
+    """int32 [count, 3] of (slot, start, q_len), each from its first token."""
+    rows = np.empty((count, 3), dtype=np.int32)
+    rows[:] = 0, 0, q_len
+    rows[:, 0] = np.arange(count)
+    return rows
+
+
+def _costly(vocab_size: int) -> RowParams:
+    """Penalties, a ban, sorting for top-p, min-p and logprobs, all at once."""
+    return RowParams(
+        temperature=1.0,
+        top_k=0,
+        top_p=0.9,
+        min_p=0.01,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        repetition_penalty=1.1,
+        seed=0,
+        logprobs=min(20, vocab_size),
+        min_length=2**30,
+        stop_ids=(0,),
+    )
+
+
+__all__ = ["StepMemory", "StepSize", "captured_step", "largest_steps", "measure_step"]

@@ -1,0 +1,79 @@
+"""The start-up bill: what loading took, in seconds and in memory of the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+
+class StartupItem(msgspec.Struct, frozen=True):
+    """One phase; ``bytes`` of the device's memory were in use afterwards and not before."""
+
+    name: str
+    seconds: float
+    bytes: int
+
+
+class StartupBill:
+    """Filled in by the thread that loads, phase after phase; to be read once loading is done.
+
+    Attributes:
+        items: in the order in which the phases began.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[StartupItem] = []
+
+    @contextmanager
+    def phase(self, name: str, free_bytes: Callable[[], int] | None = None) -> Iterator[None]:
+        """Time what happens inside; nothing is entered if it fails.
+
+        Args:
+            free_bytes: free memory of the device; None counts none.
+        """
+        free = free_bytes() if free_bytes else 0
+        started = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - started
+        taken = free - free_bytes() if free_bytes else 0
+        self.items.append(StartupItem(name, seconds, max(taken, 0)))
+
+    @property
+    def seconds(self) -> float:
+        """The sum over all phases."""
+        return sum(item.seconds for item in self.items)
+
+    @property
+    def bytes(self) -> int:
+        """The sum over all phases."""
+        return sum(item.bytes for item in self.items)
+
+    def __str__(self) -> str:
+        """A line for each phase, and the sum: name, seconds, GiB."""
+        total = StartupItem("in all", self.seconds, self.bytes)
+        width = max(len(item.name) for item in (*self.items, total))
+        return "\n".join(
+            f"{item.name:<{width}} {item.seconds:8.2f} s {item.bytes / 2**30:8.2f} GiB"
+            for item in (*self.items, total)
+        )
+
+
+def process_seconds() -> float | None:
+    """How long this process has existed; None where the system does not tell (Linux does)."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8") as stat, open("/proc/uptime") as uptime:
+            # The second field, a name in parentheses, may contain anything; the 22nd is the start.
+            after_name = stat.read().rpartition(")")[2].split()
+            started = int(after_name[19]) / TICKS_PER_SECOND
+            return float(uptime.read().split()[0]) - started
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+#: Of the times in /proc, on every architecture that Linux runs on today.
+TICKS_PER_SECOND = 100
+
+__all__ = ["StartupBill", "StartupItem", "process_seconds"]

@@ -1,0 +1,316 @@
+"""Triton's kernels ahead of time: which variants a program launches, and compiling them.
+
+Triton compiles a kernel when it is first launched, once for each combination of argument types,
+alignments and constants, and keeps the result in a cache folder. To fill that folder without a GPU,
+the program that will serve runs on tensors without contents (``rehearsing``), where a launch is
+written down and goes no further; what was written down is then compiled, for any GPU. So the
+variants are those of the real program, and so are their keys in the cache.
+
+While that lasts, what Triton and torch believe of the device is replaced, so nothing may use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from asyncllm.attention.prebuild import KernelError
+
+
+class Gpu(NamedTuple):
+    """A GPU to compile for; it need not be here.
+
+    Attributes:
+        capability: compute capability, such as (9, 0).
+        name, multiprocessors: on which kernels choose how they divide their work.
+    """
+
+    capability: tuple[int, int]
+    name: str
+    multiprocessors: int
+
+    @property
+    def target(self) -> Any:
+        """Triton's name for it."""
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = self.capability
+        return GPUTarget("cuda", 10 * major + minor, 32)
+
+
+#: Of each architecture the GPU that models are most likely served on.
+USUAL_GPUS = (
+    Gpu((8, 0), "NVIDIA A100-SXM4-80GB", 108),
+    Gpu((8, 6), "NVIDIA A10", 72),
+    Gpu((8, 9), "NVIDIA L4", 58),
+    Gpu((9, 0), "NVIDIA H200", 132),
+    Gpu((10, 0), "NVIDIA B200", 148),
+    Gpu((12, 0), "NVIDIA RTX PRO 6000 Blackwell Server Edition", 188),
+)
+
+
+def gpus_of(archs: Sequence[str]) -> list[Gpu]:
+    """What to compile for.
+
+    Args:
+        archs: compute capabilities such as "8.0" or "9.0a"; none: the GPUs of this machine.
+
+    Raises:
+        KernelError: there is no GPU here, or a capability is not one of ``USUAL_GPUS``.
+    """
+    if not archs:
+        return _gpus_here()
+    known = {"{}.{}".format(*gpu.capability): gpu for gpu in USUAL_GPUS}
+    unknown = [arch for arch in archs if arch.rstrip("af") not in known]
+    if unknown:
+        raise KernelError(
+            f"Triton's kernels can be built for {', '.join(known)} or the GPUs of this machine, "
+            f"not for {', '.join(unknown)}"
+        )
+    return [known[arch.rstrip("af")] for arch in archs]
+
+
+def _gpus_here() -> list[Gpu]:
+    if not torch.cuda.is_available():
+        raise KernelError("there is no GPU here to build for: name one, as in --arch 9.0a")
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        gpus.append(Gpu((found.major, found.minor), found.name, found.multi_processor_count))
+    return list(dict.fromkeys(gpus))
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel to compile.
+
+    Attributes:
+        function: the ``triton.jit`` function.
+        signature, constants, attributes: as the function's ``ASTSource`` takes them.
+        options: of the backend, such as the number of warps.
+    """
+
+    function: Any
+    signature: dict[str, Any]
+    constants: dict[Any, Any]
+    attributes: dict[Any, Any]
+    options: dict[str, Any]
+
+
+@contextmanager
+def rehearsing(gpu: Gpu) -> Iterator[list[Variant]]:
+    """Let tensors on the meta device pass for tensors on this GPU, inside.
+
+    Yields:
+        What would have been launched, each variant once; nothing is.
+    """
+    from triton import knobs
+    from triton.runtime import driver
+
+    variants: dict[Any, Variant] = {}
+    listed: list[Variant] = []
+
+    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        function, key = fn.jit_function, compile["key"]
+        if (function, key) not in variants:
+            options = json.loads(compile["specialization_data"])["options"]
+            variants[function, key] = Variant(
+                function,
+                compile["signature"],
+                compile["constants"],
+                compile["configs"][0],
+                {name: _as_tuples(value) for name, value in options.items()},
+            )
+            listed.append(variants[function, key])
+        return True  # there is nothing left to do
+
+    major, minor = gpu.capability
+    properties = SimpleNamespace(
+        name=gpu.name, multi_processor_count=gpu.multiprocessors, major=major, minor=minor
+    )
+    with (
+        _replaced(driver, "_active", _AbsentGpu(gpu)),
+        _replaced(knobs.runtime, "jit_cache_hook", note),
+        _replaced(torch.cuda, "get_device_name", lambda device=None: gpu.name),
+        _replaced(torch.cuda, "get_device_capability", lambda device=None: gpu.capability),
+        _replaced(torch.cuda, "get_device_properties", lambda device=None: properties),
+        _MetaAsCuda(),
+        torch.inference_mode(),
+    ):
+        yield listed
+
+
+def compile_all(variants: Sequence[Variant], gpu: Gpu, folder: Path) -> None:
+    """Compile into a cache folder what is not there yet, on all cores.
+
+    Triton keeps nothing but what launching needs. Where it links each kernel with a launcher of
+    its own in C (before 3.7), that is compiled too; so serving needs no compiler.
+
+    Raises:
+        KernelError: a C compiler is missing, or a kernel cannot be compiled for this GPU.
+    """
+    from triton import knobs
+    from triton.backends.nvidia import driver as nvidia
+    from triton.compiler import compile as compile_kernel
+    from triton.errors import TritonError
+
+    def build(variant: Variant) -> None:
+        function = variant.function
+        # Its own kind of source, as Gluon has another one than Triton.
+        source = function.ASTSource(
+            function, variant.signature, variant.constants, variant.attributes
+        )
+        try:
+            kernel = compile_kernel(source, target=gpu.target, options=variant.options)
+        except (RuntimeError, TritonError) as error:
+            raise KernelError(f"{function.__name__} for {gpu.name}: {error}") from error
+        if hasattr(nvidia, "make_launcher"):
+            nvidia.CudaLauncher(source, kernel.metadata)
+
+    with (
+        _replaced(knobs.cache, "dir", str(folder.absolute())),
+        _replaced(knobs.compilation, "store_binary_only", True),
+        _linkable_driver(),
+        ThreadPoolExecutor(os.cpu_count()) as threads,
+    ):
+        nvidia.CudaUtils()  # what Triton itself asks of the driver, also in C
+        for _ in threads.map(build, variants):
+            pass  # what one of them raises comes out here
+
+
+def identity() -> str:
+    """Of the kernels' sources and of Triton: while it is the same, so are the variants."""
+    import triton
+
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    text = b"".join(source.read_bytes() for source in sources)
+    return f"{triton.__version__} {hashlib.sha256(text).hexdigest()}"
+
+
+def cache_folder() -> Path:
+    """Where Triton keeps compiled kernels."""
+    from triton import knobs
+
+    return Path(knobs.cache.dir)
+
+
+class _OnGpu(Tensor):
+    """A tensor on the meta device that passes for one on a GPU."""
+
+    is_cuda = True
+
+    def get_device(self) -> int:
+        return 0
+
+
+class _MetaAsCuda(TorchFunctionMode):
+    """Has every function return ``_OnGpu`` for tensors on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return tree_map(_on_gpu, func(*args, **(kwargs or {})))
+
+
+def _on_gpu(value: Any) -> Any:
+    if type(value) is Tensor and value.device.type == "meta":
+        return value.as_subclass(_OnGpu)
+    return value
+
+
+class _AbsentGpu:
+    """As much of Triton's driver as finding a variant takes."""
+
+    def __init__(self, gpu: Gpu):
+        self._target = gpu.target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def _linkable_driver() -> Iterator[None]:
+    """If the driver's library is not here, give Triton one of the same names to link with.
+
+    It stays loaded, as otherwise nothing that was linked with it could be.
+    """
+    from triton import knobs
+    from triton.backends.nvidia import driver as nvidia
+
+    try:
+        nvidia.libcuda_dirs()
+    except (AssertionError, OSError):
+        with TemporaryDirectory() as folder:
+            ctypes.CDLL(str(_make_stub(Path(folder), Path(nvidia.__file__).parent)))
+            with _replaced(knobs.nvidia, "libcuda_path", folder):
+                yield
+    else:
+        yield
+
+
+def _make_stub(folder: Path, backend: Path) -> Path:
+    """A ``libcuda.so.1`` with what the sources in ``backend`` name; it knows of no device."""
+    text = "".join((backend / name).read_text() for name in ("driver.c", "driver.py"))
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w*", text)))
+    source, library = folder / "stub.c", folder / "libcuda.so.1"
+    source.write_text("\n".join(f"int {name}(void) {{ return 100; }}" for name in names))
+    flags = ("-shared", "-fPIC", f"-Wl,-soname,{library.name}")
+    subprocess.run([_c_compiler(), *flags, "-o", library, source], check=True)
+    return library
+
+
+def _c_compiler() -> str:
+    """The one that Triton takes."""
+    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        raise KernelError("a C compiler is missing: install gcc, or set CC")
+    return found
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
+def _as_tuples(value: Any) -> Any:
+    """What JSON has made a list of was a tuple."""
+    return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
+
+
+__all__ = [
+    "USUAL_GPUS",
+    "Gpu",
+    "Variant",
+    "cache_folder",
+    "compile_all",
+    "gpus_of",
+    "identity",
+    "rehearsing",
+]

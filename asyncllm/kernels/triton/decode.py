@@ -1,0 +1,231 @@
+"""Attention of decode rows over the paged KV cache, in Triton.
+
+Flash decoding (Dao et al., 2023): a row's tokens are cut into pieces that programs attend to
+side by side, each for all query heads of one K/V head, and whoever finishes a row's last piece
+adds them up.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from asyncllm.kernels.triton.decode_pieces import LOWEST, attend, find_piece, finish
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asyncllm.attention.base import AttentionSpec
+
+#: Rows times K/V heads of one launch are at most this many.
+MAX_PAIRS = 1 << 18
+
+
+class Cut(NamedTuple):
+    """How a launch is cut.
+
+    Attributes:
+        splits: a row's tokens are cut into at most so many pieces.
+        chunk: of at least so many tokens each.
+        tile: tokens that a program attends to at a time.
+        warps, stages: of a program, and of its pipeline of loads.
+    """
+
+    splits: int
+    chunk: int
+    tile: int
+    warps: int
+    stages: int
+    programs: int = 0
+
+
+def choose_cut(rows: int, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut:
+    """The measured best for so many rows of up to ``max_length`` tokens."""
+    return Cut(1, 64, 64, 4, 3)
+
+
+def decode_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    spec: AttentionSpec,
+    *,
+    out: Tensor | None = None,
+    cut: Cut | None = None,
+) -> Tensor:
+    """See ``kernels.decode.decode_attention``."""
+    num_rows, _, head_dim = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    if num_rows == 0:
+        return out
+    page_size = keys.shape[1]
+    cut = cut or choose_cut(num_rows, spec, block_table.shape[1] * page_size, q.itemsize)
+    partial, stats, arrivals = workspace(num_rows, spec, cut, q.device)
+    pdl: dict[str, Any] = {"launch_pdl": True} if q.is_cuda else {}
+    _decode[(spec.num_kv_heads, cut.splits, num_rows)](
+        q,
+        keys,
+        values,
+        block_table,
+        slots,
+        lengths,
+        out,
+        partial,
+        stats,
+        arrivals,
+        num_rows,
+        cut.programs,
+        block_table.stride(0),
+        q.stride(0),
+        q.stride(1),
+        spec.scale,
+        spec.softcap or 0.0,
+        spec.window or 0,
+        HAS_SOFTCAP=spec.softcap is not None,
+        HAS_WINDOW=spec.window is not None,
+        PAGE_SIZE=page_size,
+        KV_HEADS=spec.num_kv_heads,
+        GROUP=spec.num_heads // spec.num_kv_heads,
+        HEAD_DIM=head_dim,
+        **launch_constants(spec, q.dtype, cut),
+        ROWS=triton.next_power_of_2(num_rows) if cut.programs else 0,
+        PDL=bool(pdl),
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+        **pdl,
+    )
+    return out
+
+
+def launch_constants(spec: AttentionSpec, dtype: torch.dtype, cut: Cut) -> dict[str, Any]:
+    """Sizes of the blocks that a program works on."""
+    group = spec.num_heads // spec.num_kv_heads
+    dims = triton.next_power_of_2(spec.head_dim)
+    group_block = triton.next_power_of_2(group)
+    return {
+        "SPLITS": cut.splits,
+        "CHUNK": cut.chunk,
+        "TILE": cut.tile,
+        "M": max(group_block, 16),
+        "D": dims,
+        "STEP": max(min(2048 * cut.warps // (group_block * dims), 32), 1),
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+    }
+
+
+def workspace(
+    num_rows: int, spec: AttentionSpec, cut: Cut, device: torch.device
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """partial, stats and arrivals of ``decode_pieces.finish``."""
+    # Made by any launch at all, so that none that a graph captures has to.
+    arrivals = _arrivals(device)
+    if cut.splits == 1:
+        return None, None, None
+    pieces = num_rows * spec.num_heads * cut.splits
+    partial = torch.empty(pieces * spec.head_dim, dtype=torch.float32, device=device)
+    stats = torch.empty(pieces * 2, dtype=torch.float32, device=device)
+    return partial, stats, arrivals
+
+
+@cache
+def _arrivals(device: torch.device) -> Tensor:
+    """Counters that each launch finds at zero and leaves so: its launches run one by one."""
+    return torch.zeros(MAX_PAIRS, dtype=torch.int32, device=device)
+
+
+@triton.jit(do_not_specialize=["window", "num_rows", "programs"])
+def _decode(
+    q,
+    keys,
+    values,
+    block_table,
+    slots,
+    lengths,
+    out,
+    partial,
+    stats,
+    arrivals,
+    num_rows,
+    programs,
+    table_stride,
+    q_row_stride,
+    q_head_stride,
+    scale,
+    softcap,
+    window,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    piece = tl.program_id(1)
+    row = tl.program_id(2)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    length = tl.load(lengths + row).to(tl.int32)
+    table = block_table + tl.load(slots + row).to(tl.int64) * table_stride
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(length - window, 0)
+    least = CHUNK
+    if ROWS > 0:
+        index = tl.arange(0, ROWS)
+        every = tl.load(lengths + index, mask=index < num_rows, other=0)
+        if HAS_WINDOW:
+            every = tl.minimum(every, window)
+        least = tl.maximum(least, (tl.sum(every) // programs + TILE) // TILE * TILE)
+    begin, end, pieces = find_piece(first, length, piece, least, SPLITS, TILE)
+    if piece >= pieces:
+        return
+    lane = tl.arange(0, M)
+    dim = tl.arange(0, D)
+    q += row.to(tl.int64) * q_row_stride + kv_head * GROUP * q_head_stride
+    inside = (lane < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    queries = tl.load(q + lane[:, None] * q_head_stride + dim[None, :], mask=inside, other=0.0)
+    acc, total, peak = attend(
+        queries,
+        tl.zeros([M, D], tl.float32),
+        tl.zeros([M], tl.float32),
+        tl.full([M], LOWEST, tl.float32),
+        begin,
+        end,
+        keys,
+        values,
+        table,
+        kv_head,
+        scale,
+        softcap,
+        HAS_SOFTCAP,
+        PAGE_SIZE,
+        KV_HEADS,
+        HEAD_DIM,
+        TILE,
+        PRECISION,
+    )
+    finish(
+        acc, total, peak, row, kv_head, piece, pieces, out, partial, stats, arrivals,
+        SPLITS, KV_HEADS, GROUP, HEAD_DIM, STEP,
+    )  # fmt: skip
+
+
+__all__ = ["Cut", "choose_cut", "decode_attention"]

@@ -1,0 +1,62 @@
+"""What the projection kernels have in common: the rows of a program and what follows the product.
+
+A program of a gated projection computes the gate and the other half of the same outputs, so its
+rows of the weight come in two runs: BLOCK_N gate rows and, N / 2 rows further, BLOCK_N others.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from asyncllm.kernels.triton.activation import activate
+
+
+@triton.jit
+def weight_rows(i, tile, N, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
+    """The weight's rows, int64, of the rows i of a tile; past the end, the last row again."""
+    if GATED:
+        n = tl.minimum(tile * BLOCK_N + i % BLOCK_N, N // 2 - 1)
+        return (n + i // BLOCK_N * (N // 2)).to(tl.int64)
+    else:
+        return tl.minimum(tile * BLOCK_N + i, N - 1).to(tl.int64)
+
+
+@triton.jit
+def finish(
+    y, out, bias, tile, M, N, out_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """From the product of the program's rows, float32 [rows, BLOCK_M], to the output."""
+    GATED: tl.constexpr = ACT is not None
+    if BIAS:
+        rows = weight_rows(tl.arange(0, y.shape[0]), tile, N, BLOCK_N, GATED)
+        y += tl.load(bias + rows).to(tl.float32)[:, None]
+    if GATED:
+        halves = tl.permute(tl.reshape(y, [2, BLOCK_N, BLOCK_M]), [1, 2, 0])
+        first, second = tl.split(halves)
+        y = activate(first, ACT) * second
+    m = tl.arange(0, BLOCK_M)[None, :]
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    at = out + m.to(tl.int64) * out_stride + n
+    is_output = (m < M) & (n < (N // 2 if GATED else N))
+    if RESIDUAL:
+        y += tl.load(at, is_output, other=0.0).to(tl.float32)
+    tl.store(at, y.to(out.dtype.element_ty), is_output)
+
+
+@triton.jit
+def prefetch_rows(at, COLUMNS: tl.constexpr):
+    """Ask for COLUMNS (a multiple of 32) elements at each address to come to the L2 cache."""
+    QUARTER: tl.constexpr = COLUMNS // 4
+    BYTES: tl.constexpr = QUARTER * at.dtype.element_ty.primitive_bitwidth // 8
+    quarters = at[:, None] + tl.arange(0, 4)[None, :] * QUARTER
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [quarters.to(tl.int64, bitcast=True), BYTES],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -1,0 +1,114 @@
+"""Which tiles of queries the rows of a step make, found on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Numbers of a tile.
+FIELDS = tl.constexpr(5)
+#: Rows that are looked at together.
+ROWS = 256
+#: The fewest tiles that are sorted, to compile the kernel for few numbers.
+MIN_TILES = 256
+
+
+def find_tiles(
+    slots: Tensor, starts: Tensor, q_offsets: Tensor, num_tokens: int, size: int
+) -> Tensor:
+    """Cut rows into tiles of up to ``size`` tokens of one row.
+
+    Args:
+        slots, starts, q_offsets: of ``kernels.extend.ExtendRows``.
+        num_tokens: of all rows, at most.
+
+    Returns:
+        int32 [1 + n, FIELDS], n at least the number of tiles. First that number, alone; then of
+        each tile its first token, the token behind its last, what to add to a token for its
+        position, its slot, and the length of its sequence. Those that see the most keys come
+        first, as they take the longest.
+    """
+    bound = max(triton.next_power_of_2(num_tokens // size + len(slots)), MIN_TILES)
+    tiles = torch.empty(1 + bound, FIELDS.value, dtype=torch.int32, device=slots.device)
+    unsorted = torch.empty(bound, FIELDS.value, dtype=torch.int32, device=slots.device)
+    pdl: dict[str, Any] = {"launch_pdl": True} if slots.is_cuda else {}
+    _find_tiles[(1,)](
+        slots,
+        starts,
+        q_offsets,
+        unsorted,
+        tiles,
+        len(slots),
+        size,
+        ROWS=ROWS,
+        TILES=bound,
+        PDL=bool(pdl),
+        num_warps=8,
+        **pdl,
+    )
+    return tiles
+
+
+@triton.jit(do_not_specialize=["slots", "starts", "q_offsets", "num_rows", "size"])
+def _find_tiles(
+    slots,
+    starts,
+    q_offsets,
+    unsorted,
+    tiles,
+    num_rows,
+    size,
+    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    found = 0
+    for base in range(0, num_rows, ROWS):
+        found += _cut(slots, starts, q_offsets, unsorted, base, found, num_rows, size, ROWS)
+    # Threads read below what others have written above.
+    tl.debug_barrier()
+    index = tl.arange(0, TILES)
+    exists = index < found
+    end = tl.load(unsorted + index * FIELDS + 1, mask=exists, other=0)
+    shift = tl.load(unsorted + index * FIELDS + 2, mask=exists, other=-1)
+    ranked = tl.sort((end + shift).to(tl.int64) * TILES + index, descending=True)
+    source = (ranked & (TILES - 1)).to(tl.int32)
+    for field in tl.static_range(FIELDS):
+        value = tl.load(unsorted + source * FIELDS + field, mask=exists)
+        tl.store(tiles + (1 + index) * FIELDS + field, value, mask=exists)
+    tl.store(tiles, found)
+
+
+@triton.jit
+def _cut(slots, starts, q_offsets, unsorted, base, found, num_rows, size, ROWS: tl.constexpr):
+    """Write the tiles of rows from ``base`` on behind those found before; returns how many."""
+    row = base + tl.arange(0, ROWS)
+    exists = row < num_rows
+    first = tl.load(q_offsets + row, mask=exists, other=0)
+    end = tl.load(q_offsets + row + 1, mask=exists, other=0)
+    shift = tl.load(starts + row, mask=exists, other=0).to(tl.int32) - first
+    slot = tl.load(slots + row, mask=exists, other=0).to(tl.int32)
+    count = (end - first + size - 1) // size
+    entry = unsorted + (found + tl.cumsum(count, 0) - count) * FIELDS
+    for _ in range(tl.max(count, 0)):
+        more = first < end
+        tl.store(entry, first, mask=more)
+        tl.store(entry + 1, tl.minimum(first + size, end), mask=more)
+        tl.store(entry + 2, shift, mask=more)
+        tl.store(entry + 3, slot, mask=more)
+        tl.store(entry + 4, end + shift, mask=more)
+        first += size
+        entry += FIELDS
+    return tl.sum(count, 0)
+
+
+__all__ = ["FIELDS", "find_tiles"]

@@ -1,0 +1,286 @@
+"""The third sampling kernel: top-k, top-p and min-p without sorting.
+
+The best scores of the blocks give a lower bound of the cut-off: k blocks whose best tokens reach it
+hold k such tokens or more, and a block weighs at least what its best token does. Only blocks that
+reach the bound are read again, usually in one chunk. In their tokens, the cut-off is found exactly,
+by bisecting the bits of the weights, and the token is drawn. If there are more chunks, the first
+steps pass over all of them, until there are so few tokens between the bounds that one chunk holds
+them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from asyncllm.kernels.triton.drawing import (
+    LOG2_E,
+    NONE,
+    filtered,
+    find,
+    finish,
+    is_finite,
+    locate,
+    parameters,
+    uniform_of,
+)
+
+# Bits of 1.0, what the best token weighs. Of floats that are not negative, the bits rise.
+_ONE: tl.constexpr = tl.constexpr(0x3F800000)
+_UNROLL: tl.constexpr = tl.constexpr(4)
+_STAGES: tl.constexpr = tl.constexpr(1)
+
+
+@triton.jit
+def filter_kernel(
+    logits,
+    stride,
+    vocab,
+    table,
+    slots,
+    positions,
+    tokens,
+    relay,
+    tile_best,
+    tile_first,
+    tile_mass,
+    num_tiles,
+    block_best,
+    num_blocks,
+    block_list,
+    weight_list,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    TILES: tl.constexpr,
+    RELAY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    # As in the kernel before, which waited for the same before it let this one start.
+    slot = tl.load(slots + row).to(tl.int64)
+    temperature, top_p, min_p, top_k = parameters(table, slot)
+    share = uniform_of(table, slot, tl.load(positions + row))
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    tile = tl.arange(0, TILES)
+    at = row * num_tiles + tile
+    bests = tl.load(tile_best + at, mask=tile < num_tiles, other=-float("inf"))
+    masses = tl.load(tile_mass + at, mask=tile < num_tiles, other=0.0)
+    block = tl.arange(0, BLOCKS)
+    block_bests = tl.load(
+        block_best + row * num_blocks + block, mask=block < num_blocks, other=-float("inf")
+    )
+    best = tl.max(bests, 0)
+    if (temperature > 0) & is_finite(best) & filtered(top_p, min_p, top_k):
+        scale = LOG2_E / temperature
+        total = tl.sum(masses * tl.exp2((bests - best) * scale), 0)
+        heights = tl.exp2((block_bests.to(tl.float32) - best) * scale)
+        cut = _bound(heights, top_k, top_p, min_p, total, vocab, CHUNK)
+        reach = (heights >= cut) & (heights > 0)
+        block_list += row * num_blocks
+        tl.store(block_list + tl.cumsum(reach.to(tl.int32), 0) - 1, block, mask=reach)
+        count = tl.sum(reach.to(tl.int32), 0)
+        tl.debug_barrier()
+        weight_list += row * CHUNK * BLOCK
+        where = (block_list, count, logits + row * stride, vocab, best, scale, weight_list)
+        weights = _weights(0, where, CHUNK, BLOCK)
+        if top_k > 0:
+            cut, total = _cut(weights, top_k.to(tl.float32), cut, where, True, CHUNK, BLOCK)
+        if top_p < 1:
+            cut, _ = _cut(weights, top_p * total, cut, where, False, CHUNK, BLOCK)
+        cut = tl.maximum(cut, min_p)
+        token = _draw(weights, cut, share, where, CHUNK, BLOCK, CHUNKS)
+        finish(token, best, slot, row, tokens, relay, RELAY)
+
+
+@triton.jit
+def _bound(heights, top_k, top_p, min_p, total, vocab, CHUNK: tl.constexpr):
+    """A weight that the cut-off is not below, given the largest weight of each block."""
+    bound = 0.0
+    if top_k > 0:
+        bound = _bisect(heights, top_k.to(tl.float32), bound, True, CHUNK)
+    else:
+        if top_p < 1:
+            # Tokens below this, were it all of them, would not weigh what top-p leaves out.
+            bound = 0.99 * (1 - top_p) * total / vocab
+            bound = _bisect(heights, top_p * total, bound, False, CHUNK)
+        bound = tl.maximum(bound, min_p)
+    return bound
+
+
+@triton.jit
+def _bisect(heights, need, least, COUNT: tl.constexpr, CHUNK: tl.constexpr):
+    """A weight of which, with all above, there is ``need``; or else ``least``.
+
+    Among the largest, and such that no more than one chunk of blocks reaches it if that can be.
+    """
+    low = _bits(least)
+    high = _ONE + 1
+    if tl.sum(tl.where(heights > 0, 1.0 if COUNT else heights, 0.0), 0) < need:
+        high = low
+    # How many blocks reach ``low`` and ``high``; the first is not known yet.
+    many = NONE
+    few = 0
+    while (high - low > 1) & (many > CHUNK) & (many - few > many // 8):
+        middle = low + (high - low) // 2
+        reach = heights >= _float(middle)
+        number = tl.sum(reach.to(tl.int32), 0)
+        amount = number.to(tl.float32) if COUNT else tl.sum(tl.where(reach, heights, 0.0), 0)
+        if amount >= need:
+            low = middle
+            many = number
+        else:
+            high = middle
+            few = number
+    return _float(low)
+
+
+@triton.jit
+def _cut(
+    weights, need, least, where, COUNT: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The largest weight of which, with all above, there is ``need``; or else ``least``.
+
+    Of all listed tokens, of which ``weights`` are the first chunk. COUNT: ``need`` is a number; so
+    many of the largest weigh what is returned second.
+    """
+    low = _bits(least)
+    high = _ONE + 1
+    number = 0.0
+    mass = 0.0
+    if where[1] > CHUNK:
+        low, high, number, mass = _narrow(weights, need, low, where, COUNT, CHUNK, BLOCK)
+        # None if the cut-off is known: then there may be any number that tie.
+        weights = _between(low, tl.where(high - low > 1, high, low), where, CHUNK, BLOCK)
+    rest = need - (number if COUNT else mass)
+    # ``low`` and ``top`` are weights that occur, but for what ``low`` is to begin with.
+    top = tl.minimum(high - 1, _bits(_maximum(weights)))
+    while low < top:
+        kept = weights >= _float(low + (top - low + 1) // 2)
+        amount = _sum(tl.where(kept, 1.0 if COUNT else weights, 0.0))
+        if amount >= rest:
+            least = tl.min(tl.min(tl.where(kept, weights, 1.0), 1), 0)
+            low = _bits(least)
+            if amount - (1.0 if COUNT else least) < rest:
+                top = low
+        else:
+            top = _bits(_maximum(tl.where(kept, 0.0, weights)))
+    cut = _float(low)
+    if COUNT:
+        above = weights > cut
+        mass += _sum(tl.where(above, weights, 0.0))
+        # Of the tokens that tie at the cut-off only so many are among the k.
+        mass += (rest - _sum(above.to(tl.float32))) * cut
+    return cut, mass
+
+
+@triton.jit
+def _narrow(
+    weights, need, low, where, COUNT: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Bisect over all chunks until there is one chunk of tokens between the bounds, or one weight.
+
+    Returns the bounds as bits, ``low`` <= cut-off < ``high``, and of the tokens from ``high`` up
+    their number and what they weigh together.
+    """
+    chunks = tl.cdiv(where[1], CHUNK)
+    high = _ONE + 1
+    many = (where[1] * BLOCK).to(tl.float32)
+    few = 0.0
+    over = 0.0
+    while (high - low > 1) & (many - few > CHUNK * BLOCK):
+        middle = low + (high - low) // 2
+        least = _float(middle)
+        kept = weights >= least
+        numbers = tl.where(kept, 1.0, 0.0)
+        masses = tl.where(kept, weights, 0.0)
+        for c in tl.range(1, chunks, num_stages=_STAGES, loop_unroll_factor=_UNROLL):
+            more = _weights(c, where, CHUNK, BLOCK)
+            kept = more >= least
+            numbers += tl.where(kept, 1.0, 0.0)
+            masses += tl.where(kept, more, 0.0)
+        number = _sum(numbers)
+        mass = _sum(masses)
+        if (number if COUNT else mass) >= need:
+            low = middle
+            many = number
+        else:
+            high = middle
+            few = number
+            over = mass
+    return low, high, few, over
+
+
+@triton.jit
+def _between(low, high, where, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """The listed weights from ``low`` to below ``high``, which one chunk holds; the rest is 0."""
+    weight_list = where[6]
+    count = 0
+    tl.debug_barrier()
+    for c in range(tl.cdiv(where[1], CHUNK)):
+        weights = tl.reshape(_weights(c, where, CHUNK, BLOCK), [CHUNK * BLOCK])
+        inside = (_bits(weights) >= low) & (_bits(weights) < high)
+        tl.store(weight_list + count + tl.cumsum(inside.to(tl.int32), 0) - 1, weights, mask=inside)
+        count += tl.sum(inside.to(tl.int32), 0)
+    tl.debug_barrier()
+    at = tl.arange(0, CHUNK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    return tl.load(weight_list + at, mask=at < count, other=0.0)
+
+
+@triton.jit
+def _draw(
+    weights, cut, share, where, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """One of the listed tokens that weigh ``cut`` or more."""
+    kept = tl.where(weights >= cut, weights, 0.0)
+    chosen = 0
+    chunks = tl.cdiv(where[1], CHUNK)
+    if chunks > 1:
+        index = tl.arange(0, CHUNKS)
+        masses = tl.where(index == 0, _sum(kept.to(tl.float64)), 0.0)
+        for c in range(1, chunks):
+            more = _weights(c, where, CHUNK, BLOCK)
+            mass = _sum(tl.where(more >= cut, more, 0.0).to(tl.float64))
+            masses = tl.where(index == c, mass, masses)
+        chosen, share = find(masses, share, CHUNKS)
+        weights = _weights(chosen, where, CHUNK, BLOCK)
+        kept = tl.where(weights >= cut, weights, 0.0)
+    at = locate(kept, share, CHUNK, BLOCK)
+    return tl.load(where[0] + chosen * CHUNK + at // BLOCK) * BLOCK + at % BLOCK
+
+
+@triton.jit
+def _weights(chunk, where, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """Weights of the tokens of some listed blocks, float32 [CHUNK, BLOCK]; 0 beyond the last.
+
+    ``where`` is (pointer to the list of blocks, its length, pointer to the row's logits, vocab,
+    the best score, log2(e) / temperature, pointer to room for a chunk of weights).
+    """
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    blocks = tl.load(where[0] + at, mask=at < where[1], other=NONE // BLOCK)
+    ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    scores = tl.load(where[2] + ids, mask=ids < where[3], other=-float("inf"))
+    return tl.exp2((scores.to(tl.float32) - where[4]) * where[5])
+
+
+@triton.jit
+def _sum(values):
+    return tl.sum(tl.sum(values, 1), 0)
+
+
+@triton.jit
+def _maximum(values):
+    return tl.max(tl.max(values, 1), 0)
+
+
+@triton.jit
+def _bits(value):
+    return value.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _float(bits):
+    return bits.to(tl.float32, bitcast=True)

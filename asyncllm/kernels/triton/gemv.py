@@ -1,0 +1,102 @@
+"""Projections of one row, on the CUDA cores.
+
+Every program owns a few whole rows of the weight and has all of them in flight, in registers,
+before it waits for the kernel that writes x. The normalisation's 1 / rms is a factor of the whole
+row, so it is applied to the product; the sum of squares comes from the same registers as x.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.triton.epilogue import finish, weight_rows
+from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.tuning import GemvTile
+
+
+@triton.jit
+def _gemv_kernel(
+    out,  # [1, N], or [1, N / 2] if gated; also the residual
+    x,  # [1, K]
+    weight,  # [N, K]
+    bias,  # [N]
+    gain,  # [K]
+    N,
+    weight_stride,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    GATED: tl.constexpr = ACT is not None
+    ROWS: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    tile = tl.program_id(0)
+    rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, GATED)
+    k = tl.arange(0, BLOCK_K)
+    at = weight + rows[:, None] * weight_stride + k[None, :]
+    weights: tl.tuple = ()
+    for i in tl.static_range(CHUNKS):
+        if (i + 1) * BLOCK_K <= K:
+            weights += (tl.load(at + i * BLOCK_K, eviction_policy="evict_first"),)
+        else:
+            inside = (i * BLOCK_K + k < K)[None, :]
+            weights += (
+                tl.load(at + i * BLOCK_K, inside, other=0.0, eviction_policy="evict_first"),
+            )
+    gains: tl.tuple = ()
+    if NORM:
+        for i in tl.static_range(CHUNKS):
+            gains += (tl.load(gain + i * BLOCK_K + k, i * BLOCK_K + k < K, other=0.0),)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    products = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        here = tl.load(x + i * BLOCK_K + k, i * BLOCK_K + k < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += here * here
+            factor = gains[i].to(tl.float32)
+            here *= (1.0 + factor) if OFFSET else factor
+        products += weights[i].to(tl.float32) * here[None, :]
+    y = tl.sum(products, axis=1)
+    if NORM:
+        y *= tl.rsqrt(tl.sum(squares) / K + EPS)
+    finish(y[:, None], out, bias, tile, 1, N, 0, 1, BLOCK_N, BIAS, RESIDUAL, ACT)
+
+
+_launch = Launcher(_gemv_kernel)
+
+
+def gemv(
+    tile: GemvTile,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm | None,
+    act: str | None,
+    out: Tensor,
+    *,
+    add: bool,
+) -> None:
+    """``linear`` of one row into ``out`` [1, N or N / 2], to which it is added if ``add``."""
+    gain, eps, offset = norm or (None, 0.0, False)
+    constants = (
+        *(weight.shape[1], tile.block_n, tile.block_k),
+        *(norm is not None, eps, offset, bias is not None, add, act),
+    )
+    args = (out, x, weight, bias, gain, weight.shape[0], weight.stride(0))
+    grid = (triton.cdiv(out.shape[1], tile.block_n), 1, 1)
+    _launch(grid, args, constants, tile.warps)

@@ -1,0 +1,77 @@
+"""From 4-bit codes to floating point.
+
+A code is converted by writing it into the mantissa of a power of two: 128 + code in bfloat16, 1024
++ code in float16, both exact (Kim et al., arXiv 2211.10017). So is the difference to the zero
+point, written likewise.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def offset_codes(codes, DTYPE: tl.constexpr):
+    """128 + codes in bfloat16, or 1024 + codes in float16."""
+    if tl.bfloat16 == DTYPE:
+        return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
+    else:
+        return (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def unpack(packed, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """The codes in the low and in the high nibbles, as ``offset_codes`` gives them.
+
+    NATIVE: two at a time, with one shift and one logical operation.
+    """
+    if not NATIVE:
+        return offset_codes(packed & 15, DTYPE), offset_codes(packed >> 4, DTYPE)
+    elif tl.bfloat16 == DTYPE:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 even, odd;
+            prmt.b32 even, $4, 0, 0x3120;
+            shr.u32 odd, even, 8;
+            lop3.b32 $0, even, 0x000F000F, 0x43004300, 0xEA;
+            lop3.b32 $1, odd, 0x000F000F, 0x43004300, 0xEA;
+            shr.u32 even, even, 4;
+            shr.u32 odd, odd, 4;
+            lop3.b32 $2, even, 0x000F000F, 0x43004300, 0xEA;
+            lop3.b32 $3, odd, 0x000F000F, 0x43004300, 0xEA;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [packed],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 even, odd;
+            prmt.b32 even, $4, 0, 0x3120;
+            shr.u32 odd, even, 8;
+            lop3.b32 $0, even, 0x000F000F, 0x64006400, 0xEA;
+            lop3.b32 $1, odd, 0x000F000F, 0x64006400, 0xEA;
+            shr.u32 even, even, 4;
+            shr.u32 odd, odd, 4;
+            lop3.b32 $2, even, 0x000F000F, 0x64006400, 0xEA;
+            lop3.b32 $3, odd, 0x000F000F, 0x64006400, 0xEA;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [packed],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=4,
+        )
+
+
+@triton.jit
+def subtract(codes, zeros, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """The exact difference of two values of ``offset_codes``."""
+    if NATIVE:
+        return codes - zeros
+    else:
+        return (codes.to(tl.float32) - zeros.to(tl.float32)).to(DTYPE)

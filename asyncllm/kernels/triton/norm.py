@@ -1,0 +1,67 @@
+"""Root-mean-square normalisation: a program per row, which stays in registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rms_norm(
+    x,
+    weight,
+    y,
+    rows,
+    ROW_STRIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    columns = tl.arange(0, BLOCK)[None, :]
+    exists = columns < SIZE
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    factors = tl.load(weight + columns, mask=exists, other=0.0).to(tl.float32)
+    if OFFSET:
+        factors += 1.0
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    mask = (row < rows) & exists
+    values = tl.load(x + row * ROW_STRIDE + columns, mask=mask, other=0.0).to(tl.float32)
+    values *= tl.rsqrt(tl.sum(values * values, axis=1, keep_dims=True) / SIZE + EPS)
+    if not OFFSET:
+        values = values.to(y.dtype.element_ty).to(tl.float32)
+    values *= factors
+    tl.store(y + row * SIZE + columns, values.to(y.dtype.element_ty), mask=mask)
+
+
+_launch = Launcher(_rms_norm)
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    """See ``kernels.norm.rms_norm``."""
+    weight, eps, offset = norm
+    size = x.shape[-1]
+    rows = x if x.dim() == 2 else x.reshape(-1, size)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    count = rows.shape[0]
+    if count == 0:
+        return y
+    block = next_power_of_2(size)
+    row_bytes = block * x.itemsize
+    # An SM starts 6 programs a microsecond: of short rows, each takes several if there are many.
+    per_program = max(4096 // row_bytes, 1) if count >= 1024 else 1
+    num_warps = min(max(row_bytes // 2048, 4), 16)
+    grid = (cdiv(count, per_program), 1, 1)
+    constants = (rows.stride(0), size, eps, offset, per_program, block)
+    _launch(grid, (rows, weight, y, count), constants, num_warps)
+    return y

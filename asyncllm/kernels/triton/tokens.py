@@ -1,0 +1,62 @@
+"""Ids, positions and page slots of a step's tokens."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asyncllm.kernels.triton.launch import Launcher, cdiv
+
+_BLOCK = 256
+
+
+# Whatever they are slices of: nothing here is loaded in vectors.
+@triton.jit(
+    do_not_specialize=["count"],
+    do_not_specialize_on_alignment=["entries", "last_token", "block_table", "located"],
+)
+def _locate_tokens(
+    entries,
+    last_token,
+    block_table,
+    located,
+    count,
+    MAX_PAGES: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = tokens < count
+    ids = tl.load(entries + tokens, mask=exists)
+    slots = tl.load(entries + count + tokens, mask=exists).to(tl.int64)
+    positions = tl.load(entries + 2 * count + tokens, mask=exists, other=-1)
+    real = exists & (positions >= 0)
+    sampled = tl.load(last_token + slots, mask=real & (ids < 0), other=0)
+    pages = tl.load(block_table + slots * MAX_PAGES + positions // PAGE_SIZE, mask=real, other=0)
+    written = pages.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
+    ids = tl.where(ids < 0, sampled, ids.to(tl.int64))
+    tl.store(located + tokens, tl.where(real, ids, 0), mask=exists)
+    tl.store(located + count + tokens, tl.where(real, positions.to(tl.int64), 0), mask=exists)
+    tl.store(located + 2 * count + tokens, tl.where(real, written, -1), mask=exists)
+
+
+_launch = Launcher(_locate_tokens)
+
+
+def locate_tokens(
+    entries: Tensor, last_token: Tensor, block_table: Tensor, page_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``kernels.tokens.locate_tokens``; the tables are contiguous."""
+    count = entries.shape[1]
+    located = last_token.new_empty(3, count)
+    if count:
+        grid = (cdiv(count, _BLOCK), 1, 1)
+        tensors = (entries, last_token, block_table, located, count)
+        _launch(grid, tensors, (block_table.shape[1], page_size, _BLOCK), num_warps=4)
+    input_ids, positions, written = located.unbind()
+    return input_ids, positions, written

@@ -1,0 +1,220 @@
+"""Times the ways a projection can run, for ``asyncllm kernels tune``.
+
+What is timed is a chain of projections in a CUDA graph, as in a decode step, over enough weights
+that none is still in the L2 cache when its turn comes again. A kernel that overlaps with the one
+before and the one after it has no time of its own: the candidates of a projection are first ranked
+in a chain of that projection alone, then the best few compete in a chain of the whole layer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asyncllm.kernels.linear import linear_reference
+from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.tuning import DirectTile, GemvTile, Shape, SkinnyTile, Tile
+
+#: Rows that are tuned; other numbers of rows use the next larger entry.
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+
+#: Several times the L2 cache of any GPU.
+_ROTATED_BYTES = 400 * 2**20
+
+#: Registers of a thread that may hold weights, and those that may hold x.
+_WEIGHT_REGISTERS = 100
+_X_REGISTERS = 96
+
+#: Shared memory of a program.
+_SHARED_BYTES = 200_000
+
+#: Candidates that compete in the chain of a layer.
+_FINALISTS = 6
+
+
+class Job(NamedTuple):
+    """A candidate for so many rows of a projection."""
+
+    rows: int
+    shape: Shape
+    tile: Tile
+
+
+def candidates(rows: int, shape: Shape) -> Iterator[Tile]:
+    """The tiles worth trying."""
+    halves = 2 if shape.epilogue == "gated" else 1
+    if rows == 1:
+        yield from _gemv_tiles(shape, halves)
+    if rows <= 32:
+        yield from _direct_tiles(rows, shape, halves)
+    if rows >= 8:
+        yield from _skinny_tiles(rows, shape, halves)
+
+
+def _gemv_tiles(shape: Shape, halves: int) -> Iterator[GemvTile]:
+    for block_n in (1, 2, 4, 8):
+        for warps, block_k in ((4, 1024), (8, 1024), (8, 2048)):
+            held = block_n * halves * shape.columns / (32 * warps)
+            if 16 <= held <= 128 and block_k <= max(shape.columns, 1024):
+                yield GemvTile(block_n, block_k, warps)
+
+
+def _direct_tiles(rows: int, shape: Shape, halves: int) -> Iterator[DirectTile]:
+    padded = max(8, rows)
+    for block_n, (warps, chains), block_k in itertools.product(
+        (8, 16, 32), ((2, 4), (4, 2), (4, 4), (8, 1), (8, 2)), (256, 512, 1024, 2048)
+    ):
+        weight_rows = block_n * halves
+        per_register = 64 * warps  # elements of all threads
+        held = weight_rows * shape.columns <= _WEIGHT_REGISTERS * per_register
+        if (
+            shape.size >= 64 * weight_rows
+            and shape.columns % block_k == 0
+            and block_k >= 32 * warps * chains
+            and padded * block_k <= _X_REGISTERS * per_register
+            and (held or 24 <= weight_rows * block_k / per_register <= _WEIGHT_REGISTERS)
+        ):
+            yield DirectTile(block_n, block_k, held, warps, chains)
+            if shape.norm and rows >= 16:
+                yield DirectTile(block_n, block_k, held, warps, chains, norm_apart=True)
+
+
+def _skinny_tiles(rows: int, shape: Shape, halves: int) -> Iterator[SkinnyTile]:
+    for weight_rows, (block_k, stages), splits in itertools.product(
+        (64, 128), ((64, 4), (128, 3), (64, 6)), (1, 2, 4, 8)
+    ):
+        programs = shape.size // weight_rows * splits
+        shared = 2 * stages * (weight_rows + rows) * block_k
+        if (
+            shape.columns % (splits * block_k) == 0
+            and (programs >= 60 and (splits == 1 or programs <= 400))
+            and shared <= _SHARED_BYTES
+        ):
+            yield SkinnyTile(weight_rows // halves, block_k, splits, stages, 4)
+
+
+def compile_all(jobs: Sequence[Job], dtype: torch.dtype) -> None:
+    """Fill Triton's cache, in as many processes as there are processors, up to sixteen."""
+    workers = min(len(jobs), os.cpu_count() or 1, 16)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        for done in [pool.submit(_compile, jobs[i::workers], dtype) for i in range(workers)]:
+            done.result()
+
+
+def _compile(jobs: Sequence[Job], dtype: torch.dtype) -> None:
+    """Run each on a few outputs: the number of outputs is not compiled in."""
+    for job in jobs:
+        _Projection(job.shape._replace(size=256), job.rows, 1, dtype).run(0, job.tile)
+    torch.cuda.synchronize()
+
+
+class _Projection:
+    """A projection with several weights, which take turns."""
+
+    def __init__(self, shape: Shape, rows: int, copies: int, dtype: torch.dtype):
+        def draw(*size: int) -> Tensor:
+            return torch.randn(size, dtype=dtype, device="cuda")
+
+        scale = shape.columns**-0.5
+        self.weights = [draw(shape.size, shape.columns).mul_(scale) for _ in range(copies)]
+        self.x = draw(rows, shape.columns)
+        self.norm = Norm(torch.ones_like(self.x[0]), 1e-6) if shape.norm else None
+        self.residual = draw(rows, shape.size) if shape.epilogue == "residual" else None
+        self.act = "silu" if shape.epilogue == "gated" else None
+
+    def run(self, turn: int, tile: Tile | None) -> None:
+        from asyncllm.kernels.triton.linear import project
+
+        weight = self.weights[turn % len(self.weights)]
+        around = {"norm": self.norm, "residual": self.residual, "act": self.act}
+        if tile is None:
+            linear_reference(self.x, weight, **around)
+        else:
+            project(tile, self.x, weight, **around)
+
+
+class Tuned(NamedTuple):
+    """The fastest tiles of a layer's projections (None: cuBLAS), and what they take."""
+
+    tiles: dict[Shape, Tile | None]
+    microseconds: float
+    library_microseconds: float
+
+
+def tune(layer: Sequence[Shape], rows: int, dtype: torch.dtype) -> Tuned:
+    """Find the tiles of the projections of one kind of layer, in the order they run."""
+    jobs = [Job(rows, shape, tile) for shape in layer for tile in candidates(rows, shape)]
+    compile_all(jobs, dtype)
+    chain = _Chain(layer, rows, dtype)
+    finalists = [chain.ranked(i)[:_FINALISTS] for i in range(len(layer))]
+    chosen = [ranked[0] for ranked in finalists]
+    fastest = chain.microseconds(chosen)
+    for i in list(range(len(layer))) * 2:
+        for tile in finalists[i]:
+            trial = [*chosen[:i], tile, *chosen[i + 1 :]]
+            took = chain.microseconds(trial)
+            if took < fastest:
+                fastest, chosen = took, trial
+    library = chain.microseconds([None] * len(layer))
+    return Tuned(dict(zip(layer, chosen, strict=True)), fastest, library)
+
+
+class _Chain:
+    """The projections of a layer, one after another, over and over again."""
+
+    def __init__(self, layer: Sequence[Shape], rows: int, dtype: torch.dtype):
+        size = sum(shape.size * shape.columns for shape in layer) * dtype.itemsize
+        self.turns = max(2, -(-_ROTATED_BYTES // size))
+        self.rows = rows
+        self.layer = layer
+        self.projections = [_Projection(shape, rows, self.turns, dtype) for shape in layer]
+
+    def microseconds(self, tiles: Sequence[Tile | None]) -> float:
+        """The time of a layer with these tiles."""
+
+        def steps() -> None:
+            for turn in range(self.turns):
+                for projection, tile in zip(self.projections, tiles, strict=True):
+                    projection.run(turn, tile)
+
+        return _graph_microseconds(steps) / self.turns
+
+    def ranked(self, i: int) -> list[Tile | None]:
+        """The candidates of a projection, the fastest first."""
+        projection, shape = self.projections[i], self.layer[i]
+        times: list[tuple[float, Tile | None]] = []
+        for tile in [None, *candidates(self.rows, shape)]:
+
+            def steps(tile: Tile | None = tile) -> None:
+                for turn in range(self.turns):
+                    projection.run(turn, tile)
+
+            times.append((_graph_microseconds(steps), tile))
+        return [tile for _, tile in sorted(times, key=lambda timed: timed[0])]
+
+
+def _graph_microseconds(steps: Callable[[], None], replays: int = 8) -> float:
+    """The lower quartile of the times of replays of a graph of these steps."""
+    steps()  # compiles, and allocates what is kept outside of the graph
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        steps()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return sorted(times)[replays // 4]

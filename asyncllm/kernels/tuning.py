@@ -1,0 +1,178 @@
+"""Which kernel a projection runs on, and how its work is divided: measured tables and a guess.
+
+A table is a JSON object: by ``Shape.key``, then by the bucket of rows, the kernel's name and the
+fields of its tile, or null for cuBLAS. One is shipped for each device it was measured on, in
+``kernels/tuned``; one of the user's own, which ``asyncllm kernels tune`` writes, comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: Most rows a kernel of our own takes.
+MAX_ROWS = 128
+
+
+class GemvTile(NamedTuple):
+    """How the kernel for very few rows divides its work.
+
+    Attributes:
+        block_n: outputs of a program.
+        block_k: columns loaded at once, by all warps.
+        warps: of a program.
+    """
+
+    block_n: int
+    block_k: int
+    warps: int
+
+
+class DirectTile(NamedTuple):
+    """How the kernel for few rows divides its work.
+
+    Attributes:
+        block_n: outputs of a program.
+        block_k: columns loaded at once, by all warps.
+        held: the program has all of its weights in flight at once.
+        warps: of a program.
+        chains: sums a warp adds to in turn, so that products need not wait for each other.
+        norm_apart: a kernel before this one normalises x.
+    """
+
+    block_n: int
+    block_k: int
+    held: bool
+    warps: int
+    chains: int = 1
+    norm_apart: bool = False
+
+
+class SkinnyTile(NamedTuple):
+    """How the kernel for dozens of rows divides its work; another one normalises x.
+
+    Attributes:
+        block_n: outputs of a program.
+        block_k: columns of a product.
+        splits: programs that share a tile of outputs.
+        stages: loads in flight.
+        warps: of a program.
+    """
+
+    block_n: int
+    block_k: int
+    splits: int
+    stages: int
+    warps: int
+
+
+Tile = GemvTile | DirectTile | SkinnyTile
+
+_KINDS: dict[str, type[Tile]] = {"gemv": GemvTile, "direct": DirectTile, "skinny": SkinnyTile}
+
+
+class Shape(NamedTuple):
+    """A projection, whatever the rows.
+
+    Attributes:
+        size: rows of the weight.
+        columns: of the weight.
+        norm: its input is normalised first.
+        epilogue: "", "gated" or "residual".
+    """
+
+    size: int
+    columns: int
+    norm: bool
+    epilogue: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.size}x{self.columns}{' norm' if self.norm else ''} {self.epilogue}".rstrip()
+
+
+def choose(device_name: str, rows: int, shape: Shape) -> Tile | None:
+    """The tile for this many rows (at least one); None: cuBLAS."""
+    if rows > MAX_ROWS:
+        return None
+    bucket = 1 << (rows - 1).bit_length()
+    tuned = _table(device_name).get(shape.key, {})
+    return tuned[bucket] if bucket in tuned else guess(bucket, shape)
+
+
+def guess(bucket: int, shape: Shape) -> Tile | None:
+    """The tile of a projection nobody measured."""
+    if bucket == 1:
+        return GemvTile(2 if shape.columns <= 2048 else 1, 1024, 4)
+    step = next((k for k in (64, 32, 16) if shape.columns % (4 * k) == 0), None)
+    if step is None or bucket > 16:
+        return None
+    return None
+
+
+def user_table(device_name: str) -> Path:
+    """Where the user's own table for devices of this name is."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "asyncllm" / "tuned" / _file_name(device_name)
+
+
+def save(device_name: str, rows: int, tiles: dict[Shape, Tile | None]) -> Path:
+    """Add the choices for this many rows to the user's own table; where that is."""
+    path = user_table(device_name)
+    table = parse(path.read_text()) if path.is_file() else {}
+    for shape, tile in tiles.items():
+        table.setdefault(shape.key, {})[rows] = tile
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(dump(table))
+    partial.replace(path)  # what reads it at the same time finds it whole
+    return path
+
+
+def parse(text: str) -> dict[str, dict[int, Tile | None]]:
+    """A table from its JSON."""
+    return {
+        key: {int(bucket): _tile(choice) for bucket, choice in buckets.items()}
+        for key, buckets in json.loads(text).items()
+    }
+
+
+def dump(table: dict[str, dict[int, Tile | None]]) -> str:
+    """A table as JSON, one line per shape."""
+    lines = [
+        f"{json.dumps(key)}: {json.dumps({b: _fields(t) for b, t in sorted(buckets.items())})}"
+        for key, buckets in sorted(table.items())
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+@cache
+def _table(device_name: str) -> dict[str, dict[int, Tile | None]]:
+    merged: dict[str, dict[int, Tile | None]] = {}
+    shipped = Path(__file__).parent / "tuned" / _file_name(device_name)
+    for path in (shipped, user_table(device_name)):
+        if path.is_file():
+            for key, buckets in parse(path.read_text()).items():
+                merged.setdefault(key, {}).update(buckets)
+    return merged
+
+
+def _file_name(device_name: str) -> str:
+    return device_name.replace(" ", "_").replace("/", "_") + ".json"
+
+
+def _tile(choice: list[Any] | None) -> Tile | None:
+    if choice is None:
+        return None
+    name, *fields = choice
+    return _KINDS[name](*fields)
+
+
+def _fields(tile: Tile | None) -> list[Any] | None:
+    if tile is None:
+        return None
+    name = next(name for name, kind in _KINDS.items() if isinstance(tile, kind))
+    return [name, *tile]

@@ -1,0 +1,58 @@
+"""Which kernels Triton compiles, and a warning when one is compiled while requests wait for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class CompileWatch:
+    """Counts kernels; one that is compiled once ``serving`` is set is reported.
+
+    Attributes:
+        compiled: the names of those that were compiled, each as often as there were variants.
+        loaded: how many were found in Triton's cache.
+        serving: start-up is over.
+    """
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self.loaded = 0
+        self.serving = False
+
+    def install(self, folder: str | None = None) -> None:
+        """Watch from now on, for as long as the process lives or another one is installed.
+
+        Args:
+            folder: where Triton keeps compiled kernels from now on; None: where it does anyway.
+        """
+        from triton import knobs
+        from triton.runtime.cache import triton_key
+
+        if folder is not None:
+            knobs.cache.dir = str(Path(folder).absolute())
+        knobs.compilation.listener = self._on_kernel
+        # A hash of Triton itself, half a gigabyte, which its first kernel would wait for.
+        threading.Thread(target=triton_key, name="asyncllm-triton-key", daemon=True).start()
+
+    def _on_kernel(
+        self, *, metadata: dict[str, Any], times: Any, cache_hit: bool, **_: Any
+    ) -> None:
+        if cache_hit:
+            self.loaded += 1
+            return
+        self.compiled.append(metadata["name"])
+        if self.serving:
+            log.warning(
+                "kernel %s was compiled in %.2f s while serving ('asyncllm kernels build' does so "
+                "ahead of time)",
+                metadata["name"],
+                times.total / 1e6,
+            )
+
+
+__all__ = ["CompileWatch"]

@@ -1,0 +1,94 @@
+"""Which projections keep their weights as they are quantised in the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from asyncllm.kernels.fp8 import BLOCK
+from asyncllm.kernels.int4 import packed_block
+from asyncllm.models.base import CausalLM
+from asyncllm.models.layers.linear import FusedLinear, Linear
+from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.quant.config import Quantization
+from asyncllm.models.quant.stored import Fp8Layout, Int4Layout, Layout
+from asyncllm.models.quant.weight import Fp8Weight, Int4Weight, QuantizedWeight
+
+
+def can_keep(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for quantised weights."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
+def allocate(
+    model: CausalLM, place: Placement, layout_of: Callable[[str, Sequence[int]], Layout | None]
+) -> None:
+    """Give the projections of a model their weights; nothing is written to them.
+
+    Args:
+        place: what the model was made with; ``quantized``.
+        layout_of: of a matrix in the checkpoint, by the name of its module (as the model has it)
+            and its shape [N, K]; None if it is not quantised.
+    """
+    for projection, modules in _projections(model):
+        size, depth = projection.weight.shape
+        layouts = {layout_of(name, (rows, depth)) for name, rows in modules.items()}
+        weight = None
+        if projection is not model.lm_head and len(layouts) == 1:
+            weight = _weight(layouts.pop(), list(modules.values()), depth, place.device)
+        if weight is None:
+            projection.weight = place.empty(size, depth)
+        else:
+            del projection.weight  # a parameter's name cannot become a module's
+            projection.weight = weight
+
+
+def dummy_layout(quantization: Quantization) -> Callable[[str, Sequence[int]], Layout | None]:
+    """``layout_of`` for a model without a checkpoint."""
+
+    def layout_of(module: str, shape: Sequence[int]) -> Layout | None:
+        if quantization.ignores(module):
+            return None
+        if quantization.method == "fp8":
+            return Fp8Layout(quantization.blocked)
+        group = shape[1] if quantization.group_size == -1 else quantization.group_size
+        return None if shape[1] % group else Int4Layout(group, torch.float16, None)
+
+    return layout_of
+
+
+def _projections(model: CausalLM) -> Iterator[tuple[Linear | FusedLinear, dict[str, int]]]:
+    """Each with the modules of the checkpoint that it holds, and their output features."""
+    for path, module in list(model.named_modules()):
+        if isinstance(module, FusedLinear):
+            around = path.rpartition(".")[0]
+            yield module, {f"{around}.{name}": size for name, size in module.outputs.items()}
+        elif isinstance(module, Linear):
+            yield module, {path: module.weight.shape[0]}
+
+
+def _weight(
+    layout: Layout | None, sizes: list[int], depth: int, device: torch.device
+) -> QuantizedWeight | None:
+    """A weight of that layout; None if the kernels do not take it."""
+    size = sum(sizes)
+    match layout:
+        case Fp8Layout(blocked=True):
+            # cuBLAS wants the scales of four blocks side by side.
+            if depth % (4 * BLOCK) or any(part % BLOCK for part in sizes):
+                return None
+            return Fp8Weight(size, depth, device, blocked=True)
+        case Fp8Layout(blocked=False):
+            # torch._scaled_mm wants rows of multiples of 16 bytes, in and out.
+            if depth % 16 or size % 16:
+                return None
+            return Fp8Weight(size, depth, device, blocked=False)
+        case Int4Layout(group, scale, order):
+            # Tensor cores multiply 16 columns at a time, and two lie in a byte.
+            if packed_block(group) < 32:
+                return None
+            return Int4Weight(
+                size, depth, device, group=group, scale=scale, reordered=order is not None
+            )
+    return None

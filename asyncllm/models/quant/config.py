@@ -1,0 +1,169 @@
+"""``quantization_config`` of config.json: which formats can be read. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from asyncllm.errors import ModelError
+
+#: Rows and columns of a block that shares a scale, in the one size that checkpoints come in.
+BLOCK = (128, 128)
+
+Method = Literal["fp8", "awq", "gptq"]
+
+
+class Quantization(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint holds its quantised matrices.
+
+    Which matrices those are, and in what groups, is seen from the tensors themselves; what is said
+    of that here serves dummy weights.
+
+    Attributes:
+        method: "fp8", 8-bit floating point (e4m3) with a scale for each matrix, row or block; "awq"
+            or "gptq", 4-bit integers with a scale and a zero point for each group of columns, as
+            AutoAWQ ("gemm") or GPTQ tools pack them.
+        zero_offset: what is added to stored zero points.
+        reordered: columns may belong to groups in any order (``g_idx``).
+        blocked: "fp8" with a scale for each block.
+        group_size: columns of a group of "awq" and "gptq"; -1 for all of them.
+        ignored: what is not quantised, as in ``ignores``.
+    """
+
+    method: Method
+    zero_offset: int = 0
+    reordered: bool = False
+    blocked: bool = False
+    group_size: int = 128
+    ignored: tuple[str, ...] = ()
+
+    def ignores(self, module: str) -> bool:
+        """Whether the list of what is not quantised has this module.
+
+        Entries name a module, what contains it, or consecutive parts of its name; those that begin
+        with "re:" are matched as regular expressions.
+        """
+        return any(
+            re.match(entry[3:], module) is not None
+            if entry.startswith("re:")
+            else f".{entry}." in f".{module}."
+            for entry in self.ignored
+        )
+
+
+def parse_quantization(raw: Any) -> Quantization | None:
+    """What ``quantization_config`` says; None where there is none.
+
+    Raises:
+        ModelError: it cannot be read; the message names the field.
+    """
+    if not raw:
+        return None
+    if not isinstance(raw, dict):
+        raise ModelError("quantization_config is not a JSON object")
+    match raw.get("quant_method"):
+        case "compressed-tensors":
+            return _compressed_tensors(raw)
+        case "fp8":
+            return _fp8(raw)
+        case "awq":
+            return _awq(raw)
+        case "gptq":
+            return _gptq(raw)
+    supported = "compressed-tensors, fp8, awq, gptq"
+    raise _unsupported(raw, "quant_method", supported)
+
+
+def _compressed_tensors(raw: dict[str, Any]) -> Quantization:
+    """Of vLLM's compressor: groups of layers, each with the way its weights are quantised."""
+    _require(raw, "format", "float-quantized", "naive-quantized")
+    groups = raw.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise _unsupported(raw, "config_groups", "at least one group")
+    for name, group in groups.items():
+        at = f"config_groups.{name}."
+        weights = group.get("weights") or {}
+        _require(weights, "type", "float", at=f"{at}weights.")
+        _require(weights, "num_bits", 8, at=f"{at}weights.")
+        _require(weights, "symmetric", True, None, at=f"{at}weights.")
+        _require(weights, "strategy", "tensor", "channel", "block", at=f"{at}weights.")
+        if weights["strategy"] == "block":
+            _require(weights, "block_structure", list(BLOCK), at=f"{at}weights.")
+        # Activations: a format that is finer than theirs takes their place; see kernels.fp8.
+        activations = group.get("input_activations")
+        if activations is not None:
+            _require(activations, "type", "float", at=f"{at}input_activations.")
+            _require(activations, "num_bits", 8, at=f"{at}input_activations.")
+    _require(raw.get("sparsity_config") or {}, "format", "dense", None, at="sparsity_config.")
+    return Quantization(
+        method="fp8",
+        blocked=any(group["weights"]["strategy"] == "block" for group in groups.values()),
+        ignored=_names(raw, "ignore"),
+    )
+
+
+def _fp8(raw: dict[str, Any]) -> Quantization:
+    """Of Qwen and DeepSeek: a scale for each block; without ``weight_block_size``, one in all."""
+    _require(raw, "fmt", "e4m3", "float8_e4m3fn", None)
+    _require(raw, "activation_scheme", "dynamic", "static", None)
+    _require(raw, "weight_block_size", list(BLOCK), None)
+    ignored = _names(raw, "modules_to_not_convert") + _names(raw, "ignored_layers")
+    return Quantization(
+        method="fp8", blocked=raw.get("weight_block_size") is not None, ignored=ignored
+    )
+
+
+def _awq(raw: dict[str, Any]) -> Quantization:
+    _require(raw, "bits", 4)
+    _require(raw, "version", "gemm", "GEMM", None)
+    _require(raw, "zero_point", True, None)
+    return Quantization(
+        method="awq", group_size=_group_size(raw), ignored=_names(raw, "modules_to_not_convert")
+    )
+
+
+def _gptq(raw: dict[str, Any]) -> Quantization:
+    _require(raw, "bits", 4)
+    _require(raw, "checkpoint_format", "gptq", "gptq_v2", None)
+    dynamic = raw.get("dynamic") or {}
+    for pattern, changes in dynamic.items():
+        _require(changes or {}, "bits", 4, None, at=f"dynamic.{pattern}.")
+    return Quantization(
+        method="gptq",
+        # The first version of the format stores one less than the zero point.
+        zero_offset=0 if raw.get("checkpoint_format") == "gptq_v2" else 1,
+        reordered=bool(raw.get("desc_act")),
+        group_size=_group_size(raw),
+        ignored=tuple(f"re:{name[2:]}" for name in dynamic if name.startswith("-:"))
+        + _names(raw, "modules_to_not_convert"),
+    )
+
+
+def _group_size(raw: dict[str, Any]) -> int:
+    size = raw.get("group_size", 128)
+    if not isinstance(size, int) or (size != -1 and (size < 8 or size % 8)):
+        raise _unsupported(raw, "group_size", "-1 and multiples of 8")
+    return size
+
+
+def _names(raw: dict[str, Any], field: str) -> tuple[str, ...]:
+    names = raw.get(field) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"quantization_config.{field} is not a list of names")
+    return tuple(names)
+
+
+def _require(raw: dict[str, Any], field: str, *values: object, at: str = "") -> None:
+    if raw.get(field) not in values:
+        expected = " or ".join(repr(value) for value in values if value is not None)
+        raise _unsupported(raw, field, expected, at)
+
+
+def _unsupported(raw: dict[str, Any], field: str, expected: str, at: str = "") -> ModelError:
+    got = repr(raw.get(field))
+    shown = got if len(got) < 60 else f"{got[:57]}..."
+    return ModelError(
+        f"quantization_config.{at}{field} is {shown}, which is not supported; only {expected}"
+    )

@@ -1,0 +1,179 @@
+"""From the tensors of one matrix in a checkpoint to the matrix that the kernels take.
+
+| method | tensors of a matrix [N, K], in groups of G columns |
+|--|--|
+| fp8 | weight e4m3 [N, K]; weight_scale or weight_scale_inv: one, [N], [N, 1], or one a block |
+| awq | qweight int32 [K, N / 8], qzeros int32 [K / G, N / 8], scales [K / G, N] |
+| gptq | qweight int32 [K / 8, N], qzeros and scales as awq, g_idx int32 [K]: groups of columns |
+
+Eight codes are in one int32: gptq has the first in the lowest bits; awq has, from the lowest bits
+up, numbers 0, 2, 4, 6, 1, 3, 5 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from asyncllm.errors import ModelError
+from asyncllm.kernels.fp8 import BLOCK, Fp8Matrix, dequantize_fp8
+from asyncllm.kernels.int4 import Int4Matrix, dequantize_int4, pack_int4
+from asyncllm.models.quant.config import Quantization
+from asyncllm.models.quant.weight import Matrix
+
+Shape = Sequence[int]
+
+#: Tensors of a quantised module that are of no use here: scales of activations and of the cache.
+UNUSED = ("input_scale", "k_scale", "v_scale", "q_scale", "prob_scale")
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_SCALES = ("weight_scale", "weight_scale_inv")
+_ROWS_AT_ONCE = 1024  # a multiple of BLOCK
+
+
+def main_field(quantization: Quantization) -> str:
+    """The tensor that every quantised matrix has: the codes."""
+    return "weight" if quantization.method == "fp8" else "qweight"
+
+
+def fields(quantization: Quantization) -> tuple[str, ...]:
+    """Names of the tensors of one matrix, after that of its module."""
+    if quantization.method == "fp8":
+        return ("weight", *_SCALES)
+    packed = ("qweight", "qzeros", "scales")
+    return (*packed, "g_idx") if quantization.method == "gptq" else packed
+
+
+def stored_shape(quantization: Quantization, module: str, shapes: Mapping[str, Shape]) -> list[int]:
+    """[N, K] of a matrix from the shapes of its tensors.
+
+    Raises:
+        ModelError: one of them is missing, or has a shape that does not fit the others.
+    """
+    if quantization.method == "fp8":
+        return _fp8_shape(module, shapes)
+    _require(module, shapes, "qzeros", "scales")
+    rows, columns = shapes["qweight"]
+    size, depth = (columns * 8, rows) if quantization.method == "awq" else (columns, rows * 8)
+    groups = shapes["scales"][0]
+    expected = {"scales": [groups, size], "qzeros": [groups, size // 8]}
+    if quantization.reordered:
+        _require(module, shapes, "g_idx")
+        expected["g_idx"] = [depth]
+    for field, shape in expected.items():
+        if list(shapes[field]) != shape:
+            raise _misfit(module, field, shapes, shape)
+    if depth % groups or depth // groups % 8:
+        raise ModelError(
+            f"{module}: {depth} columns in {groups} groups; only groups of equal size, a multiple "
+            "of 8, can be loaded"
+        )
+    return [size, depth]
+
+
+def _fp8_shape(module: str, shapes: Mapping[str, Shape]) -> list[int]:
+    field = next((field for field in _SCALES if field in shapes), None)
+    if field is None:
+        raise ModelError(f"{module}: 'weight' is 8-bit, but there is no {' or '.join(_SCALES)}")
+    size, depth = shapes["weight"]
+    blocks = [-(-size // BLOCK), -(-depth // BLOCK)]
+    if list(shapes[field]) not in ([], [1], [size], [size, 1], blocks):
+        raise _misfit(module, field, shapes, f"[], [{size}, 1] or {blocks}")
+    return [size, depth]
+
+
+def _require(module: str, shapes: Mapping[str, Shape], *needed: str) -> None:
+    for field in needed:
+        if field not in shapes:
+            raise ModelError(f"{module}: tensor {field!r} is missing")
+
+
+def _misfit(module: str, field: str, shapes: Mapping[str, Shape], expected: object) -> ModelError:
+    return ModelError(f"{module}.{field} has shape {list(shapes[field])}, expected {expected}")
+
+
+def read_matrix(quantization: Quantization, module: str, stored: Mapping[str, Tensor]) -> Matrix:
+    """Convert the tensors of one matrix, on the device that they are on.
+
+    Args:
+        stored: by their ``fields``; of shapes that ``stored_shape`` accepts.
+
+    Raises:
+        ModelError: columns do not belong to groups of the same size.
+    """
+    match quantization.method:
+        case "fp8":
+            return _fp8_matrix(stored)
+        case "awq":
+            qweight, qzeros = stored["qweight"], stored["qzeros"]
+            codes = _unpack(qweight, _AWQ_ORDER, 1).t()
+            return _int4_matrix(codes, _unpack(qzeros, _AWQ_ORDER, 1), stored["scales"], None)
+        case "gptq":
+            codes = _unpack(stored["qweight"], range(8), 0).t()
+            zeros = _unpack(stored["qzeros"], range(8), 1) + quantization.zero_offset
+            order = None
+            if quantization.reordered:
+                order = group_order(module, stored["g_idx"], len(zeros))
+            return _int4_matrix(codes, zeros, stored["scales"], order)
+
+
+def _fp8_matrix(stored: Mapping[str, Tensor]) -> Fp8Matrix:
+    data = stored["weight"]
+    scale = next(stored[field] for field in _SCALES if field in stored).float()
+    if scale.numel() == 1:
+        scale = scale.reshape(1, 1).expand(len(data), 1)
+    return Fp8Matrix(data, scale.unsqueeze(1) if scale.dim() == 1 else scale)
+
+
+def _int4_matrix(codes: Tensor, zeros: Tensor, scale: Tensor, order: Tensor | None) -> Int4Matrix:
+    """Of codes [N, K], and zeros and scale [K / G, N]."""
+    if order is not None:
+        codes = codes[:, order]
+    packed = pack_int4(codes, codes.shape[1] // len(zeros))
+    scale = scale if scale.dtype == torch.float16 else scale.float()
+    return Int4Matrix(packed, scale, zeros, order)
+
+
+def _unpack(packed: Tensor, order: Sequence[int], dim: int) -> Tensor:
+    """Codes, uint8, of which each int32 holds eight along ``dim``.
+
+    Args:
+        order: the number, among the eight, of the code in each four bits from the lowest up.
+    """
+    shape = list(packed.shape)
+    shape.insert(dim + 1, 8)
+    codes = torch.empty(shape, dtype=torch.uint8, device=packed.device)
+    for place, number in enumerate(order):
+        codes.select(dim + 1, number).copy_((packed >> (4 * place)) & 15)
+    return codes.flatten(dim, dim + 1)
+
+
+def group_order(module: str, groups: Tensor, count: int) -> Tensor | None:
+    """An order of columns, int64 [K], in which those of a group are consecutive.
+
+    None if they are already. ``groups`` is ``g_idx``: int [K], below ``count``.
+
+    Raises:
+        ModelError: the groups are not of the same size.
+    """
+    regular = torch.arange(count, device=groups.device).repeat_interleave(len(groups) // count)
+    if torch.equal(groups.long(), regular):
+        return None
+    order = groups.argsort(stable=True)
+    if not torch.equal(groups[order].long(), regular):
+        raise ModelError(f"{module}.g_idx: the groups are not of the same size")
+    return order
+
+
+def dequantize_into(place: Tensor, matrix: Matrix) -> None:
+    """Write the matrix itself, [N, K], to a place on any device and of any dtype."""
+    for start in range(0, len(place), _ROWS_AT_ONCE):
+        end = min(start + _ROWS_AT_ONCE, len(place))
+        if isinstance(matrix, Fp8Matrix):
+            place[start:end] = dequantize_fp8(matrix.rows(start, end)).to(place.device)
+        else:
+            values = dequantize_int4(matrix.rows(start, end)).to(place.device, place.dtype)
+            columns = slice(None) if matrix.order is None else matrix.order.to(place.device)
+            place[start:end, columns] = values

@@ -1,0 +1,133 @@
+"""The quantised matrices among the tensors of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asyncllm.errors import ModelError
+from asyncllm.models.checkpoint import Header
+from asyncllm.models.quant.config import Quantization
+from asyncllm.models.quant.formats import (
+    UNUSED,
+    fields,
+    group_order,
+    main_field,
+    read_matrix,
+    stored_shape,
+)
+from asyncllm.models.quant.weight import Matrix
+
+#: Reads the tensor that a header is of.
+Read = Callable[[Header], Tensor]
+
+_CODES = ("F8_E4M3", "I32")
+_SCALES = {"F16": torch.float16, "BF16": torch.float32, "F32": torch.float32}
+
+
+class Fp8Layout(NamedTuple):
+    """What the 8-bit matrices of one projection have in common."""
+
+    blocked: bool
+
+
+class Int4Layout(NamedTuple):
+    """What the 4-bit matrices of one projection have in common.
+
+    Attributes:
+        scale: dtype of the scales.
+        order: ``Int4Matrix.order`` as bytes.
+    """
+
+    group: int
+    scale: torch.dtype
+    order: bytes | None
+
+
+Layout = Fp8Layout | Int4Layout
+
+
+class StoredMatrix(NamedTuple):
+    """A quantised matrix of a checkpoint.
+
+    Attributes:
+        module: whose weight it is, as the model calls it.
+        tensors: what it is made of, by the name of each after that of the module.
+        shape: [N, K].
+    """
+
+    module: str
+    quantization: Quantization
+    tensors: dict[str, Header]
+    shape: list[int]
+
+    @property
+    def main(self) -> Header:
+        """The largest of its tensors."""
+        return self.tensors[main_field(self.quantization)]
+
+    def read(self, read: Read, device: torch.device) -> Matrix:
+        """Read and convert it on a device."""
+        stored = {field: read(header).to(device) for field, header in self.tensors.items()}
+        return read_matrix(self.quantization, self.module, stored)
+
+    def layout(self, read: Read) -> Layout:
+        """What it needs to be kept as it is."""
+        if self.quantization.method == "fp8":
+            scale = next(h.shape for field, h in self.tensors.items() if field != "weight")
+            return Fp8Layout(
+                len(scale) == 2 and scale[1] * scale[0] > 1 and scale != [self.shape[0], 1]
+            )
+        groups = self.tensors["scales"].shape[0]
+        order = None
+        if self.quantization.reordered:
+            order = group_order(self.module, read(self.tensors["g_idx"]), groups)
+        return Int4Layout(
+            self.shape[1] // groups,
+            _SCALES[self.tensors["scales"].dtype],
+            None if order is None else order.numpy().tobytes(),
+        )
+
+
+def find_matrices(
+    quantization: Quantization, headers: dict[str, Header], known: Collection[str], read: Read
+) -> dict[str, StoredMatrix]:
+    """Take the quantised matrices, and what belongs to them, out of the headers.
+
+    Args:
+        headers: by the names that the model has for the tensors; changed in place.
+        known: the names of all tensors that the model has a place for.
+
+    Returns:
+        By the name of the weight that each is.
+
+    Raises:
+        ModelError: the tensors of one do not fit each other.
+    """
+    main = main_field(quantization)
+    found: dict[str, StoredMatrix] = {}
+    for name, header in list(headers.items()):
+        module, _, field = name.rpartition(".")
+        if field != main or header.dtype not in _CODES:
+            continue
+        tensors = {
+            field: headers.pop(f"{module}.{field}")
+            for field in fields(quantization)
+            if f"{module}.{field}" in headers
+        }
+        for other in tensors.values():
+            if other.dtype not in (*_CODES, *_SCALES):
+                raise ModelError(f"{other.file}: tensor {other.name!r} is {other.dtype}")
+        shapes = {field: tensor.shape for field, tensor in tensors.items()}
+        shape = stored_shape(quantization, module, shapes)
+        found[f"{module}.weight"] = StoredMatrix(module, quantization, tensors, shape)
+    for name, header in list(headers.items()):
+        module, _, field = name.rpartition(".")
+        # GPTQ tools write a bias of zeros for modules without one.
+        empty = field == "bias" and f"{module}.weight" in found and name not in known
+        if field in UNUSED or (empty and not read(header).any()):
+            del headers[name]
+    return found

@@ -1,0 +1,166 @@
+"""Quantised matrices as the weights of layers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from asyncllm.kernels.fp8 import BLOCK, Fp8Matrix, fp8_linear
+from asyncllm.kernels.int4 import Int4Matrix, int4_linear
+from asyncllm.kernels.norm import Norm
+
+Matrix = Fp8Matrix | Int4Matrix
+
+
+class QuantizedWeight(nn.Module, ABC):
+    """The weight [N, K] of a projection. Allocated, and not written to.
+
+    Slices of it are places for the matrices of a checkpoint, as those of a tensor are.
+    """
+
+    def __init__(self, size: int, depth: int):
+        super().__init__()
+        self.shape = torch.Size((size, depth))
+
+    def __getitem__(self, rows: slice) -> Rows:
+        start, end, _ = rows.indices(self.shape[0])
+        return Rows(self, start, end)
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        act: str | None = None,
+    ) -> Tensor:
+        """As ``kernels.linear.linear``."""
+
+    @abstractmethod
+    def write(self, start: int, end: int, matrix: Matrix) -> None:
+        """Set some of the rows to a matrix of this kind and layout."""
+
+    @abstractmethod
+    def fill_dummy(self, generator: torch.Generator) -> None:
+        """Small random numbers, about as large as those of other layers."""
+
+
+class Rows(NamedTuple):
+    """Some rows of a weight: where a matrix of a checkpoint goes."""
+
+    weight: QuantizedWeight
+    start: int
+    end: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.end - self.start, self.weight.shape[1]))
+
+    def write(self, matrix: Matrix) -> None:
+        """Set them to a matrix of this shape, and of the weight's kind and layout."""
+        self.weight.write(self.start, self.end, matrix)
+
+
+#: Where a tensor or a quantised matrix of a checkpoint goes.
+Place = Tensor | Rows
+
+
+class Fp8Weight(QuantizedWeight):
+    """8-bit floating point.
+
+    Args:
+        blocked: a scale for each block rather than each row. Parts begin at multiples of BLOCK.
+    """
+
+    def __init__(self, size: int, depth: int, device: torch.device, *, blocked: bool):
+        super().__init__(size, depth)
+        scales = (-(-size // BLOCK), -(-depth // BLOCK)) if blocked else (size, 1)
+        self.data = _parameter((size, depth), torch.float8_e4m3fn, device)
+        self.scale = _parameter(scales, torch.float32, device)
+
+    def forward(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        act: str | None = None,
+    ) -> Tensor:
+        weight = Fp8Matrix(self.data, self.scale)
+        return fp8_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+
+    def write(self, start: int, end: int, matrix: Matrix) -> None:
+        assert isinstance(matrix, Fp8Matrix)
+        place = Fp8Matrix(self.data, self.scale).rows(start, end)
+        place.data.copy_(matrix.data)
+        place.scale.copy_(matrix.scale)
+
+    def fill_dummy(self, generator: torch.Generator) -> None:
+        values = torch.empty(self.shape, device=self.data.device)
+        self.data.copy_(values.normal_(0.0, 64.0, generator=generator).clamp_(-448.0, 448.0))
+        self.scale.fill_(0.02 / 64.0)
+
+
+class Int4Weight(QuantizedWeight):
+    """4-bit integers.
+
+    Args:
+        group: columns that share a scale.
+        scale: the dtype of scales.
+        reordered: whether ``Int4Matrix.order`` is there; the same for all parts.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        depth: int,
+        device: torch.device,
+        *,
+        group: int,
+        scale: torch.dtype,
+        reordered: bool = False,
+    ):
+        super().__init__(size, depth)
+        groups = depth // group
+        self.packed = _parameter((size, depth // 2), torch.uint8, device)
+        self.scale = _parameter((groups, size), scale, device)
+        self.zero = _parameter((groups, size), torch.uint8, device)
+        self.order = _parameter((depth,), torch.int64, device) if reordered else None
+
+    def forward(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        act: str | None = None,
+    ) -> Tensor:
+        weight = Int4Matrix(self.packed, self.scale, self.zero, self.order)
+        return int4_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+
+    def write(self, start: int, end: int, matrix: Matrix) -> None:
+        assert isinstance(matrix, Int4Matrix)
+        place = Int4Matrix(self.packed, self.scale, self.zero).rows(start, end)
+        place.packed.copy_(matrix.packed)
+        place.scale.copy_(matrix.scale)
+        place.zero.copy_(matrix.zero)
+        if self.order is not None and matrix.order is not None:
+            self.order.copy_(matrix.order)
+
+    def fill_dummy(self, generator: torch.Generator) -> None:
+        self.packed.random_(0, 256, generator=generator)
+        self.scale.fill_(0.02 / 4.6)  # codes 0 to 15 deviate by 4.6
+        self.zero.fill_(8)
+        if self.order is not None:
+            self.order.copy_(torch.arange(len(self.order)))
+
+
+def _parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

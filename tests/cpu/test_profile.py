@@ -1,0 +1,94 @@
+"""The steps whose memory is measured before the KV cache is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncllm import demo
+from asyncllm.attention.sdpa import SdpaBackend
+from asyncllm.executor.device import CpuDevice
+from asyncllm.executor.eager import EagerForward
+from asyncllm.executor.inputs import StepRows
+from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.profile import StepSize, captured_step, largest_steps
+from asyncllm.executor.sampler import Level, Sampler
+from asyncllm.executor.slots import SlotTable
+from asyncllm.models.loader import load_model
+from asyncllm.models.spec import read_spec
+
+VOCAB = 256
+
+
+def tables(size: StepSize) -> tuple[SlotTable, Sampler]:
+    device = CpuDevice()
+    pages = -(-size.row_tokens // size.page_size)
+    return SlotTable(size.rows, pages, device), Sampler(size.rows, VOCAB, device.torch_device)
+
+
+def shape(step: StepRows) -> tuple[int, int, int]:
+    """Rows, tokens, and rows that sample."""
+    return len(step.rows), step.entries.shape[1], len(step.sampling)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (
+            StepSize(rows=8, tokens=64, row_tokens=1024, captured_tokens=12, page_size=16),
+            [(1, 64, 1), (8, 64, 8)],
+        ),
+        (
+            StepSize(rows=8, tokens=64, row_tokens=16, captured_tokens=12, page_size=16),
+            [(4, 64, 4), (8, 64, 8)],
+        ),
+        (StepSize(rows=4, tokens=64, row_tokens=4, captured_tokens=12, page_size=16), [(4, 16, 4)]),
+        (
+            StepSize(rows=8, tokens=8, row_tokens=64, captured_tokens=12, page_size=16),
+            [(1, 8, 1), (8, 8, 8)],
+        ),
+        (
+            StepSize(rows=1, tokens=32, row_tokens=64, captured_tokens=12, page_size=16),
+            [(1, 32, 1)],
+        ),
+    ],
+)
+def test_one_step_has_long_rows_and_one_has_many(
+    size: StepSize, expected: list[tuple[int, int, int]]
+) -> None:
+    table, sampler = tables(size)
+    steps = largest_steps(size, VOCAB, table, sampler)
+    assert [shape(step) for step in steps] == expected
+
+
+def test_every_row_makes_the_sampler_do_all_it_can() -> None:
+    size = StepSize(rows=4, tokens=16, row_tokens=16, captured_tokens=12, page_size=16)
+    table, sampler = tables(size)
+    for step in largest_steps(size, VOCAB, table, sampler):
+        assert sampler.level(step.slots, step.lengths) is Level.EAGER
+    captured = captured_step(size, table, sampler)
+    assert shape(captured) == (4, 12, 4)
+    assert sampler.level(captured.slots, captured.lengths) is Level.GREEDY
+
+
+def test_the_steps_run_over_a_single_page() -> None:
+    folder = Path(demo.path())
+    spec, device = read_spec(folder), CpuDevice()
+    size = StepSize(rows=3, tokens=90, row_tokens=64, captured_tokens=12, page_size=16)
+    table = SlotTable(size.rows, 4, device)
+    with torch.inference_mode():
+        model = load_model(folder, spec, torch.float32, "cpu")
+        sampler = Sampler(size.rows, spec.vocab_size, "cpu")
+        pool = KVPool(
+            spec.num_layers, 1, 16, spec.num_kv_heads, spec.head_dim, torch.float32, "cpu"
+        )
+        forward = EagerForward(model, SdpaBackend(pool), sampler, table, 16, device)
+        steps = [*largest_steps(size, spec.vocab_size, table, sampler)]
+        steps.append(captured_step(size, table, sampler))
+        for step in steps:
+            samples = forward(step)
+            assert samples is not None
+            assert samples.tokens.shape == (1, len(step.rows))
+            assert (samples.tokens >= 0).all()

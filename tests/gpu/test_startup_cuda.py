@@ -1,0 +1,78 @@
+"""Start-up on a GPU: streaming weights, measuring a step, and what is left for the KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from asyncllm import AsyncLLM, demo
+from asyncllm.attention.base import AttentionBackend
+from asyncllm.attention.choose import choose_backend
+from asyncllm.errors import ModelError
+from asyncllm.executor.device import CudaDevice
+from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.profile import StepSize, measure_step
+from asyncllm.models.loader import load_model
+from asyncllm.models.spec import read_spec
+from asyncllm.models.weight_stream import BLOCK_BYTES, BLOCKS, WeightStream
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_stream_copies_more_than_its_blocks_hold(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    count = BLOCK_BYTES // 4
+    tensors = {f"large{i}": torch.randn(count + i) for i in range(BLOCKS + 3)}
+    tensors |= {f"small{i}": torch.randn(i + 1).to(torch.float16) for i in range(50)}
+    save_file(tensors, file)
+    places = {
+        name: torch.full(t.shape, torch.nan, dtype=torch.float32, device="cuda")
+        for name, t in tensors.items()
+    }
+    places["large1"] = places["large1"].to(torch.bfloat16)
+    done = sum(WeightStream().copy(file, places))
+    assert done == sum(tensor.nbytes for tensor in tensors.values())
+    for name, place in places.items():
+        assert torch.equal(place.cpu(), tensors[name].to(place.dtype)), name
+
+
+def test_measuring_a_step_gives_the_same_each_time_and_keeps_nothing() -> None:
+    folder = Path(demo.path())
+    spec, device, dtype = read_spec(folder), CudaDevice(), torch.bfloat16
+    size = StepSize(rows=64, tokens=4096, row_tokens=2048, captured_tokens=512, page_size=16)
+    with torch.inference_mode():
+        model = load_model(folder, spec, dtype, "cuda")
+
+        def make_backend(pool: KVPool) -> AttentionBackend:
+            specs = model.attention_specs
+            return choose_backend("auto", pool, specs, dtype, device.torch_device)
+
+        found = [measure_step(model, spec, make_backend, size, dtype, device) for _ in range(3)]
+        before = torch.cuda.memory_allocated()
+        larger = size.__class__(256, 8192, 2048, 1024, 16)
+        more = measure_step(model, spec, make_backend, larger, dtype, device)
+        assert torch.cuda.memory_allocated() == before
+    assert found[1] == found[2]
+    assert 0 < found[0].captured <= found[0].step
+    assert more.step > found[0].step
+
+
+async def test_the_cache_leaves_what_the_share_leaves() -> None:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    async with AsyncLLM(device="cuda", gpu_memory_utilization=0.5, kv_cache_tokens=None) as llm:
+        names = [item.name for item in llm.startup.items]
+        assert names == [
+            "import", "device", "weights", "profile", "KV cache", "attention", "graphs",
+        ]  # fmt: skip
+        now, _ = torch.cuda.mem_get_info()
+        assert free - now <= 0.5 * total
+
+
+async def test_too_small_a_share_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ModelError, match="gpu_memory_utilization") as caught:
+        await AsyncLLM(device="cuda", gpu_memory_utilization=0.001).start()
+    assert "weights take" in caught.value.message

@@ -1,0 +1,110 @@
+"""``asyncllm bench offline`` with the demo model on the CPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncllm import AsyncLLM, __version__
+from asyncllm.__main__ import main
+from asyncllm.bench import cases
+from asyncllm.bench.cases import OfflineCase, fixed, uneven
+from asyncllm.bench.offline import run_case
+from asyncllm.bench.report import decode_report
+from asyncllm.executor.device import CpuDevice
+
+TINY = (
+    OfflineCase("bs1", fixed(1, 6, 12, 100)),
+    OfflineCase("bs8", fixed(8, 40, 6, 200)),
+    OfflineCase("prefill8k", fixed(1, 8000, 1, 500)),
+    OfflineCase("uneven", uneven(5, (10, 60), 0), temperature=0.6),
+)
+CPU = ("--device", "cpu", "--cpu-threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def tiny_cases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(cases, "OFFLINE", TINY)
+    interval = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, peers = tmp_path / "out.json", tmp_path / "peers.json"
+    row = {"engine": "slow", "model": "asyncllm-demo", "case": "bs1", "out_tok_s": 0.001}
+    peers.write_text(json.dumps({"offline": [row]}))
+    args = ["bench", "offline", *CPU, "--json", str(out), "--compare", str(peers)]
+    assert main(args) == 0
+    report = decode_report(out.read_bytes(), out)
+    assert (report.asyncllm, report.model) == (__version__, "asyncllm-demo")
+    assert report.settings["policy"] == "longest"
+    assert [row.case for row in report.offline] == ["bs1", "bs8", "uneven"]
+    for found in report.offline:
+        assert len(found.seconds) == 3
+        best = min(found.seconds[1:])
+        assert found.tok_s == pytest.approx(found.out_tokens / best)
+        assert 0 < found.ttft_ms < 1e3 * best
+        assert found.engine is not None
+        assert 0 < found.engine.busy_share <= 1
+        assert found.engine.plan_us > 0
+        assert found.engine.result_lag_ms is not None
+    assert (report.offline[0].in_tokens, report.offline[0].out_tokens) == (6, 12)
+    assert report.offline[0].ms_per_token == pytest.approx(
+        1e3 * min(report.offline[0].seconds[1:]) / 12
+    )
+    printed = capsys.readouterr()
+    assert "prefill8k: skipped, the context is too short for it" in printed.err
+    assert "policy longest" in printed.out
+    assert "slow" in printed.out
+    assert "ratios above 1 are better" in printed.out
+
+
+def test_chosen_cases_and_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "offline", *CPU, "--cases", "uneven,bs1", "--policy", "fcfs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "policy fcfs" in lines[1]
+    assert [line.split()[0] for line in lines if line[:3] in ("bs1", "une")] == [
+        *("uneven", "bs1", "uneven", "bs1")
+    ]
+    with pytest.raises(SystemExit):
+        main(["bench", "offline", *CPU, "--cases", "c256"])
+    assert "no case 'c256' among bs1" in capsys.readouterr().err
+
+
+def test_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "offline", *CPU, "--cases", "prefill8k"]) == 1
+    assert "skipped" in capsys.readouterr().err
+
+
+async def test_no_repetition_finds_prefixes_of_another() -> None:
+    case = OfflineCase("same", uneven(3, (64, 100), 0))
+    assert case.make(0) == case.make(1)
+    async with AsyncLLM(device="cpu", cpu_threads=1) as llm:
+        await run_case(llm, case)
+        row = await run_case(llm, case)
+        assert llm.stats.cached_tokens == 0
+        assert llm.stats.prompt_tokens > 0
+        assert row is not None
+        assert row.engine is not None
+        assert row.engine.steps <= llm.stats.steps / 4
+        assert llm.stats.running == llm.stats.waiting == 0
+
+
+def test_idle_time_between_steps() -> None:
+    device = CpuDevice()
+    first = device.begin().end()
+    assert first.idle_seconds() is None
+    time.sleep(0.01)
+    begun = device.begin()
+    time.sleep(0.02)
+    second = begun.end()
+    assert 0.01 <= (second.idle_seconds() or 0) < second.seconds()
+    device.begin()  # and never ended
+    assert device.begin().end().idle_seconds() is None
+    assert device.copy_stream().run(lambda: None).idle_seconds() is None

@@ -1,0 +1,215 @@
+"""A launch of every kernel, of the shapes that models have.
+
+As a program: compiles the kernels of the modules named for a GPU that need not be here, and prints
+their names and PTX, or what went wrong, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncllm.attention.base import AttentionSpec
+from asyncllm.kernels.heads import HeadEncoding
+from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.prebuild import Variant, gpus_of, rehearsing
+
+HIDDEN, INTERMEDIATE, MAX_LENGTH, PAGE_SIZE = 1024, 3072, 4096, 16
+SPEC = AttentionSpec(0, num_heads=16, num_kv_heads=8, head_dim=128, scale=0.1)
+
+
+def half(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def int32(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int32)
+
+
+def int64(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64)
+
+
+def norm(size: int, *, offset: bool = False) -> Norm:
+    return Norm(half(size), 1e-6, offset)
+
+
+def encoding() -> HeadEncoding:
+    size = SPEC.head_dim
+    return HeadEncoding(norm(size), norm(size), torch.empty(MAX_LENGTH, size))
+
+
+def pages() -> Tensor:
+    return half(64, PAGE_SIZE, SPEC.num_kv_heads, SPEC.head_dim)
+
+
+def qkv(tokens: int) -> Tensor:
+    return half(tokens, (SPEC.num_heads + 2 * SPEC.num_kv_heads) * SPEC.head_dim)
+
+
+def launch_norm() -> None:
+    from asyncllm.kernels.triton.norm import rms_norm
+
+    rms_norm(half(1, HIDDEN), norm(HIDDEN))
+    rms_norm(half(4096, HIDDEN), norm(HIDDEN, offset=True))
+
+
+def launch_activation() -> None:
+    from asyncllm.kernels.activation import ACTIVATIONS
+    from asyncllm.kernels.triton.activation import gated
+
+    for act in ACTIVATIONS:
+        gated(half(3, 2 * INTERMEDIATE), act)
+
+
+def launch_heads() -> None:
+    from asyncllm.kernels.triton.heads import encode_heads
+
+    encode_heads(qkv(3), SPEC, encoding(), int64(3), pages(), pages(), int64(3))
+
+
+def launch_tokens() -> None:
+    from asyncllm.kernels.triton.tokens import locate_tokens
+
+    locate_tokens(int32(3, 50), int64(9), int32(9, 256), PAGE_SIZE)
+
+
+def launch_extend() -> None:
+    from asyncllm.kernels.extend import ExtendRows
+    from asyncllm.kernels.triton.extend import extend_attention
+
+    for tokens in (100, 4096):
+        q = qkv(tokens).view(tokens, -1, SPEC.head_dim)[:, : SPEC.num_heads]
+        rows = ExtendRows(int32(3), int32(3), int32(4))
+        extend_attention(q, pages(), pages(), int32(9, 256), rows, SPEC)
+
+
+def launch_decode() -> None:
+    from asyncllm.kernels.triton.decode import decode_attention
+
+    q = half(8, SPEC.num_heads, SPEC.head_dim)
+    decode_attention(q, pages(), pages(), int32(9, 256), int32(8), int32(8), SPEC)
+
+
+def launch_decode_heads() -> None:
+    from asyncllm.kernels.triton.decode_heads import decode_heads
+
+    tokens = (int64(8), int64(8))
+    rows = (int32(8), int32(8))
+    decode_heads(qkv(8), encoding(), *tokens, pages(), pages(), int32(9, 256), *rows, SPEC)
+
+
+def launch_linear() -> None:
+    from asyncllm.kernels.triton.linear import project
+    from asyncllm.kernels.tuning import DirectTile, GemvTile, SkinnyTile
+
+    gemv = GemvTile(block_n=4, block_k=1024, warps=4)
+    skinny = SkinnyTile(block_n=32, block_k=128, parts=1, splits=2, stages=3, warps=4)
+    direct = DirectTile(block_n=16, block_k=512, held=True, warps=4)
+    weight = half(INTERMEDIATE, HIDDEN)
+    for rows, tile in ((1, gemv), (8, direct), (16, skinny)):
+        project(tile, half(rows, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
+        project(tile, half(rows, HIDDEN), weight, residual=half(rows, INTERMEDIATE))
+
+
+def launch_sampling() -> None:
+    from asyncllm.kernels.triton.sampling import sample_tokens
+
+    logits = half(8, 151_936)
+    sample_tokens(logits, int64(9, 3), int64(8), int64(8), draws=True, filters=True)
+    sample_tokens(logits, int64(9, 3), int64(8), int64(8), draws=False, filters=False)
+
+
+def launch_penalties() -> None:
+    from asyncllm.kernels.triton.penalties import penalise
+
+    vocab, slots = 151_936, 9
+    counts, in_prompt = int32(slots, vocab), torch.empty(slots, vocab, dtype=torch.bool)
+    penalise(half(8, vocab), int64(8), int64(8), torch.empty(slots, 3), counts, in_prompt)
+
+
+def launch_fp8() -> None:
+    from asyncllm.kernels.fp8 import Fp8Matrix
+    from asyncllm.kernels.triton.fp8 import fp8_linear, quantize_rows
+
+    data = torch.empty(INTERMEDIATE, HIDDEN, dtype=torch.float8_e4m3fn)
+    by_row = Fp8Matrix(data, torch.empty(INTERMEDIATE, 1))
+    blocks = Fp8Matrix(data, torch.empty(INTERMEDIATE // 128, HIDDEN // 128))
+    fp8_linear(half(4, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
+    fp8_linear(half(4, HIDDEN), blocks, residual=half(4, INTERMEDIATE))
+    quantize_rows(half(300, HIDDEN), norm=norm(HIDDEN), blocked=True)
+
+
+def launch_int4() -> None:
+    from asyncllm.kernels.int4 import Int4Matrix
+    from asyncllm.kernels.triton.int4 import dequantize, int4_linear
+
+    groups = HIDDEN // 128
+    weight = Int4Matrix(
+        torch.empty(INTERMEDIATE, HIDDEN // 2, dtype=torch.uint8),
+        torch.empty(groups, INTERMEDIATE, dtype=torch.float16),
+        torch.empty(groups, INTERMEDIATE, dtype=torch.uint8),
+    )
+    int4_linear(half(4, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
+    int4_linear(half(40, HIDDEN), weight, residual=half(40, INTERMEDIATE))
+    dequantize(weight, torch.bfloat16)
+
+
+#: By module of ``kernels.triton``.
+LAUNCHES: dict[str, Callable[[], None]] = {
+    name.removeprefix("launch_"): value
+    for name, value in list(globals().items())
+    if name.startswith("launch_")
+}
+
+
+def compile_to_ptx(variant: Variant, target: Any) -> str:
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compile_kernel
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    kind = GluonASTSource if variant.function.is_gluon() else ASTSource
+    source = kind(variant.function, variant.signature, variant.constants, variant.attributes)
+    ptx: str = compile_kernel(source, target=target, options=variant.options).asm["ptx"]
+    return ptx
+
+
+def compile_modules(names: Iterable[str]) -> dict[str, Any]:
+    """Of each, [kernel, whether it is launched programmatically, PTX] of what it launches; or an
+    error."""
+    (gpu,) = gpus_of(["9.0a"])
+    launched: dict[str, Any] = {}
+    with rehearsing(gpu) as variants, torch.device("meta"):
+        for name in names:
+            before = len(variants)
+            try:
+                LAUNCHES[name]()
+            except Exception:
+                launched[name] = traceback.format_exc()
+            else:
+                launched[name] = variants[before:]
+    for name, found in launched.items():
+        if isinstance(found, str):
+            continue
+        try:
+            launched[name] = [
+                (
+                    f"{variant.function.__module__}.{variant.function.__name__}",
+                    variant.options["launch_pdl"],
+                    compile_to_ptx(variant, gpu.target),
+                )
+                for variant in found
+            ]
+        except Exception:
+            launched[name] = traceback.format_exc()
+    return launched
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_modules(sys.argv[1:])))

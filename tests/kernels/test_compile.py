@@ -1,0 +1,66 @@
+"""Every kernel compiles for a Hopper GPU, on machines that have none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernels.device import DEVICE
+
+pytest.importorskip("triton")
+
+import asyncllm.kernels.triton
+from tests.kernels.launches import LAUNCHES
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile the kernels")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """See ``launches.compile_modules``; in a process of its own, without Triton's interpreter."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.launches", *LAUNCHES],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    kernels: dict[str, Any] = json.loads(process.stdout)
+    return kernels
+
+
+def test_every_module_is_launched(compiled: dict[str, Any]) -> None:
+    launched = {name.rpartition(".")[0] for kernels in compiled.values() for name, *_ in kernels}
+    package = asyncllm.kernels.triton
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        spec = importlib.util.find_spec(module.name)
+        assert spec is not None
+        assert spec.origin is not None
+        if "gdc_wait" in Path(spec.origin).read_text():
+            assert module.name in launched
+
+
+@pytest.mark.parametrize("module", LAUNCHES)
+def test_compiles(module: str, compiled: dict[str, Any]) -> None:
+    """It does, and each kernel waits for the one before it, which may still read what this one
+    writes, and lets the next one start."""
+    kernels = compiled[module]
+    assert isinstance(kernels, list), kernels
+    assert kernels
+    for name, programmatic, ptx in kernels:
+        assert programmatic, name
+        write = re.search(r"\b(st|red|atom)\.\S*global", ptx)
+        assert write, name
+        assert 0 < ptx.find("griddepcontrol.wait") < write.start(), name
+        assert "griddepcontrol.launch_dependents" in ptx, name

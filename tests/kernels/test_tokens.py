@@ -1,0 +1,36 @@
+"""Token look-up against its reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asyncllm.kernels.tokens import locate_tokens_reference
+from tests.kernels.device import DEVICE
+
+pytest.importorskip("triton")
+
+from asyncllm.kernels.triton.tokens import locate_tokens
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 700])
+@pytest.mark.parametrize("page_size", [1, 16, 24])
+def test_matches_reference(page_size: int, count: int) -> None:
+    slots, max_pages = 9, 50
+    block_table = torch.randint(2**31 - 1, (slots + 1, max_pages), device=DEVICE).int()
+    last_token = torch.randint(150_000, (slots + 1,), device=DEVICE)
+    entries = torch.stack(
+        (
+            torch.randint(-1, 3, (count,), device=DEVICE),
+            torch.randint(slots, (count,), device=DEVICE),
+            torch.randint(-1, max_pages * page_size, (count,), device=DEVICE),
+        )
+    ).int()
+    entries[2, ::5] = -1
+    entries[1, ::5] = slots  # padding is in the dummy slot
+    actual = locate_tokens(entries, last_token, block_table, page_size)
+    expected = locate_tokens_reference(entries, last_token, block_table, page_size)
+    for found, right in zip(actual, expected, strict=True):
+        assert found.dtype == torch.int64
+        assert found.is_contiguous()
+        assert found.tolist() == right.tolist()
