@@ -70,7 +70,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         _doc(
             "steps with prompt chunks take at most so long, or twice as long as decoding alone if "
-            "that is more"
+            "that is more; 0: there is no target, and prompts fill steps up to "
+            "max_num_batched_tokens"
         ),
     ] = 27.0
     prefix_caching: Annotated[bool, _doc("keep the KV of prefixes for later requests")] = True
@@ -131,8 +132,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "gpu_memory_utilization must be greater than 0 and at most 1",
                 param="gpu_memory_utilization",
             )
-        if not 0 < self.itl_target_ms < math.inf:
-            raise BadRequest("itl_target_ms must be positive", param="itl_target_ms")
+        if not 0 <= self.itl_target_ms < math.inf:
+            raise BadRequest("itl_target_ms must not be negative", param="itl_target_ms")
         if not 0 <= self.host_kv_gib < math.inf:
             raise BadRequest("host_kv_gib must not be negative", param="host_kv_gib")
         budget = self.max_num_batched_tokens
@@ -149,7 +150,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     ``device`` is "cpu", "cuda" or "sim", ``dtype`` the type of the computation. ``max_model_len``
     never exceeds what the KV cache holds, so every admitted sequence can finish when it runs alone.
-    ``itl_target`` is in seconds. ``host_pages`` is the size of the host tier, 0 for none;
+    ``itl_target`` is in seconds, 0 for none. ``host_pages`` is the size of the host tier, 0 for none;
     ``page_copy_seconds`` a first guess of what moving one page between the tiers takes.
     ``max_burst`` is the most tokens that a step may compute of each row.
     """

@@ -54,7 +54,9 @@ class LLM:
 
         Args:
             policy: who is served next. Where neither it nor a ``config`` is given, those with the
-                most ``max_tokens``: a batch ends sooner when its longest answers begin first.
+                most ``max_tokens``: a batch ends sooner when its longest answers begin first. Without
+                a ``config``, prompts also fill whole steps (``itl_target_ms`` 0): nobody watches
+                the tokens come.
 
         Raises:
             BadRequest: an option has a bad value.
@@ -64,7 +66,7 @@ class LLM:
             options["policy"] = policy
             policy = None
         if config is None:
-            options = {"policy": "longest", **options}
+            options = {"policy": "longest", "itl_target_ms": 0.0, **options}
             config = EngineConfig(model=None if model is None else str(model), **options)
         elif model is not None or options:
             raise BadRequest("give either config or model and options, not both", param="config")

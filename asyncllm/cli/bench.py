@@ -62,7 +62,7 @@ def _add_offline(actions: Commands) -> None:
         "(default: longest)",
     )
     add_options(parser, EngineConfig, title="engine", skip=("model", "policy"))
-    parser.set_defaults(run=run_offline, parser=parser, policy="longest")
+    parser.set_defaults(run=run_offline, parser=parser, policy="longest", itl_target_ms=0.0)
 
 
 def _add_serve(actions: Commands) -> None:

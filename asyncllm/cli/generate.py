@@ -64,7 +64,7 @@ def add_command(commands: Commands) -> None:
         "(default: longest)",
     )
     add_options(parser, EngineConfig, title="engine", skip=("policy",))
-    parser.set_defaults(run=run, parser=parser, policy="longest")
+    parser.set_defaults(run=run, parser=parser, policy="longest", itl_target_ms=0.0)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -29,8 +29,8 @@ def _tokens(text: str) -> int:
 
 def _milliseconds(text: str) -> float:
     number = float(text)
-    if not 0 < number < float("inf"):
-        raise ValueError("it must be positive")
+    if not 0 <= number < float("inf"):
+        raise ValueError("it must not be negative")
     return number
 
 

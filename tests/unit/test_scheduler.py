@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import pytest
 
 from asyncllm.engine.policy import Aged, LongestFirst, Policy
@@ -9,7 +11,7 @@ from asyncllm.engine.scheduler import Applied, Scheduler
 from asyncllm.engine.sequence import SeqState
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack
-from tests.unit.scheduling import EOS, rows, scheduler, sequence
+from tests.unit.scheduling import EOS, FakeDevice, rows, scheduler, sequence
 
 
 def plan(sched: Scheduler, step: int = 0) -> StepPlan:
@@ -425,3 +427,26 @@ def test_those_who_share_are_looked_at_once_and_not_for_every_chunk() -> None:
         plan(sched, step)
     assert sched.num_waiting == 39
     assert len(matches) == 40
+
+
+def test_without_a_target_prompts_fill_whole_steps() -> None:
+    """Whoever decodes meanwhile, and whatever is known of step times."""
+    sizes = {
+        "max_num_batched_tokens": 2048,
+        "prefill_chunk": 2048,
+        "max_model_len": 2000,
+        "num_pages": 1000,
+    }
+    for target, tokens in ((0.0, 1500), (0.01, 512)):
+        sched = scheduler(itl_target=target, **sizes)
+        device = FakeDevice(sched.limits)
+        sched.add(sequence(1, 5, 40), 0.0)
+        for number in range(3):
+            planned = sched.plan(number, 0.0)
+            assert planned is not None
+            device.take(planned.message, repeat(5))
+            sched.apply(device.answer(), 0.0)
+        sched.add(sequence(2, 1500, 4), 0.0)
+        planned = sched.plan(3, 0.0)
+        assert planned is not None
+        assert [q_len for _, _, q_len in rows(planned.message)] == [1, tokens]
