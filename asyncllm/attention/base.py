@@ -1,8 +1,8 @@
 """The seam between models and attention kernels.
 
 A model describes each of its attention layers once (``AttentionSpec``) and, in a step, calls
-``batch.attend(spec, qkv, encoding)``. A backend turns the step's rows into a plan shared by all layers
-and reads and writes the paged KV cache. Nothing else knows how pages are laid out.
+``batch.attend(spec, qkv, encoding)``. A backend turns the step's rows into a plan shared by all
+layers and reads and writes the paged KV cache. Nothing else knows how pages are laid out.
 """
 
 from __future__ import annotations

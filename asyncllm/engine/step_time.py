@@ -195,10 +195,10 @@ class StepTimeModel:
         The step may take until the decode rows' own cost is a small share of it, but at most
         ``target`` seconds; or twice its decode rows' time where that is more, so that prompts
         always get half a step. ``ceiling`` is what the fixed token budget has left, and
-        all that binds when nobody decodes, or there is no target (0). The model is not trusted far beyond what was measured:
-        a step has at most twice the tokens of the largest one so far (or 512). While not fitted,
-        prompts get 512, 256 or 128 tokens a step: few, so that the first long one freezes nobody,
-        and different, so that there is something to fit.
+        all that binds when nobody decodes, or there is no target (0). The model is not trusted far
+        beyond what was measured: a step has at most twice the tokens of the largest one so far (or
+        512). While not fitted, prompts get 512, 256 or 128 tokens a step: few, so that the first
+        long one freezes nobody, and different, so that there is something to fit.
         """
         if decodes.num_tokens == 0 or target == 0.0:
             return PrefillRoom(ceiling, 0.0, UNKNOWN, 0)  # at no cost, so only tokens bind

@@ -178,7 +178,8 @@ class OneToken:
     def __call__(self, batch: Any) -> Tensor:
         if self.failing:
             raise RuntimeError("planted")
-        return batch.sampling(torch.zeros(len(batch.input_ids), 1, device=self._device))
+        hidden: Tensor = batch.sampling(torch.zeros(len(batch.input_ids), 1, device=self._device))
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = torch.zeros(len(hidden), VOCAB, device=self._device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import repeat
+from typing import Any
 
 from asyncllm.engine.scheduler import BURST_ROWS, BURST_SECONDS, Scheduler
 from asyncllm.engine.sequence import SeqState
@@ -31,7 +32,7 @@ class Runs:
         return [(seq.id, token, finish) for seq, _, token, finish in applied.emitted]
 
 
-def decoding(max_tokens: int = 20, count: int = 1, **limits: int) -> Runs:
+def decoding(max_tokens: int = 20, count: int = 1, **limits: Any) -> Runs:
     """Sequences 1.. with prompts of 5 tokens that are computed, and one token each."""
     runs = Runs(scheduler(max_burst=4, **{"max_num_batched_tokens": 256, **limits}))
     for id in range(1, count + 1):

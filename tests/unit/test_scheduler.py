@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import repeat
+from typing import Any
 
 import pytest
 
@@ -431,7 +432,7 @@ def test_those_who_share_are_looked_at_once_and_not_for_every_chunk() -> None:
 
 def test_without_a_target_prompts_fill_whole_steps() -> None:
     """Whoever decodes meanwhile, and whatever is known of step times."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "max_num_batched_tokens": 2048,
         "prefill_chunk": 2048,
         "max_model_len": 2000,
