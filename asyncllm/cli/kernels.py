@@ -185,15 +185,18 @@ def _build_triton(
 
     import torch
 
-    from asyncllm.executor.rehearsal import compile_ahead
-    from asyncllm.kernels.prebuild import cache_folder, gpus_of
+    from asyncllm.executor.rehearsal import find_variants
+    from asyncllm.kernels.prebuild import cache_folder, compile_all, gpus_of
 
     folder = Path(config.kernel_cache) if config.kernel_cache else cache_folder()
     for gpu, dtype in itertools.product(gpus_of(args.arch), args.dtype):
         started = time.perf_counter()
-        count = compile_ahead(spec, getattr(torch, dtype), config, gpu, folder)
-        took = "were there" if count is None else f"{time.perf_counter() - started:.1f} s"
-        print(f"{name}: Triton's kernels in {dtype} for {gpu.name}: {took}, in {folder}")
+        variants = find_variants(spec, getattr(torch, dtype), config, gpu)
+        compile_all(variants, gpu, folder)
+        print(
+            f"{name}: {len(variants)} of Triton's kernels in {dtype} for {gpu.name}: "
+            f"{time.perf_counter() - started:.1f} s, in {folder}"
+        )
 
 
 def _list_of(choices: tuple[str, ...]) -> Callable[[str], list[str]]:

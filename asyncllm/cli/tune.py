@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         usage_error(args, "there is no GPU to measure")
 
-    from asyncllm.kernels.tuner import BUCKETS, tune
+    from asyncllm.kernels.tuner import BUCKETS, compile_all, tune
     from asyncllm.kernels.tuning import save
     from asyncllm.models.hub import resolve_folder
     from asyncllm.models.registry import model_class
@@ -44,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
     spec = read_spec(resolve_folder(args.model, weights=False))
     dtype = torch.bfloat16
     model = model_class(spec.architecture)(spec.config, dtype, torch.device("meta"), 1)
-    for layer in dict.fromkeys(layers(model)):
+    kinds = list(dict.fromkeys(layers(model)))
+    compile_all(kinds, dtype)
+    for layer in kinds:
         for rows in BUCKETS:
             tuned = tune(layer, rows, dtype)
             path = save(torch.cuda.get_device_name(), rows, tuned.tiles)
@@ -58,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
 def layers(model: nn.Module) -> Iterator[tuple[Shape, ...]]:
     """The projections of each layer, in the order they run, and then of the output."""
+    from torch import Tensor
+
     from asyncllm.kernels.tuning import Shape
     from asyncllm.models.decoder import DecoderLM
     from asyncllm.models.layers.attention import Attention
@@ -68,15 +72,20 @@ def layers(model: nn.Module) -> Iterator[tuple[Shape, ...]]:
         if not isinstance(block, PreNormBlock):
             continue
         into_stream = "" if isinstance(block, SandwichNormBlock) else "residual"
-        shapes: list[Shape] = []
+        projections: list[tuple[object, bool, str]] = []
         attention, mlp = block.self_attn, block.mlp
         if isinstance(attention, Attention):
-            qkv, o = attention.qkv_proj.weight.shape, attention.o_proj.weight.shape
-            shapes += [Shape(*qkv, True, ""), Shape(*o, False, into_stream)]
+            projections.append((attention.qkv_proj.weight, True, ""))
+            projections.append((attention.o_proj.weight, False, into_stream))
         if isinstance(mlp, GatedMLP):
-            gate_up, down = mlp.gate_up_proj.weight.shape, mlp.down_proj.weight.shape
-            shapes += [Shape(*gate_up, True, "gated"), Shape(*down, False, into_stream)]
+            projections.append((mlp.gate_up_proj.weight, True, "gated"))
+            projections.append((mlp.down_proj.weight, False, into_stream))
+        shapes = [
+            Shape.of(weight, norm, epilogue)
+            for weight, norm, epilogue in projections
+            if isinstance(weight, Tensor)  # not quantized
+        ]
         if shapes:
             yield tuple(shapes)
     if isinstance(model, DecoderLM):
-        yield (Shape(*model.model.embed_tokens.weight.shape, True, ""),)
+        yield (Shape.of(model.model.embed_tokens.weight, True, ""),)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -29,7 +28,13 @@ from asyncllm.executor.eager import EagerForward, StepForward
 from asyncllm.executor.graphs import GraphedForward
 from asyncllm.executor.host_pool import HostPool
 from asyncllm.executor.kv_pool import KVPool
-from asyncllm.executor.memory import GpuMemory, resolve_limits, step_tokens, wanted_length
+from asyncllm.executor.memory import (
+    GRAPHS_LAYER_BYTES,
+    GpuMemory,
+    resolve_limits,
+    step_tokens,
+    wanted_length,
+)
 from asyncllm.executor.profile import StepSize, measure_step
 from asyncllm.executor.programs import GraphBackend, StepPrograms, captured_tokens
 from asyncllm.executor.runner import ModelRunner
@@ -98,8 +103,7 @@ def _build(
     dtype = _compute_dtype(config, device)
     before = device.free_bytes()
     watch = CompileWatch()
-    triton = device.torch_device.type == "cuda" and find_spec("triton") is not None
-    if triton:
+    if device.torch_device.type == "cuda" and find_spec("triton") is not None:
         watch.install(config.kernel_cache)
     with torch.inference_mode():
         with bill.phase("weights", device.free_bytes):
@@ -112,9 +116,6 @@ def _build(
                 progress=progress,
                 max_length=config.max_model_len,
             )
-        if triton and config.attention != "sdpa":
-            with bill.phase("kernels", device.free_bytes):
-                _compile_ahead(spec, dtype, config)
         with bill.phase("profile", device.free_bytes):
             limits = _limits(config, spec, model, dtype, device, before)
         with bill.phase("KV cache", device.free_bytes):
@@ -140,22 +141,8 @@ def _build(
             )
             forward = _forward(config, model, backend, sampler, table, limits, device)
         runner = ModelRunner(forward, sampler, table, copier, device)
-    if watch.compiled or watch.loaded:
-        names = ", ".join(f"{n} {name}" for name, n in Counter(watch.compiled).items())
-        log.info("Triton kernels: %d found, %s compiled", watch.loaded, names or "none")
-    watch.serving = True
+    watch.start_serving()
     return Worker(runner, limits, device)
-
-
-def _compile_ahead(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> None:
-    """Compile what Triton's cache does not have, on all cores instead of one by one."""
-    from asyncllm.executor.rehearsal import compile_ahead
-    from asyncllm.kernels.prebuild import cache_folder, gpus_of
-
-    try:
-        compile_ahead(spec, dtype, config, gpus_of([])[0], cache_folder())
-    except Exception as error:  # of a compiler, or of a model that has no kernels of our own
-        log.warning("kernels could not be compiled ahead: %s", str(error).partition("\n")[0])
 
 
 def _limits(
@@ -193,7 +180,8 @@ def _limits(
 
     step, captured = measure_step(model, spec, make_backend, size, dtype, device)
     free, total = torch.cuda.mem_get_info(device.torch_device)
-    memory = GpuMemory(total, before, free, weights, step, captured)
+    graphs = captured + spec.num_layers * GRAPHS_LAYER_BYTES if config.cuda_graphs else 0
+    memory = GpuMemory(total, before, free, weights, step, graphs)
     share = config.gpu_memory_utilization
     log.info("memory: %s", memory.account(share))
     return resolve(cache_bytes=memory.cache_bytes(share), account=memory.account(share))

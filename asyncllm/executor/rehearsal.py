@@ -7,9 +7,7 @@ one layer stands for all where they are alike.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -26,7 +24,7 @@ from asyncllm.executor.memory import step_tokens, wanted_length
 from asyncllm.executor.programs import StepPrograms, captured_tokens
 from asyncllm.executor.sampler import Level, Sampler
 from asyncllm.executor.slots import SlotTable
-from asyncllm.kernels.prebuild import Gpu, Variant, compile_all, identity, rehearsing
+from asyncllm.kernels.prebuild import Gpu, Variant, rehearsing
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loader import make_model
 from asyncllm.models.quant.allocate import can_keep
@@ -45,32 +43,6 @@ _PARAMS = {
     Level.FILTER: RowParams(1.0, 50, 0.9, 0.1, 0.0, 0.0, 1.0, 0, -1, 0, ()),
     Level.EAGER: RowParams(1.0, 50, 0.9, 0.1, 0.5, 0.5, 1.1, 0, 5, 99, (0,)),
 }
-
-
-def compile_ahead(
-    spec: ModelSpec, dtype: torch.dtype, config: EngineConfig, gpu: Gpu, folder: Path
-) -> int | None:
-    """Have every kernel that ``find_variants`` finds in Triton's cache folder.
-
-    A note there says so, and makes this a matter of milliseconds the next time.
-
-    Returns:
-        How many there are; None if they were known to be there.
-
-    Raises:
-        ModelError: as ``find_variants``.
-        KernelError: a C compiler is missing, or a kernel cannot be compiled for this GPU.
-    """
-    sizes = wanted_length(config, spec), config.page_size, config.max_num_seqs
-    work = (spec, dtype, *sizes, step_tokens(config, "cuda"), gpu, identity())
-    note = folder / f"asyncllm-{hashlib.sha256(repr(work).encode()).hexdigest()}"
-    if note.exists():
-        return None
-    variants = find_variants(spec, dtype, config, gpu)
-    compile_all(variants, gpu, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    note.write_text(f"{spec.architecture}, {dtype}: {len(variants)} kernels for {gpu.name}\n")
-    return len(variants)
 
 
 def find_variants(
@@ -162,4 +134,4 @@ class _Nowhere(CpuDevice):
         pass
 
 
-__all__ = ["compile_ahead", "find_variants", "run_steps"]
+__all__ = ["find_variants", "run_steps"]

@@ -80,13 +80,6 @@ class Sampler:
         # Large and rarely needed: made when first asked for.
         self._penalties: PenaltyTable | None = None
 
-    @staticmethod
-    def reserve_bytes(num_slots: int, vocab_size: int) -> int:
-        """What this may come to take on the device, temporaries of ``sample`` included."""
-        # Scores, and what becomes of them on the way, in float32; and the result of a sort.
-        temporaries = min(num_slots, _GROUP) * vocab_size * 6 * 4
-        return PenaltyTable.num_bytes(num_slots, vocab_size) + temporaries
-
     def admit(self, slot: int, params: RowParams, tokens: np.ndarray, num_prompt: int) -> None:
         """A sequence takes a slot; the device is told at the next ``flush``.
 

@@ -6,13 +6,13 @@ the program that will serve runs on tensors without contents (``rehearsing``), w
 written down and goes no further; what was written down is then compiled, for any GPU. So the
 variants are those of the real program, and so are their keys in the cache.
 
-While that lasts, what Triton and torch believe of the device is replaced, so nothing may use it.
+For processes that do nothing else: what Triton and torch believe of the device is replaced, and a
+variant that has been launched before would be launched again, with addresses that are none.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import re
@@ -56,11 +56,9 @@ class Gpu(NamedTuple):
         return GPUTarget("cuda", 10 * major + minor, 32)
 
 
-#: Of each architecture the GPU that models are most likely served on.
+#: Of each architecture the GPU that models are most likely served on. Older ones than Hopper have
+#: no programmatic launches, which our kernels ask for.
 USUAL_GPUS = (
-    Gpu((8, 0), "NVIDIA A100-SXM4-80GB", 108),
-    Gpu((8, 6), "NVIDIA A10", 72),
-    Gpu((8, 9), "NVIDIA L4", 58),
     Gpu((9, 0), "NVIDIA H200", 132),
     Gpu((10, 0), "NVIDIA B200", 148),
     Gpu((12, 0), "NVIDIA RTX PRO 6000 Blackwell Server Edition", 188),
@@ -71,7 +69,7 @@ def gpus_of(archs: Sequence[str]) -> list[Gpu]:
     """What to compile for.
 
     Args:
-        archs: compute capabilities such as "8.0" or "9.0a"; none: the GPUs of this machine.
+        archs: compute capabilities such as "9.0a"; none: the GPUs of this machine.
 
     Raises:
         KernelError: there is no GPU here, or a capability is not one of ``USUAL_GPUS``.
@@ -119,12 +117,15 @@ class Variant:
 def rehearsing(gpu: Gpu) -> Iterator[list[Variant]]:
     """Let tensors on the meta device pass for tensors on this GPU, inside.
 
+    No kernel may have been launched in this process.
+
     Yields:
         What would have been launched, each variant once; nothing is.
     """
     from triton import knobs
     from triton.runtime import driver
 
+    assert driver._default is None, "this process has used its GPU"
     variants: dict[Any, Variant] = {}
     listed: list[Variant] = []
 
@@ -194,15 +195,6 @@ def compile_all(variants: Sequence[Variant], gpu: Gpu, folder: Path) -> None:
         nvidia.CudaUtils()  # what Triton itself asks of the driver, also in C
         for _ in threads.map(build, variants):
             pass  # what one of them raises comes out here
-
-
-def identity() -> str:
-    """Of the kernels' sources and of Triton: while it is the same, so are the variants."""
-    import triton
-
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
-    text = b"".join(source.read_bytes() for source in sources)
-    return f"{triton.__version__} {hashlib.sha256(text).hexdigest()}"
 
 
 def cache_folder() -> Path:
@@ -311,6 +303,5 @@ __all__ = [
     "cache_folder",
     "compile_all",
     "gpus_of",
-    "identity",
     "rehearsing",
 ]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,9 +29,8 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 #: Several times the L2 cache of any GPU.
 _ROTATED_BYTES = 400 * 2**20
 
-#: Registers of a thread that may hold weights, and those that may hold x.
-_WEIGHT_REGISTERS = 100
-_X_REGISTERS = 96
+#: Registers of a thread for what it holds of the weight, of x and of the norm's weight.
+_REGISTERS = 200
 
 #: Shared memory of a program.
 _SHARED_BYTES = 200_000
@@ -59,31 +59,36 @@ def candidates(rows: int, shape: Shape) -> Iterator[Tile]:
 
 
 def _gemv_tiles(shape: Shape, halves: int) -> Iterator[GemvTile]:
-    for block_n in (1, 2, 4, 8):
+    for block_n in (1, 2, 4, 8, 16):
         for warps, block_k in ((4, 1024), (8, 1024), (8, 2048)):
             held = block_n * halves * shape.columns / (32 * warps)
             if 16 <= held <= 128 and block_k <= max(shape.columns, 1024):
-                yield GemvTile(block_n, block_k, warps)
+                yield GemvTile(block_n, block_k, warps, late=False)
+                yield GemvTile(block_n, block_k, warps, late=True)
 
 
 def _direct_tiles(rows: int, shape: Shape, halves: int) -> Iterator[DirectTile]:
-    padded = max(8, rows)
-    for block_n, (warps, chains), block_k in itertools.product(
-        (8, 16, 32), ((2, 4), (4, 2), (4, 4), (8, 1), (8, 2)), (256, 512, 1024, 2048)
+    x_rows = max(8, rows) * (2 if shape.norm else 1)
+    for block_n, (warps, chains) in itertools.product(
+        (8, 16, 32), ((2, 4), (4, 2), (4, 4), (8, 1), (8, 2))
     ):
-        weight_rows = block_n * halves
+        block_rows = block_n * halves
         per_register = 64 * warps  # elements of all threads
-        held = weight_rows * shape.columns <= _WEIGHT_REGISTERS * per_register
-        if (
-            shape.size >= 64 * weight_rows
-            and shape.columns % block_k == 0
-            and block_k >= 32 * warps * chains
-            and padded * block_k <= _X_REGISTERS * per_register
-            and (held or 24 <= weight_rows * block_k / per_register <= _WEIGHT_REGISTERS)
-        ):
-            yield DirectTile(block_n, block_k, held, warps, chains)
-            if shape.norm and rows >= 16:
-                yield DirectTile(block_n, block_k, held, warps, chains, norm_apart=True)
+        held = (block_rows + x_rows) * shape.columns <= _REGISTERS * per_register
+        sizes = [
+            size
+            for size in (2048, 1024, 512, 256)
+            if shape.columns % size == 0 and size >= 32 * warps * chains
+        ]
+        if shape.size < 64 * block_rows:
+            continue
+        for block_k in sizes[:1] if held else sizes:
+            registers = (block_rows + x_rows) * block_k / per_register
+            if held or 32 <= registers <= _REGISTERS * 3 // 4:
+                for late in (False, True) if held else (False,):
+                    yield DirectTile(block_n, block_k, held, warps, chains, late)
+                    if shape.norm and rows >= 16:
+                        yield DirectTile(block_n, block_k, held, warps, chains, late, True)
 
 
 def _skinny_tiles(rows: int, shape: Shape, halves: int) -> Iterator[SkinnyTile]:
@@ -100,9 +105,15 @@ def _skinny_tiles(rows: int, shape: Shape, halves: int) -> Iterator[SkinnyTile]:
             yield SkinnyTile(weight_rows // halves, block_k, splits, stages, 4)
 
 
-def compile_all(jobs: Sequence[Job], dtype: torch.dtype) -> None:
-    """Fill Triton's cache, in as many processes as there are processors, up to sixteen."""
-    workers = min(len(jobs), os.cpu_count() or 1, 16)
+def compile_all(layers: Iterable[Sequence[Shape]], dtype: torch.dtype) -> None:
+    """Compile all candidates into Triton's cache, in up to sixteen processes."""
+    shapes = dict.fromkeys(itertools.chain.from_iterable(layers))
+    jobs = [
+        Job(rows, shape, tile)
+        for rows, shape in itertools.product(BUCKETS, shapes)
+        for tile in candidates(rows, shape)
+    ]
+    workers = min(os.cpu_count() or 1, 16)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         for done in [pool.submit(_compile, jobs[i::workers], dtype) for i in range(workers)]:
@@ -134,11 +145,8 @@ class _Projection:
         from asyncllm.kernels.triton.linear import project
 
         weight = self.weights[turn % len(self.weights)]
-        around = {"norm": self.norm, "residual": self.residual, "act": self.act}
-        if tile is None:
-            linear_reference(self.x, weight, **around)
-        else:
-            project(tile, self.x, weight, **around)
+        product = linear_reference if tile is None else partial(project, tile)
+        product(self.x, weight, norm=self.norm, residual=self.residual, act=self.act)
 
 
 class Tuned(NamedTuple):
@@ -150,9 +158,7 @@ class Tuned(NamedTuple):
 
 
 def tune(layer: Sequence[Shape], rows: int, dtype: torch.dtype) -> Tuned:
-    """Find the tiles of the projections of one kind of layer, in the order they run."""
-    jobs = [Job(rows, shape, tile) for shape in layer for tile in candidates(rows, shape)]
-    compile_all(jobs, dtype)
+    """Find the tiles of the projections of one kind of layer, given in the order they run."""
     chain = _Chain(layer, rows, dtype)
     finalists = [chain.ranked(i)[:_FINALISTS] for i in range(len(layer))]
     chosen = [ranked[0] for ranked in finalists]
@@ -209,7 +215,7 @@ def _graph_microseconds(steps: Callable[[], None], replays: int = 8) -> float:
     with torch.cuda.graph(graph):
         steps()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(replays):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -11,7 +11,10 @@ import json
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Most rows a kernel of our own takes.
 MAX_ROWS = 128
@@ -24,11 +27,13 @@ class GemvTile(NamedTuple):
         block_n: outputs of a program.
         block_k: columns loaded at once, by all warps.
         warps: of a program.
+        late: the next kernel may start when x is on its way, not at once.
     """
 
     block_n: int
     block_k: int
     warps: int
+    late: bool = False
 
 
 class DirectTile(NamedTuple):
@@ -40,6 +45,7 @@ class DirectTile(NamedTuple):
         held: the program has all of its weights in flight at once.
         warps: of a program.
         chains: sums a warp adds to in turn, so that products need not wait for each other.
+        late: the next kernel may start when x is on its way, not at once.
         norm_apart: a kernel before this one normalises x.
     """
 
@@ -48,6 +54,7 @@ class DirectTile(NamedTuple):
     held: bool
     warps: int
     chains: int = 1
+    late: bool = False
     norm_apart: bool = False
 
 
@@ -89,6 +96,12 @@ class Shape(NamedTuple):
     norm: bool
     epilogue: str
 
+    @classmethod
+    def of(cls, weight: Tensor, norm: bool, epilogue: str) -> Shape:
+        """Of the projection with this weight."""
+        size, columns = weight.shape
+        return cls(size, columns, norm, epilogue)
+
     @property
     def key(self) -> str:
         return f"{self.size}x{self.columns}{' norm' if self.norm else ''} {self.epilogue}".rstrip()
@@ -107,10 +120,11 @@ def guess(bucket: int, shape: Shape) -> Tile | None:
     """The tile of a projection nobody measured."""
     if bucket == 1:
         return GemvTile(2 if shape.columns <= 2048 else 1, 1024, 4)
-    step = next((k for k in (64, 32, 16) if shape.columns % (4 * k) == 0), None)
-    if step is None or bucket > 16:
+    block_k = next((size for size in (1024, 512, 256) if shape.columns % size == 0), None)
+    if bucket > 8 or block_k is None:
         return None
-    return None
+    block_n = 8 if shape.epilogue == "gated" or shape.size <= 2048 else 16
+    return DirectTile(block_n, block_k, shape.columns <= 1024, warps=4, chains=2)
 
 
 def user_table(device_name: str) -> Path:

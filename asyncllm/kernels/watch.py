@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,17 @@ log = logging.getLogger(__name__)
 
 
 class CompileWatch:
-    """Counts kernels; one that is compiled once ``serving`` is set is reported.
+    """Counts kernels; one that is compiled while serving is reported.
 
     Attributes:
         compiled: the names of those that were compiled, each as often as there were variants.
         loaded: how many were found in Triton's cache.
-        serving: start-up is over.
     """
 
     def __init__(self) -> None:
         self.compiled: list[str] = []
         self.loaded = 0
-        self.serving = False
+        self._serving = False
 
     def install(self, folder: str | None = None) -> None:
         """Watch from now on, for as long as the process lives or another one is installed.
@@ -39,6 +39,17 @@ class CompileWatch:
         # A hash of Triton itself, half a gigabyte, which its first kernel would wait for.
         threading.Thread(target=triton_key, name="asyncllm-triton-key", daemon=True).start()
 
+    def start_serving(self) -> None:
+        """Start-up is over: log what it compiled, and report every kernel that is from now on."""
+        self._serving = True
+        names = ", ".join(f"{count} {name}" for name, count in Counter(self.compiled).items())
+        if names:
+            log.info(
+                "%s compiled and %d found ('asyncllm kernels build' compiles ahead of time)",
+                names,
+                self.loaded,
+            )
+
     def _on_kernel(
         self, *, metadata: dict[str, Any], times: Any, cache_hit: bool, **_: Any
     ) -> None:
@@ -46,7 +57,7 @@ class CompileWatch:
             self.loaded += 1
             return
         self.compiled.append(metadata["name"])
-        if self.serving:
+        if self._serving:
             log.warning(
                 "kernel %s was compiled in %.2f s while serving ('asyncllm kernels build' does so "
                 "ahead of time)",

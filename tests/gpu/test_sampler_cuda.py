@@ -156,5 +156,5 @@ def test_sampling_takes_little_memory() -> None:
     before = torch.cuda.memory_allocated()
     sampler.sample(logits, np.arange(rows), np.full(rows, 9))
     taken = torch.cuda.max_memory_allocated() - before
-    tables = 5 * rows * vocab
-    assert taken < Sampler.reserve_bytes(rows, vocab) - tables < 300 * 2**20
+    # The logits themselves are 78 MB.
+    assert taken < 120e6

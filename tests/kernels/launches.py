@@ -110,7 +110,7 @@ def launch_linear() -> None:
     from asyncllm.kernels.tuning import DirectTile, GemvTile, SkinnyTile
 
     gemv = GemvTile(block_n=4, block_k=1024, warps=4)
-    skinny = SkinnyTile(block_n=32, block_k=128, parts=1, splits=2, stages=3, warps=4)
+    skinny = SkinnyTile(block_n=32, block_k=128, splits=2, stages=3, warps=4)
     direct = DirectTile(block_n=16, block_k=512, held=True, warps=4)
     weight = half(INTERMEDIATE, HIDDEN)
     for rows, tile in ((1, gemv), (8, direct), (16, skinny)):

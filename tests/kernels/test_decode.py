@@ -99,7 +99,6 @@ def test_attends_like_the_reference(dtype: torch.dtype, cut: Cut) -> None:
     check_attention(make_spec(), dtype, cut)
 
 
-@pytest.mark.parametrize("cut", [WHOLE, SPLIT])
 @pytest.mark.parametrize(
     "spec",
     [
@@ -114,8 +113,8 @@ def test_attends_like_the_reference(dtype: torch.dtype, cut: Cut) -> None:
     ],
     ids=str,
 )
-def test_attends_in_every_form(spec: AttentionSpec, cut: Cut) -> None:
-    check_attention(spec, torch.float16, cut)
+def test_attends_in_every_form(spec: AttentionSpec) -> None:
+    check_attention(spec, torch.float16, SPLIT)
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 64])
@@ -157,7 +156,7 @@ def make_encoding(spec: AttentionSpec, dtype: torch.dtype, kind: str) -> HeadEnc
     rotary_dim = spec.head_dim if kind == "whole" else spec.head_dim // 2
     angles = torch.randn(max(LENGTHS) + 7, rotary_dim // 2, device=DEVICE)
     rope = torch.cat((angles.cos(), angles.sin()), dim=1)
-    return HeadEncoding(norm(), None if kind == "whole" else norm(), rope)
+    return HeadEncoding(norm(), norm(), rope)
 
 
 def check_heads(spec: AttentionSpec, dtype: torch.dtype, cut: Cut, kind: str) -> None:
@@ -193,10 +192,14 @@ def check_heads(spec: AttentionSpec, dtype: torch.dtype, cut: Cut, kind: str) ->
 
 
 @pytest.mark.parametrize("cut", [WHOLE, SPLIT])
-@pytest.mark.parametrize("kind", ["plain", "whole", "half", "offset"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_encodes_writes_and_attends(dtype: torch.dtype, kind: str, cut: Cut) -> None:
-    check_heads(make_spec(), dtype, cut, kind)
+def test_encodes_writes_and_attends(dtype: torch.dtype, cut: Cut) -> None:
+    check_heads(make_spec(), dtype, cut, "half")
+
+
+@pytest.mark.parametrize("kind", ["plain", "whole", "offset"])
+def test_every_encoding(kind: str) -> None:
+    check_heads(make_spec(), torch.float16, SPLIT, kind)
 
 
 @pytest.mark.parametrize(

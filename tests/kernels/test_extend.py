@@ -15,7 +15,7 @@ from tests.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.extend import extend_attention
+from asyncllm.kernels.triton.extend import choose_blocks, extend_attention
 from asyncllm.kernels.triton.extend_tiles import find_tiles
 
 #: Triton's interpreter has no product of bfloat16 matrices.
@@ -89,17 +89,16 @@ class Step:
         )
 
     def check(self) -> Tensor:
-        out = torch.full(self.q.shape, torch.nan, dtype=self.q.dtype, device=DEVICE)
-        answer = extend_attention(*self.arguments(), out=out)
-        expected = extend_attention_reference(*self.arguments())
+        expected = extend_attention_reference(*self.arguments())[: self.tokens].float()
         tolerance = TOLERANCE[self.case.dtype]
-        torch.testing.assert_close(
-            answer[: self.tokens].float(),
-            expected[: self.tokens].float(),
-            atol=tolerance,
-            rtol=tolerance,
-        )
-        return answer
+        # What is best on this GPU, and what any GPU can do.
+        for blocks in (None, choose_blocks(self.q)) if DEVICE == "cuda" else (None,):
+            out = torch.full(self.q.shape, torch.nan, dtype=self.q.dtype, device=DEVICE)
+            extend_attention(*self.arguments(), out=out, blocks=blocks)
+            torch.testing.assert_close(
+                out[: self.tokens].float(), expected, atol=tolerance, rtol=tolerance
+            )
+        return out
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,10 @@ def test_direct(blocked: bool, rows: int, tile: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("offset", [False, True])
+@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("blocked", [False, True])
-def test_norm_and_activation(blocked: bool, offset: bool) -> None:
-    x, matrix = random_rows(4, 384, torch.bfloat16), random_matrix(2 * 168, 384, blocked=blocked)
+def test_norm_and_activation(blocked: bool, rows: int, offset: bool) -> None:
+    x, matrix = random_rows(rows, 384, torch.bfloat16), random_matrix(2 * 168, 384, blocked=blocked)
     norm = Norm(torch.randn(384, device=DEVICE).to(x.dtype), 1e-6, offset)
     expected = fp8_linear_reference(x, matrix, norm=norm, act="silu")
     assert_near(fp8_linear(x, matrix, norm=norm, act="silu"), expected)

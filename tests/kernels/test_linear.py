@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,11 +68,11 @@ class Case:
         self.expected = self._exact()
 
     def _exact(self) -> Tensor:
-        x = self.x.double()
+        x: Tensor = self.x.double()
         if self.norm is not None:
             gain = self.norm.weight.double() + float(self.norm.offset)
             x = x * (x.square().mean(-1, keepdim=True) + self.norm.eps).rsqrt() * gain
-        y = x @ self.weight.double().t()
+        y: Tensor = x @ self.weight.double().t()
         if self.bias is not None:
             y += self.bias.double()
         if self.act is not None:
@@ -97,8 +98,9 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What kernels leave unwritten is NaN."""
     empty = torch.empty
 
-    def nan(*args: object, **kwargs: object) -> Tensor:
-        return empty(*args, **kwargs).fill_(torch.nan)  # type: ignore[call-overload]
+    def nan(*args: Any, **kwargs: Any) -> Tensor:
+        poisoned: Tensor = empty(*args, **kwargs).fill_(torch.nan)
+        return poisoned
 
     monkeypatch.setattr(torch, "empty", nan)
 
@@ -153,7 +155,7 @@ def test_dtypes(tile: Tile, dtype: torch.dtype) -> None:
         DIRECT,
         DirectTile(32, 256, True, 4, 2),
         DirectTile(8, 128, False, 2, 2),
-        DirectTile(16, 128, True, 4, 1, norm_apart=True),
+        DirectTile(16, 128, True, 4, 1, late=True, norm_apart=True),
         SkinnyTile(16, 64, 1, 3, 4),
         SkinnyTile(32, 16, 4, 2, 4),
         SkinnyTile(64, 64, 1, 3, 4),
@@ -170,7 +172,7 @@ def test_tiles_of_the_tensor_cores(rows: int, tile: SkinnyTile) -> None:
 @pytest.mark.parametrize("columns", [96, 1000, 1024 + 8])
 def test_odd_sizes_of_one_row(columns: int) -> None:
     case = Case(1, 37, columns, torch.bfloat16, norm=True)
-    case.check(case.run(GemvTile(2, 256, 2)))
+    case.check(case.run(GemvTile(2, 256, 2, late=True)))
 
 
 def test_rows_do_not_depend_on_padding() -> None:

@@ -40,7 +40,6 @@ class Cut(NamedTuple):
     tile: int
     warps: int
     stages: int
-    programs: int = 0
 
 
 def choose_cut(rows: int, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut:
@@ -80,8 +79,6 @@ def decode_attention(
         partial,
         stats,
         arrivals,
-        num_rows,
-        cut.programs,
         block_table.stride(0),
         q.stride(0),
         q.stride(1),
@@ -95,7 +92,6 @@ def decode_attention(
         GROUP=spec.num_heads // spec.num_kv_heads,
         HEAD_DIM=head_dim,
         **launch_constants(spec, q.dtype, cut),
-        ROWS=triton.next_power_of_2(num_rows) if cut.programs else 0,
         PDL=bool(pdl),
         num_warps=cut.warps,
         num_stages=cut.stages,
@@ -140,7 +136,7 @@ def _arrivals(device: torch.device) -> Tensor:
     return torch.zeros(MAX_PAIRS, dtype=torch.int32, device=device)
 
 
-@triton.jit(do_not_specialize=["window", "num_rows", "programs"])
+@triton.jit(do_not_specialize=["window"])
 def _decode(
     q,
     keys,
@@ -152,8 +148,6 @@ def _decode(
     partial,
     stats,
     arrivals,
-    num_rows,
-    programs,
     table_stride,
     q_row_stride,
     q_head_stride,
@@ -173,7 +167,6 @@ def _decode(
     D: tl.constexpr,
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
@@ -187,14 +180,7 @@ def _decode(
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(length - window, 0)
-    least = CHUNK
-    if ROWS > 0:
-        index = tl.arange(0, ROWS)
-        every = tl.load(lengths + index, mask=index < num_rows, other=0)
-        if HAS_WINDOW:
-            every = tl.minimum(every, window)
-        least = tl.maximum(least, (tl.sum(every) // programs + TILE) // TILE * TILE)
-    begin, end, pieces = find_piece(first, length, piece, least, SPLITS, TILE)
+    begin, end, pieces = find_piece(first, length, piece, SPLITS, TILE, CHUNK)
     if piece >= pieces:
         return
     lane = tl.arange(0, M)

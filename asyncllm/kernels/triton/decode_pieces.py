@@ -11,17 +11,17 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def find_piece(first, stop, piece, least, SPLITS: tl.constexpr, TILE: tl.constexpr):
+def find_piece(first, stop, piece, SPLITS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr):
     """Positions begin .. end - 1 of a piece of first .. stop - 1, and how many pieces there are.
 
-    As many equal pieces, of whole tiles, as ``SPLITS`` and at least ``least`` tokens allow, and
+    As many equal pieces, of whole tiles, as ``SPLITS`` and at least ``CHUNK`` tokens allow, and
     at least one.
     """
     if SPLITS == 1:
         begin, end, pieces = first, stop, 1
     else:
         share = (stop - first + SPLITS - 1) // SPLITS
-        size = tl.maximum((share + TILE - 1) // TILE * TILE, least)
+        size = tl.maximum((share + TILE - 1) // TILE * TILE, CHUNK)
         begin = first + piece * size
         end = tl.minimum(begin + size, stop)
         pieces = tl.maximum((stop - first + size - 1) // size, 1)
@@ -64,7 +64,7 @@ def attend(
     lane = tl.arange(0, TILE)
     last = tl.maximum(end - 1, 0)
     position = tl.minimum(begin + lane, last)
-    page = tl.load(table + position // PAGE_SIZE)
+    page = tl.load(table + position // PAGE_SIZE, mask=begin < end, other=0)
     for start in range(begin, end, TILE):
         cell = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
         at = (cell * KV_HEADS + kv_head)[:, None] * HEAD_DIM + dim[None, :]

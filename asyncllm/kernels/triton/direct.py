@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.triton.epilogue import finish, weight_rows
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.epilogue import finish, output_tile, weight_rows
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.tuning import DirectTile
 
 
@@ -60,7 +60,9 @@ def _direct_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HELD: tl.constexpr,
-    PARTS: tl.constexpr,
+    WARPS: tl.constexpr,
+    CHAINS: tl.constexpr,
+    LATE: tl.constexpr,
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -74,7 +76,8 @@ def _direct_kernel(
     BLOCKS: tl.constexpr = BLOCK_K // 32
     W_GROUPS: tl.constexpr = BLOCK_N // 8 * (2 if GATED else 1)
     X_GROUPS: tl.constexpr = BLOCK_M // 8
-    if PDL:
+    PARTS: tl.constexpr = WARPS * CHAINS
+    if PDL and not LATE:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     # A row of these tiles: eight rows of the matrix at a time, by block of 32 columns.
@@ -100,30 +103,48 @@ def _direct_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
 
+    out_at, is_output = output_tile(out, tile, M, N, out_stride, BLOCK_M, BLOCK_N, GATED)
+    if RESIDUAL:
+        old = tl.load(out_at, is_output, other=0.0)
     if HELD:
+        xs: tl.tuple = ()
         for c in tl.static_range(CHUNKS):
-            v = tl.load(x_at + c * BLOCK_K, has_row, other=0.0)
-            if NORM:
-                v, squares = _scale(v, squares, gains[c], OFFSET)
-            v = tl.permute(_operand(v, X_GROUPS, PARTS), [0, 2, 1])
-            acc = tl.dot(_operand(held[c], W_GROUPS, PARTS), v, acc)
+            xs += (tl.load(x_at + c * BLOCK_K, has_row, other=0.0),)
+        if PDL and LATE:
+            tl.extra.cuda.gdc_launch_dependents()
+        # One round, which the compiler does not know. Else it saves registers by loading x piece by
+        # piece between the products, and waits for every piece.
+        for _ in tl.range(0, tl.minimum(M, 1), num_stages=1):
+            tl.debug_barrier()
+            for c in tl.static_range(CHUNKS):
+                v = xs[c]
+                if NORM:
+                    v, squares = _scale(v, squares, gains[c], OFFSET)
+                v = tl.permute(_operand(v, X_GROUPS, PARTS), [0, 2, 1])
+                acc = tl.dot(_operand(held[c], W_GROUPS, PARTS), v, acc)
     else:
         w = held[0]
+        v = tl.load(x_at, has_row, other=0.0)
+        if PDL and LATE:
+            tl.extra.cuda.gdc_launch_dependents()
         for c in tl.range(0, CHUNKS, num_stages=1):
-            v = tl.load(x_at + c * BLOCK_K, has_row, other=0.0)
             if NORM:
                 v, squares = _scale(v, squares, tl.load(gain + column + c * BLOCK_K), OFFSET)
             v = tl.permute(_operand(v, X_GROUPS, PARTS), [0, 2, 1])
             acc = tl.dot(_operand(w, W_GROUPS, PARTS), v, acc)
-            following = w_at + tl.minimum(c + 1, CHUNKS - 1) * BLOCK_K
-            w = tl.load(following, eviction_policy="evict_first")
+            start = tl.minimum(c + 1, CHUNKS - 1) * BLOCK_K
+            w = tl.load(w_at + start, eviction_policy="evict_first")
+            v = tl.load(x_at + start, has_row, other=0.0)
 
     y = tl.sum(acc, axis=0)
     if NORM:
         squares = tl.reshape(tl.sum(squares, axis=1), [X_GROUPS, BLOCKS, 8])
         squares = tl.reshape(tl.sum(squares, axis=1), [BLOCK_M])
         y *= tl.rsqrt(squares / K + EPS)[None, :]
-    finish(y, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
+    y = finish(y, bias, tile, N, BLOCK_N, BIAS, ACT)
+    if RESIDUAL:
+        y += old.to(tl.float32)
+    tl.store(out_at, y.to(out.dtype.element_ty), is_output)
 
 
 _launch = Launcher(_direct_kernel)
@@ -143,13 +164,13 @@ def direct(
     """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``."""
     gain, eps, offset = norm or (None, 0.0, False)
     constants = (
-        *(weight.shape[1], max(8, triton.next_power_of_2(len(x)))),
-        *(tile.block_n, tile.block_k, tile.held, tile.warps * tile.chains),
+        *(weight.shape[1], max(8, next_power_of_2(len(x)))),
+        *(tile.block_n, tile.block_k, tile.held, tile.warps, tile.chains, tile.late),
         *(norm is not None, eps, offset, bias is not None, add, act),
     )
     args = (
         *(out, x, weight, bias, gain),
         *(len(x), weight.shape[0], out.stride(0), x.stride(0), weight.stride(0)),
     )
-    grid = (triton.cdiv(out.shape[1], tile.block_n), 1, 1)
+    grid = (cdiv(out.shape[1], tile.block_n), 1, 1)
     _launch(grid, args, constants, tile.warps)

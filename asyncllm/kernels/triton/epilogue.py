@@ -23,27 +23,27 @@ def weight_rows(i, tile, N, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    y, out, bias, tile, M, N, out_stride,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
-):  # fmt: skip
-    """From the product of the program's rows, float32 [rows, BLOCK_M], to the output."""
+def output_tile(
+    out, tile, M, N, out_stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr
+):
+    """Addresses of a tile [BLOCK_N, BLOCK_M] of the output, and which of them exist."""
+    m = tl.arange(0, BLOCK_M)[None, :]
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    return out + m.to(tl.int64) * out_stride + n, (m < M) & (n < (N // 2 if GATED else N))
+
+
+@triton.jit
+def finish(y, bias, tile, N, BLOCK_N: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr):
+    """From the product of the program's rows, float32 [rows, BLOCK_M], to [BLOCK_N, BLOCK_M]."""
     GATED: tl.constexpr = ACT is not None
     if BIAS:
         rows = weight_rows(tl.arange(0, y.shape[0]), tile, N, BLOCK_N, GATED)
         y += tl.load(bias + rows).to(tl.float32)[:, None]
     if GATED:
-        halves = tl.permute(tl.reshape(y, [2, BLOCK_N, BLOCK_M]), [1, 2, 0])
+        halves = tl.permute(tl.reshape(y, [2, BLOCK_N, y.shape[1]]), [1, 2, 0])
         first, second = tl.split(halves)
         y = activate(first, ACT) * second
-    m = tl.arange(0, BLOCK_M)[None, :]
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-    at = out + m.to(tl.int64) * out_stride + n
-    is_output = (m < M) & (n < (N // 2 if GATED else N))
-    if RESIDUAL:
-        y += tl.load(at, is_output, other=0.0).to(tl.float32)
-    tl.store(at, y.to(out.dtype.element_ty), is_output)
+    return y
 
 
 @triton.jit

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 LOG2_E = tl.constexpr(1.4426950408889634)
 #: Below any score, yet finite: the difference of two is no NaN.
 LOWEST = tl.constexpr(-1e30)
-#: Up to so many tokens the smaller tiles of this kernel are faster than those for Hopper.
-FEW = 512
-#: From so many on, blocks of fewer keys are faster.
+#: From so many tokens on, blocks of fewer keys are faster.
 MANY = 2048
 
 
@@ -51,11 +49,15 @@ def extend_attention(
     out: Tensor | None = None,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """See ``kernels.extend.extend_attention``."""
+    """See ``kernels.extend.extend_attention``.
+
+    Args:
+        blocks: to launch this kernel so; by default as is best, or the one for Hopper.
+    """
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // spec.num_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    if blocks is None and q.is_cuda and num_tokens > FEW and extend_hopper.supports(q, keys, spec):
+    if blocks is None and q.is_cuda and extend_hopper.supports(q, keys, spec):
         return extend_hopper.extend_attention(q, keys, values, block_table, rows, spec, out=out)
     blocks = choose_blocks(q) if blocks is None else blocks
     queries = max(blocks.queries, triton.next_power_of_2(group))

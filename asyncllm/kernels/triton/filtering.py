@@ -28,7 +28,6 @@ from asyncllm.kernels.triton.drawing import (
 # Bits of 1.0, what the best token weighs. Of floats that are not negative, the bits rise.
 _ONE: tl.constexpr = tl.constexpr(0x3F800000)
 _UNROLL: tl.constexpr = tl.constexpr(4)
-_STAGES: tl.constexpr = tl.constexpr(1)
 
 
 @triton.jit
@@ -52,7 +51,8 @@ def filter_kernel(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    WIDE: tl.constexpr,
+    STEPS: tl.constexpr,
     TILES: tl.constexpr,
     RELAY: tl.constexpr,
     PDL: tl.constexpr,
@@ -88,11 +88,11 @@ def filter_kernel(
         where = (block_list, count, logits + row * stride, vocab, best, scale, weight_list)
         weights = _weights(0, where, CHUNK, BLOCK)
         if top_k > 0:
-            cut, total = _cut(weights, top_k.to(tl.float32), cut, where, True, CHUNK, BLOCK)
+            cut, total = _cut(weights, top_k.to(tl.float32), cut, where, True, CHUNK, WIDE, BLOCK)
         if top_p < 1:
-            cut, _ = _cut(weights, top_p * total, cut, where, False, CHUNK, BLOCK)
+            cut, _ = _cut(weights, top_p * total, cut, where, False, CHUNK, WIDE, BLOCK)
         cut = tl.maximum(cut, min_p)
-        token = _draw(weights, cut, share, where, CHUNK, BLOCK, CHUNKS)
+        token = _draw(weights, cut, share, where, CHUNK, WIDE, BLOCK, STEPS)
         finish(token, best, slot, row, tokens, relay, RELAY)
 
 
@@ -140,7 +140,14 @@ def _bisect(heights, need, least, COUNT: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def _cut(
-    weights, need, least, where, COUNT: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+    weights,
+    need,
+    least,
+    where,
+    COUNT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The largest weight of which, with all above, there is ``need``; or else ``least``.
 
@@ -152,9 +159,8 @@ def _cut(
     number = 0.0
     mass = 0.0
     if where[1] > CHUNK:
-        low, high, number, mass = _narrow(weights, need, low, where, COUNT, CHUNK, BLOCK)
-        # None if the cut-off is known: then there may be any number that tie.
-        weights = _between(low, tl.where(high - low > 1, high, low), where, CHUNK, BLOCK)
+        low, high = _narrow(need, low, where, COUNT, CHUNK, WIDE, BLOCK)
+        weights, number, mass = _between(low, high, where, CHUNK, WIDE, BLOCK)
     rest = need - (number if COUNT else mass)
     # ``low`` and ``top`` are weights that occur, but for what ``low`` is to begin with.
     top = tl.minimum(high - 1, _bits(_maximum(weights)))
@@ -179,77 +185,97 @@ def _cut(
 
 @triton.jit
 def _narrow(
-    weights, need, low, where, COUNT: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+    need,
+    low,
+    where,
+    COUNT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Bisect over all chunks until there is one chunk of tokens between the bounds, or one weight.
+    """Bisect over all blocks until one chunk holds what is between the bounds, or one weight is.
 
-    Returns the bounds as bits, ``low`` <= cut-off < ``high``, and of the tokens from ``high`` up
-    their number and what they weigh together.
+    Returns the bounds as bits, ``low`` <= cut-off < ``high``.
     """
-    chunks = tl.cdiv(where[1], CHUNK)
     high = _ONE + 1
     many = (where[1] * BLOCK).to(tl.float32)
     few = 0.0
-    over = 0.0
     while (high - low > 1) & (many - few > CHUNK * BLOCK):
         middle = low + (high - low) // 2
         least = _float(middle)
-        kept = weights >= least
-        numbers = tl.where(kept, 1.0, 0.0)
-        masses = tl.where(kept, weights, 0.0)
-        for c in tl.range(1, chunks, num_stages=_STAGES, loop_unroll_factor=_UNROLL):
-            more = _weights(c, where, CHUNK, BLOCK)
-            kept = more >= least
+        numbers = tl.zeros([WIDE, BLOCK], tl.float32)
+        masses = tl.zeros([WIDE, BLOCK], tl.float32)
+        for c in tl.range(tl.cdiv(where[1], WIDE), loop_unroll_factor=_UNROLL):
+            weights = _weights(c, where, WIDE, BLOCK)
+            kept = weights >= least
             numbers += tl.where(kept, 1.0, 0.0)
-            masses += tl.where(kept, more, 0.0)
+            if not COUNT:
+                masses += tl.where(kept, weights, 0.0)
         number = _sum(numbers)
-        mass = _sum(masses)
-        if (number if COUNT else mass) >= need:
+        if (number if COUNT else _sum(masses)) >= need:
             low = middle
             many = number
         else:
             high = middle
             few = number
-            over = mass
-    return low, high, few, over
+    return low, high
 
 
 @triton.jit
-def _between(low, high, where, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """The listed weights from ``low`` to below ``high``, which one chunk holds; the rest is 0."""
+def _between(low, high, where, CHUNK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """The listed weights from ``low`` to below ``high``, as one chunk; the rest of it is 0.
+
+    None if there is but one such weight: there may be any number of it. Also returns the number of
+    tokens from ``high`` up, and what they weigh together.
+    """
     weight_list = where[6]
-    count = 0
+    total = 0
+    numbers = tl.zeros([WIDE, BLOCK], tl.float32)
+    masses = tl.zeros([WIDE, BLOCK], tl.float32)
     tl.debug_barrier()
-    for c in range(tl.cdiv(where[1], CHUNK)):
-        weights = tl.reshape(_weights(c, where, CHUNK, BLOCK), [CHUNK * BLOCK])
-        inside = (_bits(weights) >= low) & (_bits(weights) < high)
-        tl.store(weight_list + count + tl.cumsum(inside.to(tl.int32), 0) - 1, weights, mask=inside)
-        count += tl.sum(inside.to(tl.int32), 0)
+    for c in range(tl.cdiv(where[1], WIDE)):
+        weights = _weights(c, where, WIDE, BLOCK)
+        above = _bits(weights) >= high
+        numbers += tl.where(above, 1.0, 0.0)
+        masses += tl.where(above, weights, 0.0)
+        inside = ((_bits(weights) >= low) & (_bits(weights) < high) & (high - low > 1)).to(tl.int32)
+        sizes = tl.sum(inside, 1)
+        starts = total + tl.cumsum(sizes, 0) - sizes
+        place = starts[:, None] + tl.cumsum(inside, 1) - inside
+        tl.store(weight_list + place, weights, mask=inside > 0)
+        total += tl.sum(sizes, 0)
     tl.debug_barrier()
     at = tl.arange(0, CHUNK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    return tl.load(weight_list + at, mask=at < count, other=0.0)
+    chunk = tl.load(weight_list + at, mask=at < total, other=0.0)
+    return chunk, _sum(numbers), _sum(masses)
 
 
 @triton.jit
 def _draw(
-    weights, cut, share, where, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr
+    weights,
+    cut,
+    share,
+    where,
+    CHUNK: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
 ):
-    """One of the listed tokens that weigh ``cut`` or more."""
-    kept = tl.where(weights >= cut, weights, 0.0)
-    chosen = 0
-    chunks = tl.cdiv(where[1], CHUNK)
-    if chunks > 1:
-        index = tl.arange(0, CHUNKS)
-        masses = tl.where(index == 0, _sum(kept.to(tl.float64)), 0.0)
-        for c in range(1, chunks):
-            more = _weights(c, where, CHUNK, BLOCK)
+    """One of the listed tokens that weigh ``cut`` or more; ``weights`` are the first chunk."""
+    if where[1] > CHUNK:
+        masses = tl.zeros([STEPS], tl.float64)
+        step = tl.arange(0, STEPS)
+        for c in range(tl.cdiv(where[1], WIDE)):
+            more = _weights(c, where, WIDE, BLOCK)
             mass = _sum(tl.where(more >= cut, more, 0.0).to(tl.float64))
-            masses = tl.where(index == c, mass, masses)
-        chosen, share = find(masses, share, CHUNKS)
-        weights = _weights(chosen, where, CHUNK, BLOCK)
-        kept = tl.where(weights >= cut, weights, 0.0)
-    at = locate(kept, share, CHUNK, BLOCK)
-    return tl.load(where[0] + chosen * CHUNK + at // BLOCK) * BLOCK + at % BLOCK
+            masses = tl.where(step == c, mass, masses)
+        chosen, share = find(masses, share, STEPS)
+        more = _weights(chosen, where, WIDE, BLOCK)
+        at = chosen * WIDE * BLOCK
+        at += locate(tl.where(more >= cut, more, 0.0), share, WIDE, BLOCK)
+    else:
+        at = locate(tl.where(weights >= cut, weights, 0.0), share, CHUNK, BLOCK)
+    return tl.load(where[0] + at // BLOCK) * BLOCK + at % BLOCK
 
 
 @triton.jit

@@ -34,14 +34,10 @@ def fp8_linear(
     if tile is not None:
         if norm is not None and not takes_norm(x, norm):
             x, norm = rms_norm(x, norm), None
-        return fp8_direct.fp8_direct(
-            tile, x, weight, bias, norm=norm, residual=residual, act=act
-        )
+        return fp8_direct.fp8_direct(tile, x, weight, bias, norm=norm, residual=residual, act=act)
     # cuBLAS wants scales of blocks for a multiple of 4 rows.
     multiple = 4 if weight.is_blocked else 1
-    data, scale = quantize_rows(
-        x, norm=norm, blocked=weight.is_blocked, multiple=multiple
-    )
+    data, scale = quantize_rows(x, norm=norm, blocked=weight.is_blocked, multiple=multiple)
     y = scaled_mm(data, scale, weight, x.dtype)[:rows]
     if bias is not None:
         y += bias
@@ -75,9 +71,7 @@ def _quantize(
     group = tl.arange(0, GROUPS)
     k = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     inside = k < K
-    values = tl.load(x + row * x_stride + k, inside & (row < M), other=0.0).to(
-        tl.float32
-    )
+    values = tl.load(x + row * x_stride + k, inside & (row < M), other=0.0).to(tl.float32)
     if NORM:
         mean = tl.sum(values * values) / K
         factor = tl.load(gain + k, inside, other=0.0)
@@ -85,9 +79,7 @@ def _quantize(
         if OFFSET:
             values *= 1.0 + factor.to(tl.float32)
         else:
-            values = values.to(x.dtype.element_ty).to(tl.float32) * factor.to(
-                tl.float32
-            )
+            values = values.to(x.dtype.element_ty).to(tl.float32) * factor.to(tl.float32)
         values = values.to(x.dtype.element_ty).to(tl.float32)
     size = tl.maximum(tl.max(tl.abs(values), axis=1), 1e-12) / LIMIT
     values = tl.minimum(tl.maximum(values / size[:, None], -LIMIT), LIMIT)
@@ -126,9 +118,7 @@ def quantize_rows(
     return data, scale.t()
 
 
-def scaled_mm(
-    data: Tensor, scale: Tensor, weight: Fp8Matrix, dtype: torch.dtype
-) -> Tensor:
+def scaled_mm(data: Tensor, scale: Tensor, weight: Fp8Matrix, dtype: torch.dtype) -> Tensor:
     """The product of two e4m3 matrices: [M, N] of ``dtype``."""
     y = torch._scaled_mm(
         data,

@@ -119,9 +119,7 @@ def _fp8_direct(
         squared = squares(x, K)
     for i in tl.static_range(STEPS):
         start = i * STEP
-        v = input_operand(
-            x_at + start, gain_at + start, has_row, BLOCK_M, WARPS, NORM, PDL
-        )
+        v = input_operand(x_at + start, gain_at + start, has_row, BLOCK_M, WARPS, NORM, PDL)
         w = weight_operand(_convert(held[i], DTYPE, PDL), ROWS, WARPS)
         if i + HELD < STEPS:
             held += (tl.load(w_at + (i + HELD) * STEP, eviction_policy="evict_first"),)

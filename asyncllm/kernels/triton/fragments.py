@@ -27,11 +27,7 @@ def takes_norm(x: Tensor, norm: Norm) -> bool:
     It multiplies x by the norm's weight first, in the dtype of x, and by 1 / rms at the end. Of
     several rows every program would have to sum up all squares.
     """
-    return (
-        len(x) == 1
-        and not norm.offset
-        and x.dtype == norm.weight.dtype == torch.bfloat16
-    )
+    return len(x) == 1 and not norm.offset and x.dtype == norm.weight.dtype == torch.bfloat16
 
 
 @triton.jit

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.triton.epilogue import finish, weight_rows
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.epilogue import finish, output_tile, weight_rows
+from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.tuning import GemvTile
 
 
@@ -29,6 +29,7 @@ def _gemv_kernel(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    LATE: tl.constexpr,
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -40,7 +41,7 @@ def _gemv_kernel(
     GATED: tl.constexpr = ACT is not None
     ROWS: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    if PDL:
+    if PDL and not LATE:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, GATED)
@@ -62,10 +63,18 @@ def _gemv_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
 
+    out_at, is_output = output_tile(out, tile, 1, N, 0, 1, BLOCK_N, GATED)
+    if RESIDUAL:
+        old = tl.load(out_at, is_output, other=0.0)
+    xs: tl.tuple = ()
+    for i in tl.static_range(CHUNKS):
+        xs += (tl.load(x + i * BLOCK_K + k, i * BLOCK_K + k < K, other=0.0),)
+    if PDL and LATE:
+        tl.extra.cuda.gdc_launch_dependents()
     products = tl.zeros([ROWS, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for i in tl.static_range(CHUNKS):
-        here = tl.load(x + i * BLOCK_K + k, i * BLOCK_K + k < K, other=0.0).to(tl.float32)
+        here = xs[i].to(tl.float32)
         if NORM:
             squares += here * here
             factor = gains[i].to(tl.float32)
@@ -74,7 +83,10 @@ def _gemv_kernel(
     y = tl.sum(products, axis=1)
     if NORM:
         y *= tl.rsqrt(tl.sum(squares) / K + EPS)
-    finish(y[:, None], out, bias, tile, 1, N, 0, 1, BLOCK_N, BIAS, RESIDUAL, ACT)
+    y = finish(y[:, None], bias, tile, N, BLOCK_N, BIAS, ACT)
+    if RESIDUAL:
+        y += old.to(tl.float32)
+    tl.store(out_at, y.to(out.dtype.element_ty), is_output)
 
 
 _launch = Launcher(_gemv_kernel)
@@ -94,9 +106,9 @@ def gemv(
     """``linear`` of one row into ``out`` [1, N or N / 2], to which it is added if ``add``."""
     gain, eps, offset = norm or (None, 0.0, False)
     constants = (
-        *(weight.shape[1], tile.block_n, tile.block_k),
+        *(weight.shape[1], tile.block_n, tile.block_k, tile.late),
         *(norm is not None, eps, offset, bias is not None, add, act),
     )
     args = (out, x, weight, bias, gain, weight.shape[0], weight.stride(0))
-    grid = (triton.cdiv(out.shape[1], tile.block_n), 1, 1)
+    grid = (cdiv(out.shape[1], tile.block_n), 1, 1)
     _launch(grid, args, constants, tile.warps)

@@ -49,9 +49,7 @@ def int4_linear(
         x = rms_norm(x, norm)
     if rows <= SKINNY:
         skinny = int4_skinny.choose_tile(rows, outputs)
-        return int4_skinny.int4_skinny(
-            skinny, x, weight, bias, residual=residual, act=act
-        )
+        return int4_skinny.int4_skinny(skinny, x, weight, bias, residual=residual, act=act)
     y = F.linear(x, dequantize(weight, x.dtype), bias)
     if act is not None:
         return gated(y, act)
@@ -87,9 +85,7 @@ def _dequantize(
     zeros = offset_codes(tl.load(zero + group * N + n, is_row), DTYPE)[:, None]
     low, high = unpack(codes, DTYPE, PDL)
     at = out + n[:, None] * K + block * BLOCK_K + half
-    tl.store(
-        at, (subtract(low, zeros, DTYPE, PDL).to(tl.float32) * scales).to(DTYPE), mask
-    )
+    tl.store(at, (subtract(low, zeros, DTYPE, PDL).to(tl.float32) * scales).to(DTYPE), mask)
     tl.store(
         at + HALF,
         (subtract(high, zeros, DTYPE, PDL).to(tl.float32) * scales).to(DTYPE),

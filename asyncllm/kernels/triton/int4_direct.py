@@ -85,9 +85,7 @@ def _int4_direct(
     if NORM:
         squared = squares(x, K)
     for i in tl.static_range(STEPS):
-        at = ((i * WARPS + tl.arange(0, WARPS)) * 128 // GROUP)[:, None] * N + rows[
-            None, :
-        ]
+        at = ((i * WARPS + tl.arange(0, WARPS)) * 128 // GROUP)[:, None] * N + rows[None, :]
         factor = tl.load(scale + at).to(tl.float32)[:, :, None]
         offset = offset_codes(tl.load(zero + at), DTYPE)[:, :, None]
         start = i * (WARPS * 128)
@@ -100,11 +98,7 @@ def _int4_direct(
         )  # fmt: skip
         low, high = unpack(held[i], DTYPE, PDL)
         if i + HELD < STEPS:
-            held += (
-                tl.load(
-                    p_at + (i + HELD) * (WARPS * 64), eviction_policy="evict_first"
-                ),
-            )
+            held += (tl.load(p_at + (i + HELD) * (WARPS * 64), eviction_policy="evict_first"),)
         low = subtract(weight_operand(low, ROWS, WARPS), offset, DTYPE, PDL)
         high = subtract(weight_operand(high, ROWS, WARPS), offset, DTYPE, PDL)
         product = dot(low, first, tl.zeros_like(acc), PDL)

@@ -116,11 +116,7 @@ def _int4_skinny(
     m = tl.arange(0, BLOCK_M)
     part = tl.arange(0, PARTS)
     half = tl.arange(0, HALF)
-    p_at = (
-        packed
-        + (rows * (K // 2))[None, :, None]
-        + (part[:, None] * HALF + half)[:, None, :]
-    )
+    p_at = packed + (rows * (K // 2))[None, :, None] + (part[:, None] * HALF + half)[:, None, :]
     k = part[:, None] * BLOCK_K + half[None, :]
     x_at = x + (m.to(tl.int64) * x_stride)[None, None, :] + k[:, :, None]
     has_row = (m < M)[None, None, :]
@@ -137,9 +133,7 @@ def _int4_skinny(
         if EVEN:
             codes = tl.load(p_at + block * HALF, eviction_policy="evict_first")
         else:
-            codes = tl.load(
-                p_at + block * HALF, (block + part < BLOCKS)[:, None, None], other=0
-            )
+            codes = tl.load(p_at + block * HALF, (block + part < BLOCKS)[:, None, None], other=0)
         acc += _product(
             codes, block, x_at, scale, zero, has_row, rows, N,
             K, GROUP, BLOCK_K, BLOCK_M, PARTS, EVEN, PDL,
@@ -147,9 +141,7 @@ def _int4_skinny(
     y = acc if PARTS == 1 else tl.sum(acc, axis=0)
 
     if SPLITS == 1:
-        finish(
-            y, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT
-        )
+        finish(y, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
     else:
         cell = tl.arange(0, ROWS)[:, None] * BLOCK_M + m[None, :]
         parts_at = partial + tile.to(tl.int64) * (SPLITS * ROWS * BLOCK_M) + cell
@@ -158,9 +150,7 @@ def _int4_skinny(
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
             total = tl.zeros([ROWS, BLOCK_M], tl.float32)
             for other in tl.static_range(SPLITS):
-                total += tl.load(
-                    parts_at + other * (ROWS * BLOCK_M), cache_modifier=".cg"
-                )
+                total += tl.load(parts_at + other * (ROWS * BLOCK_M), cache_modifier=".cg")
             tl.store(arrivals + tile, 0)
             finish(
                 total,

@@ -26,8 +26,7 @@ def linear(
 ) -> Tensor:
     """See ``kernels.linear.linear``."""
     epilogue = "gated" if act is not None else "" if residual is None else "residual"
-    size, columns = weight.shape
-    shape = Shape(size, columns, norm is not None, epilogue)
+    shape = Shape.of(weight, norm is not None, epilogue)
     tile = choose(_device_name(x.device), len(x), shape) if len(x) > 0 else None
     if tile is None or not fits(tile, x, shape):
         return linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)

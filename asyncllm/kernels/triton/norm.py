@@ -1,4 +1,13 @@
-"""Root-mean-square normalisation: a program per row, which stays in registers."""
+"""Root-mean-square normalisation: a row stays in the registers of the program that reads it.
+
+Measured on one H200 in bfloat16, in a CUDA graph of such launches; predicted are 0.7 µs, which any
+launch takes there, and the bytes read and written at 4.1 TB/s.
+
+| elements of a row | 1 row | 32 | 256 | 2,048 | 8,192 rows | predicted | a copy by torch |
+|--|--|--|--|--|--|--|--|
+| 1,024 | 0.74 µs | 0.79 | 1.10 | 3.29 | 9.26 | 8.9 | 9.38 |
+| 4,096 | 0.93 µs | 1.00 | 2.45 | 9.23 | 33.3 | 33.4 | 33.0 |
+"""
 
 from __future__ import annotations
 

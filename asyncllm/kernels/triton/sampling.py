@@ -2,7 +2,7 @@
 
 1. Tiles: each (row, tile of the vocabulary) yields its best score, the first token that has it,
    and the sum of weights exp((score - tile's best) / temperature). Rows with filters also yield the
-   best score of every block of 16 tokens.
+   best score of each block, which is a small part of the tile.
 2. Rows: one program per row puts the tiles together. A greedy row is done. For a plain draw, one
    random number picks a tile by the tiles' sums, then a token of that tile, which is read again.
 3. Filters: one program per row with top-k, top-p or min-p; see ``filtering``.
@@ -30,13 +30,14 @@ from asyncllm.kernels.triton.drawing import (
     uniform_of,
 )
 from asyncllm.kernels.triton.filtering import filter_kernel
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 
-_TILE = 4096  # tokens of a tile
-_BLOCK = 64  # tokens of a block
-_CHUNK = 64  # blocks that are searched at a time
+_TILE = 2048  # tokens
+_BLOCK = 32  # tokens
+_CHUNK = 64  # blocks whose weights stay in registers while they are searched
+_WIDE = 128  # blocks in each step of a pass over more than that
 _TILE_WARPS = 4
-_ROW_WARPS = 4  # of which a greedy row needs one
+_ROW_WARPS = 1
 _FILTER_WARPS = 8
 
 
@@ -54,7 +55,7 @@ def sample_tokens(
     num_rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("the logits of a row must be contiguous")
-    num_tiles = triton.cdiv(vocab, _TILE)
+    num_tiles = cdiv(vocab, _TILE)
     num_blocks = num_tiles * (_TILE // _BLOCK)
     device = logits.device
     best = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device)
@@ -69,14 +70,14 @@ def sample_tokens(
     tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
     outputs = (tokens, tokens if relay is None else relay)
     args = (*source, positions, *outputs, *tiles, num_tiles)
-    shape = (triton.next_power_of_2(num_tiles), relay is not None)
+    shape = (next_power_of_2(num_tiles), relay is not None)
     grid = (num_rows, 1, 1)
-    _launch_rows(grid, args, (draws, _TILE, *shape), _ROW_WARPS if draws else 1)
+    _launch_rows(grid, args, (draws, _TILE, *shape), _ROW_WARPS)
     if filters:
         listed = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=device)
         found = torch.empty(num_rows, _CHUNK * _BLOCK, dtype=torch.float32, device=device)
-        chunks = triton.next_power_of_2(triton.cdiv(num_blocks, _CHUNK))
-        constants = (triton.next_power_of_2(num_blocks), _BLOCK, _CHUNK, chunks, *shape)
+        steps = next_power_of_2(cdiv(num_blocks, _WIDE))
+        constants = (next_power_of_2(num_blocks), _BLOCK, _CHUNK, _WIDE, steps, *shape)
         _launch_filters(grid, (*args, blocks, num_blocks, listed, found), constants, _FILTER_WARPS)
     return tokens
 

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.triton.epilogue import finish, prefetch_rows, weight_rows
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.epilogue import finish, output_tile, prefetch_rows, weight_rows
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.tuning import SkinnyTile
 
 
@@ -62,25 +62,32 @@ def _skinny_kernel(
     w_at = w_start[:, None] + k[None, :]
     x_at = x + m[None, :].to(tl.int64) * x_stride + split * COLUMNS + k[:, None]
     has_row = (m < M)[None, :]
+    out_at, is_output = output_tile(out, tile, M, N, out_stride, BLOCK_M, BLOCK_N, GATED)
+    if RESIDUAL:
+        old = tl.load(out_at, is_output, other=0.0)
     acc = tl.zeros([ROWS, BLOCK_M], tl.float32)
     for start in tl.range(0, COLUMNS, BLOCK_K, num_stages=STAGES):
         w = tl.load(w_at + start, eviction_policy="evict_first")
         acc = tl.dot(w, tl.load(x_at + start, has_row, other=0.0), acc, input_precision="ieee")
 
+    is_last = True
     if SPLITS > 1:
         SIZE: tl.constexpr = ROWS * BLOCK_M
         cells = partial + tile * SPLITS * SIZE
         cells += tl.arange(0, ROWS)[:, None] * BLOCK_M + m[None, :]
         tl.store(cells + split * SIZE, acc)
         tl.debug_barrier()  # the stores of all threads come before the arrival
-        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
+        is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
+    if is_last:
+        if SPLITS > 1:
             acc = tl.zeros([ROWS, BLOCK_M], tl.float32)
             for i in tl.static_range(SPLITS):
                 acc += tl.load(cells + i * SIZE, cache_modifier=".cg")
             tl.store(arrivals + tile, 0)
-            finish(acc, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
-    else:
-        finish(acc, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
+        y = finish(acc, bias, tile, N, BLOCK_N, BIAS, ACT)
+        if RESIDUAL:
+            y += old.to(tl.float32)
+        tl.store(out_at, y.to(out.dtype.element_ty), is_output)
 
 
 @cache
@@ -89,7 +96,7 @@ def _arrivals(device: torch.device) -> Tensor:
 
     Launches share them, so they must be on one stream. The first one must not be captured.
     """
-    return torch.zeros(4096, dtype=torch.int32, device=device)
+    return torch.zeros(1 << 16, dtype=torch.int32, device=device)
 
 
 _launch = Launcher(_skinny_kernel)
@@ -106,8 +113,8 @@ def skinny(
     add: bool,
 ) -> None:
     """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``."""
-    block_m = max(8, triton.next_power_of_2(len(x)))
-    tiles = triton.cdiv(out.shape[1], tile.block_n)
+    block_m = max(8, next_power_of_2(len(x)))
+    tiles = cdiv(out.shape[1], tile.block_n)
     partial = arrivals = None
     if tile.splits > 1:
         rows = tile.block_n * (1 if act is None else 2)

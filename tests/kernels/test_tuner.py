@@ -1,0 +1,62 @@
+"""What ``asyncllm kernels tune`` tries, and for which projections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import asyncllm.demo
+from asyncllm.cli.tune import layers
+from asyncllm.kernels.tuner import BUCKETS, candidates
+from asyncllm.kernels.tuning import Shape, choose, save
+from asyncllm.models.registry import model_class
+from asyncllm.models.spec import read_spec
+
+SHAPES = [
+    Shape(4096, 1024, True, ""),
+    Shape(1024, 3072, False, "residual"),
+    Shape(24576, 4096, True, "gated"),
+    Shape(4096, 12288, False, "residual"),
+    Shape(151936, 4096, True, ""),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.key)
+@pytest.mark.parametrize("rows", BUCKETS)
+def test_candidates_can_run(rows: int, shape: Shape) -> None:
+    pytest.importorskip("triton")
+    from asyncllm.kernels.triton.linear import fits
+
+    tiles = list(candidates(rows, shape))
+    assert 0 < len(tiles) <= 80
+    assert len(set(tiles)) == len(tiles)
+    x = torch.empty(rows, shape.columns, dtype=torch.bfloat16)
+    assert all(fits(tile, x, shape) for tile in tiles)
+
+
+def test_projections_of_a_model() -> None:
+    spec = read_spec(Path(asyncllm.demo.__file__).parent / "model")
+    model = model_class(spec.architecture)(spec.config, torch.bfloat16, torch.device("meta"), 1)
+    found = list(layers(model))
+    assert len(found) == spec.config.num_hidden_layers + 1
+    qkv, o, gate_up, down = found[0]
+    assert (qkv.norm, qkv.epilogue) == (True, "")
+    assert (o.norm, o.epilogue) == (False, "residual")
+    assert (gate_up.norm, gate_up.epilogue) == (True, "gated")
+    assert gate_up.size == 2 * down.columns
+    assert (down.norm, down.epilogue) == (False, "residual")
+    assert found[-1] == (Shape(spec.config.vocab_size, qkv.columns, True, ""),)
+
+
+def test_measured_choices_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shape, other = SHAPES[:2]
+    tile = next(candidates(8, shape))
+    save("A GPU", 8, {shape: None, other: None})
+    save("A GPU", 8, {shape: tile})
+    save("A GPU", 16, {shape: None})
+    assert choose("A GPU", 7, shape) == tile
+    assert choose("A GPU", 8, other) is None
+    assert choose("A GPU", 16, shape) is None
