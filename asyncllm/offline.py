@@ -54,9 +54,9 @@ class LLM:
 
         Args:
             policy: who is served next. Where neither it nor a ``config`` is given, those with the
-                most ``max_tokens``: a batch ends sooner when its longest answers begin first. Without
-                a ``config``, prompts also fill whole steps (``itl_target_ms`` 0): nobody watches
-                the tokens come.
+                most ``max_tokens``: a batch ends sooner when its longest answers begin first.
+                Without a ``config``, prompts also fill whole steps (``itl_target_ms`` 0): nobody
+                watches the tokens come.
 
         Raises:
             BadRequest: an option has a bad value.

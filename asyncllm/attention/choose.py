@@ -13,6 +13,7 @@ from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.prebuild import find_nvcc, installed, modules_for
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import ModelError
+from asyncllm.kernels.native import MIN_CAPABILITY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from asyncllm.config import AttentionName
 
 log = logging.getLogger(__name__)
-
-#: The oldest GPUs that kernels are written for here: Ampere.
-MIN_CAPABILITY = (8, 0)
 
 
 def choose_backend(
@@ -76,7 +74,8 @@ def _obstacle(device: torch.device) -> str | None:
         return "Triton is not installed"
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
-        return f"it needs compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}"
+        needed, has = (".".join(map(str, pair)) for pair in (MIN_CAPABILITY, capability))
+        return f"it needs compute capability {needed}, and this GPU has {has}"
     return None
 
 

@@ -160,7 +160,7 @@ class PagedBackend:
             count = min(len(decodes.slots), len(q))
             slots, lengths = decodes.slots[:count], decodes.lengths[:count]
             # Tokens of longer rows among these are attended below, and overwritten.
-            out[:count] = decode_attention(q[:count], keys, values, table, slots, lengths, spec)
+            decode_attention(q[:count], keys, values, table, slots, lengths, spec, out=out[:count])
         if plan.prompts is not None:
             plan.prompts.run(q[count:], spec, out[count:])
         else:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_options, given_options, usage_error
+from asyncllm.cli.tune import add_tune
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 
@@ -33,7 +34,7 @@ _SIZES = (
 
 def add_command(commands: Commands) -> None:
     kernels = commands.add_parser(
-        "kernels", help="compile GPU kernels ahead of time", allow_abbrev=False
+        "kernels", help="compile GPU kernels ahead of time, or tune them", allow_abbrev=False
     )
     actions = kernels.add_subparsers(title="actions", metavar="ACTION", required=True)
     parser = actions.add_parser(
@@ -96,6 +97,7 @@ def add_command(commands: Commands) -> None:
         parser, EngineConfig, title="as the model will be served", skip=set(every) - set(_SIZES)
     )
     parser.set_defaults(run=run, parser=parser)
+    add_tune(actions)
 
 
 def run(args: argparse.Namespace) -> int:

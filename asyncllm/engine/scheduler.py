@@ -32,8 +32,8 @@ from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, unpack
 #: A step computes more than one token a row when at most so many decode: then launching it, and
 #: the way of its result to the loop and back, are long against the step itself.
 BURST_ROWS = 8
-#: And only if all of it takes no longer than this, in seconds: so much later the first of its tokens
-#: gets to whoever waits for it.
+#: And only if all of it takes no longer than this, in seconds: so much later the first of its
+#: tokens gets to whoever waits for it.
 BURST_SECONDS = 5e-3
 
 

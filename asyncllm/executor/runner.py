@@ -49,7 +49,7 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A launched step. ``samples`` is None when no row samples.
+    """A launched step; launching took ``launch_seconds``. ``samples`` is None when no row samples.
 
     ``end`` is that of the rows, or of the copies under way when there are no rows; ``rows`` tells
     how long rows ran.
@@ -62,6 +62,7 @@ class Ticket:
     samples: Landing | None
     end: Mark
     rows: Span | None
+    launch_seconds: float = 0.0
 
     def done(self) -> bool:
         """Whether ``collect`` would return without waiting."""
@@ -95,7 +96,6 @@ class ModelRunner:
             DeviceLost: copies cannot be launched. After any other error they are under way.
         """
         t_launch = time.perf_counter()
-        begun = self._device.begin()
         self._copier.launch(plan.step, unpack(plan.copies, 3))
         rows = unpack(plan.rows, 3)
         # The table first: should anything below fail, rows of the next step, which is on its way
@@ -108,10 +108,12 @@ class ModelRunner:
         if len(rows) == 0:
             return Ticket(plan.step, 0, 1, t_launch, None, self._copier.mark(), None)
         step = StepRows.of(rows, self._table)
+        begun = self._device.begin()
         sampled = self._forward(step, plan.burst)
         samples = None if sampled is None else self._download(step, sampled)
         span = begun.end()
-        return Ticket(plan.step, len(rows), plan.burst, t_launch, samples, span, span)
+        seconds = time.perf_counter() - t_launch
+        return Ticket(plan.step, len(rows), plan.burst, t_launch, samples, span, span, seconds)
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a launched step, with the GIL released, and read its outcome.
@@ -122,6 +124,7 @@ class ModelRunner:
         tokens = np.full((ticket.burst, ticket.num_rows), NO_TOKEN, dtype="<i4")
         logprobs: tuple[RowLogprobs, ...] = ()
         ticket.end.wait()
+        landed = time.perf_counter()
         if ticket.samples is not None:
             tokens[:, ticket.samples.rows] = ticket.samples.tokens
             logprobs = tuple(ticket.samples.row_logprobs(ticket.num_rows))
@@ -133,6 +136,9 @@ class ModelRunner:
             t_launch=ticket.t_launch,
             t_done=time.perf_counter(),
             seconds=0.0 if ticket.rows is None else ticket.rows.seconds(),
+            launch_seconds=ticket.launch_seconds,
+            collect_seconds=time.perf_counter() - landed,
+            idle_seconds=None if ticket.rows is None else ticket.rows.idle_seconds(),
             # Last, as nothing may fail any more: each is told once.
             copied=self._copier.landed(ticket.step),
         )

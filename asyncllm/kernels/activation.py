@@ -8,6 +8,8 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
+from asyncllm.kernels.native import is_native
+
 Activation = Callable[[Tensor], Tensor]
 
 #: By their names in config.json.
@@ -25,7 +27,7 @@ def gated(x: Tensor, act: str) -> Tensor:
     Args:
         act: one of ``ACTIVATIONS``.
     """
-    if x.is_cuda:
+    if is_native(x):
         from asyncllm.kernels.triton.activation import gated as launch
 
         return launch(x, act)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.kernels.heads import HeadEncoding, encode_heads_reference
+from asyncllm.kernels.native import is_native
 
 if TYPE_CHECKING:
     from asyncllm.attention.base import AttentionSpec
@@ -21,6 +22,8 @@ def decode_attention(
     slots: Tensor,
     lengths: Tensor,
     spec: AttentionSpec,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attend one query of each row to the row's pages.
 
@@ -34,15 +37,16 @@ def decode_attention(
         slots: int [rows].
         lengths: int [rows]; how many positions of the row are written, the query's own included.
             0 for padding, whose result is 0.
+        out: where to write the result, contiguous; by default a new tensor.
 
     Returns:
         [rows, num_heads, head_dim], contiguous.
     """
-    if q.is_cuda:
+    if is_native(q):
         from asyncllm.kernels.triton.decode import decode_attention as launch
 
-        return launch(q, keys, values, block_table, slots, lengths, spec)
-    return decode_attention_reference(q, keys, values, block_table, slots, lengths, spec)
+        return launch(q, keys, values, block_table, slots, lengths, spec, out=out)
+    return decode_attention_reference(q, keys, values, block_table, slots, lengths, spec, out=out)
 
 
 def decode_heads(
@@ -57,24 +61,27 @@ def decode_heads(
     lengths: Tensor,
     spec: AttentionSpec,
 ) -> Tensor:
-    """``encode_heads``, then ``decode_attention``, in one launch; qkv stays as it is.
+    """``encode_heads``, then ``decode_attention``; in one kernel if that is faster.
+
+    Slots, lengths, positions, written, the table, and the K and V of earlier tokens may be read
+    before the kernels just before have finished. So a kernel that is launched to follow all others
+    in full, such as any of PyTorch's, must come between this and whatever wrote them.
 
     Args:
         qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim]; queries, keys, values of the token
-            at position ``lengths - 1`` of each row.
+            at position ``lengths - 1`` of each row. May be overwritten.
         positions: int [rows]; to encode them with.
-        written: int64 [rows]; where that token goes in the flattened pages, -1 for nowhere.
+        written: int64 [rows]; where that token goes in the flattened pages, -1 for padding.
 
     Returns:
         [rows, num_heads * head_dim].
     """
-    if qkv.is_cuda:
+    at = positions, written, keys, values, block_table, slots, lengths
+    if is_native(qkv):
         from asyncllm.kernels.triton.decode_heads import decode_heads as launch
-    else:
-        launch = decode_heads_reference
-    return launch(
-        qkv, encoding, positions, written, keys, values, block_table, slots, lengths, spec
-    )
+
+        return launch(qkv, encoding, *at, spec)
+    return decode_heads_reference(qkv, encoding, *at, spec)
 
 
 def decode_attention_reference(
@@ -85,9 +92,11 @@ def decode_attention_reference(
     slots: Tensor,
     lengths: Tensor,
     spec: AttentionSpec,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """``decode_attention`` in plain torch, row by row, in float32."""
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     page_size, group = keys.shape[1], spec.num_heads // spec.num_kv_heads
     for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         if length == 0:
@@ -118,13 +127,9 @@ def decode_heads_reference(
     spec: AttentionSpec,
 ) -> Tensor:
     """``decode_heads`` by ``encode_heads_reference`` and ``decode_attention_reference``."""
-    encoded = encode_heads_reference(
-        qkv.clone(), spec, encoding, positions, keys, values, written
-    )
+    encoded = encode_heads_reference(qkv.clone(), spec, encoding, positions, keys, values, written)
     q = encoded[0]
-    return decode_attention_reference(
-        q, keys, values, block_table, slots, lengths, spec
-    ).flatten(1)
+    return decode_attention_reference(q, keys, values, block_table, slots, lengths, spec).flatten(1)
 
 
 __all__ = [

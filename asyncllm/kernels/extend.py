@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from asyncllm.kernels.native import is_native
+
 if TYPE_CHECKING:
     from asyncllm.attention.base import AttentionSpec
 
@@ -60,7 +62,7 @@ def extend_attention(
     Returns:
         [tokens, num_heads, head_dim]; what is there in tokens of no row is left alone.
     """
-    if q.is_cuda:
+    if is_native(q):
         from asyncllm.kernels.triton.extend import extend_attention as launch
 
         return launch(q, keys, values, block_table, rows, spec, out=out)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from asyncllm.kernels.native import is_native
 from asyncllm.kernels.norm import Norm, rms_norm_reference
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def encode_heads(
     Returns:
         Views of qkv: q [tokens, num_heads, head_dim], k and v [tokens, num_kv_heads, head_dim].
     """
-    if qkv.is_cuda:
+    if is_native(qkv):
         from asyncllm.kernels.triton.heads import encode_heads as launch
 
         launch(qkv, spec, encoding, positions, keys, values, written)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.kernels.activation import gated
+from asyncllm.kernels.native import is_native
 from asyncllm.kernels.norm import Norm, rms_norm
 
 #: Columns that are packed together, at most; fewer where they would be of several groups.
@@ -65,7 +66,7 @@ def int4_linear(
     On a GPU codes less zero points are multiplied exactly and scaled in float32 when x has few
     rows. With more, the weight is converted to the dtype of x first.
     """
-    if x.is_cuda:
+    if is_native(x):
         from asyncllm.kernels.triton.int4 import int4_linear as launch
 
         return launch(x, weight, bias, norm=norm, residual=residual, act=act)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from asyncllm.kernels.native import is_native
+
 
 class Norm(NamedTuple):
     """x / rms(x) * weight, over the last dimension.
@@ -25,7 +27,7 @@ class Norm(NamedTuple):
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """Normalise [..., size], whose last dimension is contiguous; the same shape and dtype."""
-    if x.is_cuda:
+    if is_native(x):
         from asyncllm.kernels.triton.norm import rms_norm as launch
 
         return launch(x, norm)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asyncllm.kernels.native import is_native
+
 
 def penalise(
     logits: Tensor,
@@ -30,7 +32,7 @@ def penalise(
     Returns:
         float32 [r, vocab].
     """
-    if logits.is_cuda:
+    if is_native(logits):
         from asyncllm.kernels.triton.penalties import penalise as launch
     else:
         launch = penalise_reference

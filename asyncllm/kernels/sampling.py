@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.kernels.native import is_native
 from asyncllm.wire.messages import BAD_TOKEN
 
 #: What is to be known of a row. A temperature of 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
@@ -49,7 +50,8 @@ def sample_tokens(
 ) -> Tensor:
     """Sample one token for each row, without waiting for the device.
 
-    What a row yields depends on its own logits, record and position alone.
+    What a row yields depends on its own logits, record and position alone. Sums are rounded
+    differently on GPUs and CPUs, which decides where a draw falls between two tokens.
 
     Args:
         logits: [m, vocab], any floating dtype, the last dimension contiguous; -inf bans a token.
@@ -64,7 +66,7 @@ def sample_tokens(
         int64 [m]; BAD_TOKEN where the best score is NaN or infinite. Of equal scores, the first
         token is the best.
     """
-    if logits.is_cuda:
+    if is_native(logits):
         from asyncllm.kernels.triton.sampling import sample_tokens as launch
     else:
         launch = sample_tokens_reference

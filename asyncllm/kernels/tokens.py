@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from asyncllm.kernels.native import is_native
+
 
 class Tokens(NamedTuple):
     """The tokens of a step, int64 [tokens] each.
@@ -31,7 +33,7 @@ def locate_tokens(
         last_token: int64 [slots].
         block_table: int32 [slots, max_pages].
     """
-    if entries.is_cuda:
+    if is_native(entries):
         from asyncllm.kernels.triton.tokens import locate_tokens as launch
 
         return Tokens(*launch(entries, last_token, block_table, page_size))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: Most rows a kernel of our own takes.
-MAX_ROWS = 128
+MAX_ROWS = 64
 
 
 class GemvTile(NamedTuple):

@@ -83,7 +83,7 @@ def test_auto_says_once_why_it_is_not_our_own_kernels(
 @pytest.mark.usefixtures("gpu")
 def test_an_old_gpu_takes_torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(ModelError, match=r"compute capability 8\.0, and this GPU has 7\.5"):
+    with pytest.raises(ModelError, match=r"compute capability 9\.0, and this GPU has 7\.5"):
         chosen("triton", CUDA)
     assert isinstance(chosen("auto", CUDA), SdpaBackend)
 

@@ -98,7 +98,7 @@ def prepared(model: CausalLM) -> tuple[SlotTable, KVPool]:
     pool.storage.normal_(generator=generator)
     table = SlotTable(SLOTS, MAX_PAGES, device)
     pages = torch.randperm(NUM_PAGES, generator=generator)[: SLOTS * MAX_PAGES]
-    table.block_table[:SLOTS] = pages.view(SLOTS, MAX_PAGES).int()
+    table.block_table[:SLOTS, :MAX_PAGES] = pages.view(SLOTS, MAX_PAGES).int()
     table.last_token[:SLOTS] = torch.randint(4, 300, (SLOTS,), generator=generator)
     for slot in range(SLOTS):
         known = np.random.default_rng(slot).integers(4, 300, 20).astype(np.int32)

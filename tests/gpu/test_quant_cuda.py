@@ -38,8 +38,7 @@ def test_logits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
         error = _logits(model, ids) - _logits(expected, ids)
         tolerance = 0.2 if rounded and len(ids) > 16 else 0.03
         relative = error.std() / _logits(expected, ids).std()
-        print(name, len(ids), relative.item())
-        assert relative < tolerance, len(ids)
+        assert relative < tolerance, (len(ids), relative)
 
 
 def test_float32_is_dequantised(tmp_path: Path) -> None:
@@ -60,8 +59,7 @@ async def test_served(name: str, tmp_path: Path) -> None:
         best = dict(other.logprobs[0].top)
         near = [abs(best[token] - value) for token, value in one.logprobs[0].top if token in best]
         assert near
-        print(name, near)
-        assert max(near) < 1.5
+        assert max(near) < 1.5  # fp8 rounds the activations of these rows, too
 
 
 async def _serve(folder: Path) -> list[Completion]:

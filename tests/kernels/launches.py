@@ -82,12 +82,12 @@ def launch_tokens() -> None:
 
 def launch_extend() -> None:
     from asyncllm.kernels.extend import ExtendRows
-    from asyncllm.kernels.triton.extend import extend_attention
+    from asyncllm.kernels.triton.extend import choose_blocks, extend_attention
 
-    for tokens in (100, 4096):
-        q = qkv(tokens).view(tokens, -1, SPEC.head_dim)[:, : SPEC.num_heads]
+    q = qkv(100).view(100, -1, SPEC.head_dim)[:, : SPEC.num_heads]
+    for blocks in (None, choose_blocks(q)):  # None: the kernel for Hopper
         rows = ExtendRows(int32(3), int32(3), int32(4))
-        extend_attention(q, pages(), pages(), int32(9, 256), rows, SPEC)
+        extend_attention(q, pages(), pages(), int32(9, 256), rows, SPEC, blocks=blocks)
 
 
 def launch_decode() -> None:
@@ -100,9 +100,8 @@ def launch_decode() -> None:
 def launch_decode_heads() -> None:
     from asyncllm.kernels.triton.decode_heads import decode_heads
 
-    tokens = (int64(8), int64(8))
-    rows = (int32(8), int32(8))
-    decode_heads(qkv(8), encoding(), *tokens, pages(), pages(), int32(9, 256), *rows, SPEC)
+    at = (int64(8), int64(8), pages(), pages(), int32(9, 256), int32(8), int32(8))
+    decode_heads(qkv(8), encoding(), *at, SPEC, fused=True)
 
 
 def launch_linear() -> None:
@@ -141,6 +140,8 @@ def launch_fp8() -> None:
     data = torch.empty(INTERMEDIATE, HIDDEN, dtype=torch.float8_e4m3fn)
     by_row = Fp8Matrix(data, torch.empty(INTERMEDIATE, 1))
     blocks = Fp8Matrix(data, torch.empty(INTERMEDIATE // 128, HIDDEN // 128))
+    fp8_linear(half(1, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
+    fp8_linear(half(1, HIDDEN), blocks, residual=half(1, INTERMEDIATE))
     fp8_linear(half(4, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
     fp8_linear(half(4, HIDDEN), blocks, residual=half(4, INTERMEDIATE))
     quantize_rows(half(300, HIDDEN), norm=norm(HIDDEN), blocked=True)

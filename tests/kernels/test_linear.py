@@ -119,14 +119,17 @@ AROUND = [
 
 @pytest.mark.parametrize("around", AROUND, ids=lambda around: "-".join(around) or "plain")
 @pytest.mark.parametrize(
-    "tile",
-    [GEMV, SKINNY, SkinnyTile(16, 32, 2, 2, 4), DIRECT, DirectTile(8, 64, False, 2)],
+    ("rows", "tile"),
+    [
+        (1, GEMV),
+        (1, SKINNY),
+        (3, SkinnyTile(16, 32, 2, 2, 4)),
+        (1, DIRECT),
+        (3, DirectTile(8, 64, False, 2)),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("rows", [1, 3])
 def test_everything_around_the_product(rows: int, tile: Tile, around: dict[str, object]) -> None:
-    if rows > 1 and tile is GEMV:
-        pytest.skip("one row only")
     case = Case(rows, 72, 256, DTYPE, **around)  # type: ignore[arg-type]
     got = case.run(tile)
     case.check(got)
@@ -236,3 +239,47 @@ def test_user_table_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert choose("Some GPU", 16, shape) is None
     assert choose("Some GPU", 1, shape) == guess(1, shape)
     assert choose("Some GPU", 1000, shape) is None
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="kernels overlap on a GPU only")
+@pytest.mark.parametrize(
+    ("rows", "tile"),
+    [
+        (1, GemvTile(2, 1024, 4)),
+        (1, GemvTile(4, 1024, 4, late=True)),
+        (5, DirectTile(8, 512, True, 4, 2)),
+        (5, DirectTile(16, 256, False, 4, 2, late=True)),
+        (40, SkinnyTile(64, 64, 4, 4, 4)),
+    ],
+    ids=str,
+)
+def test_overlapping_kernels_wait_for_each_other(
+    rows: int, tile: Tile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain in a graph, where kernels overlap, gives what one kernel at a time gives."""
+    monkeypatch.undo()  # poisoning would come between the kernels
+    size, turns = 512, 30
+    start = torch.randn(rows, size, device=DEVICE).to(DTYPE)
+    norm = Norm(torch.rand(size, device=DEVICE).to(DTYPE), 1e-6)
+    wide = torch.randn(turns, 2 * size, size, device=DEVICE).to(DTYPE) * size**-0.5
+    narrow = torch.randn(turns, size, size, device=DEVICE).to(DTYPE) * size**-0.5
+
+    def chain(*, apart: bool) -> Tensor:
+        stream = start.clone()
+        for up, down in zip(wide, narrow, strict=True):
+            hidden = project(tile, stream, up, norm=norm, act="silu")
+            if apart:
+                torch.cuda.synchronize()
+            project(tile, hidden, down, residual=stream)
+            if apart:
+                torch.cuda.synchronize()
+        return stream
+
+    expected = chain(apart=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = chain(apart=False)
+    for _ in range(20):
+        got.zero_()
+        graph.replay()
+        assert torch.equal(got, expected)

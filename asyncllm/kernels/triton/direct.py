@@ -5,6 +5,19 @@ holds of the operands of the tensor cores' product: columns are taken in an orde
 same for both, which a sum does not mind. So the weight's part of a program is in flight before it
 waits for the kernel that writes x, and nothing goes through shared memory but the sum over the
 warps, which divide the columns among them.
+
+On an H200 with 8 rows, each in a chain of its own in a CUDA graph, against what reading the weight
+takes at 4.3 TB/s:
+
+| weight | microseconds | reading | cuBLAS, with the kernels around it |
+|--|--|--|--|
+| 4096 x 1024, norm | 3.6 | 1.95 | 7.0 |
+| 1024 x 2048, residual | 2.2 | 0.98 | 5.9 |
+| 6144 x 1024, norm, gated | 4.6 | 2.9 | 8.5 |
+| 1024 x 3072, residual | 3.2 | 1.46 | 7.6 |
+
+Loading x, and what the output is added to, at once and not piece by piece as the compiler would
+have it, and letting the next kernel ask for its weights only then, saved 0.4 to 0.9 of each.
 """
 
 from __future__ import annotations

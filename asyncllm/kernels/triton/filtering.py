@@ -6,6 +6,16 @@ reach the bound are read again, usually in one chunk. In their tokens, the cut-o
 by bisecting the bits of the weights, and the token is drawn. If there are more chunks, the first
 steps pass over all of them, until there are so few tokens between the bounds that one chunk holds
 them.
+
+On an H200, µs of this kernel with 151,936 bfloat16 logits, in a chain of launches:
+
+| rows | top-k 20, top-p 0.95 | top-p 0.9: few tokens | top-p 0.9: 90,000 tokens | top-k 1000 |
+|------|----------------------|-----------------------|--------------------------|------------|
+| 1    | 12                   | 8                     | 180                      | 45         |
+| 256  | 31                   | 22                    | 390                      | 99         |
+
+The first two are some 25 reductions over a program, about 0.2 µs each, and four dependent reads;
+the others are five to ten passes over the blocks that are listed.
 """
 
 from __future__ import annotations
@@ -27,7 +37,6 @@ from asyncllm.kernels.triton.drawing import (
 
 # Bits of 1.0, what the best token weighs. Of floats that are not negative, the bits rise.
 _ONE: tl.constexpr = tl.constexpr(0x3F800000)
-_UNROLL: tl.constexpr = tl.constexpr(4)
 
 
 @triton.jit
@@ -65,35 +74,37 @@ def filter_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    tile = tl.arange(0, TILES)
-    at = row * num_tiles + tile
-    bests = tl.load(tile_best + at, mask=tile < num_tiles, other=-float("inf"))
-    masses = tl.load(tile_mass + at, mask=tile < num_tiles, other=0.0)
-    block = tl.arange(0, BLOCKS)
-    block_bests = tl.load(
-        block_best + row * num_blocks + block, mask=block < num_blocks, other=-float("inf")
-    )
-    best = tl.max(bests, 0)
-    if (temperature > 0) & is_finite(best) & filtered(top_p, min_p, top_k):
-        scale = LOG2_E / temperature
-        total = tl.sum(masses * tl.exp2((bests - best) * scale), 0)
-        heights = tl.exp2((block_bests.to(tl.float32) - best) * scale)
-        cut = _bound(heights, top_k, top_p, min_p, total, vocab, CHUNK)
-        reach = (heights >= cut) & (heights > 0)
-        block_list += row * num_blocks
-        tl.store(block_list + tl.cumsum(reach.to(tl.int32), 0) - 1, block, mask=reach)
-        count = tl.sum(reach.to(tl.int32), 0)
-        tl.debug_barrier()
-        weight_list += row * CHUNK * BLOCK
-        where = (block_list, count, logits + row * stride, vocab, best, scale, weight_list)
-        weights = _weights(0, where, CHUNK, BLOCK)
-        if top_k > 0:
-            cut, total = _cut(weights, top_k.to(tl.float32), cut, where, True, CHUNK, WIDE, BLOCK)
-        if top_p < 1:
-            cut, _ = _cut(weights, top_p * total, cut, where, False, CHUNK, WIDE, BLOCK)
-        cut = tl.maximum(cut, min_p)
-        token = _draw(weights, cut, share, where, CHUNK, WIDE, BLOCK, STEPS)
-        finish(token, best, slot, row, tokens, relay, RELAY)
+    if (temperature > 0) & filtered(top_p, min_p, top_k):
+        tile = tl.arange(0, TILES)
+        at = row * num_tiles + tile
+        bests = tl.load(tile_best + at, mask=tile < num_tiles, other=-float("inf"))
+        masses = tl.load(tile_mass + at, mask=tile < num_tiles, other=0.0)
+        block = tl.arange(0, BLOCKS)
+        block_bests = tl.load(
+            block_best + row * num_blocks + block, mask=block < num_blocks, other=-float("inf")
+        )
+        best = tl.max(bests, 0)
+        if is_finite(best):
+            scale = LOG2_E / temperature
+            total = tl.sum(masses * tl.exp2((bests - best) * scale), 0)
+            heights = tl.exp2((block_bests.to(tl.float32) - best) * scale)
+            cut = _bound(heights, top_k, top_p, min_p, total, vocab, CHUNK)
+            reach = (heights >= cut) & (heights > 0)
+            block_list += row * num_blocks
+            tl.store(block_list + tl.cumsum(reach.to(tl.int32), 0) - 1, block, mask=reach)
+            count = tl.sum(reach.to(tl.int32), 0)
+            tl.debug_barrier()
+            weight_list += row * CHUNK * BLOCK
+            where = (block_list, count, logits + row * stride, vocab, best, scale, weight_list)
+            weights = _weights(0, where, CHUNK, BLOCK)
+            if top_k > 0:
+                wanted = top_k.to(tl.float32)
+                cut, total = _cut(weights, wanted, cut, where, True, CHUNK, WIDE, BLOCK)
+            if top_p < 1:
+                cut, _ = _cut(weights, top_p * total, cut, where, False, CHUNK, WIDE, BLOCK)
+            cut = tl.maximum(cut, min_p)
+            token = _draw(weights, cut, share, where, CHUNK, WIDE, BLOCK, STEPS)
+            finish(token, best, slot, row, tokens, relay, RELAY)
 
 
 @triton.jit
@@ -205,7 +216,7 @@ def _narrow(
         least = _float(middle)
         numbers = tl.zeros([WIDE, BLOCK], tl.float32)
         masses = tl.zeros([WIDE, BLOCK], tl.float32)
-        for c in tl.range(tl.cdiv(where[1], WIDE), loop_unroll_factor=_UNROLL):
+        for c in tl.range(tl.cdiv(where[1], WIDE), loop_unroll_factor=4):
             weights = _weights(c, where, WIDE, BLOCK)
             kept = weights >= least
             numbers += tl.where(kept, 1.0, 0.0)

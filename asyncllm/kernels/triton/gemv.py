@@ -3,6 +3,16 @@
 Every program owns a few whole rows of the weight and has all of them in flight, in registers,
 before it waits for the kernel that writes x. The normalisation's 1 / rms is a factor of the whole
 row, so it is applied to the product; the sum of squares comes from the same registers as x.
+
+On an H200, each in a chain of its own in a CUDA graph, against what reading takes at 4.3 TB/s:
+
+| weight | microseconds | reading | cuBLAS, with the kernels around it |
+|--|--|--|--|
+| 1024 x 3072, residual | 2.65 | 1.46 | 7.5 |
+| 4096 x 4096, residual | 8.9 | 7.8 | 13.3 |
+| 24576 x 4096, norm, gated | 44.6 | 46.8 | 50.8 |
+| 4096 x 12288, residual | 24.2 | 23.4 | 29.7 |
+| 151936 x 4096, norm | 267 | 289 | 286 |
 """
 
 from __future__ import annotations

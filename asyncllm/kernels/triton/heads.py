@@ -2,6 +2,17 @@
 
 A head is taken as head_dim / 2 pairs of elements, each pair in one thread: rotation moves nothing
 between threads. Elements beyond the rotary ones are paired as well, and turn by nothing.
+
+Measured on one H200 in bfloat16, heads of 128 with norms and rotary positions, in a CUDA graph of
+such launches; predicted are 0.7 µs, which any launch takes there, and the bytes read and written at
+3.9 TB/s, since most are written. A program for every 8 or 16 heads is up to 0.4 µs faster for few
+tokens and a quarter slower for many: each loads the token's cosines, sines and factors again.
+
+| heads: queries, keys | 1 token | 32 | 256 | 2,048 | 8,192 tokens | predicted |
+|--|--|--|--|--|--|--|
+| 16, 8 | 1.20 µs | 1.41 | 3.28 | 11.8 | 41.2 | 40.5 |
+| 32, 8 | 1.71 µs | 1.99 | 4.42 | 16.2 | 57.8 | 57.6 |
+| 64, 8 | 2.34 µs | 2.66 | 6.36 | 25.2 | 90.4 | 92.1 |
 """
 
 from __future__ import annotations

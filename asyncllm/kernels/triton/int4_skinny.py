@@ -1,42 +1,37 @@
-"""Products of some rows with a 4-bit weight, through shared memory.
+"""Products of some rows with a 4-bit weight, which is converted in registers each time.
 
 The weight is the first operand, so that rows of x are padded to a multiple of 8 rather than 16. The
 warps of a program divide its outputs (by warpgroup instructions) or, where there are few of them,
-the columns. SPLITS programs share a tile of outputs, which the one that comes last adds up in a
-fixed order.
+the columns.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.int4 import Int4Matrix
-from asyncllm.kernels.triton.epilogue import finish, weight_rows
-from asyncllm.kernels.triton.fragments import dot
+from asyncllm.kernels.triton.epilogue import weight_rows
 from asyncllm.kernels.triton.int4_codes import offset_codes, subtract, unpack
 from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.quantized import dot, write
 
 
 class Tile(NamedTuple):
     """How a launch divides its work.
 
     Attributes:
-        block_n: outputs of a program.
+        rows: of the weight, of a program.
         parts: products at a time, over consecutive blocks of columns; more than one is a warp each.
-        splits: programs that share a tile of outputs.
         stages: loads in flight.
         warps: of a program.
     """
 
-    block_n: int
+    rows: int
     parts: int
-    splits: int
     stages: int
     warps: int
 
@@ -86,8 +81,6 @@ def _int4_skinny(
     scale,  # [K / GROUP, N]
     zero,  # uint8 [K / GROUP, N]
     bias,  # [N]
-    partial,  # float32 [tiles, SPLITS, rows, BLOCK_M]
-    arrivals,  # int32 [tiles], zero before and after
     M,
     N,
     out_stride,
@@ -98,7 +91,6 @@ def _int4_skinny(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr,
-    SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -108,10 +100,8 @@ def _int4_skinny(
     ROWS: tl.constexpr = BLOCK_N if ACT is None else 2 * BLOCK_N
     HALF: tl.constexpr = BLOCK_K // 2
     BLOCKS: tl.constexpr = K // BLOCK_K
-    STEPS: tl.constexpr = (BLOCKS + PARTS * SPLITS - 1) // (PARTS * SPLITS)
-    EVEN: tl.constexpr = BLOCKS % (PARTS * SPLITS) == 0
+    EVEN: tl.constexpr = BLOCKS % PARTS == 0
     tile = tl.program_id(0)
-    split = tl.program_id(1)
     rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, ACT is not None)
     m = tl.arange(0, BLOCK_M)
     part = tl.arange(0, PARTS)
@@ -128,8 +118,7 @@ def _int4_skinny(
         acc = tl.zeros([ROWS, BLOCK_M], tl.float32)
     else:
         acc = tl.zeros([PARTS, ROWS, BLOCK_M], tl.float32)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        block = (split * STEPS + step) * PARTS
+    for block in tl.range(0, BLOCKS, PARTS, num_stages=STAGES):
         if EVEN:
             codes = tl.load(p_at + block * HALF, eviction_policy="evict_first")
         else:
@@ -139,42 +128,10 @@ def _int4_skinny(
             K, GROUP, BLOCK_K, BLOCK_M, PARTS, EVEN, PDL,
         )  # fmt: skip
     y = acc if PARTS == 1 else tl.sum(acc, axis=0)
-
-    if SPLITS == 1:
-        finish(y, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
-    else:
-        cell = tl.arange(0, ROWS)[:, None] * BLOCK_M + m[None, :]
-        parts_at = partial + tile.to(tl.int64) * (SPLITS * ROWS * BLOCK_M) + cell
-        tl.store(parts_at + split * (ROWS * BLOCK_M), y)
-        tl.debug_barrier()  # every thread's stores come before the arrival
-        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
-            total = tl.zeros([ROWS, BLOCK_M], tl.float32)
-            for other in tl.static_range(SPLITS):
-                total += tl.load(parts_at + other * (ROWS * BLOCK_M), cache_modifier=".cg")
-            tl.store(arrivals + tile, 0)
-            finish(
-                total,
-                out,
-                bias,
-                tile,
-                M,
-                N,
-                out_stride,
-                BLOCK_M,
-                BLOCK_N,
-                BIAS,
-                RESIDUAL,
-                ACT,
-            )
+    write(y, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
 
 
 _launch = Launcher(_int4_skinny)
-
-
-@cache
-def _arrivals(device: torch.device) -> Tensor:
-    """Counters of the programs that share a tile: zero whenever no kernel runs."""
-    return torch.zeros(8192, dtype=torch.int32, device=device)
 
 
 def int4_skinny(
@@ -187,35 +144,31 @@ def int4_skinny(
     act: str | None = None,
 ) -> Tensor:
     """``int4_linear`` of some rows, whose columns are in the order of the weight's."""
-    size, columns = weight.packed.shape[0], x.shape[1]
-    outputs = size if act is None else size // 2
+    size, columns = len(weight.packed), x.shape[1]
+    outputs, block_n = (size, tile.rows) if act is None else (size // 2, tile.rows // 2)
     out = x.new_empty(len(x), outputs) if residual is None else residual
     block_m = max(8, triton.next_power_of_2(len(x)))
-    tiles = triton.cdiv(outputs, tile.block_n)
-    partial = arrivals = None
-    if tile.splits > 1:
-        cells = tiles * tile.splits * tile.block_n * (1 if act is None else 2) * block_m
-        partial = x.new_empty(cells, dtype=torch.float32)
-        arrivals = _arrivals(x.device)
     arrays = (weight.packed, weight.scale, weight.zero)
     _launch(
-        (tiles, tile.splits, 1),
+        (triton.cdiv(outputs, block_n), 1, 1),
+        (out, x, *arrays, bias, len(x), size, out.stride(0), x.stride(0)),
         (
-            *(out, x, *arrays, bias, partial, arrivals),
-            *(len(x), size, out.stride(0), x.stride(0)),
-        ),
-        (
-            *(columns, weight.group, block_m, tile.block_n, weight.block),
-            *(tile.parts, tile.splits, tile.stages),
-            *(bias is not None, residual is not None, act),
+            *(columns, weight.group, block_m, block_n, weight.block),
+            *(tile.parts, tile.stages, bias is not None, residual is not None, act),
         ),
         tile.warps,
     )
     return out
 
 
-def choose_tile(rows: int, outputs: int) -> Tile:
-    """A good division of the work."""
+def choose_tile(rows: int, size: int) -> Tile:
+    """The best as measured, for so many rows of x and a weight of ``size`` rows."""
     if rows <= 16:
-        return Tile(16, 4, 1, 4, 4)
-    return Tile(64, 1, 1, 6, 4)
+        if size >= 16384:
+            return Tile(64 if rows <= 8 else 32, 4, 3, 4)
+        if size <= 4096:
+            return Tile(16, 8, 5 if rows <= 8 else 3, 8)
+        return Tile(16, 4, 5 if rows <= 8 else 4, 4)
+    if size <= 4096 or (rows <= 32 and size < 16384):
+        return Tile(16, 4, 3, 4)
+    return Tile(64, 1, 4 if rows > 32 and size >= 16384 else 6, 4)

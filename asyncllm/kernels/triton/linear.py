@@ -1,4 +1,22 @@
-"""Projections on a GPU: which kernel takes them."""
+"""Projections on a GPU: which kernel takes them.
+
+One row goes to ``gemv``, a few to ``direct``, dozens to ``skinny`` and more to cuBLAS; the tables
+of ``kernels.tuning`` say where the borders are. The four projections of a layer on an H200 in
+microseconds, bfloat16, with norms, activation and residual, all layers in one CUDA graph
+(torch 2.11, Triton 3.6; reading the weights at 4.3 TB/s takes 7.3 and 89.7):
+
+| rows | Qwen3-0.6B | with cuBLAS | Qwen3-8B | with cuBLAS |
+|--|--|--|--|--|
+| 1 | 11.1 | 35.4 | 91.3 | 112.4 |
+| 8 | 12.6 | 29.6 | 108.5 | 118.0 |
+| 16 | 18.0 | 29.8 | 108.1 | 113.0 |
+| 32 | 22.9 | 30.5 | 109.7 | 115.5 |
+| 64 | 26.4 | 31.2 | 115.7 | 117.8 |
+
+Small weights are not what those of the 0.6B take long for: with all of them in the L2 cache it
+takes the same 10.9 and 12.6 at 1 and 8 rows. It is the way from one kernel to the next (0.6 with
+128 programs, 1.8 with 1,024), loading x and adding up.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,16 @@
 The weight is the first operand of the products, so that their other side is padded to a power of
 two of rows rather than to 64. SPLITS programs may share a tile of outputs, each with its part of
 the columns; the one that comes last adds their sums, always in the same order.
+
+On an H200 with 32 rows, each in a chain of its own in a CUDA graph, against what reading the weight
+takes at 4.3 TB/s; what normalises x is included:
+
+| weight | microseconds | reading | cuBLAS, with the kernels around it |
+|--|--|--|--|
+| 6144 x 1024, norm, gated | 7.5 | 2.9 | 8.8 |
+| 24576 x 4096, norm, gated | 50.2 | 46.8 | 52.8 |
+| 4096 x 12288, residual | 28.4 | 23.4 | 30.1 |
+| 151936 x 4096, norm | 289 | 289 | 296 |
 """
 
 from __future__ import annotations
