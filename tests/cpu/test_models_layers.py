@@ -123,6 +123,7 @@ def test_experts(tokens: int, normalize: bool) -> None:
     with torch.no_grad():
         for parameter in moe.parameters():
             parameter.normal_(0, 0.5)
+        assert isinstance(moe.gate.weight, Tensor)
         moe.gate.weight[3] = 0
         x = torch.randn(tokens, 16)
         torch.testing.assert_close(moe(x), _one_by_one(moe, x), rtol=1e-4, atol=1e-5)

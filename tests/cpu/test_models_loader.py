@@ -39,6 +39,7 @@ def test_places_of_a_checkpoint_cover_every_parameter_once(family: str, tmp_path
         for parameter in model.parameters():
             parameter.fill_(0)
         for place in places.values():
+            assert isinstance(place, Tensor)
             place.add_(1)
     assert all((parameter == 1).all() for parameter in model.parameters())
 
@@ -74,6 +75,7 @@ def test_tied_models_have_no_output_projection_of_their_own(tmp_path: Path) -> N
     untied = _load(tiny_models.make("llama", tmp_path / "untied", tie_word_embeddings=False))
     assert tied.lm_head is None
     assert untied.lm_head is not None
+    assert isinstance(untied.lm_head.weight, Tensor)
     assert not torch.equal(untied.lm_head.weight, untied.state_dict()["model.embed_tokens.weight"])
 
 

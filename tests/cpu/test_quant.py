@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from asyncllm import AsyncLLM
@@ -23,9 +25,9 @@ from tests.cpu.reference import GREEDY, answers, check
 from tests.unit import tokenizers_for_tests
 
 #: Several blocks of 128, the last of them partial.
-WIDE = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 64}
+WIDE: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 64}
 #: Fused projections have parts of whole blocks.
-BLOCKS = {"hidden_size": 512, "intermediate_size": 512, "head_dim": 128}
+BLOCKS: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "head_dim": 128}
 
 
 @pytest.mark.parametrize("name", quantized.FORMATS)
@@ -99,12 +101,10 @@ def test_what_kernels_do_not_take_is_dequantised(tmp_path: Path) -> None:
     path = "model.layers.0.self_attn.q_proj."
 
     def swap(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        tensors, _ = quantized.gptq(
-            weights.pop("meant"), quantized.np.random.default_rng(1), order_seed=5
-        )
+        tensors, _ = quantized.gptq(weights.pop("meant"), np.random.default_rng(1), order_seed=5)
         return weights | {path + field: tensor for field, tensor in tensors.items()}
 
-    weight = quantized.load_file(dense / "model.safetensors")[path + "weight"]
+    weight = load_file(dense / "model.safetensors")[path + "weight"]
     quantized.edit(folder, lambda weights: swap(weights | {"meant": weight}))
     names = _names(_load(folder))
     assert "model.layers.0.self_attn.qkv_proj.weight" not in names
