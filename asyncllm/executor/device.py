@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.pinned import PinnedRing
+from asyncllm.upload import upload
 
 log = logging.getLogger(__name__)
 
@@ -194,8 +195,12 @@ class CudaDevice:
         self._locked: list[Tensor] = []
         self._latest: _CudaBegun | None = None
         self._ring = PinnedRing()
+        self._stream = torch.cuda.current_stream(self.torch_device)
 
     def upload(self, array: np.ndarray) -> Tensor:
+        if torch.cuda.current_stream(self.torch_device) != self._stream:
+            # A copy stream may be far behind, and no step shall wait for a buffer that it holds.
+            return upload(array, self.torch_device)
         return self._ring.upload(array, self.torch_device)
 
     def upload_into(self, target: Tensor, array: np.ndarray) -> None:

@@ -13,7 +13,7 @@ MIN_BYTES = 1 << 16
 
 
 class PinnedRing:
-    """Buffers in turn; each is free again once the copy from it has run, on whichever stream."""
+    """Buffers in turn, for copies on one stream; each is free once the copy from it has run."""
 
     def __init__(self) -> None:
         self._buffers = [_Buffer() for _ in range(COPIES)]

@@ -9,7 +9,7 @@ import torch
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.kv_pool import KVPool
-from tests.attending import attend
+from tests.attending import UNCHANGED, attend, forward_batch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,11 +45,13 @@ def test_outputs_are_those_of_the_cpu(
         backend = SdpaBackend(pool)
         there, new = table.to(device), qkv.to(dtype).to(device, compute)
         attend(backend, new, spec, rows, there, PAGE_SIZE)  # kernels are compiled
+        batch = forward_batch(backend, rows, there, PAGE_SIZE)
         if device == "cuda":
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
         try:
-            out = attend(backend, new, spec, rows, there, PAGE_SIZE)
+            batch.plan = backend.plan(rows, there)
+            out = backend.forward(new.flatten(1), spec, UNCHANGED, batch)
         finally:
             if device == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
