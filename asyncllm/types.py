@@ -32,8 +32,9 @@ def plain_prompt(prompt: Prompt) -> str | list[int] | list[dict[str, Any]]:
         return prompt
     tolist = getattr(prompt, "tolist", None)
     items: list[Any] = list(prompt) if tolist is None else tolist()
+    types = set(map(type, items))  # in C: a prompt can be long
     for kind in (int, dict):
-        if all(isinstance(item, kind) for item in items):
+        if all(issubclass(found, kind) for found in types):
             return items
     raise BadRequest(
         "a prompt is text, a list of token ids, or a list of chat messages", param="prompt"
