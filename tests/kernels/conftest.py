@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.kernels.device import DEVICE
-
-if DEVICE == "cpu":
-    # Read by Triton when a kernel is defined, so before any is imported.
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
