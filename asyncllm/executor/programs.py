@@ -137,8 +137,7 @@ class StepPrograms:
     @property
     def max_ints(self) -> int:
         """The largest ``num_ints`` of a size."""
-        largest = Size(max(self._mixed_tokens, default=0), self._mixed_rows[-1], True)
-        return max(_Layout(largest).num_ints, 4 * self._decode_rows[-1])
+        return max(map(self.num_ints, self.decode_sizes + self.mixed_sizes))
 
     def num_ints(self, size: Size) -> int:
         """What ``pack`` makes for it, and ``run`` takes."""
