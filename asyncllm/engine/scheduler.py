@@ -10,6 +10,7 @@ Pure: no torch, no I/O, no clock. The same calls in the same order give the same
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple, Self
 
@@ -24,7 +25,7 @@ from asyncllm.engine.forecast import Forecast
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.sequence import SeqState, Sequence
 from asyncllm.engine.step import Chunk, Step
-from asyncllm.engine.step_time import PrefillRoom, StepShape, StepTimeModel
+from asyncllm.engine.step_time import MIN_CHUNK, PrefillRoom, StepShape, StepTimeModel
 from asyncllm.engine.waiting import OUTPUT_COST
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, unpack
@@ -310,15 +311,30 @@ class Scheduler:
     def _add_chunk(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
         """The next chunk of a prompt; False when the step is full."""
         start, remaining = self._batch.remaining(seq)
-        q_len = room.fit(start, min(remaining, self.limits.prefill_chunk))
-        if q_len == 0:
+        wanted = min(remaining, self.limits.prefill_chunk)
+        fitting = room.fit(start, wanted)
+        if fitting == 0:
             return False
+        is_last = fitting < wanted or room.tokens == fitting < remaining
+        q_len = self._unpadded(step, fitting) if is_last else fitting
         room.take(start, q_len)
         end, whole = self._batch.add_chunk(seq, q_len, step.number)
         self.cache.begin(seq, end)
         step.add_chunk(Chunk(seq, end, whole), start)
         seq.timeline.note(now, step.number, "chunk", start, q_len)
-        return True
+        return q_len == fitting
+
+    def _unpadded(self, step: Step, q_len: int) -> int:
+        """As much of a step's last chunk as leaves nothing to pad, unless that is next to nothing.
+
+        Padding would take the time of prompt tokens, and those left out now come all the sooner.
+        """
+        sizes, before = self.limits.step_sizes, step.shape.num_tokens
+        above = bisect_right(sizes, before + q_len)
+        if not 0 < above < len(sizes):
+            return q_len
+        unpadded = sizes[above - 1] - before
+        return unpadded if unpadded >= MIN_CHUNK else q_len
 
     # -- results ---------------------------------------------------------------------------------
 

@@ -36,7 +36,13 @@ from asyncllm.executor.memory import (
     wanted_length,
 )
 from asyncllm.executor.profile import StepSize, measure_step
-from asyncllm.executor.programs import GraphBackend, StepPrograms, captured_tokens
+from asyncllm.executor.programs import (
+    FREE_TOKENS,
+    MIXED_TOKENS,
+    GraphBackend,
+    StepPrograms,
+    captured_tokens,
+)
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
@@ -132,10 +138,15 @@ def _build(
             copier.warm_up()
         with bill.phase("attention", device.free_bytes):
             backend = choose_backend(
-                config.attention, pool, model.attention_specs, dtype, device.torch_device
+                config.attention,
+                pool,
+                model.attention_specs,
+                dtype,
+                device.torch_device,
+                device.upload,
             )
         with bill.phase("graphs", device.free_bytes):
-            sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device.torch_device)
+            sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device)
             table = SlotTable(
                 limits.max_num_seqs, -(-limits.max_model_len // limits.page_size), device
             )
@@ -166,17 +177,19 @@ def _limits(
     if device.torch_device.type == "cpu":
         return resolve(cache_bytes=int(before * CPU_CACHE_SHARE))
     weights = before - device.free_bytes()
+    largest = _captured_tokens(config, model)
     size = StepSize(
         rows=config.max_num_seqs,
         tokens=step_tokens(config, "cuda"),
         row_tokens=wanted_length(config, spec),
-        captured_tokens=_captured_tokens(config, model),
+        captured_tokens=largest,
         page_size=config.page_size,
     )
 
     def make_backend(pool: KVPool) -> AttentionBackend:
         specs = model.attention_specs
-        return choose_backend(config.attention, pool, specs, dtype, device.torch_device)
+        on_device = device.torch_device, device.upload
+        return choose_backend(config.attention, pool, specs, dtype, *on_device)
 
     step, captured = measure_step(model, spec, make_backend, size, dtype, device)
     free, total = torch.cuda.mem_get_info(device.torch_device)
@@ -184,7 +197,11 @@ def _limits(
     memory = GpuMemory(total, before, free, weights, step, graphs)
     share = config.gpu_memory_utilization
     log.info("memory: %s", memory.account(share))
-    return resolve(cache_bytes=memory.cache_bytes(share), account=memory.account(share))
+    return resolve(
+        cache_bytes=memory.cache_bytes(share),
+        account=memory.account(share),
+        step_sizes=tuple(n for n in MIXED_TOKENS if FREE_TOKENS < n <= largest),
+    )
 
 
 def _forward(

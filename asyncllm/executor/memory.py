@@ -92,6 +92,7 @@ def resolve_limits(
     host_bytes: int,
     bytes_per_token: int,
     account: str = "",
+    step_sizes: tuple[int, ...] = (),
 ) -> EngineLimits:
     """Turn what was asked and what is there into the scheduler's numbers.
 
@@ -100,6 +101,7 @@ def resolve_limits(
         host_bytes: memory of the host that is free, on a CPU before the KV cache is made.
         bytes_per_token: K and V of one position in all layers.
         account: how ``cache_bytes`` comes about, for the message if it does not suffice.
+        step_sizes: as in the limits.
 
     Raises:
         ModelError: the cache or its host tier cannot hold what was asked; the message gives the
@@ -146,6 +148,7 @@ def resolve_limits(
         eos_token_ids=spec.eos_token_ids,
         max_burst=config.max_burst
         or (GRAPH_BURST if device == "cuda" and config.cuda_graphs else 1),
+        step_sizes=step_sizes,
     )
 
 

@@ -21,10 +21,16 @@ from asyncllm.executor.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.models.base import CausalLM
 
+#: Up to about so many tokens, products take what reading the weights takes: padding is free.
+FREE_TOKENS = 256
 #: Tokens of mixed steps that are captured, as far as ``captured_tokens`` says.
-MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
-#: Launching a layer's kernels one by one, on a host with a busy event loop, in seconds.
-LAUNCH_SECONDS = 3e-4
+MIXED_TOKENS = (
+    *(32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1280, 1536),
+    *(2048, 2560, 3072, 4096),
+)
+#: Launching a layer's kernels one by one, in seconds, on a host whose event loop takes the
+#: interpreter's lock every other moment.
+LAUNCH_SECONDS = 8e-4
 #: What a device does in products of many rows, in floating-point operations per second.
 FLOPS = 600e12
 #: How many rows mixed steps are captured for, beside the most there can be. Padding costs the
@@ -192,7 +198,7 @@ class StepPrograms:
 
 
 def captured_tokens(model: CausalLM) -> int:
-    """Up to how many tokens a mixed step is worth a graph: 4,200 of Qwen3-0.6B, 400 of 8B.
+    """Up to how many tokens a mixed step is worth a graph: 4,096 of Qwen3-0.6B, 1,050 of 8B.
 
     A larger one keeps the device busy for longer than it takes to launch its kernels one by one,
     and then padding it to a size would only cost.

@@ -56,6 +56,20 @@ def test_several_long_prompts_are_prefilled_side_by_side() -> None:
     assert rows(plan(sched, 1)) == [(0, 4, 4), (1, 4, 4), (2, 4, 4)]
 
 
+def test_the_last_chunk_of_a_step_leaves_nothing_to_pad() -> None:
+    limits = {"max_num_batched_tokens": 50, "prefill_chunk": 50, "step_sizes": (24, 40, 64)}
+    sched = scheduler(page_size=4, num_pages=64, **limits)
+    sched.add(sequence(1, 95), 0.0)
+    assert rows(plan(sched, 0)) == [(0, 0, 40)]
+    assert rows(plan(sched, 1)) == [(0, 40, 40)]
+    sched.add(sequence(2, 30), 0.0)
+    assert rows(plan(sched, 2)) == [(0, 80, 15), (1, 0, 30)]
+    sched.add(sequence(3, 25), 0.0)
+    sched.add(sequence(4, 60), 0.0)
+    # A chunk that ends its prompt stays whole, and less than a few tokens is not worth a row.
+    assert rows(plan(sched, 3)) == [(0, 95, 1), (1, 30, 1), (2, 0, 25), (3, 0, 23)]
+
+
 def test_a_short_prompt_overtakes_a_long_one_in_the_middle() -> None:
     sched = scheduler(max_num_batched_tokens=10)
     sched.add(sequence(1, 40), 0.0)

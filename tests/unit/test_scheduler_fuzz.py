@@ -34,6 +34,7 @@ class Run:
             num_pages=num_pages,
             max_num_seqs=rng.randint(1, 6),
             max_num_batched_tokens=rng.randint(6, 40),
+            step_sizes=rng.choice([(), (8, 20, 36)]),
             prefill_chunk=rng.randint(1, 40),
             max_model_len=num_pages * page_size,
             host_pages=rng.choice([0, 0, 8, 200]),
