@@ -152,8 +152,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     never exceeds what the KV cache holds, so every admitted sequence can finish when it runs alone.
     ``itl_target`` is in seconds, 0 for none. ``host_pages`` is the size of the host tier, 0 for
     none; ``page_copy_seconds`` a first guess of what moving one page between the tiers takes.
-    ``max_burst`` is the most tokens that a step may compute of each row. ``step_sizes``, rising, are
-    numbers of tokens that steps with prompts are padded to, where padding costs what it computes.
+    ``max_burst`` is the most tokens that a step may compute of each row. ``step_sizes``, rising,
+    are numbers of tokens that steps with prompts are padded to, where padding costs time.
     """
 
     device: str
