@@ -57,7 +57,7 @@ def test_several_long_prompts_are_prefilled_side_by_side() -> None:
 
 
 def test_the_last_chunk_of_a_step_leaves_nothing_to_pad() -> None:
-    limits = {"max_num_batched_tokens": 50, "prefill_chunk": 50, "step_sizes": (24, 40, 64)}
+    limits: Any = {"max_num_batched_tokens": 50, "prefill_chunk": 50, "step_sizes": (24, 40, 64)}
     sched = scheduler(page_size=4, num_pages=64, **limits)
     sched.add(sequence(1, 95), 0.0)
     assert rows(plan(sched, 0)) == [(0, 0, 40)]
