@@ -36,9 +36,9 @@ MIN_OBSERVATIONS = 8
 REFIT_SOON, REFIT_LATE = 32, 512  # observations between two fits: at least, at most
 UNEXPLORED_TOKENS = 512  # a step may have so many tokens whatever was measured
 MIN_CHUNK = 16
-# A longer step would speed its prompts up by less than this share: that is what is lost of it to
-# decode rows and to what every step costs. Beyond, a longer step only makes those rows wait.
-LOST_SHARE = 1 / 11
+# A longer step would speed its prompts up by less than this share: that is what decode rows cost of
+# it. Beyond, a longer step only makes those rows wait.
+DECODE_SHARE = 1 / 11
 
 
 class StepShape(NamedTuple):
@@ -192,8 +192,8 @@ class StepTimeModel:
     def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
         """What a step with these decode rows has left for prompts.
 
-        The step may take until what prompts lose of it is a small share, but at most ``target``
-        seconds; or twice its decode rows' time where that is more, so that prompts
+        The step may take until the decode rows' own cost is a small share of it, but at most
+        ``target`` seconds; or twice its decode rows' time where that is more, so that prompts
         always get half a step. ``ceiling`` is what the fixed token budget has left, and
         all that binds when nobody decodes, or there is no target (0). The model is not trusted far
         beyond what was measured: a step has at most twice the tokens of the largest one so far (or
@@ -207,12 +207,10 @@ class StepTimeModel:
             return PrefillRoom(min(ceiling, limit), 0.0, UNKNOWN, 0)
         explored = max(UNEXPLORED_TOKENS, 2 * self._largest) - decodes.num_tokens
         alone = self.seconds(decodes)
-        # All that is not hidden behind the products of prompt tokens.
-        hidden = self.cost.per_token * max(0, self.cost.knee - decodes.num_tokens)
-        lost = max(0.0, alone - hidden)
+        own = self.cost.per_token * decodes.num_tokens + self.cost.per_kv * decodes.kv_tokens
         return PrefillRoom(
             min(ceiling, max(MIN_CHUNK, explored)),
-            max(min(target, lost / LOST_SHARE), 2.0 * alone) - alone,
+            max(min(target, own / DECODE_SHARE), 2.0 * alone) - alone,
             self.cost,
             decodes.num_tokens,
         )
