@@ -7,8 +7,8 @@ layers and reads and writes the paged KV cache. Nothing else knows how pages are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -68,6 +68,24 @@ class AttentionBackend(Protocol):
         """
 
 
+@runtime_checkable
+class EndsBackend(AttentionBackend, Protocol):
+    """A backend that can attend the sampling tokens alone."""
+
+    def forward_ends(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        """As ``forward``, of the tokens in ``batch.ends``: [samples, num_heads * head_dim]."""
+
+
+class Ends(NamedTuple):
+    """Of each token that yields logits, ints [samples]: its slot, and the length of its sequence up
+    to and with it, 0 for padding."""
+
+    slots: Tensor
+    lengths: Tensor
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """One step as the model sees it.
@@ -79,6 +97,10 @@ class ForwardBatch:
         sample_rows: int64 [samples]; indices into tokens whose hidden state yields logits. None:
             all tokens do.
         plan: of the backend, for this step.
+        ends: of the tokens in ``sample_rows``, if the backend shall attend them alone where no
+            others are needed.
+        ending: the layer is the last one. It writes K and V of all tokens, but whatever comes after
+            is computed of those that yield logits.
     """
 
     input_ids: Tensor
@@ -87,10 +109,24 @@ class ForwardBatch:
     sample_rows: Tensor | None
     backend: AttentionBackend
     plan: Any
+    ends: Ends | None = None
+    ending: bool = False
+
+    def for_last_layer(self) -> Self:
+        """The same step, ``ending`` if that leaves fewer tokens, yet some."""
+        if self.sample_rows is None or not 0 < len(self.sample_rows) < len(self.input_ids):
+            return self
+        return replace(self, ending=True)
 
     def attend(self, spec: AttentionSpec, qkv: Tensor, encoding: HeadEncoding) -> Tensor:
-        """See ``AttentionBackend.forward``."""
-        return self.backend.forward(qkv, spec, encoding, self)
+        """See ``AttentionBackend.forward``; of the tokens that are ``needed``."""
+        if self.ending and self.ends is not None and isinstance(self.backend, EndsBackend):
+            return self.backend.forward_ends(qkv, spec, encoding, self)
+        return self.needed(self.backend.forward(qkv, spec, encoding, self))
+
+    def needed(self, x: Tensor) -> Tensor:
+        """The rows of x, [tokens, size], that are needed behind the attention of this layer."""
+        return self.sampling(x) if self.ending else x
 
     def sampling(self, x: Tensor) -> Tensor:
         """The rows of x, [tokens, size], that yield logits."""
@@ -106,4 +142,11 @@ class KVPages(Protocol):
         """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
 
 
-__all__ = ["AttentionBackend", "AttentionSpec", "ForwardBatch", "KVPages"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionSpec",
+    "Ends",
+    "EndsBackend",
+    "ForwardBatch",
+    "KVPages",
+]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from asyncllm.attention.base import AttentionBackend, AttentionSpec, KVPages
     from asyncllm.config import AttentionName
+    from asyncllm.upload import Upload
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ def choose_backend(
     specs: Sequence[AttentionSpec],
     dtype: torch.dtype,
     device: torch.device,
+    upload: Upload,
 ) -> AttentionBackend:
     """The attention backend of that name; its kernels are loaded and have run once.
 
@@ -40,6 +42,7 @@ def choose_backend(
     Args:
         specs: of all layers.
         dtype: that the model computes in and K and V are stored in.
+        upload: to the device, for our own kernels.
 
     Raises:
         ModelError: what was asked for does not work here; the message says why.
@@ -53,7 +56,7 @@ def choose_backend(
     if obstacle is None:
         try:
             prompts = FlashInferPrompts(kv, specs, dtype, device) if name == "flashinfer" else None
-            backend = PagedBackend(kv, prompts)
+            backend = PagedBackend(kv, upload, prompts)
             backend.warm_up(specs, dtype, device)
         except Exception as error:  # of the compiler, the loader and the driver, each its own
             obstacle, cause = _summary(error), error

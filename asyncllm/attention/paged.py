@@ -19,12 +19,13 @@ from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.decode import decode_attention, decode_heads
 from asyncllm.kernels.extend import ExtendRows, extend_attention
 from asyncllm.kernels.heads import HeadEncoding, encode_heads
-from asyncllm.upload import upload
+from asyncllm.upload import upload_aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.attention.base import AttentionSpec, KVPages
+    from asyncllm.upload import Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,14 @@ class PagedBackend:
 
     Args:
         kv: the pages, in the dtype that queries come in.
+        upload: to where the pages are.
         prompts: kernels for the longer rows of steps that are launched kernel by kernel; by
             default they are our own too.
     """
 
-    def __init__(self, kv: KVPages, prompts: PromptKernels | None = None) -> None:
+    def __init__(self, kv: KVPages, upload: Upload, prompts: PromptKernels | None = None) -> None:
         self._kv = kv
+        self._upload = upload
         self._prompts = prompts
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> PagedPlan:
@@ -92,13 +95,12 @@ class PagedBackend:
         longer = np.flatnonzero(q_lens != 1)
         count = int(longer[0]) if longer.size else len(rows)
         offsets = np.concatenate([[0], q_lens.cumsum()])
-        parts = [slots, starts[:count] + 1, starts[count:], offsets[count:]]
-        packed = np.concatenate(parts).astype(np.int32)
-        on_device = upload(packed, block_table.device).split([len(part) for part in parts])
-        decodes = Decodes(on_device[0][:count], on_device[1]) if count else None
+        parts = (slots[:count], starts[:count] + 1, slots[count:], starts[count:], offsets[count:])
+        on_device = upload_aligned(parts, np.int32, self._upload)
+        decodes = Decodes(*on_device[:2]) if count else None
         if count == len(rows):
             return PagedPlan(block_table, decodes, None)
-        extends = ExtendRows(on_device[0][count:], on_device[2], on_device[3])
+        extends = ExtendRows(*on_device[2:])
         if self._prompts is None:
             return PagedPlan(block_table, decodes, extends)
         return PagedPlan(
@@ -165,6 +167,19 @@ class PagedBackend:
             plan.prompts.run(q[count:], spec, out[count:])
         else:
             extend_attention(q, keys, values, table, extends, spec, out=out)
+        return out.flatten(1)
+
+    def forward_ends(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        """See ``EndsBackend.forward_ends``: tokens that end a row attend as decode rows do."""
+        assert batch.ends is not None
+        keys, values = self._kv.layer(spec.layer)
+        q, _, _ = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.written)
+        table = batch.plan.block_table
+        # Picking them is a kernel that waits for the one before it, as decode kernels do not before
+        # they read K and V of earlier tokens.
+        out = decode_attention(batch.sampling(q), keys, values, table, *batch.ends, spec)
         return out.flatten(1)
 
     def warm_up(

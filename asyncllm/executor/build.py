@@ -150,6 +150,8 @@ def _build(
             table = SlotTable(
                 limits.max_num_seqs, -(-limits.max_model_len // limits.page_size), device
             )
+            if device.torch_device.type == "cuda":
+                sampler.warm_up(dtype)
             forward = _forward(config, model, backend, sampler, table, limits, device)
         runner = ModelRunner(forward, sampler, table, copier, device)
     watch.start_serving()

@@ -80,6 +80,7 @@ class EagerForward:
             sample_rows=inputs.sample_rows,
             backend=self._backend,
             plan=self._backend.plan(step.rows, self._table.block_table),
+            ends=inputs.ends,
         )
         hidden = self._model(batch)
         if len(step.sampling) == 0:

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.attention.base import Ends
 from asyncllm.executor.device import Device
 from asyncllm.executor.slots import SlotTable
 from asyncllm.kernels.tokens import Tokens, locate_tokens
+from asyncllm.upload import upload_aligned
 
 #: In ``StepRows.entries``: the id of a token that only the device knows.
 LAST_TOKEN = -1
@@ -85,16 +87,17 @@ class StepInputs:
     tokens: Tokens
     sample_rows: Tensor | None
     sample_slots: Tensor
+    ends: Ends
 
 
 def stage(step: StepRows, table: SlotTable, page_size: int, device: Device) -> StepInputs:
     """Send what the host knows of a step in one copy, and look the rest up on the device."""
-    num_tokens, num_samples = step.entries.shape[1], len(step.sampling)
-    packed = np.concatenate([step.entries.reshape(-1), step.sample_at, step.slots], dtype=np.int32)
-    parts = device.upload(packed).split([3 * num_tokens, num_samples, num_samples])
-    sample_rows, sample_slots = (part.to(torch.int64) for part in parts[1:])
+    host = (step.entries.reshape(-1), step.sample_at, step.slots, step.lengths)
+    entries, *samples = upload_aligned(host, np.int32, device.upload)
+    sample_rows, sample_slots = (part.to(torch.int64) for part in samples[:2])
     return StepInputs(
-        locate_tokens(parts[0].view(3, -1), table.last_token, table.block_table, page_size),
+        locate_tokens(entries.view(3, -1), table.last_token, table.block_table, page_size),
         None if step.each_samples_its_only_token else sample_rows,
         sample_slots,
+        Ends(*samples[1:]),
     )

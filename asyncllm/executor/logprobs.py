@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.upload import upload
 from asyncllm.wire.messages import RowLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from asyncllm.executor.device import Device
 
 #: So many rows at a time.
 _GROUP = 32
@@ -26,17 +27,25 @@ class Logprobs:
         tokens: int64 [m], what was sampled; negative where the logits were not finite.
         rows: int64 [r] on the host, those of the batch that asked.
         wanted: int64 [r] on the host, how many of the likeliest tokens each of them wants.
+        device: where the logits are.
 
     Attributes:
         packed: float64 [r, 1 + 2n] on the device, so that one copy brings everything over: the
             sampled token's logprob, the n largest, and their token ids.
     """
 
-    def __init__(self, logits: Tensor, tokens: Tensor, rows: np.ndarray, wanted: np.ndarray):
+    def __init__(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        rows: np.ndarray,
+        wanted: np.ndarray,
+        device: Device,
+    ):
         self._rows = rows
         self._wanted = wanted
         # A group at a time: in float32, all rows would take a multiple of what the logits do.
-        groups = upload(rows, logits.device).split(_GROUP)
+        groups = device.upload(rows).split(_GROUP)
         depth = int(wanted.max())
         self.packed = torch.cat([_pack(logits, tokens, group, depth) for group in groups])
 

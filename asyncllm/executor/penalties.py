@@ -41,6 +41,7 @@ class PenaltyTable:
         """Start a slot anew from token ids, int32; those that have no logit are ignored."""
         prompt, generated = (ids[ids < self._vocab_size] for ids in (prompt, generated))
         bits = np.array(penalties, dtype=np.float32).view(np.int32)
+        # Not one of the device's few buffers for steps: any number of slots may start at once.
         packed = upload(np.concatenate([bits, prompt, generated]), self._device)
         there = packed.split([len(bits), len(prompt), len(generated)])
         self._penalties[slot] = there[0].view(torch.float32)

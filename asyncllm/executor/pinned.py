@@ -6,17 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Copies that may be under way before the host waits for the first of them.
-COPIES = 16
-#: A buffer's first size; it grows with what it is asked to hold.
-MIN_BYTES = 1 << 16
+#: Copies that may be under way before the host waits for the first of them. A step has up to five,
+#: and two for every 32 rows with penalties; two steps are under way.
+COPIES = 64
+#: A buffer's first size, enough for the tokens of most steps, as locking memory takes up to a
+#: millisecond; it grows with what it is asked to hold.
+MIN_BYTES = 1 << 17
 
 
 class PinnedRing:
     """Buffers in turn, for copies on one stream; each is free once the copy from it has run."""
 
     def __init__(self) -> None:
-        self._buffers = [_Buffer() for _ in range(COPIES)]
+        self._buffers = [_Buffer(part) for part in _pinned(COPIES * MIN_BYTES).split(MIN_BYTES)]
         self._turn = 0
 
     def upload(self, array: np.ndarray, device: torch.device) -> Tensor:
@@ -40,9 +42,9 @@ class PinnedRing:
 
 
 class _Buffer:
-    def __init__(self) -> None:
+    def __init__(self, memory: Tensor) -> None:
         self.copied = torch.cuda.Event()
-        self._memory = _pinned(MIN_BYTES)
+        self._memory = memory
 
     def wait(self, num_bytes: int) -> None:
         """Return once it is free and large enough."""

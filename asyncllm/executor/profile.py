@@ -106,7 +106,7 @@ def _peaks(
     """Most bytes reserved, and ``StepMemory.captured``. What it makes is gone when it returns."""
     cuda = device.torch_device
     pool = KVPool(spec.num_layers, 1, size.page_size, spec.num_kv_heads, spec.head_dim, dtype, cuda)
-    sampler = Sampler(size.rows, spec.vocab_size, cuda)
+    sampler = Sampler(size.rows, spec.vocab_size, device)
     table = SlotTable(size.rows, -(-size.row_tokens // size.page_size), device)
     forward = EagerForward(model, make_backend(pool), sampler, table, size.page_size, device)
     for step in largest_steps(size, spec.vocab_size, table, sampler):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionBackend, ForwardBatch
+from asyncllm.attention.base import AttentionBackend, Ends, ForwardBatch
 from asyncllm.executor.inputs import LAST_TOKEN, StepRows
 from asyncllm.executor.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
@@ -186,14 +186,17 @@ class StepPrograms:
     def run(self, size: Size, flat: Tensor) -> tuple[Tensor, RowTensors]:
         """Logits of each row's last token, [rows, vocab]; flat int32 [num_ints]."""
         entries, lengths, *mixed = _Layout(size).split(flat)
-        table, sample_rows, slots = self._table, None, entries[1]
+        table, sample_rows, slots, ends = self._table, None, entries[1], None
         tokens = locate_tokens(entries, table.last_token, table.block_table, self._page_size)
         if mixed:
             slots, starts, sample_rows, q_offsets = mixed
+            ends = Ends(slots, lengths)
             plan = self._backend.mixed_plan(slots, starts, q_offsets, lengths, table.block_table)
         else:
             plan = self._backend.device_plan(slots, lengths, table.block_table)
-        batch = ForwardBatch(*tokens, sample_rows=sample_rows, backend=self._backend, plan=plan)
+        batch = ForwardBatch(
+            *tokens, sample_rows=sample_rows, backend=self._backend, plan=plan, ends=ends
+        )
         return self._model.logits(self._model(batch)), RowTensors(slots, lengths)
 
 

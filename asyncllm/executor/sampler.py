@@ -13,9 +13,10 @@ from torch import Tensor
 from asyncllm.executor.logprobs import Logprobs
 from asyncllm.executor.penalties import Penalties, PenaltyTable
 from asyncllm.kernels.sampling import RECORD, sample_tokens, stream_of
-from asyncllm.upload import upload
+from asyncllm.upload import upload_aligned
 
 if TYPE_CHECKING:
+    from asyncllm.executor.device import Device
     from asyncllm.wire.messages import RowParams
 
 # What a slot needs beyond the likeliest token, as bits.
@@ -65,12 +66,12 @@ class Sampler:
         device: where logits are and tokens go.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: Device) -> None:
         self._num_slots = num_slots
         self._vocab_size = vocab_size
-        self._device = torch.device(device)
+        self._device = device
         # Of RECORD.
-        self._table = torch.zeros(num_slots + 1, 3, dtype=torch.int64, device=self._device)
+        self._table = torch.zeros(num_slots + 1, 3, dtype=torch.int64, device=device.torch_device)
         # Records of slots, as yet with seeds for streams.
         self._pending: dict[int, tuple[float, ...]] = {}
         self._needs = np.zeros(num_slots + 1, dtype=np.int64)
@@ -102,7 +103,9 @@ class Sampler:
         )
         if needs & _PENALISE:
             if self._penalties is None:
-                self._penalties = PenaltyTable(self._num_slots, self._vocab_size, self._device)
+                self._penalties = PenaltyTable(
+                    self._num_slots, self._vocab_size, self._device.torch_device
+                )
             penalties = Penalties(
                 params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             )
@@ -116,8 +119,17 @@ class Sampler:
         self._pending.clear()
         seeds = packed["record"]["stream"]
         seeds[:] = stream_of(torch.from_numpy(seeds.copy())).numpy()
-        rows = upload(packed.view(np.int64).reshape(-1, 4), self._device)
+        rows = self._device.upload(packed.view(np.int64).reshape(-1, 4))
         self._table.index_copy_(0, rows[:, 0], rows[:, 1:])
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Draw at every level as ``sample`` does: from logits of this type, and changed scores."""
+        where = np.array([self._num_slots]), np.array([0])
+        for kind, integers in ((dtype, np.int32), (torch.float32, np.int64)):
+            slots, positions = upload_aligned(where, integers, self._device.upload)
+            logits = torch.zeros(1, self._vocab_size, dtype=kind, device=slots.device)
+            for level in (Level.GREEDY, Level.DRAW, Level.FILTER):
+                self.draw(logits, slots, positions, level)
 
     def level(self, slots: np.ndarray, lengths: np.ndarray) -> Level:
         """The cheapest level that serves all these rows.
@@ -177,17 +189,17 @@ class Sampler:
         banned = self._banning(slots, lengths)
         changed = penalised | banned
         if changed.all():
-            tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+            tokens = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
         else:
-            keys = upload(np.stack([slots, lengths]), self._device)
-            tokens = self.draw(logits, keys[0], keys[1], _draw_level(needs[~changed]))
+            slots_there, positions = upload_aligned((slots, lengths), np.int32, self._device.upload)
+            tokens = self.draw(logits, slots_there, positions, _draw_level(needs[~changed]))
         for rows in (*_groups(penalised), *_groups(banned & ~penalised)):
             self._sample_changed(logits, tokens, rows, slots[rows], lengths[rows])
         asking = np.flatnonzero(needs & _LOGPROBS)
         if len(asking) == 0:
             return Sampled(tokens, None)
         wanted = self._num_logprobs[slots[asking]]
-        return Sampled(tokens, Logprobs(logits, tokens, asking, wanted))
+        return Sampled(tokens, Logprobs(logits, tokens, asking, wanted, self._device))
 
     def _sample_changed(
         self,
@@ -198,7 +210,9 @@ class Sampler:
         lengths: np.ndarray,
     ) -> None:
         """Sample these rows of a batch, all of them penalised or none, into its ``tokens``."""
-        index, slots_there, positions = upload(np.stack([rows, slots, lengths]), self._device)
+        index, slots_there, positions = upload_aligned(
+            (rows, slots, lengths), np.int64, self._device.upload
+        )
         needs = self._needs[slots]
         penalties = self._penalties if needs[0] & _PENALISE else None
         if penalties is None:
@@ -224,7 +238,7 @@ class Sampler:
         where = rows.repeat([i.size for i in ids]) * self._vocab_size + np.concatenate(ids)
         # Added, not assigned: NaN stays NaN and so is noticed.
         minus_inf = scores.new_full((len(where),), -torch.inf)
-        scores.view(-1).index_add_(0, upload(where, self._device), minus_inf)
+        scores.view(-1).index_add_(0, self._device.upload(where), minus_inf)
 
 
 def _needs(params: RowParams, vocab_size: int) -> int:

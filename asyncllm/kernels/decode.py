@@ -30,6 +30,10 @@ def decode_attention(
     Nothing is read on the host, and the launch depends on shapes alone: captured in a CUDA graph,
     it serves rows of any lengths. Launches of one device must follow each other on a stream.
 
+    Slots, lengths, the table, and the K and V of all but each row's newest token may be read before
+    the kernels just before have finished. So a kernel that is launched to follow all others in
+    full, such as any of PyTorch's, must come between this and whatever wrote them.
+
     Args:
         q: [rows, num_heads, head_dim]; strided, but for the last dimension.
         keys, values: [num_pages, page_size, num_kv_heads, head_dim], contiguous.
@@ -63,9 +67,7 @@ def decode_heads(
 ) -> Tensor:
     """``encode_heads``, then ``decode_attention``; in one kernel if that is faster.
 
-    Slots, lengths, positions, written, the table, and the K and V of earlier tokens may be read
-    before the kernels just before have finished. So a kernel that is launched to follow all others
-    in full, such as any of PyTorch's, must come between this and whatever wrote them.
+    Of positions and written holds what ``decode_attention`` says of slots and lengths.
 
     Args:
         qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim]; queries, keys, values of the token

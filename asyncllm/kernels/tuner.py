@@ -21,7 +21,17 @@ from torch import Tensor
 
 from asyncllm.kernels.linear import linear_reference
 from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.tuning import DirectTile, GemvTile, Shape, SkinnyTile, Tile
+from asyncllm.kernels.tuning import (
+    SHARED_BYTES,
+    DirectTile,
+    GemvTile,
+    HeldTile,
+    Shape,
+    StreamTile,
+    Tile,
+    held_bytes,
+    stream_stages,
+)
 
 #: Rows that are tuned; other numbers of rows use the next larger entry.
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -31,9 +41,6 @@ _ROTATED_BYTES = 400 * 2**20
 
 #: Registers of a thread for what it holds of the weight, of x and of the norm's weight.
 _REGISTERS = 200
-
-#: Shared memory of a program.
-_SHARED_BYTES = 200_000
 
 #: Candidates that compete in the chain of a layer.
 _FINALISTS = 6
@@ -47,15 +54,16 @@ class Job(NamedTuple):
     tile: Tile
 
 
-def candidates(rows: int, shape: Shape) -> Iterator[Tile]:
-    """The tiles worth trying."""
+def candidates(rows: int, shape: Shape, *, hopper: bool) -> Iterator[Tile]:
+    """The tiles worth trying; ``hopper``: on a device of compute capability 9.0."""
     halves = 2 if shape.epilogue == "gated" else 1
     if rows == 1:
         yield from _gemv_tiles(shape, halves)
-    if rows <= 32:
+    if rows <= (8 if hopper else 32):
         yield from _direct_tiles(rows, shape, halves)
-    if rows >= 8:
-        yield from _skinny_tiles(rows, shape, halves)
+    if hopper and rows >= 2:
+        yield from _held_tiles(rows, shape)
+        yield from _stream_tiles(rows, shape)
 
 
 def _gemv_tiles(shape: Shape, halves: int) -> Iterator[GemvTile]:
@@ -91,18 +99,51 @@ def _direct_tiles(rows: int, shape: Shape, halves: int) -> Iterator[DirectTile]:
                         yield DirectTile(block_n, block_k, held, warps, chains, late, True)
 
 
-def _skinny_tiles(rows: int, shape: Shape, halves: int) -> Iterator[SkinnyTile]:
-    for weight_rows, (block_k, stages), splits in itertools.product(
-        (64, 128), ((64, 4), (128, 3), (64, 6)), (1, 2, 4, 8)
-    ):
-        programs = shape.size // weight_rows * splits
-        shared = 2 * stages * (weight_rows + rows) * block_k
+def _held_tiles(rows: int, shape: Shape) -> Iterator[HeldTile]:
+    for fold, splits in itertools.product((1, 2, 4, 8), (1, 2, 4)):
+        programs = -(-shape.size // (64 // fold)) * splits
+        x_rows = fold * max(8, rows)
         if (
-            shape.columns % (splits * block_k) == 0
-            and (programs >= 60 and (splits == 1 or programs <= 400))
-            and shared <= _SHARED_BYTES
+            not 60 <= programs <= (400 if fold * splits == 1 else 264)
+            or x_rows > 256
+            or (shape.epilogue == "gated" and fold > 4)
+            or (shape.norm and splits > 1)
         ):
-            yield SkinnyTile(weight_rows // halves, block_k, splits, stages, 4)
+            continue
+        columns, rest = divmod(shape.columns, fold * splits)
+        sizes = [
+            size for size in (512, 256, 128) if columns % size == 0 and 2 <= columns // size <= 8
+        ]
+        for block_k in sizes[:2] if rest == 0 else ():
+            if held_bytes(rows, shape, fold, columns, block_k) <= SHARED_BYTES:
+                for warps, late in itertools.product((4, 8), (False, True)):
+                    if warps == 4 or x_rows >= 64:
+                        yield HeldTile(fold, block_k, splits, warps, late)
+
+
+def _stream_tiles(rows: int, shape: Shape) -> Iterator[StreamTile]:
+    for parts, fold, splits in itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 4)):
+        programs = -(-shape.size // (parts * 64 // fold)) * splits
+        if (
+            programs < 60
+            or (programs > 264 and fold * splits > 1)
+            or (fold > 1 and (parts == 2 or splits == 4))
+            or parts * fold * max(8, rows) > 192
+        ):
+            continue
+        found: dict[StreamTile, None] = {}
+        for block_k, shared in itertools.product((64, 128), (SHARED_BYTES // 2, SHARED_BYTES)):
+            blocks, rest = divmod(shape.columns, fold * splits * block_k)
+            x_stages = 5 if parts == 1 and block_k == 64 else 3
+            stages = stream_stages(rows, parts, fold, block_k, x_stages, shared)
+            stages = min(stages, blocks)
+            if rest == 0 and stages >= 2:
+                x_stages = min(x_stages, stages)
+                tile = StreamTile(parts, fold, block_k, splits, stages, x_stages)
+                found[tile] = None
+                if parts == 1 and block_k == 128:
+                    found[tile._replace(stagger=True)] = None
+        yield from found
 
 
 def compile_all(layers: Iterable[Sequence[Shape]], dtype: torch.dtype) -> None:
@@ -111,13 +152,17 @@ def compile_all(layers: Iterable[Sequence[Shape]], dtype: torch.dtype) -> None:
     jobs = [
         Job(rows, shape, tile)
         for rows, shape in itertools.product(BUCKETS, shapes)
-        for tile in candidates(rows, shape)
+        for tile in candidates(rows, shape, hopper=_is_hopper())
     ]
     workers = min(os.cpu_count() or 1, 16)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         for done in [pool.submit(_compile, jobs[i::workers], dtype) for i in range(workers)]:
             done.result()
+
+
+def _is_hopper() -> bool:
+    return torch.cuda.get_device_capability() == (9, 0)
 
 
 def _compile(jobs: Sequence[Job], dtype: torch.dtype) -> None:
@@ -197,7 +242,7 @@ class _Chain:
         """The candidates of a projection, the fastest first."""
         projection, shape = self.projections[i], self.layer[i]
         times: list[tuple[float, Tile | None]] = []
-        for tile in [None, *candidates(self.rows, shape)]:
+        for tile in [None, *candidates(self.rows, shape, hopper=_is_hopper())]:
 
             def steps(tile: Tile | None = tile) -> None:
                 for turn in range(self.turns):

@@ -7,6 +7,7 @@ fields of its tile, or null for cuBLAS. One is shipped for each device it was me
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from functools import cache
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Most rows a kernel of our own takes.
 MAX_ROWS = 64
+
+#: Shared memory of a Hopper GPU's multiprocessor for one program, less what every program takes.
+SHARED_BYTES = 230_000
 
 
 class GemvTile(NamedTuple):
@@ -58,27 +62,56 @@ class DirectTile(NamedTuple):
     norm_apart: bool = False
 
 
-class SkinnyTile(NamedTuple):
-    """How the kernel for dozens of rows divides its work; another one normalises x.
+class HeldTile(NamedTuple):
+    """How the kernel for small weights on Hopper GPUs divides its work.
 
     Attributes:
-        block_n: outputs of a program.
+        fold: pieces of a row of the weight, each of which is a row of an operand of 64.
         block_k: columns of a product.
         splits: programs that share a tile of outputs.
-        stages: loads in flight.
-        warps: of a program.
+        warps: of a program, 4 or 8.
+        late: the next kernel may start when x is on its way, not at once.
+        norm_apart: a kernel before this one normalises x.
     """
 
-    block_n: int
+    fold: int
+    block_k: int
+    splits: int
+    warps: int
+    late: bool = False
+    norm_apart: bool = False
+
+
+class StreamTile(NamedTuple):
+    """How the kernel for large weights on Hopper GPUs divides its work; another one normalises x.
+
+    Attributes:
+        parts: groups of 64 rows of operands of a program.
+        fold: pieces of a row of the weight, each of which is a row of an operand.
+        block_k: columns of a product.
+        splits: programs that share a tile of outputs.
+        stages: products whose part of the weight is in flight.
+        x_stages: products whose part of x is in flight.
+        stagger: programs begin with different columns.
+    """
+
+    parts: int
+    fold: int
     block_k: int
     splits: int
     stages: int
-    warps: int
+    x_stages: int
+    stagger: bool = False
 
 
-Tile = GemvTile | DirectTile | SkinnyTile
+Tile = GemvTile | DirectTile | HeldTile | StreamTile
 
-_KINDS: dict[str, type[Tile]] = {"gemv": GemvTile, "direct": DirectTile, "skinny": SkinnyTile}
+_KINDS: dict[str, type[Tile]] = {
+    "gemv": GemvTile,
+    "direct": DirectTile,
+    "held": HeldTile,
+    "stream": StreamTile,
+}
 
 
 class Shape(NamedTuple):
@@ -107,24 +140,80 @@ class Shape(NamedTuple):
         return f"{self.size}x{self.columns}{' norm' if self.norm else ''} {self.epilogue}".rstrip()
 
 
-def choose(device_name: str, rows: int, shape: Shape) -> Tile | None:
-    """The tile for this many rows (at least one); None: cuBLAS."""
+def choose(device_name: str, rows: int, shape: Shape, *, hopper: bool = False) -> Tile | None:
+    """The tile for this many rows (at least one); None: cuBLAS.
+
+    Args:
+        hopper: the device has compute capability 9.0.
+    """
     if rows > MAX_ROWS:
         return None
     bucket = 1 << (rows - 1).bit_length()
     tuned = _table(device_name).get(shape.key, {})
-    return tuned[bucket] if bucket in tuned else guess(bucket, shape)
+    return tuned[bucket] if bucket in tuned else guess(bucket, shape, hopper=hopper)
 
 
-def guess(bucket: int, shape: Shape) -> Tile | None:
+def guess(bucket: int, shape: Shape, *, hopper: bool = False) -> Tile | None:
     """The tile of a projection nobody measured."""
     if bucket == 1:
         return GemvTile(2 if shape.columns <= 2048 else 1, 1024, 4)
+    if hopper and shape.size >= 1024 and shape.columns % 64 == 0:
+        small = shape.size * shape.columns <= 2**23
+        tile = _guess_held(bucket, shape) if small else None
+        return tile or _guess_stream(bucket, shape)
     block_k = next((size for size in (1024, 512, 256) if shape.columns % size == 0), None)
     if bucket > 8 or block_k is None:
         return None
     block_n = 8 if shape.epilogue == "gated" or shape.size <= 2048 else 16
     return DirectTile(block_n, block_k, shape.columns <= 1024, warps=4, chains=2)
+
+
+def _guess_held(bucket: int, shape: Shape) -> HeldTile | None:
+    for fold, block_k in itertools.product((1, 2, 4), (256, 128)):
+        columns, rest = divmod(shape.columns, fold * block_k)
+        if (
+            rest == 0
+            and shape.size * fold >= 60 * 64
+            and fold * bucket <= 256
+            and held_bytes(bucket, shape, fold, columns * block_k, block_k) <= SHARED_BYTES
+        ):
+            return HeldTile(fold, block_k, 1, warps=8 if bucket == 64 else 4, late=True)
+    return None
+
+
+def _guess_stream(bucket: int, shape: Shape) -> StreamTile:
+    tiles = -(-shape.size // 64)
+    parts = 3 if tiles >= 300 else 1
+    fold = 1
+    while (
+        parts == 1
+        and tiles * fold <= 132
+        and 2 * fold * max(8, bucket) <= 64
+        and shape.columns % (256 * fold) == 0
+    ):
+        fold *= 2
+    block_k = 128 if shape.columns % (128 * fold) == 0 else 64
+    x_stages = 5 if parts == 1 and block_k == 64 else 3
+    shared = SHARED_BYTES if parts == 3 else SHARED_BYTES // 2
+    stages = stream_stages(bucket, parts, fold, block_k, x_stages, shared)
+    stages = min(stages, shape.columns // (fold * block_k))
+    return StreamTile(parts, fold, block_k, 1, stages, min(x_stages, stages))
+
+
+def held_bytes(rows: int, shape: Shape, fold: int, columns: int, block_k: int) -> int:
+    """Shared memory of a ``held`` program, of so many columns of each piece."""
+    x_columns = min(2 * block_k, columns) if shape.norm else columns
+    return 2 * (64 * columns + fold * max(8, rows) * x_columns)
+
+
+def stream_stages(
+    rows: int, parts: int, fold: int, block_k: int, x_stages: int, shared: int
+) -> int:
+    """Stages of a ``stream`` program that so many bytes of shared memory have room for."""
+    x_rows = max(8, rows)
+    outputs = 4 * 64 * x_rows
+    x = 2 * fold * x_rows * block_k * x_stages
+    return (shared - outputs - x) // (2 * parts * 64 * block_k)
 
 
 def user_table(device_name: str) -> Path:

@@ -55,7 +55,8 @@ class DecoderLM(CausalLM, Generic[C]):
     def make_layer(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
         """The layer ``spec.layer``: takes (x [tokens, hidden], rope, batch), returns x.
 
-        It may change x in place. ``rope`` is its rotary table.
+        It may change x in place. ``rope`` is its rotary table. Of the last layer's x, the rows that
+        are ``batch.needed`` are returned.
         """
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -95,9 +96,13 @@ class _Stack(nn.Module):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
-        for layer, rope in zip(self.layers, self.ropes, strict=True):
+        *layers, last = zip(self.layers, self.ropes, strict=True)
+        for layer, rope in layers:
             x = layer(x, rope, batch)
-        return batch.sampling(x)
+        layer, rope = last
+        batch = batch.for_last_layer()
+        x = layer(x, rope, batch)
+        return x if batch.ending else batch.sampling(x)
 
 
 def _spec(config: DecoderConfig, layer: int) -> AttentionSpec:

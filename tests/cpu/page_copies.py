@@ -195,7 +195,7 @@ def runner_of(tiers: Tiers) -> tuple[ModelRunner, OneToken]:
     device = tiers.device
     model: Any = OneToken(device.torch_device)
     table = SlotTable(4, 8, device)
-    sampler = Sampler(4, VOCAB, device.torch_device)
+    sampler = Sampler(4, VOCAB, device)
     forward = EagerForward(model, model, sampler, table, tiers.pool.page_size, device)
     return ModelRunner(forward, sampler, table, tiers.copier, device), model
 

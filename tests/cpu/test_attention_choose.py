@@ -36,7 +36,8 @@ def spec(
 
 
 def chosen(name: AttentionName, device: torch.device) -> AttentionBackend:
-    return choose_backend(name, KVPool(1, 2, 16, 2, 64, BF16, CPU), [spec()], BF16, device)
+    pool = KVPool(1, 2, 16, 2, 64, BF16, CPU)
+    return choose_backend(name, pool, [spec()], BF16, device, torch.from_numpy)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionSpec
+from asyncllm.attention.base import AttentionSpec, Ends
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.executor.kv_pool import KVPool
 from tests.attending import UNCHANGED, attend, forward_batch
@@ -48,7 +48,9 @@ class World:
         if len(before):
             # As earlier steps would have left it.
             qkv = self.qkv(before)
-            attend(PagedBackend(self.pool), qkv, spec, before, self.table, PAGE_SIZE)
+            attend(
+                PagedBackend(self.pool, torch.from_numpy), qkv, spec, before, self.table, PAGE_SIZE
+            )
             attend(self.dense, qkv, spec, before, self.table, PAGE_SIZE)
 
     def qkv(self, rows: np.ndarray) -> Tensor:
@@ -66,7 +68,7 @@ def test_random_rows_match_dense_attention(
     world = World(lens, specs(window, softcap))
     qkv = world.qkv(world.rows)
     expected = world.run(world.dense, qkv)
-    answer = world.run(PagedBackend(world.pool), qkv)
+    answer = world.run(PagedBackend(world.pool, torch.from_numpy), qkv)
     torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -78,7 +80,7 @@ def test_plans_of_device_tensors_match_those_of_the_host(
     lens = [(start, 1) for start, _ in lens[:decodes]] + lens[decodes:]
     world = World(lens, specs())
     qkv = world.qkv(world.rows)
-    backend = PagedBackend(world.pool)
+    backend = PagedBackend(world.pool, torch.from_numpy)
     expected = world.run(backend, qkv)
 
     slots, starts, q_lens = (torch.from_numpy(column.copy()) for column in world.rows.T)
@@ -94,6 +96,29 @@ def test_plans_of_device_tensors_match_those_of_the_host(
     if int(q_lens.max()) == 1:
         plan = backend.device_plan(slots, lengths, world.table)
         assert_same(world, backend, qkv, plan, expected, padding)
+
+
+@settings(deadline=None)
+@given(lens=row_lists, every=st.integers(1, 3), window=st.sampled_from([None, 5]))
+def test_the_last_tokens_of_rows_can_be_attended_alone(
+    lens: list[tuple[int, int]], every: int, window: int | None
+) -> None:
+    world = World(lens, specs(window))
+    qkv = world.qkv(world.rows)
+    backend = PagedBackend(world.pool, torch.from_numpy)
+    before = world.pool.storage.clone()
+    expected = world.run(backend, qkv)
+    written = world.pool.storage.clone()
+    world.pool.storage.copy_(before)
+
+    batch = forward_batch(backend, world.rows, world.table, PAGE_SIZE)
+    slots, starts, q_lens = (torch.from_numpy(column[::every].copy()) for column in world.rows.T)
+    batch.sample_rows = torch.from_numpy(world.rows[:, 2].cumsum() - 1)[::every]
+    batch.ends = Ends(slots, starts + q_lens)
+    out = backend.forward_ends(qkv.flatten(1).clone(), world.spec, UNCHANGED, batch)
+    answer = out.view(-1, HEADS, DIM)
+    torch.testing.assert_close(answer, expected[batch.sample_rows], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(world.pool.storage, written, equal_nan=True)
 
 
 def assert_same(
@@ -127,7 +152,7 @@ def test_prompts_may_have_kernels_of_their_own() -> None:
 
     world = World([(4, 1), (0, 5), (3, 1)], specs())
     qkv = world.qkv(world.rows)
-    answer = world.run(PagedBackend(world.pool, Prompts()), qkv)
+    answer = world.run(PagedBackend(world.pool, torch.from_numpy, Prompts()), qkv)
     assert bool((answer[1:] == 7.0).all())
     expected = world.run(world.dense, qkv)
     torch.testing.assert_close(answer[:1], expected[:1])
@@ -137,4 +162,4 @@ def test_prompts_may_have_kernels_of_their_own() -> None:
 def test_warming_up_runs_each_kind_of_layer(window: int | None) -> None:
     pool = KVPool(2, 2, PAGE_SIZE, KV_HEADS, DIM, torch.float32, CPU)
     layers = [AttentionSpec(i, HEADS, KV_HEADS, DIM, 1.0, window if i else None) for i in range(2)]
-    PagedBackend(pool).warm_up(layers, torch.float32, CPU)
+    PagedBackend(pool, torch.from_numpy).warm_up(layers, torch.float32, CPU)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -93,9 +94,90 @@ def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
         gpus_of([])
 
 
+#: Runs steps of many sizes, such as are launched kernel by kernel, after the rehearsal. Prints how
+#: many kernels the rehearsal launched, and the names of those that only the steps did.
+SWEEP = """
+import itertools
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from asyncllm.config import EngineConfig
+from asyncllm.executor import rehearsal
+from asyncllm.executor.inputs import StepRows
+from asyncllm.kernels.prebuild import gpus_of, rehearsing
+from asyncllm.models.spec import read_spec
+from asyncllm.wire.messages import RowParams
+
+max_rows, length, tokens = 200, 5000, 8192
+config = EngineConfig(
+    max_num_seqs=max_rows, max_num_batched_tokens=tokens, max_model_len=length
+)
+greedy, drawn, filtered = (0.0, 0), (1.0, 0), (1.0, 50)
+params = itertools.cycle(
+    RowParams(*draw, 1.0, 0.0, penalty, 0.0, 1.0, 0, logprobs, min_length, (0,))
+    for draw in (greedy, drawn, filtered)
+    for penalty, logprobs, min_length in ((0.0, -1, 0), (0.5, 5, 0), (0.0, -1, length))
+)
+with rehearsing(gpus_of(["9.0a"])[0]) as variants:
+    eager = rehearsal.run_steps(read_spec(Path(sys.argv[1])), torch.bfloat16, config)
+    rehearsed = len(variants)
+    eager._table.num_known[:] = 0
+    decodes = (0, *range(1, 10), *range(15, max_rows, 8), *range(128, max_rows, 16))
+    for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100)):
+        if not 0 < count + prompts <= max_rows:
+            continue
+        q_len = min(max((tokens - count) // max(prompts, 1), 2), length - 1)
+        q_lens = [1] * count + [q_len - i % 2 for i in range(prompts)]
+        rows = [(slot, min(slot, length - n), n) for slot, n in enumerate(q_lens)]
+        for slot in range(len(rows)):
+            eager._sampler.admit(slot, next(params), np.zeros(1, np.int32), 1)
+        eager(StepRows.of(np.array(rows, dtype=np.int32), eager._table))
+print(rehearsed, *(variant.function.__name__ for variant in variants[rehearsed:]))
+"""
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "num_hidden_layers": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+}
+
+
+SHAPES = {
+    "Qwen3-0.6B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "few heads": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_step_launches_a_kernel_that_was_not_rehearsed(shape: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape]))
+    rehearsed, *others = python("-c", SWEEP, str(tmp_path)).split()
+    assert int(rehearsed) > 30
+    assert not others
+
+
 REHEARSE = """
 import sys
-from collections.abc import Callable
 from pathlib import Path
 import torch
 from asyncllm.config import EngineConfig

@@ -25,7 +25,7 @@ VOCAB = 256
 def tables(size: StepSize) -> tuple[SlotTable, Sampler]:
     device = CpuDevice()
     pages = -(-size.row_tokens // size.page_size)
-    return SlotTable(size.rows, pages, device), Sampler(size.rows, VOCAB, device.torch_device)
+    return SlotTable(size.rows, pages, device), Sampler(size.rows, VOCAB, device)
 
 
 def shape(step: StepRows) -> tuple[int, int, int]:
@@ -80,7 +80,7 @@ def test_the_steps_run_over_a_single_page() -> None:
     table = SlotTable(size.rows, 4, device)
     with torch.inference_mode():
         model = load_model(folder, spec, torch.float32, "cpu")
-        sampler = Sampler(size.rows, spec.vocab_size, "cpu")
+        sampler = Sampler(size.rows, spec.vocab_size, device)
         pool = KVPool(
             spec.num_layers, 1, 16, spec.num_kv_heads, spec.head_dim, torch.float32, "cpu"
         )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.sampler import Level, Sampler
 from asyncllm.kernels.sampling import (
     MAX_SELECT,
@@ -46,7 +47,7 @@ def row_params(**changes: Any) -> RowParams:
 
 def make_sampler(vocab_size: int, *params: RowParams) -> Sampler:
     """A sampler with one slot for each of ``params``."""
-    sampler = Sampler(len(params), vocab_size, "cpu")
+    sampler = Sampler(len(params), vocab_size, CpuDevice())
     for slot, each in enumerate(params):
         sampler.admit(slot, each, NO_TOKENS, 0)
     return sampler
@@ -249,7 +250,7 @@ def test_penalties_step_by_step_and_after_preemption(seed: int) -> None:
     params.append(row_params(temperature=0.0))
     prompts = [rng.integers(vocab_size, size=5).tolist() for _ in params]
     generated: list[list[int]] = [[] for _ in params]
-    sampler = Sampler(num_slots, vocab_size, "cpu")
+    sampler = Sampler(num_slots, vocab_size, CpuDevice())
     for step in range(steps):
         if step in (0, 8, 17):  # all are preempted, and come back in other slots, used before
             slots = rng.permutation(num_slots)[: len(params)]
@@ -272,7 +273,7 @@ def test_penalised_sampling_survives_preemption() -> None:
     logits = torch.randn(30, 1, 50)
 
     def generate(preempt_at: int) -> list[int]:
-        sampler = Sampler(2, 50, "cpu")
+        sampler = Sampler(2, 50, CpuDevice())
         sampler.admit(0, params, prompt, 4)
         tokens: list[int] = []
         slot = 0
@@ -289,7 +290,7 @@ def test_penalised_sampling_survives_preemption() -> None:
 
 
 def test_known_tokens_without_a_logit_are_ignored() -> None:
-    sampler = Sampler(1, 4, "cpu")
+    sampler = Sampler(1, 4, CpuDevice())
     params = row_params(temperature=0.0, presence_penalty=1.0, repetition_penalty=2.0)
     sampler.admit(0, params, np.array([9, 3, 8, 2], dtype=np.int32), 2)
     logits = torch.tensor([[1.0, 1.2, 2.5, 2.0]])

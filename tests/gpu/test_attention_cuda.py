@@ -15,6 +15,7 @@ from asyncllm.attention.choose import choose_backend
 from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
+from asyncllm.executor.device import CudaDevice
 from tests.attending import UNCHANGED, forward_batch
 from tests.gpu.paged_sequences import DEVICE, NUM_SLOTS, Case, PagedSequences
 
@@ -54,7 +55,7 @@ def make_backend(world: PagedSequences, name: AttentionName = "triton") -> Paged
     if name == "flashinfer" and (find_spec("flashinfer") is None or unsupported(specs, dtype)):
         pytest.skip("not for FlashInfer")
     kept = world.pool.storage.clone()
-    backend = choose_backend(name, world.pool, specs, dtype, DEVICE)
+    backend = choose_backend(name, world.pool, specs, dtype, DEVICE, CudaDevice().upload)
     assert isinstance(backend, PagedBackend)
     world.pool.storage.copy_(kept)  # it has run once, which wrote to page 0
     return backend
@@ -243,9 +244,10 @@ def test_a_captured_step_serves_other_rows() -> None:
 def test_auto_takes_our_own_kernels_and_flashinfer_those_of_its_name() -> None:
     for dtype in (BF16, FP32):
         world = PagedSequences(Case(dtype, 64, 2))
-        backend = choose_backend("auto", world.pool, world.specs, dtype, DEVICE)
+        where = DEVICE, CudaDevice().upload
+        backend = choose_backend("auto", world.pool, world.specs, dtype, *where)
         assert isinstance(backend, PagedBackend)
-        sdpa = choose_backend("sdpa", world.pool, world.specs, dtype, DEVICE)
+        sdpa = choose_backend("sdpa", world.pool, world.specs, dtype, *where)
         assert isinstance(sdpa, SdpaBackend)
 
 

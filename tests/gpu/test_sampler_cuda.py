@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncllm.executor.device import CpuDevice, CudaDevice
 from asyncllm.executor.sampler import Level, Sampler
 from asyncllm.kernels.sampling import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
@@ -68,7 +69,7 @@ def test_tokens_are_those_of_the_cpu(dtype: torch.dtype) -> None:
     count, steps = 96, 6
     params = varied_params(count)
     prompt = np.arange(40, dtype=np.int32)
-    on_cpu, on_gpu = Sampler(count, VOCAB, "cpu"), Sampler(count, VOCAB, "cuda")
+    on_cpu, on_gpu = Sampler(count, VOCAB, CpuDevice()), Sampler(count, VOCAB, CudaDevice())
     slots = np.arange(count)
     generator = torch.Generator().manual_seed(0)
     different = 0
@@ -102,7 +103,7 @@ def test_tokens_are_those_of_the_cpu(dtype: torch.dtype) -> None:
 def test_greedy_takes_the_first_of_equal_scores() -> None:
     logits = torch.zeros(4, VOCAB, device="cuda", dtype=torch.bfloat16)
     logits[1, [411, 412, 50000]] = 2.0
-    sampler = Sampler(4, VOCAB, "cuda")
+    sampler = Sampler(4, VOCAB, CudaDevice())
     greedy = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
     for slot in range(4):
         sampler.admit(slot, greedy, np.empty(0, dtype=np.int32), 0)
@@ -121,7 +122,7 @@ def test_a_row_does_not_depend_on_how_it_is_sampled() -> None:
     params = varied_params(128)
     params[::2] = [msgspec.structs.replace(each, **simple) for each in params[::2]]
     slots, lengths = np.arange(128), np.full(128, 200)
-    sampler = Sampler(128, VOCAB, "cuda")
+    sampler = Sampler(128, VOCAB, CudaDevice())
     for slot, each in enumerate(params):
         sampler.admit(slot, each, np.arange(5, dtype=np.int32), 5)
     sampler.flush()
@@ -148,7 +149,7 @@ def test_a_row_does_not_depend_on_how_it_is_sampled() -> None:
 def test_sampling_takes_little_memory() -> None:
     rows, vocab = 256, 151_936
     params = varied_params(rows)
-    sampler = Sampler(rows, vocab, "cuda")
+    sampler = Sampler(rows, vocab, CudaDevice())
     for slot, each in enumerate(params):
         sampler.admit(slot, each, np.arange(5, dtype=np.int32), 5)
     logits = torch.randn(rows, vocab, device="cuda", dtype=torch.bfloat16)

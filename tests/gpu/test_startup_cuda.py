@@ -48,7 +48,8 @@ def test_measuring_a_step_gives_the_same_each_time_and_keeps_nothing() -> None:
 
         def make_backend(pool: KVPool) -> AttentionBackend:
             specs = model.attention_specs
-            return choose_backend("auto", pool, specs, dtype, device.torch_device)
+            on_device = device.torch_device, device.upload
+            return choose_backend("auto", pool, specs, dtype, *on_device)
 
         found = [measure_step(model, spec, make_backend, size, dtype, device) for _ in range(3)]
         before = torch.cuda.memory_allocated()

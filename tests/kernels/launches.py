@@ -106,13 +106,14 @@ def launch_decode_heads() -> None:
 
 def launch_linear() -> None:
     from asyncllm.kernels.triton.linear import project
-    from asyncllm.kernels.tuning import DirectTile, GemvTile, SkinnyTile
+    from asyncllm.kernels.tuning import DirectTile, GemvTile, HeldTile, StreamTile
 
     gemv = GemvTile(block_n=4, block_k=1024, warps=4)
-    skinny = SkinnyTile(block_n=32, block_k=128, splits=2, stages=3, warps=4)
     direct = DirectTile(block_n=16, block_k=512, held=True, warps=4)
+    held = HeldTile(fold=2, block_k=256, splits=1, warps=4)
+    stream = StreamTile(parts=2, fold=1, block_k=64, splits=2, stages=4, x_stages=3)
     weight = half(INTERMEDIATE, HIDDEN)
-    for rows, tile in ((1, gemv), (8, direct), (16, skinny)):
+    for rows, tile in ((1, gemv), (8, direct), (32, held), (64, stream)):
         project(tile, half(rows, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
         project(tile, half(rows, HIDDEN), weight, residual=half(rows, INTERMEDIATE))
 

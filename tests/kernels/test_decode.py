@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -16,8 +17,9 @@ from tests.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.decode import Cut, choose_cut, decode_attention
+from asyncllm.kernels.triton.decode import Cut, arrivals_of, choose_cut, decode_attention
 from asyncllm.kernels.triton.decode_heads import decode_heads
+from asyncllm.kernels.triton.norm import rms_norm
 
 #: Triton's interpreter multiplies no bfloat16 matrices.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
@@ -28,7 +30,7 @@ LENGTHS = (0, 1, 17, 101, 0, 64)
 
 
 class Cache(NamedTuple):
-    """Rows of ``LENGTHS`` in shuffled pages, which hold NaN wherever no row is."""
+    """Rows in shuffled pages, which hold NaN wherever no row is."""
 
     keys: Tensor
     values: Tensor
@@ -37,24 +39,30 @@ class Cache(NamedTuple):
     lengths: Tensor
 
 
-def make_cache(spec: AttentionSpec, dtype: torch.dtype, page_size: int = 16, new: int = 0) -> Cache:
+def make_cache(
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    page_size: int = 16,
+    new: int = 0,
+    row_lengths: tuple[int, ...] = LENGTHS,
+) -> Cache:
     """Rows whose last ``new`` tokens are not yet written."""
-    max_pages = -(-max(LENGTHS) // page_size)
-    rows = len(LENGTHS)
+    max_pages = -(-max(row_lengths) // page_size)
+    rows = len(row_lengths)
     num_pages = rows * max_pages + 3
     shape = (num_pages, page_size, spec.num_kv_heads, spec.head_dim)
     keys, values = (torch.full(shape, torch.nan, dtype=dtype, device=DEVICE) for _ in "kv")
     # The last row of the table is that of padding.
     table = torch.randperm(num_pages)[: rows * max_pages].view(rows, max_pages)
-    slots = torch.randperm(rows - 1)
-    slots = torch.cat((slots, slots[:1]))
-    slots[torch.tensor(LENGTHS) == 0] = rows - 1
-    for slot, length in zip(slots.tolist(), LENGTHS, strict=True):
+    living = torch.tensor(row_lengths) > 0
+    slots = torch.full((rows,), rows - 1)
+    slots[living] = torch.randperm(rows - 1)[: int(living.sum())]
+    for slot, length in zip(slots.tolist(), row_lengths, strict=True):
         at = torch.arange(max(length - new, 0))
         for pages in (keys, values):
             tokens = torch.randn(len(at), *shape[2:]).to(dtype)
             pages[table[slot, at // page_size], at % page_size] = tokens.to(DEVICE)
-    lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor(row_lengths, dtype=torch.int32, device=DEVICE)
     return Cache(keys, values, table.int().to(DEVICE), slots.int().to(DEVICE), lengths)
 
 
@@ -68,9 +76,9 @@ def make_spec(
     return AttentionSpec(0, num_heads, num_kv_heads, head_dim, 0.3, window, softcap)
 
 
-def make_queries(spec: AttentionSpec, dtype: torch.dtype) -> Tensor:
+def make_queries(spec: AttentionSpec, dtype: torch.dtype, rows: int = len(LENGTHS)) -> Tensor:
     """Heads that lie between others."""
-    mixed = torch.randn(len(LENGTHS), spec.num_heads + 3, spec.head_dim, device=DEVICE)
+    mixed = torch.randn(rows, spec.num_heads + 3, spec.head_dim, device=DEVICE)
     return mixed.to(dtype)[:, 1 : 1 + spec.num_heads]
 
 
@@ -128,6 +136,32 @@ def test_adds_up_more_pieces_than_it_loads_at_once() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Cut(splits=2, chunk=64, tile=32, warps=1, stages=2),
+        Cut(splits=8, chunk=32, tile=32, warps=4, stages=3),
+        Cut(splits=1, chunk=64, tile=128, warps=4, stages=2),
+    ],
+    ids=str,
+)
+def test_rows_of_very_different_lengths(cut: Cut) -> None:
+    spec = make_spec()
+    row_lengths = (1, 300, 33, 2, 0, 128, 65, 64)
+    cache = make_cache(spec, torch.float16, row_lengths=row_lengths)
+    q = make_queries(spec, torch.float16, len(row_lengths))
+    out = decode_attention(q, *cache, spec, out=torch.full_like(q, torch.nan), cut=cut)
+    assert_close(out, decode_attention_reference(q, *cache, spec))
+
+
+def test_pieces_leave_no_arrivals_behind() -> None:
+    spec = make_spec()
+    cache = make_cache(spec, torch.float16)
+    for _ in range(3):
+        decode_attention(make_queries(spec, torch.float16), *cache, spec, cut=SPLIT)
+        assert not arrivals_of(cache.keys.device).any()
+
+
 @pytest.mark.parametrize("rows", [1, 8, 32, 128, 256, 1000])
 @pytest.mark.parametrize("max_length", [16, 4096, 1 << 17])
 def test_cuts_fit_the_rows(rows: int, max_length: int) -> None:
@@ -157,18 +191,23 @@ def make_encoding(spec: AttentionSpec, dtype: torch.dtype, kind: str) -> HeadEnc
     return HeadEncoding(norm(), norm(), rope)
 
 
+def last_cells(cache: Cache) -> Tensor:
+    """Where the last token of each row is in the flattened pages; -1 for padding."""
+    last = (cache.lengths.long() - 1).clamp(min=0)
+    page_size = cache.keys.shape[1]
+    pages = cache.block_table[cache.slots.long(), last // page_size].long()
+    return torch.where(cache.lengths > 0, pages * page_size + last % page_size, -1)
+
+
 def check_heads(
     spec: AttentionSpec, dtype: torch.dtype, cut: Cut, kind: str, fused: bool = True
 ) -> None:
-    page_size = 16
     encoding = make_encoding(spec, dtype, kind)
-    cache = make_cache(spec, dtype, page_size, new=1)
+    cache = make_cache(spec, dtype, new=1)
     size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     qkv = torch.randn(len(LENGTHS), size + 8, device=DEVICE).to(dtype)[:, :size]
-    last = (cache.lengths.long() - 1).clamp(min=0)
-    pages = cache.block_table[cache.slots.long(), last // page_size].long()
-    written = torch.where(cache.lengths > 0, pages * page_size + last % page_size, -1)
-    positions = last + 5  # not where the tokens are
+    written = last_cells(cache)
+    positions = (cache.lengths.long() + 4).clamp(min=0)  # not where the tokens are
 
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
     expected = decode_heads_reference(qkv, encoding, positions, written, *expected_cache, spec)
@@ -181,6 +220,41 @@ def check_heads(
         cache.keys, expected_cache.keys, rtol=tolerance, atol=tolerance, equal_nan=True
     )
     torch.testing.assert_close(cache.values, expected_cache.values, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA graphs")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("warps", [1, 4])
+def test_launches_that_overlap(warps: int, fused: bool) -> None:
+    """Each starts before what writes its input has finished, with other inputs each time."""
+    spec = make_spec(num_heads=16, num_kv_heads=8, head_dim=128)
+    cut = Cut(splits=8, chunk=32, tile=32, warps=warps, stages=2)
+    encoding = make_encoding(spec, torch.bfloat16, "whole")
+    cache = make_cache(spec, torch.bfloat16, new=1, row_lengths=(1, 99, 33, 0, 64))
+    positions, written = cache.lengths.long(), last_cells(cache)
+    inputs = torch.randn(20, 5, 32 * spec.head_dim, device=DEVICE).bfloat16()
+    plain = Norm(torch.ones(inputs.shape[-1], dtype=inputs.dtype, device=DEVICE), 1e-5)
+
+    def run(between: Callable[[], None]) -> list[Tensor]:
+        outs = []
+        for x in inputs:
+            qkv = rms_norm(x, plain)
+            between()
+            at = encoding, positions, written
+            outs.append(decode_heads(qkv, *at, *cache, spec, cut=cut, fused=fused))
+            between()
+        return outs
+
+    run(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = run(lambda: None)
+    for _ in range(20):
+        inputs.normal_()
+        graph.replay()
+        for out, expected in zip(outs, run(torch.cuda.synchronize), strict=True):
+            assert torch.equal(out, expected)
+    assert not arrivals_of(cache.keys.device).any()
 
 
 @pytest.mark.parametrize("cut", [WHOLE, SPLIT])

@@ -10,7 +10,7 @@ import torch
 import asyncllm.demo
 from asyncllm.cli.tune import layers
 from asyncllm.kernels.tuner import BUCKETS, candidates
-from asyncllm.kernels.tuning import Shape, choose, save
+from asyncllm.kernels.tuning import HeldTile, Shape, StreamTile, choose, save
 from asyncllm.models.registry import model_class
 from asyncllm.models.spec import read_spec
 
@@ -29,11 +29,14 @@ def test_candidates_can_run(rows: int, shape: Shape) -> None:
     pytest.importorskip("triton")
     from asyncllm.kernels.triton.linear import fits
 
-    tiles = list(candidates(rows, shape))
-    assert 0 < len(tiles) <= 80
+    tiles = list(candidates(rows, shape, hopper=True))
+    elsewhere = list(candidates(rows, shape, hopper=False))
+    assert not any(isinstance(tile, HeldTile | StreamTile) for tile in elsewhere)
+    assert rows == 1 or any(isinstance(tile, HeldTile | StreamTile) for tile in tiles)
+    assert 0 < len(tiles) <= 120
     assert len(set(tiles)) == len(tiles)
     x = torch.empty(rows, shape.columns, dtype=torch.bfloat16)
-    assert all(fits(tile, x, shape) for tile in tiles)
+    assert all(fits(tile, x, shape) for tile in [*tiles, *elsewhere])
 
 
 def test_projections_of_a_model() -> None:
@@ -53,7 +56,7 @@ def test_projections_of_a_model() -> None:
 def test_measured_choices_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     shape, other = SHAPES[:2]
-    tile = next(candidates(8, shape))
+    tile = next(candidates(8, shape, hopper=False))
     save("A GPU", 8, {shape: None, other: None})
     save("A GPU", 8, {shape: tile})
     save("A GPU", 16, {shape: None})

@@ -4,32 +4,49 @@ Flash decoding (Dao et al., 2023): a row's tokens are cut into pieces that progr
 side by side, each for all query heads of one K/V head, and whoever finishes a row's last piece
 adds them up.
 
-Microseconds of one layer on an H200, in a graph of many layers' pages; bfloat16, 8 K/V heads of
-128, page size 16. Floor: bytes of K and V at 4.3 TB/s. Mixed: lengths of 100 to 2,000, uniform.
+Latency decides while rows are few. The first K and V are on their way before the kernels before
+this have finished; the newest token, which those write, enters the softmax by itself. Only then may
+the next kernel start: the weights that it loads ahead would delay K and V, 1 x 640 by 1 us. A dot
+has as many rows as there are query heads, which the compiler pads for the tensor cores.
 
-| rows x length | 16 heads | 32 heads | floor | FlashInfer 0.6.13, its better one: 16, 32 heads |
-|---------------|----------|----------|-------|-------------------------------------------------|
-| 1 x 640       | 5.8      | 7.2      | 0.6   | 8.6, 8.6                                        |
-| 8 x 640       | 11.3     |          | 4.9   | 12.5, 15.6                                      |
-| 128 x 768     | 97.0     | 97.8     | 93.6  | 98.0, 107.9                                     |
-| 256 x 768     | 187.0    | 188.6    | 187.3 | 200.5, 201.8                                    |
-| 256 x 1,500   | 357.1    | 359.2    | 365.8 | 373.1, 374.1                                    |
-| 256, mixed    | 256.2    | 258.3    | 247.2 | 261.1, 263.1                                    |
+Microseconds that attention adds to a layer of Qwen3-0.6B on an H200, encoding included, in a graph
+of layers with shuffled pages; bfloat16, 16 query and 8 K/V heads of 128, page size 16. Bold: what
+is chosen. Mixed: lengths of 100 to 1,300, uniform. Floor: bytes of K and V at 4.5 TB/s.
 
-Equal shares of all rows' tokens for each program, found on the device, were slower everywhere:
-1 x 640 took 7.4, 256 x 768 took 196.7.
+| rows x length | 1 x 300 | 1 x 640 | 1 x 1,500 | 2 x 640 | 4 x 640 | 8 x 300 | 8 x 640 |
+|---------------|---------|---------|-----------|---------|---------|---------|---------|
+| one kernel    | **5.5** | **6.2** | **7.6**   | **6.1** | **8.7** | **9.0** | **11.2** |
+| two kernels   | 9.3     | 9.0     | 9.8       | 9.6     |         | 8.4     | 12.3    |
+| floor         | 0.3     | 0.6     | 1.4       | 1.2     | 2.3     | 2.2     | 4.7     |
+
+| rows x length | 16 x 640 | 16, mixed | 32 x 640 | 32, mixed | 64 x 640 | 128 x 768 | 256 x 768 |
+|---------------|----------|-----------|----------|-----------|----------|-----------|-----------|
+| one kernel    | **16.7** | **18.9**  | 30.4     | 32.9      | 50.1     | 97.4      | 190.9     |
+| two kernels   | 17.8     | 20.0      | **28.8** | **31.2**  | **47.9** | **99.7**  | **193.9** |
+| floor         | 9.3      | 10.2      | 18.6     | 20.4      | 37.3     | 89.5      | 179.0     |
+
+Predicted were 4 us for 1 to 8 rows of up to 700 tokens, and 21.5 for 32 x 640. What is missed are
+the 2 us of adding up pieces, whose store, counter and loads each go to the L2 and back (without,
+1 x 640 takes 3.9); and memory is busy with weights before and after. With 256 rows of 100 to 1,300
+tokens, two kernels take 182.5, and one 190 or more.
+
+Not kept: a whole row to a program of its own takes 26.8 for 32 x 640, but 40 for mixed lengths. A
+last piece that waits for the words of the others, instead of a counter, was slower for 1 to 8 rows.
+Equal shares of all rows' tokens for each program, found on the device, were slower everywhere.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from asyncllm.kernels.triton.decode_pieces import LOWEST, attend, find_piece, finish
+from asyncllm.kernels.triton.decode_encode import begin_softmax, load_encoding, softmax_of_none
+from asyncllm.kernels.triton.decode_pieces import cut_row, finish, load_page, take_tile
+from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +66,7 @@ class Cut(NamedTuple):
 
     Attributes:
         splits: a row's tokens are cut into at most so many pieces.
-        chunk: of at least so many tokens each.
+        chunk: of so many tokens each, if there are fewer pieces than that.
         tile: tokens that a program attends to at a time.
         warps, stages: of a program, and of its pipeline of loads.
     """
@@ -64,18 +81,17 @@ class Cut(NamedTuple):
 def choose_cut(rows: int, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut:
     """The measured best for so many rows of up to ``max_length`` tokens.
 
-    The more rows there are, the less there is to gain from a second piece, which costs 2 us. Very
-    long rows are cut even so, lest all wait for one of them.
+    The kernel is compiled for tile, warps and stages, so there are but two of each. The more rows
+    there are, the less there is to gain from another piece, which costs 2 us. Very long rows are
+    cut even so, lest all wait for one of them.
     """
     pairs = rows * spec.num_kv_heads
-    if pairs <= 64:
+    if pairs <= 32:
         cut = Cut(32, 64, 64, 2, 2)
-    elif pairs <= 128:
+    elif pairs <= 64:
         cut = Cut(16, 128, 64, 2, 2)
-    elif pairs <= 256:
-        cut = Cut(8, 256, 32, 2, 2)
-    elif pairs <= 640:
-        cut = Cut(4, 256, 128, 4, 2)
+    elif pairs <= 512:
+        cut = Cut(8, 128, 64, 2, 2)
     else:
         # 4,000 programs that find nothing to do cost 1 us.
         cut = Cut(max(MAX_PROGRAMS // pairs, 1), 4096, 128, 4, 2)
@@ -84,7 +100,7 @@ def choose_cut(rows: int, spec: AttentionSpec, max_length: int, itemsize: int) -
 
 def fitted(cut: Cut, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut:
     """No more pieces than there can be, and no larger tiles than shared memory has room for."""
-    token_bytes = triton.next_power_of_2(spec.head_dim) * itemsize
+    token_bytes = next_power_of_2(spec.head_dim) * itemsize
     return cut._replace(
         splits=max(min(cut.splits, max_length // cut.chunk), 1),
         tile=max(min(cut.tile, MAX_TILE_BYTES // token_bytes), 16),
@@ -104,85 +120,89 @@ def decode_attention(
     cut: Cut | None = None,
 ) -> Tensor:
     """See ``kernels.decode.decode_attention``."""
-    num_rows, _, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    if num_rows == 0:
+    if len(q) == 0:
         return out
-    page_size = keys.shape[1]
-    cut = cut or choose_cut(num_rows, spec, block_table.shape[1] * page_size, q.itemsize)
-    partial, stats, arrivals = workspace(num_rows, spec, cut, q.device)
-    pdl: dict[str, Any] = {"launch_pdl": True} if q.is_cuda else {}
-    _decode[(spec.num_kv_heads, cut.splits, num_rows)](
-        q,
-        keys,
-        values,
-        block_table,
-        slots,
-        lengths,
-        out,
-        partial,
-        stats,
-        arrivals,
-        block_table.stride(0),
-        q.stride(0),
-        q.stride(1),
-        spec.scale,
-        spec.softcap or 0.0,
-        spec.window or 0,
-        HAS_SOFTCAP=spec.softcap is not None,
-        HAS_WINDOW=spec.window is not None,
-        PAGE_SIZE=page_size,
-        KV_HEADS=spec.num_kv_heads,
-        GROUP=spec.num_heads // spec.num_kv_heads,
-        HEAD_DIM=head_dim,
-        **launch_constants(spec, q.dtype, cut),
-        PDL=bool(pdl),
-        num_warps=cut.warps,
-        num_stages=cut.stages,
-        **pdl,
-    )
+    cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
+    rows = Rows(keys, values, block_table, slots, lengths)
+    launch(q, q.stride(0), q.stride(1), _AS_IT_IS, rows, spec, out, cut)
     return out
 
 
-def launch_constants(spec: AttentionSpec, dtype: torch.dtype, cut: Cut) -> dict[str, Any]:
-    """Sizes of the blocks that a program works on."""
-    group = spec.num_heads // spec.num_kv_heads
-    dims = triton.next_power_of_2(spec.head_dim)
-    group_block = triton.next_power_of_2(group)
-    return {
-        "SPLITS": cut.splits,
-        "CHUNK": cut.chunk,
-        "TILE": cut.tile,
-        "M": max(group_block, 16),
-        "D": dims,
-        "STEP": max(min(2048 * cut.warps // (group_block * dims), 32), 1),
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
-    }
+class Rows(NamedTuple):
+    """Where the keys and values of a launch's rows are; see ``kernels.decode``."""
+
+    keys: Tensor
+    values: Tensor
+    block_table: Tensor
+    slots: Tensor
+    lengths: Tensor
 
 
-def workspace(
-    num_rows: int, spec: AttentionSpec, cut: Cut, device: torch.device
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """partial, stats and arrivals of ``decode_pieces.finish``."""
-    # Made by any launch at all, so that none that a graph captures has to.
-    arrivals = _arrivals(device)
-    if cut.splits == 1:
-        return None, None, None
-    pieces = num_rows * spec.num_heads * cut.splits
-    partial = torch.empty(pieces * spec.head_dim, dtype=torch.float32, device=device)
-    stats = torch.empty(pieces * 2, dtype=torch.float32, device=device)
-    return partial, stats, arrivals
+class Heads(NamedTuple):
+    """How a launch gets its queries, keys and values.
+
+    Attributes:
+        encodes: q is a projection's output, which is encoded; the newest key and value are written.
+        tensors: q_weight, k_weight, rope, positions and written.
+        constants: ROTARY, EPS and OFFSET.
+    """
+
+    encodes: bool
+    tensors: tuple[Tensor | None, ...]
+    constants: tuple[int, float, bool]
+
+
+_AS_IT_IS = Heads(False, (None,) * 5, (0, 0.0, False))
+
+
+def launch(
+    q: Tensor,
+    row_stride: int,
+    head_stride: int,
+    heads: Heads,
+    rows: Rows,
+    spec: AttentionSpec,
+    out: Tensor,
+    cut: Cut,
+) -> None:
+    """Attend to rows from their queries, or from what they and the newest token are made from."""
+    pieces = len(q) * spec.num_heads * cut.splits
+    partial = torch.empty(pieces * spec.head_dim, dtype=torch.float32, device=q.device)
+    stats = torch.empty(pieces * 2, dtype=torch.float32, device=q.device)
+    args = (
+        *(q, row_stride, head_stride, *heads.tensors, *rows),
+        *(out, partial, stats, arrivals_of(q.device), rows.block_table.stride(0)),
+        *(spec.scale, spec.softcap or 0.0, spec.window or 0, cut.splits, cut.chunk),
+    )
+    constants = (
+        *(heads.encodes, *heads.constants, spec.softcap is not None, spec.window is not None),
+        *(rows.keys.shape[1], spec.num_kv_heads, spec.num_heads // spec.num_kv_heads),
+        *(spec.head_dim, cut.tile, "ieee" if q.dtype == torch.float32 else "tf32"),
+    )
+    _launch((spec.num_kv_heads, cut.splits, len(q)), args, constants, cut.warps, cut.stages)
 
 
 @cache
-def _arrivals(device: torch.device) -> Tensor:
+def arrivals_of(device: torch.device) -> Tensor:
     """Counters that each launch finds at zero and leaves so: its launches run one by one."""
     return torch.zeros(MAX_PAIRS, dtype=torch.int32, device=device)
 
 
-@triton.jit(do_not_specialize=["window"])
+# What there is of each row is often a slice of an upload, which starts anywhere.
+@triton.jit(
+    do_not_specialize=["table_stride", "window", "splits", "chunk"],
+    do_not_specialize_on_alignment=["positions", "written", "slots", "lengths"],
+)
 def _decode(
     q,
+    q_row_stride,
+    q_head_stride,
+    q_weight,
+    k_weight,
+    rope,
+    positions,
+    written,
     keys,
     values,
     block_table,
@@ -193,69 +213,87 @@ def _decode(
     stats,
     arrivals,
     table_stride,
-    q_row_stride,
-    q_head_stride,
     scale,
     softcap,
     window,
+    splits,
+    chunk,
+    ENCODES: tl.constexpr,
+    ROTARY: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CHUNK: tl.constexpr,
     TILE: tl.constexpr,
-    M: tl.constexpr,
-    D: tl.constexpr,
-    STEP: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    G: tl.constexpr = triton.next_power_of_2(GROUP)
+    D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
     kv_head = tl.program_id(0)
     piece = tl.program_id(1)
-    row = tl.program_id(2)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    length = tl.load(lengths + row).to(tl.int32)
-    table = block_table + tl.load(slots + row).to(tl.int64) * table_stride
-    first = 0
-    if HAS_WINDOW:
-        first = tl.maximum(length - window, 0)
-    begin, end, pieces = find_piece(first, length, piece, SPLITS, TILE, CHUNK)
-    if piece >= pieces:
-        return
-    lane = tl.arange(0, M)
-    dim = tl.arange(0, D)
-    q += row.to(tl.int64) * q_row_stride + kv_head * GROUP * q_head_stride
-    inside = (lane < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    queries = tl.load(q + lane[:, None] * q_head_stride + dim[None, :], mask=inside, other=0.0)
-    acc, total, peak = attend(
-        queries,
-        tl.zeros([M, D], tl.float32),
-        tl.zeros([M], tl.float32),
-        tl.full([M], LOWEST, tl.float32),
-        begin,
-        end,
-        keys,
-        values,
-        table,
-        kv_head,
-        scale,
-        softcap,
-        HAS_SOFTCAP,
-        PAGE_SIZE,
-        KV_HEADS,
-        HEAD_DIM,
-        TILE,
-        PRECISION,
+    row = tl.program_id(2).to(tl.int64)
+    # Up to the wait, nothing is read that the kernels before this write; and only what K and V need
+    # is used, so that nothing else keeps them waiting.
+    of_queries = None
+    of_key = None
+    place = None
+    if ENCODES:
+        place = tl.load(written + row, eviction_policy="evict_last").to(tl.int64)
+        position = tl.load(positions + row, eviction_policy="evict_last").to(tl.int64)
+    length, table, first, stop, size = cut_row(
+        row, lengths, slots, block_table, table_stride, window, splits, chunk, HAS_WINDOW, TILE
     )
+    begin = first + piece * size
+    if (begin >= stop) & (piece > 0):
+        return
+    end = tl.minimum(begin + size, stop)
+    has_newest = (end == stop) & (length > 0)
+    if ENCODES:
+        of_queries = load_encoding(q_weight, rope, position, G, ROTARY, HEAD_DIM)
+        of_key = load_encoding(k_weight, rope, position, 1, ROTARY, HEAD_DIM)
+    else:
+        page = load_page(table, length - 1, has_newest, PAGE_SIZE)
+        place = page.to(tl.int64) * PAGE_SIZE + (length - 1) % PAGE_SIZE
+    dim = tl.arange(0, D)[None, :]
+    lane = tl.arange(0, TILE)
+    # Behind the last token it is repeated: what others left in its page is never read.
+    token = tl.minimum(begin + lane, end - 1)
+    page = load_page(table, token, begin < end, PAGE_SIZE)
+    queries = tl.zeros([G, D], q.dtype.element_ty)
+    acc, total, peak = softmax_of_none(G, D)
+    for start in range(begin, tl.maximum(end, begin + 1), TILE):
+        cell = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE
+        at = (cell * KV_HEADS + kv_head)[:, None] * HEAD_DIM + dim
+        k = tl.load(keys + at, mask=(dim < HEAD_DIM) & (begin < end), other=0.0)
+        v = tl.load(values + at, mask=(dim < HEAD_DIM) & (begin < end), other=0.0)
+        token = tl.minimum(start + TILE + lane, end - 1)
+        page = load_page(table, token, begin < end, PAGE_SIZE)
+        # Here rather than before the loop, whose first loads so come before the wait.
+        if start == begin:
+            if PDL:
+                tl.extra.cuda.gdc_launch_dependents()
+                tl.extra.cuda.gdc_wait()
+            queries, acc, total, peak = begin_softmax(
+                q + row * q_row_stride, q_head_stride, kv_head, has_newest, place, of_queries,
+                of_key, keys, values, scale, softcap, ENCODES, q_weight is not None, ROTARY, EPS,
+                OFFSET, HAS_SOFTCAP, KV_HEADS, GROUP, HEAD_DIM,
+            )  # fmt: skip
+        acc, total, peak = take_tile(
+            queries, k, v, start + lane < end, acc, total, peak, scale, softcap, HAS_SOFTCAP,
+            PRECISION,
+        )  # fmt: skip
+    pieces = tl.maximum(tl.cdiv(stop - first, size), 1)
     finish(
-        acc, total, peak, row, kv_head, piece, pieces, out, partial, stats, arrivals,
-        SPLITS, KV_HEADS, GROUP, HEAD_DIM, STEP,
+        acc, total, peak, row * KV_HEADS + kv_head, piece, pieces, splits, out, partial, stats,
+        arrivals, GROUP, HEAD_DIM,
     )  # fmt: skip
 
+
+_launch = Launcher(_decode)
 
 __all__ = ["Cut", "choose_cut", "decode_attention"]

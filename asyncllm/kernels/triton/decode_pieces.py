@@ -1,4 +1,4 @@
-"""What the decode kernels share: which tokens a program attends to, how, and the sum of pieces."""
+"""Parts of a decode program: how a row is cut, a tile attended to, and its pieces added up."""
 
 from __future__ import annotations
 
@@ -8,79 +8,45 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 #: Below any score, yet finite: the difference of two is no NaN.
 LOWEST = tl.constexpr(-1e30)
+#: Elements of pieces that a program adds up at a time.
+MERGED = tl.constexpr(4096)
 
 
 @triton.jit
-def find_piece(first, stop, piece, SPLITS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr):
-    """Positions begin .. end - 1 of a piece of first .. stop - 1, and how many pieces there are.
-
-    As many equal pieces, of whole tiles, as ``SPLITS`` and at least ``CHUNK`` tokens allow, and
-    at least one.
-    """
-    if SPLITS == 1:
-        begin, end, pieces = first, stop, 1
-    else:
-        share = (stop - first + SPLITS - 1) // SPLITS
-        size = tl.maximum((share + TILE - 1) // TILE * TILE, CHUNK)
-        begin = first + piece * size
-        end = tl.minimum(begin + size, stop)
-        pieces = tl.maximum((stop - first + size - 1) // size, 1)
-    return begin, end, pieces
-
-
-@triton.jit
-def attend(
-    queries,
-    acc,
-    total,
-    peak,
-    begin,
-    end,
-    keys,
-    values,
-    table,
-    kv_head,
-    scale,
-    softcap,
-    HAS_SOFTCAP: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+def cut_row(
+    row,
+    lengths,
+    slots,
+    block_table,
+    table_stride,
+    window,
+    splits,
+    chunk,
+    HAS_WINDOW: tl.constexpr,
     TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """Take the tokens at begin .. end - 1 into a running softmax (peak, total, acc).
+    """How a row is cut: all but its newest token into pieces of ``chunk`` tokens, or of more whole
+    tiles if else there were more pieces than ``splits``.
 
-    Lanes behind the last token repeat it: what others left in its page is never read. The page
-    numbers of a tile are loaded while the one before it is attended to.
-
-    Args:
-        queries: [M, D]; D is HEAD_DIM padded to a power of two with zeros.
-        acc, total, peak: float32 [M, D], [M], [M]; scores, and so peak, are in units of log 2.
-        table: the row's page numbers.
+    Returns:
+        The row's length and page numbers; first and stop, where its older tokens begin and end;
+        and how many of them a piece has.
     """
-    D: tl.constexpr = queries.shape[1]
-    dim = tl.arange(0, D)
-    lane = tl.arange(0, TILE)
-    last = tl.maximum(end - 1, 0)
-    position = tl.minimum(begin + lane, last)
-    page = tl.load(table + position // PAGE_SIZE, mask=begin < end, other=0)
-    for start in range(begin, end, TILE):
-        cell = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
-        at = (cell * KV_HEADS + kv_head)[:, None] * HEAD_DIM + dim[None, :]
-        if HEAD_DIM == D:
-            k = tl.load(keys + at)
-            v = tl.load(values + at)
-        else:
-            k = tl.load(keys + at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
-            v = tl.load(values + at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
-        position = tl.minimum(start + TILE + lane, last)
-        page = tl.load(table + position // PAGE_SIZE)
-        acc, total, peak = take_tile(
-            queries, k, v, start + lane < end, acc, total, peak, scale, softcap, HAS_SOFTCAP,
-            PRECISION,
-        )  # fmt: skip
-    return acc, total, peak
+    length = tl.load(lengths + row, eviction_policy="evict_last").to(tl.int32)
+    slot = tl.load(slots + row, eviction_policy="evict_last").to(tl.int64)
+    table = block_table + slot * table_stride
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(length - window, 0)
+    stop = tl.maximum(length - 1, first)
+    share = tl.cdiv(stop - first, splits)
+    return length, table, first, stop, tl.maximum(tl.cdiv(share, TILE) * TILE, chunk)
+
+
+@triton.jit
+def load_page(table, token, exists, PAGE_SIZE: tl.constexpr):
+    """Numbers of the pages that tokens are in; to be kept while K and V pass through the L2."""
+    return tl.load(table + token // PAGE_SIZE, mask=exists, other=0, eviction_policy="evict_last")
 
 
 @triton.jit
@@ -124,27 +90,25 @@ def finish(
     acc,
     total,
     peak,
-    row,
-    kv_head,
+    pair,
     piece,
     pieces,
+    splits,
     out,
     partial,
     stats,
     arrivals,
-    SPLITS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    STEP: tl.constexpr,
 ):
     """Write the result of a row's only piece, or add it up if this is the last piece to arrive.
 
     Args:
-        out: [rows, KV_HEADS, GROUP, HEAD_DIM].
-        partial: float32 [rows, KV_HEADS, SPLITS, GROUP, HEAD_DIM].
-        stats: float32 [rows, KV_HEADS, SPLITS, 2, GROUP]; peak and total of each piece.
-        arrivals: int32 [rows, KV_HEADS]; zeros, and left so.
+        pair: which row and K/V head, of ``pairs``.
+        out: [pairs, GROUP, HEAD_DIM].
+        partial: float32 [pairs, splits, GROUP, HEAD_DIM].
+        stats: float32 [pairs, splits, 2, GROUP]; peak and total of each piece.
+        arrivals: int32 [pairs]; zeros, and left so.
     """
     M: tl.constexpr = acc.shape[0]
     D: tl.constexpr = acc.shape[1]
@@ -152,16 +116,12 @@ def finish(
     dim = tl.arange(0, D)
     inside = (lane < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     at = lane[:, None] * HEAD_DIM + dim[None, :]
-    pair = row.to(tl.int64) * KV_HEADS + kv_head
     out += pair * (GROUP * HEAD_DIM)
-    # By itself, lest what follows is compiled without a workspace.
-    if SPLITS == 1:  # noqa: SIM114
-        _store_whole(out + at, acc, total, inside)
-    elif pieces == 1:
+    if pieces == 1:
         _store_whole(out + at, acc, total, inside)
     else:
-        partial += pair * (SPLITS * GROUP * HEAD_DIM)
-        stats += pair * (SPLITS * 2 * GROUP)
+        partial += pair * splits * (GROUP * HEAD_DIM)
+        stats += pair * splits * (2 * GROUP)
         stat = stats + piece * (2 * GROUP) + lane
         tl.store(partial + piece * (GROUP * HEAD_DIM) + at, acc, mask=inside)
         tl.store(stat, peak, mask=lane < GROUP)
@@ -170,14 +130,14 @@ def finish(
         tl.debug_barrier()
         if tl.atomic_add(arrivals + pair, 1, sem="acq_rel") == pieces - 1:
             tl.store(arrivals + pair, 0)
-            _sum_pieces(out, partial, stats, pieces, GROUP, HEAD_DIM, D, STEP)
+            _sum_pieces(out, partial, stats, pieces, GROUP, HEAD_DIM, D)
 
 
 @triton.jit
 def _store_whole(out, acc, total, inside):
     # The total of padding is 0.
-    result = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out, result.to(out.dtype.element_ty), mask=inside)
+    inverse = 1.0 / tl.where(total > 0, total, 1.0)
+    tl.store(out, (acc * inverse[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -189,10 +149,10 @@ def _sum_pieces(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     D: tl.constexpr,
-    STEP: tl.constexpr,
 ):
-    """Add up, in their order, the pieces of one row and K/V head, ``STEP`` at a time."""
+    """Add up, in their order, the pieces of one row and K/V head, as many at a time as fit."""
     G: tl.constexpr = triton.next_power_of_2(GROUP)
+    STEP: tl.constexpr = max(min(MERGED // (G * D), 32), 1)
     step = tl.arange(0, STEP)[:, None]
     lane = tl.arange(0, G)
     dim = tl.arange(0, D)

@@ -44,19 +44,3 @@ def finish(y, bias, tile, N, BLOCK_N: tl.constexpr, BIAS: tl.constexpr, ACT: tl.
         first, second = tl.split(halves)
         y = activate(first, ACT) * second
     return y
-
-
-@triton.jit
-def prefetch_rows(at, COLUMNS: tl.constexpr):
-    """Ask for COLUMNS (a multiple of 32) elements at each address to come to the L2 cache."""
-    QUARTER: tl.constexpr = COLUMNS // 4
-    BYTES: tl.constexpr = QUARTER * at.dtype.element_ty.primitive_bitwidth // 8
-    quarters = at[:, None] + tl.arange(0, 4)[None, :] * QUARTER
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [quarters.to(tl.int64, bitcast=True), BYTES],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

@@ -11,7 +11,7 @@ tokens 64 keys are better: 26 us instead of 31 for 1,024 tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -19,6 +19,7 @@ import triton.language as tl
 
 from asyncllm.kernels.triton import extend_hopper
 from asyncllm.kernels.triton.extend_tiles import FIELDS
+from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,37 +65,22 @@ def extend_attention(
     if blocks is None and q.is_cuda and extend_hopper.supports(q, keys, spec):
         return extend_hopper.extend_attention(q, keys, values, block_table, rows, spec, out=out)
     blocks = choose_blocks(q) if blocks is None else blocks
-    queries = max(blocks.queries, triton.next_power_of_2(group))
+    queries = max(blocks.queries, next_power_of_2(group))
     tiles = rows.tiles(num_tokens, queries // group)
     most = num_tokens // (queries // group) + len(rows.slots)
-    pdl: dict[str, Any] = {"launch_pdl": True} if q.is_cuda else {}
-    _extend[spec.num_kv_heads, most](
-        q,
-        keys,
-        values,
-        out,
-        block_table,
-        tiles,
-        block_table.stride(0),
-        q.stride(0),
-        q.stride(1),
-        spec.scale,
-        spec.softcap or 0.0,
-        spec.window or 0,
-        HAS_SOFTCAP=spec.softcap is not None,
-        HAS_WINDOW=spec.window is not None,
-        PAGE_SIZE=keys.shape[1],
-        KV_HEADS=spec.num_kv_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        QUERIES=queries,
-        KEYS=blocks.keys,
-        DIMS=max(triton.next_power_of_2(head_dim), 16),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        PDL=bool(pdl),
-        num_warps=blocks.warps,
-        num_stages=blocks.stages,
-        **pdl,
+    strides = (block_table.stride(0), q.stride(0), q.stride(1))
+    factors = (spec.scale, spec.softcap or 0.0, spec.window or 0)
+    _launch(
+        (spec.num_kv_heads, most, 1),
+        (q, keys, values, out, block_table, tiles, *strides, *factors),
+        (
+            *(spec.softcap is not None, spec.window is not None),
+            *(keys.shape[1], spec.num_kv_heads, group, head_dim),
+            *(queries, blocks.keys, max(next_power_of_2(head_dim), 16)),
+            "ieee" if q.dtype == torch.float32 else "tf32",
+        ),
+        blocks.warps,
+        blocks.stages,
     )
     return out
 
@@ -256,5 +242,7 @@ def _attend(
         peak = new_peak
     return acc, total, peak
 
+
+_launch = Launcher(_extend)
 
 __all__ = ["Blocks", "choose_blocks", "extend_attention"]

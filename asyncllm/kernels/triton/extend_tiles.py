@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
+
+from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,24 +36,11 @@ def find_tiles(
         position, its slot, and the length of its sequence. Those that see the most keys come
         first, as they take the longest.
     """
-    bound = max(triton.next_power_of_2(num_tokens // size + len(slots)), MIN_TILES)
+    bound = max(next_power_of_2(num_tokens // size + len(slots)), MIN_TILES)
     tiles = torch.empty(1 + bound, FIELDS.value, dtype=torch.int32, device=slots.device)
     unsorted = torch.empty(bound, FIELDS.value, dtype=torch.int32, device=slots.device)
-    pdl: dict[str, Any] = {"launch_pdl": True} if slots.is_cuda else {}
-    _find_tiles[(1,)](
-        slots,
-        starts,
-        q_offsets,
-        unsorted,
-        tiles,
-        len(slots),
-        size,
-        ROWS=ROWS,
-        TILES=bound,
-        PDL=bool(pdl),
-        num_warps=8,
-        **pdl,
-    )
+    args = (slots, starts, q_offsets, unsorted, tiles, len(slots), size)
+    _launch((1, 1, 1), args, (ROWS, bound), num_warps=8)
     return tiles
 
 
@@ -109,6 +98,9 @@ def _cut(slots, starts, q_offsets, unsorted, base, found, num_rows, size, ROWS: 
         first += size
         entry += FIELDS
     return tl.sum(count, 0)
+
+
+_launch = Launcher(_find_tiles)
 
 
 __all__ = ["FIELDS", "find_tiles"]

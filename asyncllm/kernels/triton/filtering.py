@@ -39,7 +39,7 @@ from asyncllm.kernels.triton.drawing import (
 _ONE: tl.constexpr = tl.constexpr(0x3F800000)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def filter_kernel(
     logits,
     stride,

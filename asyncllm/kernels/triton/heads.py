@@ -178,19 +178,26 @@ def encode_heads(
     tokens = qkv.shape[0]
     if tokens == 0:
         return
-    q_norm, k_norm, rope = encoding
-    q_weight = k_weight = None
-    eps, offset = 0.0, False
-    if q_norm is not None and k_norm is not None:
-        (q_weight, eps, offset), k_weight = q_norm, k_norm.weight
-        assert k_norm[1:] == (eps, offset)
-    rotary = 0 if rope is None else rope.shape[1]
-    sizes = (qkv.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim, rotary)
+    weights, constants = encoding_of(encoding)
+    sizes = (qkv.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim)
     # More threads than pairs: or else factors would pass through shared memory.
     num_warps = 4 if spec.head_dim <= 128 and qkv.shape[1] * qkv.itemsize <= 24576 else 8
     _launch(
         (tokens, 1, 1),
-        (qkv, q_weight, k_weight, rope, positions, keys, values, written),
-        (*sizes, eps, offset),
+        (qkv, *weights, positions, keys, values, written),
+        (*sizes, *constants),
         num_warps,
     )
+
+
+def encoding_of(
+    encoding: HeadEncoding,
+) -> tuple[tuple[Tensor | None, Tensor | None, Tensor | None], tuple[int, float, bool]]:
+    """As kernels take it: q_weight, k_weight and rope; ROTARY, EPS and OFFSET."""
+    q_norm, k_norm, rope = encoding
+    rotary = 0 if rope is None else rope.shape[1]
+    if q_norm is None or k_norm is None:
+        assert q_norm is k_norm
+        return (None, None, rope), (rotary, 0.0, False)
+    assert q_norm[1:] == k_norm[1:]
+    return (q_norm.weight, k_norm.weight, rope), (rotary, q_norm.eps, q_norm.offset)

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
 
@@ -17,18 +18,20 @@ class Launcher:
     """Launches one kernel and remembers its compiled variants by what they were compiled for.
 
     Args:
-        kernel: a ``triton.jit`` function: its arguments, then its ``tl.constexpr`` ones, of which
-            the last is PDL: whether the launch is programmatic.
+        kernel: a ``triton.jit`` or ``gluon.jit`` function: its arguments, then its
+            ``tl.constexpr`` ones, of which the last is PDL: whether the launch is programmatic.
+        max_registers: the most of a thread, if the kernel divides warps among tasks.
     """
 
-    def __init__(self, kernel: Any):
+    def __init__(self, kernel: Any, max_registers: int | None = None):
         self._kernel = kernel
+        self._max_registers = max_registers
         self._variants: dict[Hashable, Any] = {}
 
     def __call__(
         self,
         grid: tuple[int, int, int],
-        args: tuple[Tensor | int | float | None, ...],
+        args: tuple[Tensor | TensorDescriptor | int | float | None, ...],
         constants: tuple[Hashable, ...],
         num_warps: int,
         num_stages: int = 3,
@@ -41,7 +44,7 @@ class Launcher:
             return
         # All that Triton compiles for: constants, and of arguments types, alignment and being 1.
         key: list[Any] = [device, num_warps, num_stages, constants]
-        values: list[int | float | None] = []
+        values: list[TensorDescriptor | int | float | None] = []
         for arg in args:
             if isinstance(arg, Tensor):
                 pointer = arg.data_ptr()
@@ -50,12 +53,17 @@ class Launcher:
             elif isinstance(arg, int):
                 key += (arg == 1, arg % 16 == 0, arg.bit_length() > 31)
                 values.append(arg)
+            elif isinstance(arg, TensorDescriptor):
+                key += (arg.base.dtype, *arg.block_shape, arg.layout)
+                values.append(arg)
             else:
                 key.append(type(arg))
                 values.append(arg)
         found = self._variants.get(tuple(key))
         if found is None:
             options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": True}
+            if self._max_registers is not None:
+                options["maxnreg"] = self._max_registers
             compiled = self._kernel[grid](*args, *constants, True, **options)
             if compiled is not None:  # as where launches are only written down
                 found = (compiled.run, compiled.function, compiled.packed_metadata)

@@ -93,7 +93,8 @@ def sample_tokens(
     return tokens
 
 
-@triton.jit
+# Parts of an upload start anywhere.
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _tile_kernel(
     logits,
     stride,
@@ -142,7 +143,7 @@ def _tile_kernel(
         tl.store(tile_first + at, tl.min(tl.where(scores == best, ids, NONE), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def _row_kernel(
     logits,
     stride,

@@ -15,7 +15,7 @@ from asyncllm.models.layers.parameter import Placement
 
 
 class Attention(nn.Module):
-    """Projections, positions and attention: [tokens, hidden] -> [tokens, hidden].
+    """Projections, positions and attention: [tokens, hidden] -> [needed tokens, hidden].
 
     Args:
         head_norm: makes the norm of each query and each key head, when the family has them.

@@ -30,7 +30,8 @@ class PreNormBlock(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, rope: Tensor, batch: ForwardBatch) -> Tensor:
-        x = self.self_attn(x, rope, batch, norm=self.input_layernorm.norm, residual=x)
+        norm, residual = self.input_layernorm.norm, batch.needed(x)
+        x = self.self_attn(x, rope, batch, norm=norm, residual=residual)
         out: Tensor = self.mlp(x, norm=self.post_attention_layernorm.norm, residual=x)
         return out
 
@@ -50,7 +51,7 @@ class SandwichNormBlock(PreNormBlock):
 
     def forward(self, x: Tensor, rope: Tensor, batch: ForwardBatch) -> Tensor:
         attended = self.self_attn(x, rope, batch, norm=self.input_layernorm.norm)
-        x = x + self.post_attention_layernorm(attended)
+        x = batch.needed(x) + self.post_attention_layernorm(attended)
         fed = self.mlp(x, norm=self.pre_feedforward_layernorm.norm)
         out: Tensor = x + self.post_feedforward_layernorm(fed)
         return out
