@@ -1,0 +1,181 @@
+"""Reads one call, or a list of them, after the marker that opens it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from asyncllm.text.parsing.json_call import JsonCall, NotACall
+from asyncllm.text.parsing.json_value import VALUE_FIRST, JsonValue, StringDecoder
+from asyncllm.text.parsing.parameters import read_parameters
+from asyncllm.text.parsing.source import markers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from asyncllm.text.parsing.formats import CallSyntax, JsonBody, NamedBody
+    from asyncllm.text.parsing.outbox import Outbox
+    from asyncllm.text.parsing.source import Emit, Markers, Source, Steps
+
+_NAME = re.compile(r"[\w.:/-]+")
+_MAX_NAME = 256
+_NUMBER = re.compile(r":\d+\Z")  # of a call, after its name
+# Models close a bracket too many often enough; where a marker ends the call it can be told.
+_SURPLUS = re.compile(r"[ \t\r\n}\]]+")
+
+
+class CallReader:
+    """Reads calls of the tools that were offered.
+
+    A call counts from the first character of its arguments on. Until then the text is kept, and
+    given back as content, unchanged, if it does not fit or names a tool that was not offered.
+    """
+
+    def __init__(self, source: Source, out: Outbox, tools: Mapping[str, Any]):
+        self._source = source
+        self._out = out
+        self._tools = tools
+
+    def read(self, call: CallSyntax, stops: Markers, lead: str) -> Steps[bool]:
+        """Read what follows ``call.begin``, which is consumed.
+
+        Args:
+            stops: markers that end arguments which are not JSON.
+            lead: text before ``call.begin`` that is content if this is not a call.
+
+        Returns:
+            Whether what was read last is markup; otherwise it is content.
+        """
+        source = self._source
+        source.keep(lead + call.begin)
+        try:
+            yield from source.skip_space()
+            opening = yield from source.peek()
+            if call.json is not None and opening in ("{", "["):
+                yield from self._json_calls(call, call.json, stops)
+            elif call.named is not None:
+                yield from self._named_call(call, call.named, stops)
+            else:
+                raise NotACall
+        except NotACall:
+            self._out.content(source.give_back())
+            return False
+        return not call.end or (yield from self._end(call.end))
+
+    def arguments(self, emit: Emit, stops: Markers | None) -> Steps[bool]:
+        """Read a JSON value as arguments; a string stands for its content.
+
+        What is not JSON goes on as it is, up to the next of the ``stops``.
+
+        Returns:
+            Whether it was JSON, and all of it.
+
+        Raises:
+            NotACall: it is not JSON and there are no ``stops``.
+        """
+        source = self._source
+        value = JsonValue()
+        if (yield from source.peek()) == '"':
+            decoder = StringDecoder()
+            whole = yield from source.json(value, lambda text: emit(decoder.push(text)))
+            emit(decoder.finish())
+        else:
+            whole = yield from source.json(value, emit)
+        if value.failed:
+            if stops is None:
+                raise NotACall
+            yield from source.until(stops, emit)
+        if whole or value.failed:
+            self._out.end_call()
+        return whole
+
+    def content(self, text: str) -> None:
+        """What looked like markup is content."""
+        self._out.content(text)
+
+    def expect_value(self) -> Steps[None]:
+        """See that a JSON value begins here.
+
+        Raises:
+            NotACall: none does.
+        """
+        opening = yield from self._source.peek()
+        if not opening or opening not in VALUE_FIRST:
+            raise NotACall
+
+    def start(self, name: str) -> Emit:
+        """Begin a call: from here on nothing is given back."""
+        self._source.give_back()
+        return self._out.start_call(name)
+
+    def offered(self, name: str, namespace: str = "") -> str:
+        """The tool that is meant by a name.
+
+        Raises:
+            NotACall: it was not offered.
+        """
+        bare = name.removeprefix(namespace)
+        for candidate in (name, bare, _NUMBER.sub("", bare)) if namespace else (name,):
+            if candidate in self._tools:
+                return candidate
+        raise NotACall
+
+    def end(self) -> None:
+        """The call that has begun is whole."""
+        self._out.end_call()
+
+    def _json_calls(self, call: CallSyntax, body: JsonBody, stops: Markers) -> Steps[None]:
+        source = self._source
+        is_list = yield from source.take("[")
+        yield from source.skip_space()
+        while (yield from JsonCall(source, self, body).read(stops)):
+            yield from source.skip_space()
+            if not is_list or not (yield from source.take(",")):
+                break
+            source.keep(",")  # until the next call has begun
+            yield from source.skip_space()
+        if is_list:
+            yield from source.skip_space()
+            yield from source.take("]")
+
+    def _end(self, markers: tuple[str, ...]) -> Steps[bool]:
+        """Read the end of a call, or as much of it as there is; False if content was found."""
+        source = self._source
+        surplus = yield from source.run(_SURPLUS)
+        found = False
+        for marker in markers:
+            yield from source.skip_space()
+            ending = markers_of(marker)
+            found |= bool((yield from source.at(ending)) or (yield from source.breaks_off(ending)))
+        if surplus.strip() and not found:
+            self._out.content(surplus.strip())
+            return False
+        return True
+
+    def _named_call(self, call: CallSyntax, body: NamedBody, stops: Markers) -> Steps[None]:
+        source = self._source
+        yield from self._expect(body.head)
+        yield from source.skip_space()
+        name = self.offered((yield from source.run(_NAME, _MAX_NAME)), body.namespace)
+        yield from source.skip_space()
+        if body.call_id and (yield from source.at(markers_of(body.call_id))):
+            yield from source.run(_NAME, _MAX_NAME)
+        yield from self._expect(body.name_end)
+        yield from source.skip_space()
+        if call.end and (yield from source.at(markers_of(call.end[0]))):
+            self.start(name)("{}")
+            self._out.end_call()
+        elif body.parameters is None or (yield from source.peek()) == "{":
+            yield from self.expect_value()
+            yield from self.arguments(self.start(name), stops)
+        elif not (yield from source.at(markers_of(body.parameters.key_begin))):
+            raise NotACall
+        else:
+            emit, schema = self.start(name), self._tools[name]
+            if (yield from read_parameters(source, emit, body.parameters, schema, call.end)):
+                self._out.end_call()
+
+    def _expect(self, marker: str) -> Steps[None]:
+        yield from self._source.skip_space()
+        if marker and not (yield from self._source.at(markers_of(marker))):
+            raise NotACall

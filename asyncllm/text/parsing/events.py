@@ -1,0 +1,105 @@
+"""What the parser makes of a text: events while it comes, a message of the whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from asyncllm.types import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Content(msgspec.Struct, frozen=True, gc=False, tag="content"):
+    """More of what the user reads."""
+
+    text: str
+
+
+class Reasoning(msgspec.Struct, frozen=True, gc=False, tag="reasoning"):
+    """More of what the model thinks."""
+
+    text: str
+
+
+class ToolStart(msgspec.Struct, frozen=True, gc=False, tag="tool_start"):
+    """A call begins: number ``index`` (from 0) of the message, of the tool ``name``."""
+
+    index: int
+    id: str
+    name: str
+
+
+class ToolArguments(msgspec.Struct, frozen=True, gc=False, tag="tool_arguments"):
+    """More of the arguments of call ``index``; all of them, joined, are the arguments' JSON."""
+
+    index: int
+    text: str
+
+
+class End(msgspec.Struct, frozen=True, gc=False, tag="end"):
+    """The text has ended; always the last event.
+
+    Attributes:
+        calls: how many calls began.
+        open_call: the text ended within the arguments of the last call: they are not whole.
+        open_reasoning: the text ended within the reasoning.
+    """
+
+    calls: int
+    open_call: bool
+    open_reasoning: bool
+
+
+Event: TypeAlias = Content | Reasoning | ToolStart | ToolArguments | End
+
+
+class ToolCall(msgspec.Struct):
+    """One whole call; ``arguments`` is JSON text, as generated."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct):
+    """A whole answer."""
+
+    content: str
+    reasoning: str
+    calls: list[ToolCall]
+
+
+def message_of(events: Iterable[Event]) -> Message:
+    """The message that a text's events add up to."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    starts: list[ToolStart] = []
+    arguments: list[list[str]] = []
+    for event in events:
+        match event:
+            case Content(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case ToolStart():
+                starts.append(event)
+                arguments.append([])
+            case ToolArguments(index, text):
+                arguments[index].append(text)
+    calls = [
+        ToolCall(start.id, start.name, "".join(pieces))
+        for start, pieces in zip(starts, arguments, strict=True)
+    ]
+    return Message("".join(content), "".join(reasoning), calls)
+
+
+def finish_reason(reason: FinishReason, calls: int) -> str:
+    """OpenAI's finish_reason of a message with so many calls.
+
+    "tool_calls" when at least one call was made and the model ended by itself. A text that was cut
+    off says so ("length") whether or not it holds calls: the last one may not be whole.
+    """
+    return "tool_calls" if calls and reason is FinishReason.STOP else reason.value

@@ -1,0 +1,211 @@
+"""How a model writes reasoning and tool calls, as data. ``registry`` describes those we know.
+
+Markers are literal text. Whitespace between markup is free everywhere and is not written here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CallIds: TypeAlias = Literal["random", "short", "named"]
+
+
+@dataclass(frozen=True)
+class JsonBody:
+    """A call as one JSON object that holds the name and the arguments; or a list of such objects.
+
+    Attributes:
+        name_keys: under one of these is the name. Under the same key there may also be an object
+            with the name and the arguments, as in OpenAI's ``{"function": {"name": ...}}``.
+        argument_keys: under one of these are the arguments: an object, or one written as a string.
+        other_keys: which further keys a call may have; None for any.
+        needs_arguments: the name alone is not a call, as the object may as well be an answer.
+    """
+
+    name_keys: tuple[str, ...] = ("name", "function")
+    argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    other_keys: tuple[str, ...] | None = None
+    needs_arguments: bool = False
+
+
+@dataclass(frozen=True)
+class ParameterStyle:
+    """Arguments written one by one as text; what type a value has, only the tool's schema says.
+
+    Attributes:
+        key_begin, key_end, value_begin, value_end: markers around a name and its value.
+        own_lines: values stand on lines of their own: one line break on each side is markup.
+    """
+
+    key_begin: str
+    key_end: str
+    value_begin: str
+    value_end: str
+    own_lines: bool
+
+
+@dataclass(frozen=True)
+class NamedBody:
+    """A call as ``head NAME name_end ARGUMENTS``.
+
+    Attributes:
+        head: stands before the name.
+        namespace: the name may begin with this, which is not part of it.
+        call_id: between name and ``name_end`` there may be this marker and an id.
+        name_end: stands between the name and the arguments.
+        parameters: how arguments are written when they are not a JSON object, which they always
+            may be.
+    """
+
+    name_end: str
+    head: str = ""
+    namespace: str = ""
+    call_id: str = ""
+    parameters: ParameterStyle | None = None
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """One way to write a call: ``begin``, a body, ``end``.
+
+    Attributes:
+        begin: the marker that opens the call. "" for a bare JSON call, which opens with its bracket
+            and counts at the beginning of a line only.
+        json: the body when a bracket follows ``begin``; None if there is no such form.
+        named: the body when anything else follows.
+        end: markers that close it, one after the other. A missing one is forgiven.
+    """
+
+    begin: str
+    json: JsonBody | None = None
+    named: NamedBody | None = None
+    end: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallTemplate:
+    """How calls are to be written when a grammar forces them.
+
+    A text is ``begin``, then calls with ``separator`` between them, then ``end``. A call is
+    ``before_name``, its name, ``after_name``, the arguments as JSON, ``after_arguments``.
+    """
+
+    before_name: str
+    after_name: str
+    after_arguments: str
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family of models writes tool calls.
+
+    Attributes:
+        name: what ``--tool-parser`` calls it.
+        calls: the ways to write a call; no ``begin`` is the beginning of another.
+        template: the one that a grammar forces; reading it back gives the calls.
+        ignored: markers around calls that mean nothing by themselves.
+        separators: characters that may stand between calls, whitespace aside.
+        call_ids: what ids its chat template takes for calls: "random" as OpenAI's are; "short",
+            nine letters and digits; "named" with the name and the number of the call.
+    """
+
+    name: str
+    calls: tuple[CallSyntax, ...]
+    template: CallTemplate
+    ignored: tuple[str, ...] = ()
+    separators: str = ""
+    call_ids: CallIds = "random"
+
+    def markers(self) -> Iterator[str]:
+        """Every marker of the format."""
+        yield from self.ignored
+        for call in self.calls:
+            yield from (call.begin, *call.end)
+            if call.named is not None:
+                yield from (call.named.head, call.named.call_id, call.named.name_end)
+                if (style := call.named.parameters) is not None:
+                    yield from (style.key_begin, style.key_end, style.value_begin, style.value_end)
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """How a family of models marks its reasoning, which comes before everything else.
+
+    Attributes:
+        name: what ``--reasoning-parser`` calls it.
+        begins, ends: the markers around it; any of several.
+        answer: markers around the text that follows, for models that mark it too.
+    """
+
+    name: str
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    answer: tuple[str, str] | None = None
+
+    def markers(self) -> Iterator[str]:
+        """Every marker of the format."""
+        yield from (*self.begins, *self.ends, *(self.answer or ()))
+
+
+@dataclass(frozen=True)
+class ChannelFormat:
+    """Messages on named channels, which hold reasoning, calls or content (OpenAI's harmony).
+
+    A message is ``start ROLE channel CHANNEL constrain TYPE message TEXT`` and one of ``ends``. A
+    recipient `` to=NAMESPACE NAME``, written after the role or after the channel, makes it a call.
+    """
+
+    name: str
+    start: str
+    channel: str
+    constrain: str
+    message: str
+    ends: tuple[str, ...]
+    reasoning_channel: str
+    namespace: str
+    template: CallTemplate
+    call_ids: CallIds = "random"
+
+    def markers(self) -> Iterator[str]:
+        """Every marker of the format."""
+        yield from (self.start, self.channel, self.constrain, self.message, *self.ends)
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How one model writes. None: it has no reasoning, or no calls; then that markup is content.
+
+    Raises:
+        ValueError: channels hold both: they cannot be combined with another format.
+    """
+
+    tools: ToolFormat | ChannelFormat | None = None
+    reasoning: ReasoningFormat | ChannelFormat | None = None
+
+    def __post_init__(self) -> None:
+        channels = [f for f in (self.tools, self.reasoning) if isinstance(f, ChannelFormat)]
+        if channels and self.tools != self.reasoning:
+            raise ValueError(
+                f"format {channels[0].name!r} is for tools and reasoning together, "
+                "it cannot be combined with another"
+            )
+
+    @property
+    def channels(self) -> ChannelFormat | None:
+        """The format of messages on channels, if it is that."""
+        return self.tools if isinstance(self.tools, ChannelFormat) else None
+
+    def markers(self) -> frozenset[str]:
+        """Every marker of either format."""
+        found: set[str] = set()
+        for format_ in (self.tools, self.reasoning):
+            if format_ is not None:
+                found.update(format_.markers())
+        return frozenset(found - {""})

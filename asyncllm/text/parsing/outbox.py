@@ -1,0 +1,85 @@
+"""Collects the events of one piece of text; text of one kind in a row becomes one event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from asyncllm.text.parsing.events import (
+    Content,
+    End,
+    Event,
+    Reasoning,
+    ToolArguments,
+    ToolStart,
+)
+
+if TYPE_CHECKING:
+    from asyncllm.text.parsing.source import Emit
+
+#: Makes the id of a call, of its index in the message and its tool's name.
+NewId: TypeAlias = Callable[[int, str], str]
+
+
+class Outbox:
+    """Where the readers put what they find.
+
+    Attributes:
+        calls: how many calls have begun.
+        open_call: the last of them has not ended.
+    """
+
+    __slots__ = ("_events", "_kind", "_new_id", "_pieces", "calls", "open_call")
+
+    def __init__(self, new_id: NewId):
+        self._new_id = new_id
+        self._events: list[Event] = []
+        self._kind: Callable[[str], Event] | None = None  # of the pieces
+        self._pieces: list[str] = []
+        self.calls = 0
+        self.open_call = False
+
+    def content(self, text: str) -> None:
+        self._add(Content, text)
+
+    def reasoning(self, text: str) -> None:
+        self._add(Reasoning, text)
+
+    def start_call(self, name: str) -> Emit:
+        """Begin the next call; returns what takes its arguments."""
+        index = self.calls
+        self._join()
+        self._events.append(ToolStart(index, self._new_id(index, name), name))
+        self.calls += 1
+        self.open_call = True
+
+        def arguments(text: str) -> Event:
+            return ToolArguments(index, text)
+
+        return lambda text: self._add(arguments, text)
+
+    def end_call(self) -> None:
+        self.open_call = False
+
+    def end(self, *, open_reasoning: bool) -> None:
+        self._join()
+        self._events.append(End(self.calls, self.open_call, open_reasoning))
+
+    def drain(self) -> list[Event]:
+        """The events since the last time."""
+        self._join()
+        events, self._events = self._events, []
+        return events
+
+    def _add(self, kind: Callable[[str], Event], text: str) -> None:
+        if not text:
+            return
+        if kind is not self._kind:
+            self._join()
+            self._kind = kind
+        self._pieces.append(text)
+
+    def _join(self) -> None:
+        if self._pieces and self._kind is not None:
+            self._events.append(self._kind("".join(self._pieces)))
+            self._pieces = []

@@ -1,0 +1,126 @@
+"""The incremental parser: generated text in, events out."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from typing import TYPE_CHECKING, Any
+
+from asyncllm.text.parsing.calls import CallReader
+from asyncllm.text.parsing.channels import ChannelReader
+from asyncllm.text.parsing.events import Event, Message, message_of
+from asyncllm.text.parsing.formats import CallIds, ChannelFormat
+from asyncllm.text.parsing.outbox import NewId, Outbox
+from asyncllm.text.parsing.source import Source
+from asyncllm.text.parsing.tagged import TaggedReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from asyncllm.text.parsing.formats import Formats
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+class Parser:
+    """Splits one generated text into content, reasoning and tool calls while it comes.
+
+    However the text is cut into pieces, the events add up to the same message. Text is held back
+    only while it is a real beginning of markup, and no text is lost: what does not turn out to be
+    markup is content, exactly as it was generated. Time and memory are linear in the text.
+    """
+
+    def __init__(
+        self,
+        formats: Formats,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        prompt: str = "",
+        continued: str = "",
+        new_id: NewId | None = None,
+    ):
+        """Start a text.
+
+        Args:
+            formats: how the model writes.
+            tools: the tools that may be called, as OpenAI's API defines them; without any, markup
+                of calls is content.
+            prompt: the rendered prompt, or its last few hundred characters: whether it ends within
+                reasoning decides how the text starts.
+            continued: the part of the prompt, at its end, that is the beginning of the message
+                itself (continue_final_message).
+            new_id: makes the ids of calls, by default such as the format wants.
+        """
+        if new_id is None:
+            new_id = _NEW_ID[formats.tools.call_ids if formats.tools else "random"]
+        self._source = Source()
+        self._out = Outbox(new_id)
+        calls = CallReader(self._source, self._out, parameter_schemas(tools))
+        reader: ChannelReader | TaggedReader
+        if formats.channels is not None:
+            reader = ChannelReader(self._source, self._out, calls, formats.channels)
+        else:
+            assert not isinstance(formats.tools, ChannelFormat)
+            assert not isinstance(formats.reasoning, ChannelFormat)
+            reader = TaggedReader(
+                self._source, self._out, calls, formats.tools if tools else None, formats.reasoning
+            )
+        self._reader = reader
+        # The generator refers to the reader, not to the parser: no cycle, freed at once.
+        self._steps = reader.read(prompt, continued)
+        next(self._steps, None)
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text so far ends within reasoning."""
+        return self._reader.in_reasoning
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls have begun."""
+        return self._out.calls
+
+    def feed(self, text: str) -> list[Event]:
+        """Take the next piece of text; return what has become certain."""
+        self._source.feed(text)
+        next(self._steps, None)
+        return self._out.drain()
+
+    def finish(self) -> list[Event]:
+        """The text has ended: return what was held back, and the end. Called once, last."""
+        self._source.end()
+        for _ in self._steps:
+            pass
+        self._out.end(open_reasoning=self._reader.in_reasoning)
+        return self._out.drain()
+
+
+def parse_all(text: str, formats: Formats, **options: Any) -> Message:
+    """The message of a whole text; ``options`` are the parser's."""
+    parser = Parser(formats, **options)
+    return message_of(parser.feed(text) + parser.finish())
+
+
+def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Tools as OpenAI's API defines them: the schema of the parameters by the tool's name.
+
+    A function without parameters takes none.
+    """
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    functions = [tool["function"] for tool in tools if tool.get("type") == "function"]
+    return {function["name"]: function.get("parameters") or nothing for function in functions}
+
+
+def _random_id(index: int, name: str) -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _short_id(index: int, name: str) -> str:
+    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+
+
+def _named_id(index: int, name: str) -> str:
+    return f"functions.{name}:{index}"
+
+
+_NEW_ID: dict[CallIds, NewId] = {"random": _random_id, "short": _short_id, "named": _named_id}

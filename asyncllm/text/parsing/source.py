@@ -1,0 +1,200 @@
+"""Text that comes in pieces, and the steps by which a parser reads it.
+
+A parser here is a generator in plain recursive-descent style that is suspended wherever the text
+runs out. Every step below does the same however the text is cut: it consumes text only when no
+further text could change what is consumed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from asyncllm.text.parsing.json_value import JsonValue
+
+T = TypeVar("T")
+
+#: A part of a parser: suspended while the text has run out, returns a ``T``.
+Steps: TypeAlias = Generator[None, None, T]
+Emit: TypeAlias = Callable[[str], object]
+
+SPACE = re.compile(r"[ \t\r\n]+")
+
+
+class Markers:
+    """A set of strings to look for, none of which is the beginning of another.
+
+    Raises:
+        ValueError: one is empty or the beginning of another.
+    """
+
+    __slots__ = ("_longest", "_partial", "_whole")
+
+    def __init__(self, markers: tuple[str, ...]):
+        ordered = sorted(set(markers))
+        if "" in ordered or any(
+            after.startswith(before)
+            for before, after in pairwise(ordered)  # sorting makes them neighbours
+        ):
+            raise ValueError(f"a marker is empty or the beginning of another: {ordered}")
+        self._longest = max(map(len, ordered), default=0)
+        nothing = "(?!)"
+        self._whole = re.compile("|".join(map(re.escape, ordered)) or nothing)
+        beginnings = "|".join(_beginnings(marker) for marker in ordered if len(marker) > 1)
+        self._partial = re.compile(rf"(?:{beginnings or nothing})\Z")
+
+    def find(self, text: str, pos: int, *, ended: bool) -> tuple[int, bool]:
+        """Where the first marker starts, and whether it is whole.
+
+        One that is not whole is the text's end, which more text may complete if the text has not
+        ``ended``. (length, False) when there is neither.
+        """
+        whole = self._whole.search(text, pos)
+        partial = None
+        if not ended:
+            partial = self._partial.search(text, max(pos, len(text) - self._longest + 1))
+        if whole is not None and (partial is None or whole.start() < partial.start()):
+            return whole.start(), True
+        return (len(text) if partial is None else partial.start()), False
+
+    def at(self, text: str, pos: int) -> str | None:
+        """The marker at ``pos``; "" if there is none; None if more text has to tell."""
+        if whole := self._whole.match(text, pos):
+            return whole[0]
+        if pos == len(text) or self._partial.match(text, pos):
+            return None
+        return ""
+
+
+def _beginnings(marker: str) -> str:
+    """A pattern for the proper beginnings of a marker, the longest first."""
+    first, *others = map(re.escape, marker[:-1])
+    return first + "".join(f"(?:{char}" for char in others) + ")?" * len(others)
+
+
+@cache  # called with constants and the fields of formats only
+def markers_of(*markers: str) -> Markers:
+    """The set of these markers; an empty one stands for none."""
+    return Markers(tuple(marker for marker in markers if marker))
+
+
+class Source:
+    """The text, as far as it has come and is not consumed.
+
+    Text that may turn out not to be markup is read with ``keep``; ``give_back`` then returns what
+    was consumed since.
+    """
+
+    __slots__ = ("_ended", "_kept", "_pos", "_text")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._pos = 0
+        self._ended = False
+        self._kept: list[str] | None = None
+
+    def feed(self, piece: str) -> None:
+        self._text = self._text[self._pos :] + piece if self._pos < len(self._text) else piece
+        self._pos = 0
+
+    def end(self) -> None:
+        self._ended = True
+
+    def keep(self, consumed: str = "") -> None:
+        """From now on keep what is consumed, after what was ``consumed`` before."""
+        self._kept = [consumed]
+
+    def give_back(self) -> str:
+        """What was consumed since ``keep``, "" if nothing is kept; it is kept no longer."""
+        kept, self._kept = self._kept, None
+        return "".join(kept or ())
+
+    def peek(self) -> Steps[str]:
+        """The next character, which is not consumed; "" at the end."""
+        while self._pos == len(self._text):
+            if not (yield from self._more()):
+                return ""
+        return self._text[self._pos]
+
+    def take(self, chars: str) -> Steps[str]:
+        """Consume the next character if it is one of these; else ""."""
+        char = yield from self.peek()
+        return self._consume(self._pos + 1) if char and char in chars else ""
+
+    def run(self, pattern: re.Pattern[str], limit: int | None = None) -> Steps[str]:
+        """Consume characters of one kind, at most ``limit``; ``pattern`` matches a run of them."""
+        pieces: list[str] = []
+        room = limit
+        while room != 0 and (yield from self.peek()):
+            stop = len(self._text) if room is None else self._pos + room
+            match = pattern.match(self._text, self._pos, stop)
+            if match is None:
+                break
+            pieces.append(self._consume(match.end()))
+            room = None if room is None else room - len(pieces[-1])
+        return "".join(pieces)
+
+    def skip_space(self) -> Steps[None]:
+        """Consume whitespace."""
+        yield from self.run(SPACE)
+
+    def at(self, markers: Markers) -> Steps[str]:
+        """Consume the marker that comes next; "" if none does."""
+        while (marker := markers.at(self._text, self._pos)) is None:
+            if not (yield from self._more()):
+                return ""
+        self._consume(self._pos + len(marker))
+        return marker
+
+    def breaks_off(self, markers: Markers) -> Steps[bool]:
+        """Consume the rest if the text ends with it, and it is the beginning of a marker or "".
+
+        Asked only when the whole marker is not there.
+        """
+        yield from self.peek()
+        if not self._ended or not (
+            self._pos == len(self._text) or markers.at(self._text, self._pos) is None
+        ):
+            return False
+        self._consume(len(self._text))
+        return True
+
+    def until(self, markers: Markers, emit: Emit) -> Steps[bool]:
+        """Consume and emit text as it comes, up to the next marker; False if there is none."""
+        while True:
+            end, found = markers.find(self._text, self._pos, ended=self._ended)
+            if end > self._pos:
+                emit(self._consume(end))
+            if found:
+                return True
+            if not (yield from self._more()):
+                return False
+
+    def json(self, value: JsonValue, emit: Emit) -> Steps[bool]:
+        """Consume and emit one JSON value; False if it breaks off or is not JSON."""
+        while True:
+            end = value.scan(self._text, self._pos)
+            if end > self._pos:
+                emit(self._consume(end))
+            if value.done or value.failed:
+                return value.done
+            if not (yield from self._more()):
+                return False
+
+    def _more(self) -> Steps[bool]:
+        """Wait for text; False if it has ended."""
+        if self._ended:
+            return False
+        yield
+        return True
+
+    def _consume(self, end: int) -> str:
+        piece = self._text[self._pos : end]
+        self._pos = end
+        if self._kept is not None:
+            self._kept.append(piece)
+        return piece

@@ -1,0 +1,145 @@
+"""What a grammar has to enforce for a tool_choice, as data."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from asyncllm.errors import BadRequest
+from asyncllm.text.parsing.formats import ChannelFormat
+from asyncllm.text.parsing.parser import parameter_schemas
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from asyncllm.text.parsing.formats import Formats
+
+ToolChoice = Literal["none", "auto", "required"]
+
+
+class CallTag(msgspec.Struct, frozen=True):
+    """One tool's call: ``begin``, then JSON that the schema accepts, then ``end``.
+
+    ``strict``: the tool asks for arguments of its schema even where the model may call or not.
+    """
+
+    begin: str
+    schema: dict[str, Any]
+    end: str
+    strict: bool
+
+
+class CallStructure(msgspec.Struct, frozen=True):
+    """A text with calls: ``begin``, calls with ``separator`` between them, ``end``.
+
+    Special tokens stand in these texts as they are written: a tokenizer has to be asked for their
+    ids (``visible_special_tokens`` names them).
+
+    Attributes:
+        tags: each call is one of these.
+        free_text: any text may come first, and the calls may be missing altogether; the structure
+            holds from ``trigger`` on. Otherwise the text is calls and nothing else.
+        trigger: what the first call begins with, whatever the tool.
+        at_most_one: there is no second call.
+        reasoning_ends: the structure holds from behind any of these when the text starts within
+            reasoning, or begins with ``reasoning_begins``.
+    """
+
+    tags: tuple[CallTag, ...]
+    begin: str
+    separator: str
+    end: str
+    free_text: bool
+    trigger: str
+    at_most_one: bool
+    reasoning_begins: tuple[str, ...] = ()
+    reasoning_ends: tuple[str, ...] = ()
+
+    def separate_tags(self) -> tuple[CallTag, ...]:
+        """The tags, each with all that stands around calls.
+
+        For grammars that know no more than tags in a row, each of which begins with the trigger.
+        Any number of them reads back as calls too; of one call it is the same text.
+        """
+        return tuple(
+            CallTag(self.begin + tag.begin, tag.schema, tag.end + self.end, tag.strict)
+            for tag in self.tags
+        )
+
+
+def call_structure(
+    formats: Formats,
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: ToolChoice | Mapping[str, Any],
+    *,
+    parallel: bool = True,
+) -> CallStructure | None:
+    """The structure of a text in which the model may, or must, call tools.
+
+    Reading such a text back with a ``Parser`` of the same formats gives calls and nothing else.
+
+    Args:
+        tools: as OpenAI's API defines them.
+        tool_choice: OpenAI's; an object names the one function that must be called, once.
+        parallel: more than one call is allowed (parallel_tool_calls).
+
+    Returns:
+        None when there is nothing to enforce: no tools, "none", or a model without a format.
+
+    Raises:
+        BadRequest: the function that was named is not among the tools.
+    """
+    if not tools or tool_choice == "none" or formats.tools is None:
+        return None
+    schemas = parameter_schemas(tools)
+    if not isinstance(tool_choice, str):
+        name = _named(tool_choice)
+        if name not in schemas:
+            raise BadRequest(f"tool_choice: there is no tool {name!r}", param="tool_choice")
+        schemas = {name: schemas[name]}
+    functions = [tool["function"] for tool in tools if tool.get("type") == "function"]
+    strict = {function["name"] for function in functions if function.get("strict")}
+    template = formats.tools.template
+    tags = tuple(
+        CallTag(
+            template.before_name + json.dumps(name, ensure_ascii=False)[1:-1] + template.after_name,
+            schema,
+            template.after_arguments,
+            strict=name in strict,
+        )
+        for name, schema in schemas.items()
+    )
+    begins, ends = _reasoning_markers(formats)
+    return CallStructure(
+        tags,
+        template.begin,
+        template.separator,
+        template.end,
+        free_text=tool_choice == "auto",
+        trigger=template.begin or template.before_name,
+        at_most_one=not isinstance(tool_choice, str) or not parallel,
+        reasoning_begins=begins,
+        reasoning_ends=ends,
+    )
+
+
+def _named(tool_choice: Mapping[str, Any]) -> str:
+    match tool_choice:
+        case {"type": "function", "function": {"name": str(name)}} | {
+            "type": "function",
+            "name": str(name),  # as the Responses API has it
+        }:
+            return name
+    raise BadRequest("tool_choice must name a function", param="tool_choice")
+
+
+def _reasoning_markers(formats: Formats) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    form = formats.reasoning
+    if form is None:
+        return (), ()
+    if isinstance(form, ChannelFormat):
+        opening = f"{form.channel}{form.reasoning_channel}{form.message}"
+        return (opening,), tuple(f"{end}{form.start}assistant" for end in form.ends[:1])
+    return form.begins, form.ends
