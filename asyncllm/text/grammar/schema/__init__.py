@@ -1,0 +1,1 @@
+"""JSON Schema: see ``writer`` for how a schema becomes a grammar."""

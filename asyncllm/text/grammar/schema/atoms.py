@@ -1,0 +1,238 @@
+"""What a schema says about values of one JSON type, after all logic is resolved.
+
+A branch is a conjunction of atoms; a schema is a union of branches for each type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, TypeAlias
+
+from asyncllm.text.grammar.regex_tree import Node as Regex
+from asyncllm.text.grammar.schema.document import Node, Scope
+
+Kind: TypeAlias = Literal["null", "boolean", "number", "string", "array", "object"]
+KINDS: tuple[Kind, ...] = ("null", "boolean", "number", "string", "array", "object")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That a value is valid against a subschema, or is not.
+
+    Attributes:
+        node: the subschema.
+        holds: whether it is valid.
+        scope: the dynamic scope in which references of the subschema are resolved.
+        watchers: those ``unevaluated...`` keywords that see what this subschema evaluates.
+    """
+
+    node: Node
+    holds: bool
+    scope: Scope = ()
+    watchers: frozenset[int] = frozenset()
+
+    def unwatched(self) -> Claim:
+        """The same claim, about a value whose parts nobody watches."""
+        return Claim(self.node, self.holds, self.scope)
+
+    def same(self, holds: bool) -> tuple[Node, bool, Scope]:
+        """What makes two claims equal or opposite, whoever watches them."""
+        return self.node, holds, self.scope
+
+
+#: Claims about one value that hold together, in the order in which they were met.
+Claims: TypeAlias = tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """A null, boolean, number or string is one of these values, or is none of them."""
+
+    values: tuple[Any, ...]
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A number has no fraction, or has one; 1.0 has none."""
+
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    value: Decimal
+    lower: bool
+    exclusive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Multiple:
+    of: Decimal
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A string as a whole is in a language, or is not."""
+
+    regex: Regex
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Number of characters, items or properties."""
+
+    least: int
+    most: int | None
+    keyword: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The item at an index, if there is one."""
+
+    index: int
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """All items from an index on."""
+
+    start: int
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    """So many items from an index on make the claim true."""
+
+    start: int
+    claim: Claim
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """The value of a property, if there is one."""
+
+    name: str
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """The values of all properties whose name is in a language."""
+
+    regex: Regex
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The values of all properties that are not named and whose name is in none of the languages"""
+
+    names: frozenset[str]
+    regexes: tuple[Regex, ...]
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    name: str
+    present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """All names, as strings."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """There is a property that ``where`` selects and whose value, or name, makes its claim true."""
+
+    where: Matching | Others | Names
+    keyword: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unevaluated:
+    """The claim holds for all items or properties that nothing with this watcher evaluates."""
+
+    watcher: int
+    claim: Claim
+
+
+Atom: TypeAlias = (
+    In
+    | Integer
+    | Bound
+    | Multiple
+    | Match
+    | Count
+    | Item
+    | Rest
+    | Contains
+    | Unique
+    | Property
+    | Matching
+    | Others
+    | Presence
+    | Names
+    | Some
+    | Unevaluated
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An atom, and who sees that it evaluates items or properties."""
+
+    atom: Atom
+    watchers: frozenset[int]
+
+
+Branch: TypeAlias = tuple[Watched, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to make a keyword true: these atoms, and these claims about the same value."""
+
+    atoms: tuple[Atom, ...] = ()
+    claims: Claims = ()
+
+
+#: A keyword that is true of every value, and one that is true of none.
+TRUE: list[Option] = [Option()]
+FALSE: list[Option] = []
+
+
+def kind_of(value: Any) -> Kind:
+    """The JSON type of a parsed value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"

@@ -1,0 +1,314 @@
+"""Resolves the logic of a schema: claims about a value become unions of branches of atoms.
+
+For one JSON type at a time, as keywords for other types then vanish. Without "allOf", "anyOf",
+"oneOf", "not", "if" and references, what remains is a disjunctive normal form over atoms, in which
+negations are positive again. The claims that atoms make about items and properties are left for
+later: they are the states of the grammar, so recursion ends where a set of claims comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncllm.errors import BadRequest
+from asyncllm.text.grammar.limits import Budget, refused
+from asyncllm.text.grammar.schema.atoms import (
+    FALSE,
+    TRUE,
+    Atom,
+    Branch,
+    Claim,
+    Claims,
+    Kind,
+    Option,
+    Presence,
+    Property,
+    Unevaluated,
+    Watched,
+)
+from asyncllm.text.grammar.schema.document import Document, Node
+
+#: What a keyword's value means for a claim: the options of which one must hold.
+Reader = Callable[["Logic", Claim, Any], list[Option]]
+
+_UNEVALUATED: Mapping[str, Kind] = {
+    "unevaluatedProperties": "object",
+    "unevaluatedItems": "array",
+}
+#: Keywords of other drafts that are no mere annotations.
+_UNKNOWN = ("$recursiveRef", "disallow", "divisibleBy", "extends")
+_MAX_BRANCHES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A claim still to be read, with the claims that it came from."""
+
+    claim: Claim
+    origins: frozenset[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    options: list[Option]
+    holder: _Pending
+    watchers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    pending: tuple[_Pending | _Choice, ...]
+    atoms: Branch = ()
+    known: frozenset[Any] = frozenset()
+
+
+class Logic:
+    """Expands claims; remembers what it has expanded.
+
+    Args:
+        document: where the claims' nodes come from.
+        readers: per JSON type, what keywords mean.
+        clearly_empty: whether no value makes these claims true; may say False when in doubt.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        readers: Mapping[Kind, Mapping[str, Reader]],
+        budget: Budget,
+        clearly_empty: Callable[[Claims], bool],
+    ):
+        self.document = document
+        self.budget = budget
+        self._readers = readers
+        self._clearly_empty = clearly_empty
+        self._expanded: dict[tuple[Claims, Kind], list[Branch]] = {}
+        self._disjoint: dict[frozenset[Any], bool] = {}
+        self._values: dict[tuple[Node, str, int], Node] = {}
+        self._watchers = 0
+        self.kind: Kind = "null"  # the type being expanded
+
+    def expand(self, claims: Claims, kind: Kind) -> list[Branch]:
+        """The branches for values of this type; none if no such value is possible.
+
+        Raises:
+            BadRequest: a keyword is malformed or cannot be enforced, or there are too many.
+        """
+        key = (claims, kind)
+        if key not in self._expanded:
+            outer, self.kind = self.kind, kind
+            try:
+                self._expanded[key] = self._expand(claims)
+            finally:
+                self.kind = outer
+        return self._expanded[key]
+
+    def child(self, claim: Claim, *steps: str | int, holds: bool = True) -> Claim:
+        """A claim about a subschema of ``claim.node``, made where that one is made."""
+        return self.follow(claim, self.document.node(claim.node, *steps), holds)
+
+    def opposite(self, claim: Claim, *steps: str | int) -> Claim:
+        return self.child(claim, *steps, holds=False)
+
+    def made(self, claim: Claim, schema: Any) -> Claim:
+        """A claim about a schema that follows from ``claim``."""
+        return Claim(self.document.make(schema, claim.node), True, claim.scope)
+
+    def disjoint(self, one: Claim, other: Claim) -> bool:
+        """Whether no value makes both true; may say False when in doubt."""
+        pair = frozenset((one.same(True), other.same(True)))
+        if pair not in self._disjoint:
+            self._disjoint[pair] = self._clearly_empty((one.unwatched(), other.unwatched()))
+        return self._disjoint[pair]
+
+    def constant(self, claim: Claim, keyword: str, index: int, value: Any) -> Claim:
+        """The claim that an array or object is equal to ``value``, by its parts."""
+        key = (claim.node, keyword, index)
+        if key not in self._values:
+            self._values[key] = self.document.make(_equal_to(value), claim.node)
+        return Claim(self._values[key], True, claim.scope)
+
+    def derived(self, claim: Claim, keyword: str, make: Callable[[], Any]) -> Claim:
+        """The claim that a keyword is equal to, as a schema made once."""
+        key = (claim.node, keyword, -1)
+        if key not in self._values:
+            self._values[key] = self.document.make(make(), claim.node)
+        return self.follow(claim, self._values[key], claim.holds)
+
+    def follow(self, claim: Claim, node: Node, holds: bool) -> Claim:
+        watchers = claim.watchers if claim.holds and holds else frozenset[int]()
+        return Claim(node, holds, self.document.enter(claim.scope, node), watchers)
+
+    def _expand(self, claims: Claims) -> list[Branch]:
+        branches: list[Branch] = []
+        start = tuple(_Pending(claim, frozenset()) for claim in claims)
+        stack = [_Work(start)]
+        while stack:
+            work = stack.pop()
+            self.budget.spend()
+            if not work.pending:
+                branches.append(work.atoms)
+                if len(branches) > _MAX_BRANCHES:
+                    where = claims[0].node.path if claims else "#"
+                    raise BadRequest(f"schema {where}: its combinations of keywords multiply")
+                continue
+            first = work.pending[0]
+            if isinstance(first, _Choice):
+                chosen = [self._choose(work, first, option) for option in first.options]
+                stack += reversed([following for following in chosen if following is not None])
+            elif (following := self._read(work, first)) is not None:
+                stack.append(following)
+        return branches
+
+    def _choose(self, work: _Work, choice: _Choice, option: Option) -> _Work | None:
+        if len(choice.options) > 1 and _contradicts(work.atoms, option.atoms):
+            return None
+        origins = choice.holder.origins | {choice.holder.claim.same(choice.holder.claim.holds)}
+        pending = tuple(_Pending(claim, origins) for claim in option.claims)
+        atoms = tuple(Watched(atom, choice.watchers) for atom in option.atoms)
+        return _Work((*pending, *work.pending[1:]), (*work.atoms, *atoms), work.known)
+
+    def _read(self, work: _Work, pending: _Pending) -> _Work | None:
+        """Replace a claim by the choices that its keywords leave; None if it cannot hold."""
+        claim = pending.claim
+        if claim.same(claim.holds) in pending.origins:
+            raise refused(claim.node.path, "$ref", "comes back to itself without an item between")
+        if claim.same(not claim.holds) in work.known:
+            return None
+        rest = work.pending[1:]
+        schema = claim.node.schema
+        if isinstance(schema, bool):
+            return _Work(rest, work.atoms, work.known) if schema == claim.holds else None
+        seen = (*claim.same(claim.holds), claim.watchers)
+        if seen in work.known:
+            return _Work(rest, work.atoms, work.known)
+        known = work.known | {seen, claim.same(claim.holds)}
+        if not claim.holds:
+            options = self._negated(claim)
+            choices = [] if options == TRUE else [_Choice(options, pending, frozenset())]
+            return _Work((*choices, *rest), work.atoms, known) if options else None
+        choices = self._asserted(pending)
+        if any(not choice.options for choice in choices):
+            return None
+        # What leaves no choice comes first, so that a contradiction is met before it is multiplied.
+        certain = [choice for choice in choices if len(choice.options) == 1]
+        open_ = [choice for choice in choices if len(choice.options) > 1]
+        return _Work((*certain, *open_, *rest), work.atoms, known)
+
+    def _asserted(self, pending: _Pending) -> list[_Choice]:
+        claim = pending.claim
+        schema = claim.node.schema
+        last: list[_Choice] = []
+        for keyword, kind in _UNEVALUATED.items():
+            if keyword in schema and kind == self.kind:
+                self._watchers += 1
+                atom = Unevaluated(self._watchers, self.child(claim, keyword).unwatched())
+                last = [_Choice([Option((atom,))], pending, claim.watchers)]
+                watchers = claim.watchers | {self._watchers}
+                claim = Claim(claim.node, True, claim.scope, watchers)
+        choices: list[_Choice] = []
+        for keyword in _values_first(schema):
+            options = self._options(claim, keyword)
+            if not options:
+                return [_Choice(options, pending, claim.watchers)]
+            if options != TRUE:
+                self.budget.spend(len(options))
+                choices.append(_Choice(options, pending, claim.watchers))
+        return choices + last
+
+    def _negated(self, claim: Claim) -> list[Option]:
+        options: list[Option] = []
+        for keyword in _values_first(claim.node.schema):
+            if _UNEVALUATED.get(keyword) == self.kind and claim.node.schema[keyword] is not True:
+                raise refused(claim.node.path, keyword, "is not supported under a negation")
+            found = self._options(claim, keyword)
+            if found == TRUE:
+                return TRUE
+            self.budget.spend(len(found))
+            options += found
+        return _merged(options)
+
+    def _options(self, claim: Claim, keyword: str) -> list[Option]:
+        reader = self._readers[self.kind].get(keyword)
+        if reader is not None:
+            return reader(self, claim, claim.node.schema[keyword])
+        if keyword in _UNKNOWN:
+            raise refused(claim.node.path, keyword, "is not supported")
+        return TRUE if claim.holds else FALSE
+
+
+def _values_first(schema: Mapping[str, Any]) -> list[str]:
+    """The keywords of a schema, those first that may end the matter.
+
+    So a keyword is not refused where it says nothing: a pattern beside "type": "integer".
+    """
+    first = [keyword for keyword in ("type", "const", "enum") if keyword in schema]
+    return [*first, *(keyword for keyword in schema if keyword not in first)]
+
+
+def _contradicts(known: Branch, atoms: tuple[Atom, ...]) -> bool:
+    """Whether a property would have to be there and not be there, or be and not be something."""
+    names = {atom.name for atom in atoms if isinstance(atom, Presence | Property)}
+    if not names:
+        return False
+    mine = [atom for atom in (*(watched.atom for watched in known), *atoms) if _about(atom, names)]
+    present = {atom.name for atom in mine if isinstance(atom, Presence) and atom.present}
+    claims = {
+        (atom.name, *atom.claim.same(atom.claim.holds))
+        for atom in mine
+        if isinstance(atom, Property) and atom.name in present
+    }
+    return any(
+        isinstance(atom, Presence) and not atom.present and atom.name in present for atom in mine
+    ) or any((name, node, not holds, scope) in claims for name, node, holds, scope in claims)
+
+
+def _about(atom: Atom, names: set[str]) -> bool:
+    return isinstance(atom, Presence | Property) and atom.name in names
+
+
+def _merged(options: list[Option]) -> list[Option]:
+    """Options of which "it is absent" and "it is there, and so" become "if there, it is so"."""
+    absent = {
+        option.atoms[0].name
+        for option in options
+        if len(option.atoms) == 1
+        and isinstance(option.atoms[0], Presence)
+        and not option.atoms[0].present
+    }
+    if not absent:
+        return options
+    merged = set()
+    found = []
+    for option in options:
+        match option.atoms:
+            case (Presence(name, True), Property() as one) if name in absent and not option.claims:
+                # Several claims about one property stay apart: each alone may be the false one.
+                merged.add(name)
+                found.append(Option((one,)))
+            case _:
+                found.append(option)
+    return [
+        option
+        for option in found
+        if not (
+            len(option.atoms) == 1
+            and isinstance(option.atoms[0], Presence)
+            and option.atoms[0].name in merged
+        )
+    ]
+
+
+def _equal_to(value: Any) -> dict[str, Any]:
+    if isinstance(value, list):
+        items = [{"const": item} for item in value]
+        schema = {"type": "array", "minItems": len(value), "maxItems": len(value)}
+        return {**schema, "prefixItems": items} if items else schema
+    return {
+        "type": "object",
+        "properties": {name: {"const": item} for name, item in value.items()},
+        "required": list(value),
+        "additionalProperties": False,
+    }

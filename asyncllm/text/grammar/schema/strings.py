@@ -1,0 +1,137 @@
+"""Strings: what keywords say about them, and the regular expression of their JSON form."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from asyncllm.text.grammar.limits import refused
+from asyncllm.text.grammar.regex_parse import parse
+from asyncllm.text.grammar.regex_tree import (
+    ANY,
+    JSON_ESCAPED,
+    Node,
+    RegexError,
+    Repeat,
+    json_escape,
+    languages,
+    quote,
+    write,
+)
+from asyncllm.text.grammar.schema.atoms import (
+    Atom,
+    Claim,
+    Count,
+    In,
+    Match,
+)
+
+
+@dataclass
+class StringShape:
+    """A set of strings.
+
+    Attributes:
+        values: the only ones, None if there are others.
+        excluded: strings that are not in it.
+        inside, outside: languages that each string is in, and is not in.
+        least, most: number of characters.
+    """
+
+    values: list[str] | None = None
+    excluded: set[str] = field(default_factory=set)
+    inside: list[Node] = field(default_factory=list)
+    outside: list[Node] = field(default_factory=list)
+    least: int = 0
+    most: int | None = None
+
+    def terms(self) -> list[str]:
+        """Regular expressions, of which the JSON form matches all; "~" before one: matches not."""
+        languages = [json_text(node) for node in self.inside]
+        if self.values is not None:
+            languages.insert(0, json_texts(self.values))
+        elif self.least or self.most is not None or self.outside or self.excluded or not languages:
+            languages.insert(0, json_text(Repeat(ANY, self.least, self.most)))
+        refused_ones = [json_text(node) for node in self.outside]
+        if self.excluded and self.values is None:
+            refused_ones.append(json_texts(sorted(self.excluded)))
+        return languages + ["~" + text for text in refused_ones]
+
+
+def json_text(node: Node) -> str:
+    """The JSON form of a language, quotes included, as a regular expression."""
+    return f'"{write(node, json=True)}"'
+
+
+def json_texts(values: list[str]) -> str:
+    """The JSON forms of these strings, as a regular expression."""
+    return f'"(?:{"|".join(quote(json_of(value)[1:-1]) for value in values)})"'
+
+
+def json_of(text: str) -> str:
+    """A string as the grammar writes it."""
+    return f'"{"".join(json_escape(char) if char in JSON_ESCAPED else char for char in text)}"'
+
+
+def fold(atoms: list[Atom], base: StringShape | None = None) -> StringShape | None:
+    """What atoms leave together, of the strings in ``base``; None if that is clearly nothing."""
+    shape = StringShape() if base is None else copy.deepcopy(base)
+    for atom in atoms:
+        match atom:
+            case Count(least, most):
+                shape.least = max(shape.least, least)
+                if most is not None:
+                    shape.most = most if shape.most is None else min(shape.most, most)
+            case Match(regex, True):
+                if regex not in shape.inside:
+                    shape.inside.append(regex)
+            case Match(regex, False):
+                if regex not in shape.outside:
+                    shape.outside.append(regex)
+            case In(values, True):
+                known = list(values) if shape.values is None else shape.values
+                shape.values = [value for value in known if value in set(values)]
+            case In(values, False):
+                shape.excluded |= set(values)
+    if shape.most is not None and shape.least > shape.most:
+        return None
+    if shape.values is not None:
+        longest = math.inf if shape.most is None else shape.most
+        shape.values = [
+            value
+            for value in shape.values
+            if value not in shape.excluded
+            and shape.least <= len(value) <= longest
+            and not any("\ud800" <= char < "\ue000" for char in value)  # cannot be written
+        ]
+        if not shape.values:
+            return None
+    return shape
+
+
+@lru_cache(maxsize=256)
+def pattern_languages(pattern: str) -> tuple[tuple[Node, bool], ...]:
+    """The texts in which a pattern of JSON Schema is found; see ``regex_tree.languages``.
+
+    Raises:
+        RegexError: it is malformed or not supported.
+    """
+    return tuple(languages(parse(pattern)))
+
+
+def read_pattern(claim: Claim, keyword: str, pattern: Any) -> tuple[tuple[Node, bool], ...]:
+    """As ``pattern_languages``, for the pattern of a keyword.
+
+    Raises:
+        BadRequest: it is malformed or not supported.
+    """
+    if not isinstance(pattern, str):
+        raise refused(claim.node.path, keyword, "must be a string")
+    try:
+        return pattern_languages(pattern)
+    except RegexError as error:
+        shown = pattern if len(pattern) <= 80 else pattern[:77] + "..."
+        raise refused(claim.node.path, keyword, f"{shown!r} {error}") from error

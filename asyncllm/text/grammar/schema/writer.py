@@ -1,0 +1,300 @@
+"""From a JSON Schema to a grammar of the JSON texts that are valid against it.
+
+Each set of claims about a value becomes one rule, whose options are the branches that
+``logic.Logic`` finds; the claims of their items and properties become further rules. This is how an
+alternating tree automaton is made nondeterministic, and the grammar is finite because the document
+has finitely many subschemas. Rules from which no finite text follows are pruned.
+
+What is admitted is valid, always. What is valid is admitted but for choices of form: properties
+follow the schema's order, numbers have a bounded number of digits, characters are escaped only
+where they must be, and whitespace is at most a space or a new line with its indentation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from itertools import chain, product
+from typing import Any
+
+from asyncllm.errors import BadRequest
+from asyncllm.text.grammar import oracle
+from asyncllm.text.grammar.limits import Budget, check_size
+from asyncllm.text.grammar.regex_tree import Node as Regex
+from asyncllm.text.grammar.schema import (
+    array_keywords,
+    arrays,
+    in_place,
+    number_keywords,
+    numbers,
+    object_keywords,
+    objects,
+    string_keywords,
+    strings,
+)
+from asyncllm.text.grammar.schema.atoms import (
+    KINDS,
+    Atom,
+    Branch,
+    Claim,
+    Claims,
+    In,
+    Kind,
+)
+from asyncllm.text.grammar.schema.document import Document
+from asyncllm.text.grammar.schema.logic import Logic, Reader
+from asyncllm.text.grammar.schema.rules import Rule, Rules, Sequence, Terminal
+from asyncllm.text.grammar.schema.strings import StringShape
+
+_BREAK = r"(?: |\n {0,24}|\n\t{0,8})?"
+_OPEN_BRACE, _CLOSE_BRACE = rf"\{{{_BREAK}", rf"{_BREAK}\}}"
+_OPEN_BRACKET, _CLOSE_BRACKET = rf"\[{_BREAK}", rf"{_BREAK}\]"
+#: How deep "oneOf" looks for a property that tells its options apart, and at how many branches.
+_LOOK_DEPTH = 3
+_LOOK_BRANCHES = 16
+
+_READERS: Mapping[Kind, Mapping[str, Reader]] = {
+    "null": in_place.READERS,
+    "boolean": in_place.READERS,
+    "number": {**in_place.READERS, **number_keywords.READERS},
+    "string": {**in_place.READERS, **string_keywords.READERS},
+    "array": {**in_place.READERS, **array_keywords.READERS},
+    "object": {**in_place.READERS, **object_keywords.READERS},
+}
+
+
+def schema_rules(schema: Any, *, name: str = "start", only: Kind | None = None) -> str:
+    """The grammar of a schema, in Lark.
+
+    Args:
+        schema: an object or a boolean, as parsed from JSON.
+        name: of its root rule; all others begin with it, but for "start".
+        only: admit values of this JSON type only.
+
+    Raises:
+        BadRequest: the schema is malformed, admits nothing, is too complex, or says something that
+            cannot be enforced; the message names the keyword and its place.
+    """
+    if not isinstance(schema, dict | bool):
+        raise BadRequest("a schema must be an object or a boolean")
+    check_size(schema)
+    try:
+        return _SchemaWriter(schema, "" if name == "start" else f"{name}_").write(name, only)
+    except RecursionError:
+        raise BadRequest("the schema is too complex: its keywords are nested too deep") from None
+
+
+class _SchemaWriter:
+    def __init__(self, schema: Any, prefix: str):
+        self._document = Document(schema)
+        self.rules = Rules(oracle.is_empty, prefix)
+        self.logic = Logic(self._document, _READERS, Budget(), self._clearly_empty)
+        self._values: dict[frozenset[Claim], Rule] = {}
+        self._todo: list[tuple[Claims, Rule]] = []
+        self._matches: dict[tuple[Regex, str], bool] = {}
+        self.comma = self._fixed(rf",{_BREAK}")
+        self.colon = self._fixed(": ?")
+        self._depth = 0
+
+    def write(self, name: str, only: Kind | None) -> str:
+        root = Claim(self._document.root, True, self._document.root_scope)
+        rule = self.rules.new_rule()
+        kinds = KINDS if only is None else (only,)
+        for kind in kinds:
+            self._add(rule, (root,), kind)
+        while self._todo:
+            claims, todo_rule = self._todo.pop()
+            for kind in KINDS:
+                self._add(todo_rule, claims, kind)
+        text = self.rules.write(rule, name)
+        if text is None:
+            what = "value" if only is None else only
+            raise BadRequest(f"schema #: no {what} is valid against it")
+        return text
+
+    def value(self, claims: Claims) -> Rule:
+        """The rule for values of which all these claims are true."""
+        claims = tuple(claim for claim in claims if claim.node.schema is not claim.holds)
+        key = frozenset(claims)
+        if key not in self._values:
+            self.logic.budget.spend(4)
+            self._values[key] = self.rules.new_rule()
+            self._todo.append((claims, self._values[key]))
+        return self._values[key]
+
+    def matches(self, regex: Regex, text: str) -> bool:
+        """Whether a string is in a language."""
+        key = (regex, text)
+        if key not in self._matches:
+            self.logic.budget.spend(20)
+            expression = f"/{strings.json_text(regex)}/"
+            if any("\ud800" <= char < "\ue000" for char in text):
+                return False
+            self._matches[key] = oracle.matches(expression, strings.json_of(text))
+        return self._matches[key]
+
+    def names(self, claims: Claims, base: StringShape) -> list[Terminal]:
+        """Terminals for the strings of which all these claims are true, within ``base``."""
+        branches = self.logic.expand(claims, "string") if claims else [()]
+        found = []
+        for branch in branches:
+            shape = strings.fold(_atoms(branch), base)
+            if shape is not None and (terminal := self._string(shape)) is not None:
+                found.append(terminal)
+        return found
+
+    def few_values(self, claims: Claims, most: int) -> list[Terminal] | None:
+        """The texts of all values, None if they are not null, booleans, numbers or strings, listed.
+
+        Equal values come once, whatever their texts.
+        """
+        texts: dict[Any, str] = {}
+        for kind in KINDS:
+            for branch in self.logic.expand(claims, kind):
+                found = _listed(kind, _atoms(branch))
+                if found is None:
+                    return None
+                texts |= found
+        if len(texts) > most:
+            return None
+        terminals = [self.rules.terminal([text]) for text in texts.values()]
+        return [terminal for terminal in terminals if terminal is not None]
+
+    def _fixed(self, regex: str) -> Terminal:
+        terminal = self.rules.terminal([regex])
+        assert terminal is not None
+        return terminal
+
+    def _add(self, rule: Rule, claims: Claims, kind: Kind) -> None:
+        """Add the options for values of one JSON type."""
+        branches = self.logic.expand(claims, kind)
+        for branch in dict.fromkeys(branches):
+            for symbols in self._options(kind, branch):
+                self.rules.add(rule, *symbols)
+
+    def _options(self, kind: Kind, branch: Branch) -> list[Sequence]:
+        atoms = _atoms(branch)
+        match kind:
+            case "null" | "boolean":
+                texts = _scalars(kind, atoms)
+                return [(self._fixed("|".join(texts)),)] if texts else []
+            case "number":
+                return self._numbers(numbers.fold(atoms))
+            case "string":
+                shape = strings.fold(atoms)
+                terminal = self._string(shape) if shape is not None else None
+                return [(terminal,)] if terminal is not None else []
+            case "array":
+                array = arrays.fold(self.logic, branch)
+                options = [] if array is None else arrays.write(self, array)
+                ends = self._fixed(_OPEN_BRACKET), self._fixed(_CLOSE_BRACKET)
+            case "object":
+                object_ = objects.fold(branch)
+                options = [] if object_ is None else objects.write(self, object_)
+                ends = self._fixed(_OPEN_BRACE), self._fixed(_CLOSE_BRACE)
+        return [(ends[0], *symbols, ends[1]) for symbols in options]
+
+    def _string(self, shape: StringShape) -> Terminal | None:
+        terms = shape.terms()
+        if len(terms) > 1:
+            self.logic.budget.spend(50)  # the library is asked whether they have a common text
+        return self.rules.terminal(terms)
+
+    def _numbers(self, shapes: list[numbers.NumberShape]) -> list[Sequence]:
+        options: list[Sequence] = []
+        for shape in shapes:
+            if shape.multiple is not None and shape.values is None:
+                self.logic.budget.spend(100)
+                if (inline := numbers.inline_schema(shape)) is not None:
+                    options.append((self.rules.inline(f"%json {inline}"),))
+                continue
+            for terms in numbers.terms(shape):
+                terminal = self.rules.terminal(terms)
+                if terminal is not None:
+                    options.append((terminal,))
+        return options
+
+    def _clearly_empty(self, claims: Claims) -> bool:
+        """Whether claims contradict each other by their values, types or required properties."""
+        if self._depth >= _LOOK_DEPTH:
+            return False
+        self._depth += 1
+        try:
+            return all(self._clearly_no(kind, claims) for kind in KINDS)
+        finally:
+            self._depth -= 1
+
+    def _clearly_no(self, kind: Kind, claims: Claims) -> bool:
+        """The same for one JSON type. Each claim is expanded alone, so once only for many pairs."""
+        try:
+            found = [self.logic.expand((claim,), kind) for claim in claims]
+        except BadRequest:
+            return False  # refused where it is written
+        if math.prod(map(len, found)) > _LOOK_BRANCHES:
+            return False
+        self.logic.budget.spend()
+        return all(
+            self._clearly_nothing(kind, tuple(chain.from_iterable(branches)))
+            for branches in product(*found)
+        )
+
+    def _clearly_nothing(self, kind: Kind, branch: Branch) -> bool:
+        atoms = _atoms(branch)
+        match kind:
+            case "null" | "boolean":
+                return not _scalars(kind, atoms)
+            case "number":
+                return not numbers.fold(atoms)
+            case "string":
+                return strings.fold(atoms) is None
+            case "array":
+                array = arrays.fold(self.logic, branch)
+                if array is None:
+                    return True
+                some = range(min(array.least, array.first_alike))
+                return any(self._clearly_empty(array.claims_at(index)) for index in some)
+            case "object":
+                shape = objects.fold(branch)
+                if shape is None:
+                    return True
+                return any(
+                    self._clearly_empty(objects.claims_about(self, shape, name))
+                    for name in shape.required
+                )
+
+
+def _atoms(branch: Branch) -> list[Atom]:
+    return [watched.atom for watched in branch]
+
+
+def _scalars(kind: Kind, atoms: list[Atom]) -> list[str]:
+    """The values of null or boolean, as texts."""
+    values: list[Any] = [None] if kind == "null" else [False, True]
+    for atom in atoms:
+        if isinstance(atom, In):
+            values = [value for value in values if (value in atom.values) == atom.inside]
+    return ["null" if value is None else str(value).lower() for value in values]
+
+
+def _listed(kind: Kind, atoms: list[Atom]) -> dict[Any, str] | None:
+    """All values of one JSON type with their texts as regular expressions; None if too many."""
+    match kind:
+        case "null" | "boolean":
+            return {text: text for text in _scalars(kind, atoms)}
+        case "number":
+            found: dict[Any, str] = {}
+            for shape in numbers.fold(atoms):
+                if shape.values is None:
+                    return None
+                for text in shape.values:
+                    found[Decimal(text)] = numbers.value_regex(text)
+            return found
+        case "string":
+            strings_ = strings.fold(atoms)
+            if strings_ is None:
+                return {}
+            if strings_.values is None or strings_.inside or strings_.outside:
+                return None
+            return {f'"{value}': strings.json_texts([value]) for value in strings_.values}
+    return None

@@ -1,0 +1,91 @@
+"""Structured output of one model: grammars compiled for requests, and matchers for their sequences.
+
+Requests come in on the event loop, sequences are sampled in the executor's thread; both get to the
+same compiled grammars.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncllm.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from asyncllm.text.grammar import GrammarCompiler, MaskFiller, Matcher
+    from asyncllm.text.tokenizer import Tokenizer
+
+#: Threads that fill masks, at most; one mask takes some tens of microseconds.
+MAX_THREADS = 8
+
+
+class StructuredOutput:
+    """Serves once it is ``open``; the library of grammars is imported with the first one."""
+
+    def __init__(self) -> None:
+        self._model: tuple[Tokenizer, int, tuple[int, ...]] | None = None
+        self._compiler: GrammarCompiler | None = None
+        self._filler: MaskFiller | None = None
+        self._opening = threading.Lock()
+
+    def open(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        """The model is known; ``vocab_size`` is that of its logits."""
+        self._model = tokenizer, vocab_size, eos_ids
+
+    async def compile(self, spec: Any) -> bytes:
+        """What ``matcher`` takes for a ``GrammarSpec``; compiled off the loop, once.
+
+        Raises:
+            BadRequest: there is no such grammar, or not for this model.
+        """
+        compiler = self._compiler
+        if compiler is None:
+            compiler = await asyncio.to_thread(self._open_compiler)
+        from asyncllm.text.grammar import GrammarSpec
+
+        if not isinstance(spec, GrammarSpec):
+            raise BadRequest("grammar must be a GrammarSpec", param="grammar")
+        await compiler.compile_async(spec, param="grammar")
+        return msgspec.json.encode(spec)
+
+    def matcher(self, grammar: bytes) -> Matcher:
+        """At the start of a grammar.
+
+        Raises:
+            BadRequest: it cannot be compiled. It was once, but not everything is kept.
+        """
+        from asyncllm.text.grammar import GrammarSpec
+
+        spec: GrammarSpec = msgspec.json.decode(grammar, type=GrammarSpec)
+        return self._open_compiler().compile(spec).matcher()
+
+    def fill(self, matchers: Sequence[Matcher], masks: np.ndarray) -> None:
+        """Write the masks of their next tokens; int32 [len(matchers), ceil(vocab / 32)]."""
+        if self._filler is None:
+            from asyncllm.text.grammar import MaskFiller
+
+            threads = min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2))
+            self._filler = MaskFiller(self._open_compiler().vocabulary, threads=threads)
+        self._filler.fill_rows(matchers, masks)
+
+    def close(self) -> None:
+        """Stop the threads. Closing twice is fine."""
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def _open_compiler(self) -> GrammarCompiler:
+        with self._opening:
+            if self._compiler is None:
+                from asyncllm.text.grammar import GrammarCompiler
+
+                assert self._model is not None, "requests come when the model is known"
+                self._compiler = GrammarCompiler(*self._model)
+            return self._compiler

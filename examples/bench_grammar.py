@@ -1,0 +1,244 @@
+"""What structured output costs and covers, printed as tables.
+
+    python -m examples.bench_grammar [--vocabulary 128000] [--rows 64] [--suite]
+
+Run it in the repository: the schemas are those of the tests. The large vocabulary is made up of
+pairs of the demo model's tokens. First the time to compile schemas never seen before, then that of
+one row's mask along random outputs, then of whole batches in the filler's threads, and how much a
+busy Python thread gets done meanwhile. With --suite also the official JSON-Schema-Test-Suite, with
+asyncllm's own compiler of schemas and with the library's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jsonschema
+import llguidance
+import numpy as np
+import referencing
+import tokenizers
+from tokenizers import decoders, models
+
+import asyncllm.demo
+from asyncllm.errors import BadRequest
+from asyncllm.text import Tokenizer
+from asyncllm.text.grammar import Grammar, GrammarCompiler, JsonSchema, MaskFiller
+from asyncllm.text.grammar.matcher import Mask
+from tests.unit.grammar_sampling import (
+    EOS_IDS,
+    VOCAB_SIZE,
+    check_valid,
+    demo_tokenizer,
+    sample,
+    suite_groups,
+    tokens_in,
+)
+from tests.unit.grammar_schemas import SCHEMAS
+from tests.unit.test_grammar_suite import GROUPS, admits_objects
+
+MOST_TOKENS = 200
+
+
+def large_tokenizer(size: int) -> Tokenizer:
+    """The demo model's tokens, and pairs of them up to so many."""
+    folder = Path(asyncllm.demo.__file__).parent / "model"
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    vocabulary = dict(backend.get_vocab(with_added_tokens=True))
+    pieces = [piece for piece, token in vocabulary.items() if token > max(EOS_IDS)]
+    rng = random.Random(0)
+    while len(vocabulary) < size:
+        pair = rng.choice(pieces) + rng.choice(pieces)
+        vocabulary.setdefault(pair, len(vocabulary))
+    large = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    large.decoder = decoders.ByteLevel()
+    large.add_special_tokens([backend.id_to_token(token) or "" for token in sorted(EOS_IDS)])
+    return Tokenizer(large)
+
+
+def outline(values: Sequence[float], scale: float) -> str:
+    ordered = sorted(values)
+    picked = [
+        statistics.median(ordered),
+        ordered[int(0.9 * len(ordered))],
+        ordered[int(0.99 * len(ordered))],
+        ordered[-1],
+    ]
+    return "".join(f"{value * scale:10.2f}" for value in picked)
+
+
+def timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def compile_all(compiler: GrammarCompiler) -> tuple[dict[str, Grammar], list[float]]:
+    grammars, seconds = {}, []
+    for name, schema in SCHEMAS.items():
+        begun = time.perf_counter()
+        grammars[name] = compiler.compile(JsonSchema(schema))
+        seconds.append(time.perf_counter() - begun)
+    return grammars, seconds
+
+
+def walk(grammar: Grammar, words: int, seed: int) -> Iterator[float]:
+    """The seconds of each mask along one random output."""
+    matcher, row = grammar.matcher(), np.zeros(words, np.uint32)
+    rng = np.random.default_rng(seed)
+    for _ in range(MOST_TOKENS):
+        if matcher.is_finished:
+            return
+        begun = time.perf_counter()
+        matcher.fill(row)
+        yield time.perf_counter() - begun
+        allowed = tokens_in(row)
+        matcher.accept(allowed[rng.integers(len(allowed))])
+
+
+def batches(
+    compiler: GrammarCompiler, grammars: dict[str, Grammar], rows: int, threads: int
+) -> list[float]:
+    """Seconds per batch whose rows all go on between one and the next."""
+    filler = MaskFiller(compiler.vocabulary, threads=threads)
+    mask: Mask = np.zeros((rows, compiler.vocabulary.num_words), np.uint32)
+    names = list(grammars)
+    matchers = [grammars[names[row % len(names)]].matcher() for row in range(rows)]
+    rng = np.random.default_rng(0)
+    seconds: list[float] = []
+    for _ in range(150):
+        seconds.append(timed(lambda: filler.fill_rows(matchers, mask)))
+        for row, matcher in enumerate(matchers):
+            allowed = tokens_in(mask[row])
+            matcher.accept(allowed[rng.integers(len(allowed))])
+            if matcher.is_finished or matcher.error:
+                matchers[row] = grammars[names[row % len(names)]].matcher()
+    return seconds
+
+
+class Spinner:
+    """A Python thread that does nothing but count: what it loses is time without the GIL."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._spin)
+
+    def _spin(self) -> None:
+        while not self._stop.is_set():
+            self.count += 1
+
+    def speed_beside(self, work: Callable[[], object], seconds: float = 0.5) -> float:
+        """Counts per second while work is done again and again in this thread."""
+        self.count = 0
+        self._thread.start()
+        begun = time.perf_counter()
+        while time.perf_counter() < begun + seconds:
+            work()
+        speed = self.count / (time.perf_counter() - begun)
+        self._stop.set()
+        self._thread.join()
+        return speed
+
+
+def share_beside_fills(compiler: GrammarCompiler, grammar: Grammar, rows: int) -> float:
+    """How much of its speed a Python thread keeps beside one that fills masks without a pause."""
+    filler = MaskFiller(compiler.vocabulary, threads=1)
+    mask: Mask = np.zeros((rows, compiler.vocabulary.num_words), np.uint32)
+    matchers = [grammar.matcher() for _ in range(rows)]
+    alone = Spinner().speed_beside(lambda: time.sleep(0.1))
+    return Spinner().speed_beside(lambda: filler.fill_rows(matchers, mask)) / alone
+
+
+def show_costs(size: int, rows: int) -> None:
+    for tokenizer, vocabulary in ((demo_tokenizer(), VOCAB_SIZE), (large_tokenizer(size), size)):
+        compiler = GrammarCompiler(tokenizer, vocabulary, EOS_IDS)
+        begun = time.perf_counter()
+        words = compiler.vocabulary.num_words
+        print(f"\nvocabulary of {vocabulary}: built in {time.perf_counter() - begun:.3f} s")
+        print(f"{'':34}    median       90%       99%       max")
+        grammars, seconds = compile_all(compiler)
+        print(f"{f'compile, ms ({len(seconds)} schemas)':34}{outline(seconds, 1e3)}")
+        _, again = compile_all(compiler)
+        print(f"{'compile again, us':34}{outline(again, 1e6)}")
+        started = [timed(grammar.matcher) for grammar in grammars.values()]
+        print(f"{'matcher, us':34}{outline(started, 1e6)}")
+        for pass_ in ("first", "second"):
+            fills = [
+                second
+                for grammar in grammars.values()
+                for seed in range(3)
+                for second in walk(grammar, words, seed)
+            ]
+            print(f"{f'mask of one row, us ({pass_} pass)':34}{outline(fills, 1e6)}")
+        for threads in (1, 2):
+            found = batches(compiler, grammars, rows, threads)
+            label = f"{rows} rows, {threads} threads, us per row"
+            print(f"{label:34}{outline(found, 1e6 / rows)}")
+        share = share_beside_fills(compiler, grammars["a tool call"], rows)
+        print(f"beside endless fills of {rows} rows a Python thread keeps {share:.0%} of its speed")
+
+
+def verdict(schema: object, compile_: Callable[[object], Grammar]) -> str:
+    try:
+        grammar = compile_(schema)
+    except BadRequest:
+        return "refused"
+    outputs = [output for seed in range(6) if (output := sample(grammar, seed, most=300)).finished]
+    try:
+        for output in outputs:
+            check_valid(schema, output.text)
+    except (jsonschema.ValidationError, ValueError):
+        return "wrong"
+    except referencing.exceptions.Unresolvable:
+        return "refused"
+    return "valid" if outputs else "unfinished"
+
+
+def show_suite() -> None:
+    compiler = GrammarCompiler(demo_tokenizer(), VOCAB_SIZE, EOS_IDS)
+    vocabulary = compiler.vocabulary
+
+    def by_library(schema: object) -> Grammar:
+        if isinstance(schema, dict):
+            schema = {**schema, "x-guidance": {"whitespace_flexible": False}}
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise BadRequest(matcher.get_error())
+        return Grammar(matcher, vocabulary, 0)
+
+    ways: dict[str, Callable[[object], Grammar]] = {
+        "asyncllm": lambda schema: compiler.compile(JsonSchema(schema)),  # type: ignore[arg-type]
+        "the library's own compiler": by_library,
+    }
+    groups = [group for group in GROUPS if admits_objects(group)]
+    print(f"\nJSON-Schema-Test-Suite, draft 2020-12: {len(groups)} schemas that admit objects,")
+    print(f"of {sum(1 for _ in suite_groups())}")
+    for name, way in ways.items():
+        counts = Counter(verdict(group.schema, way) for group in groups)
+        shares = ", ".join(f"{counts[what]} {what}" for what in sorted(counts))
+        print(f"{name:28} {counts['valid'] / len(groups):.1%} valid ({shares})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--vocabulary", type=int, default=128_000)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--suite", action="store_true", help="also the official test suite")
+    options = parser.parse_args()
+    show_costs(options.vocabulary, options.rows)
+    if options.suite:
+        show_suite()
+
+
+if __name__ == "__main__":
+    main()
