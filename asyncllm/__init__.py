@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
+    from asyncllm.beam_search import Beam, BeamSearchParams
     from asyncllm.client import Client
     from asyncllm.config import EngineConfig
     from asyncllm.engine.policy import Policy
@@ -37,6 +38,8 @@ _HOMES = {
     "AsyncLLM": "asyncllm.api",
     "AsyncLLMError": "asyncllm.errors",
     "BadRequest": "asyncllm.errors",
+    "Beam": "asyncllm.beam_search",
+    "BeamSearchParams": "asyncllm.beam_search",
     "Client": "asyncllm.client",
     "Completion": "asyncllm.types",
     "DeadlineExceeded": "asyncllm.errors",
@@ -58,6 +61,8 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMError",
     "BadRequest",
+    "Beam",
+    "BeamSearchParams",
     "Client",
     "Completion",
     "DeadlineExceeded",

@@ -10,15 +10,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from asyncllm.beam_search import Beam, BeamSearch, BeamSearchParams
 from asyncllm.config import EngineConfig, EngineLimits, PolicyName, ServerConfig
 from asyncllm.engine.history import RequestTrace
 from asyncllm.engine.mailbox import Collector, Mailbox
 from asyncllm.engine.policy import POLICIES, Policy
+from asyncllm.engine.prepared import is_prepared, prepare
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, EngineDead, NotReady
 from asyncllm.executor.startup import StartupBill
 from asyncllm.loading import Loaded, load, name_of
 from asyncllm.models.spec import ModelSpec
+from asyncllm.text.bad_words import bad_word_ids
+from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import (
@@ -162,6 +166,11 @@ class AsyncLLM:
         return self._started.chat_template
 
     @property
+    def chat_reader(self) -> ChatReader:
+        """How answers in chats are read."""
+        return self._started.chat_reader
+
+    @property
     def stats(self) -> EngineStats:
         return self._started.engine.stats
 
@@ -199,9 +208,10 @@ class AsyncLLM:
             DeadlineExceeded: it could not be served in time.
             StepError, EngineDead: it failed while running.
         """
+        params = await self.prepare(params or self.default_params)
         ids = await self.encode_prompt(prompt, scheduling.tenant if scheduling else "")
         collector = Collector()
-        request_id = self.submit(ids, params or self.default_params, collector, scheduling)
+        request_id = self.submit(ids, params, collector, scheduling)
         try:
             whole = await collector.whole()
         finally:
@@ -214,7 +224,33 @@ class AsyncLLM:
             stop_reason=whole.stop_reason,
             logprobs=whole.logprobs,
             usage=Usage(len(ids), len(whole.token_ids), whole.cached_tokens),
+            prompt_logprobs=whole.prompt_logprobs,
         )
+
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        scheduling: SchedulingParams | None = None,
+    ) -> list[Beam]:
+        """The likeliest continuations of a prompt, best first. Raises like ``generate``."""
+        ids = await self.encode_prompt(prompt, scheduling.tenant if scheduling else "")
+        return await self.start_beam_search(ids, params, scheduling).run()
+
+    def start_beam_search(
+        self,
+        prompt_ids: Seq[int],
+        params: BeamSearchParams,
+        scheduling: SchedulingParams | None = None,
+    ) -> BeamSearch:
+        """A search that was accepted, and is still to be run.
+
+        Raises:
+            BadRequest: it can never be served.
+            QueueFull: too much is waiting already.
+        """
+        parts = self._started
+        return BeamSearch(parts.engine, parts.tokenizer, prompt_ids, params, scheduling)
 
     async def stream(
         self,
@@ -226,9 +262,10 @@ class AsyncLLM:
 
         A slow reader gets several tokens at once; nothing piles up. Raises like ``generate``.
         """
+        params = await self.prepare(params or self.default_params)
         ids = await self.encode_prompt(prompt, scheduling.tenant if scheduling else "")
         mailbox = Mailbox()
-        request_id = self.submit(ids, params or self.default_params, mailbox, scheduling)
+        request_id = self.submit(ids, params, mailbox, scheduling)
         try:
             while True:
                 delta = await mailbox.get()
@@ -238,6 +275,21 @@ class AsyncLLM:
         finally:
             self.abort(request_id)
 
+    async def prepare(self, params: SamplingParams) -> SamplingParams:
+        """Parameters ready to be submitted: what takes long to make is made off the loop.
+
+        Raises:
+            BadRequest: it cannot be made.
+        """
+        if is_prepared(params):
+            return params
+        parts = self._started
+        words = await bad_word_ids(parts.tokenizer, params.bad_words)
+        grammar = b""
+        if params.grammar is not None:
+            grammar = await parts.structured.compile(params.grammar)
+        return prepare(params, words, parts.engine.limits, grammar)
+
     def submit(
         self,
         prompt_ids: Seq[int],
@@ -245,7 +297,11 @@ class AsyncLLM:
         sink: Sink,
         scheduling: SchedulingParams | None = None,
     ) -> int:
-        """Queue a request whose output goes to ``sink``; see ``Engine.add``."""
+        """Queue a request whose output goes to ``sink``; see ``Engine.add``.
+
+        Args:
+            params: as ``prepare`` returns them.
+        """
         return self._started.engine.add(prompt_ids, params, sink, scheduling)
 
     def check_room(self, num_tokens: int, num_requests: int = 1, tenant: str = "") -> None:
@@ -289,14 +345,16 @@ class AsyncLLM:
         return ids
 
     async def encode_all(
-        self, texts: Seq[str], *, add_special_tokens: bool = True
+        self, texts: Seq[str], *, add_special_tokens: bool = True, any_length: bool = False
     ) -> list[list[int]]:
         """Token ids of each text; off the loop, unless it is a single short one.
 
         Raises:
-            BadRequest: so many bytes cannot fit the context, whatever the tokens are.
+            BadRequest: so many bytes cannot fit the context, whatever the tokens are, and
+                ``any_length`` is not said to be fine.
         """
-        self._least_tokens(texts)
+        if not any_length:
+            self._least_tokens(texts)
         return await self._started.tokenizer.encode_async(texts, add_special_tokens)
 
     def _least_tokens(self, texts: Seq[str]) -> int:
@@ -322,12 +380,14 @@ class AsyncLLM:
         tools: Seq[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        any_length: bool = False,
         **template_kwargs: Any,
     ) -> list[int]:
         """Token ids of chat messages, rendered with the model's chat template.
 
         Args:
             tenant: who is going to make a request of it; None when nobody is.
+            any_length: they may be more than the context holds.
 
         Raises:
             BadRequest: the model has no template, or the template refuses the messages.
@@ -347,9 +407,10 @@ class AsyncLLM:
             **template_kwargs,
         )
         if tenant is not None:
-            self.check_room(self._least_tokens([text]), tenant=tenant)
+            self.check_room(1 if any_length else self._least_tokens([text]), tenant=tenant)
         # The template writes the special tokens itself.
-        return await self.encode(text, add_special_tokens=False)
+        [ids] = await self.encode_all([text], add_special_tokens=False, any_length=any_length)
+        return ids
 
     def aiohttp_app(self, server: ServerConfig | None = None) -> web.Application:
         """The HTTP API as an application, for ``app.add_subapp("/llm", llm.aiohttp_app())``.

@@ -7,7 +7,8 @@ no configuration through environment variables.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +22,9 @@ LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
 SimProfile = Literal["auto", "h200-8b", "h200-0.6b"]
+
+#: Scheme, host and port, as browsers write them in an Origin header.
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\\@?#]+")
 
 
 def _doc(text: str) -> Meta:
@@ -39,6 +43,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     revision: Annotated[str | None, _doc("branch, tag or commit of a hub model")] = None
     tokenizer: Annotated[str | None, _doc("folder or hub id, when not the model's own")] = None
+    tool_parser: Annotated[
+        str, _doc("how the model writes tool calls: a format's name, none, or auto: as it seems")
+    ] = "auto"
+    reasoning_parser: Annotated[str, _doc("how it writes reasoning, likewise")] = "auto"
     load_format: Annotated[LoadFormat, _doc("'dummy' fills in random weights")] = "auto"
     device: Annotated[
         Device,
@@ -190,7 +198,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], _doc("names clients may use; the model's own by default")
     ] = ()
     api_key: Annotated[tuple[str, ...], _doc("keys that clients must present; none: open")] = ()
+    api_key_file: Annotated[str | None, _doc("file with more such keys, one in each line")] = None
+    cors_origin: Annotated[
+        tuple[str, ...],
+        _doc("origins whose web pages may call the server, as https://example.org; * for all"),
+    ] = ()
+    strict: Annotated[
+        bool, _doc("answer 400 to fields that nobody knows, instead of naming them in a header")
+    ] = False
     max_body_bytes: Annotated[int, _doc("largest accepted request body")] = 8 * 1024 * 1024
+    request_seconds: Annotated[
+        float, _doc("how long a request may take to arrive, and a connection may be idle")
+    ] = 75.0
     drain_seconds: Annotated[
         float, _doc("how long a stopping server lets running streams finish")
     ] = 30.0
@@ -203,7 +222,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest("api_key must not be empty", param="api_key")
         if not all(self.served_model_name):
             raise BadRequest("served_model_name must not be empty", param="served_model_name")
+        for origin in self.cors_origin:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise BadRequest(
+                    f"cors_origin must be like https://example.org or *, not {origin!r}",
+                    param="cors_origin",
+                )
         if self.max_body_bytes < 1:
             raise BadRequest("max_body_bytes must be at least 1", param="max_body_bytes")
+        if not 0 < self.request_seconds < math.inf:
+            raise BadRequest("request_seconds must be positive", param="request_seconds")
         if not 0 <= self.drain_seconds < math.inf:
             raise BadRequest("drain_seconds must not be negative", param="drain_seconds")

@@ -84,6 +84,14 @@ class StepError(AsyncLLMError):
     code = "step_failed"
 
 
+class ConstraintError(AsyncLLMError):
+    """What was asked of the output left no token to go on with; asking again would be no better."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "constraint_failed"
+
+
 class EngineDead(AsyncLLMError):
     """The executor is gone; no request can be served any more."""
 

@@ -24,7 +24,11 @@ from asyncllm.executor.sim import build_sim
 from asyncllm.executor.startup import StartupBill
 from asyncllm.models.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
+from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
+from asyncllm.text.model_files import read_json
+from asyncllm.text.parsing import choose_formats
+from asyncllm.text.structured import StructuredOutput
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
 
@@ -38,6 +42,8 @@ class Loaded(msgspec.Struct, frozen=True):
     spec: ModelSpec
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    chat_reader: ChatReader
+    structured: StructuredOutput
     default_params: SamplingParams
     executor: Executor
     engine: Engine
@@ -51,6 +57,7 @@ class Loaded(msgspec.Struct, frozen=True):
             self.recorded.stop_recording("the engine was closed")
         await self.executor.close()
         self.tokenizer.close()
+        self.structured.close()
 
 
 def name_of(model: str | None) -> str:
@@ -83,12 +90,13 @@ async def load(
             progress(done, total)
 
     bill = StartupBill()
-    executor, clock = _executor(config, folder, spec, report, bill)
+    structured = StructuredOutput()
+    executor, clock = _executor(config, folder, spec, report, bill, structured)
     # The tokenizer loads while the executor thread imports torch and reads the weights.
-    text = asyncio.ensure_future(asyncio.to_thread(_load_text, text_folder))
+    text = asyncio.ensure_future(asyncio.to_thread(_load_text, text_folder, config))
     weights = asyncio.ensure_future(executor.start())
     try:
-        tokenizer, template = await text
+        tokenizer, template, reader = await text
         limits = await weights
         recorded = None
         if config.trace is not None:
@@ -102,6 +110,7 @@ async def load(
                 part.exception()
         await executor.close()
         raise
+    structured.open(tokenizer, limits.vocab_size, limits.eos_token_ids)
     scheduler = recorded or Scheduler.create(limits, policy)
     engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
     engine.start()
@@ -109,7 +118,8 @@ async def load(
     # this, so that what is then left behind in cycles is found.
     gc.collect()
     gc.freeze()
-    return Loaded(spec, tokenizer, template, defaults, executor, engine, recorded, bill)
+    text_parts = tokenizer, template, reader, structured
+    return Loaded(spec, *text_parts, defaults, executor, engine, recorded, bill)
 
 
 def _executor(
@@ -118,12 +128,13 @@ def _executor(
     spec: ModelSpec,
     report: Callable[[int, int], None],
     bill: StartupBill,
+    structured: StructuredOutput,
 ) -> tuple[Executor, Callable[[], float]]:
     """What will run the steps, and the clock that its times are in."""
     if config.device == "sim":
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), clock
-    build = partial(_build_worker, config, folder, spec, report, bill)
+    build = partial(_build_worker, config, folder, spec, report, bill, structured)
     return ThreadExecutor(build), time.perf_counter
 
 
@@ -143,8 +154,17 @@ async def _find(model: str | None, revision: str | None) -> Path:
     return await asyncio.to_thread(resolve_folder, model, revision)
 
 
-def _load_text(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
-    return Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
+def _load_text(
+    folder: Path, config: EngineConfig
+) -> tuple[Tokenizer, ChatTemplate | None, ChatReader]:
+    tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
+    formats = choose_formats(
+        None if template is None else template.source,
+        read_json(folder / "config.json").get("model_type"),
+        tools=config.tool_parser,
+        reasoning=config.reasoning_parser,
+    )
+    return tokenizer, template, ChatReader(formats, tokenizer)
 
 
 def _build_worker(
@@ -153,9 +173,10 @@ def _build_worker(
     spec: ModelSpec,
     report: Callable[[int, int], None],
     bill: StartupBill,
+    structured: StructuredOutput,
 ) -> StepWorker:
     # Imported here, in the executor thread: it brings torch, which takes seconds.
     with bill.phase("import"):
         from asyncllm.executor.build import build_worker
 
-    return build_worker(config, folder, spec, report, bill)
+    return build_worker(config, folder, spec, report, bill, structured)

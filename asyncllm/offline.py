@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar, cast, overload
 
 from asyncllm.api import AsyncLLM
@@ -15,6 +16,7 @@ from asyncllm.loop_thread import LoopThread
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from asyncllm.beam_search import Beam, BeamSearchParams
     from asyncllm.config import EngineLimits, PolicyName
     from asyncllm.engine.policy import Policy
     from asyncllm.engine.stats import EngineStats
@@ -129,6 +131,45 @@ class LLM:
             raise BadRequest(f"{len(prompts)} prompts but {len(each)} params", param="params")
         return self._generate_all(cast("Sequence[Prompt]", prompts), each, scheduling, progress)
 
+    @overload
+    def beam_search(  # type: ignore[overload-overlap]
+        self,
+        prompts: Prompt,
+        params: BeamSearchParams,
+        scheduling: SchedulingParams | None = None,
+    ) -> list[Beam]: ...
+
+    @overload
+    def beam_search(
+        self,
+        prompts: Sequence[Prompt],
+        params: BeamSearchParams,
+        scheduling: SchedulingParams | None = None,
+    ) -> list[list[Beam]]: ...
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        scheduling: SchedulingParams | None = None,
+    ) -> list[Beam] | list[list[Beam]]:
+        """The likeliest continuations of a prompt, best first; or of each of a list of prompts.
+
+        Raises like ``generate``.
+        """
+        llm, intake = self._llm, self._intake
+        if _is_single(prompts):
+            return self._thread.run(llm.beam_search(prompts, params, scheduling))
+        each = cast("Sequence[Prompt]", prompts)
+        found: dict[int, list[Beam]] = {}
+
+        async def search(index: int) -> None:
+            ids = await intake.encode(each[index])
+            found[index] = await llm.beam_search(ids, params, scheduling)
+
+        self._thread.run(intake.run(search, range(len(each))))
+        return [found[index] for index in range(len(each))]
+
     def stream(
         self,
         prompt: Prompt,
@@ -175,14 +216,21 @@ class LLM:
         speed = Speed(llm.stats)
         answers: dict[int, Completion] = {}
 
+        ready: dict[int, SamplingParams] = {}  # of those that differ, by identity
+
         async def answer(index: int) -> None:
-            try:
+            asked = params[index]
+            with _naming(index):
                 ids = await intake.encode(prompts[index])
-                answers[index] = await llm.generate(ids, params[index], scheduling)
-            except BadRequest as error:
-                raise BadRequest(
-                    f"prompt {index}: {error.message}", param=error.param, code=error.code
-                ) from error
+                wanted = None if asked is None else ready[id(asked)]
+                answers[index] = await llm.generate(ids, wanted, scheduling)
+
+        async def answer_all() -> None:
+            for index, asked in enumerate(params):
+                if asked is not None and id(asked) not in ready:
+                    with _naming(index):
+                        ready[id(asked)] = await llm.prepare(asked)
+            await intake.run(answer, range(len(prompts)))
 
         with tqdm(total=len(prompts), unit="prompt", disable=not progress) as bar:
 
@@ -190,9 +238,20 @@ class LLM:
                 bar.n = len(answers)
                 bar.set_postfix_str(str(speed))
 
-            self._thread.run(intake.run(answer, range(len(prompts))), draw)
+            self._thread.run(answer_all(), draw)
             draw()
         return [answers[index] for index in range(len(prompts))]
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Say which prompt it is that is refused."""
+    try:
+        yield
+    except BadRequest as error:
+        raise BadRequest(
+            f"prompt {index}: {error.message}", param=error.param, code=error.code
+        ) from error
 
 
 def _is_single(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:

@@ -14,6 +14,9 @@ from asyncllm.validate import check_types
 
 MAX_STOP_STRINGS = 32
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 256
 
 Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -54,6 +57,23 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"
 
 
+class Reasoning(msgspec.Struct, frozen=True):
+    """How an output may begin with reasoning, which its grammar is not about.
+
+    Attributes:
+        start_ids: tokens each of which begins it, as the first token of the output.
+        end_ids: tokens each of which ends it; at least one.
+        is_open: the prompt has begun it already.
+        max_tokens: so many tokens of the output, markers included, are followed by the first of
+            ``end_ids`` if it has not come before; None is off.
+    """
+
+    start_ids: tuple[Int32, ...] = ()
+    end_ids: tuple[Int32, ...] = ()
+    is_open: bool = False
+    max_tokens: Int32 | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to choose tokens and when to stop.
 
@@ -64,15 +84,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         min_p: drop tokens less likely than ``min_p`` times the likeliest; 0 is off.
         presence_penalty, frequency_penalty: OpenAI's, over generated tokens, -2 to 2.
         repetition_penalty: Hugging Face's, over prompt and generated tokens; 1 is off.
-        max_tokens: most tokens to generate; None means all the room left in the context.
-        min_tokens: no stop token before so many tokens.
+        logit_bias: what is added to the logits of single tokens, by id; -100 to 100.
+        allowed_token_ids: the only tokens that may be sampled; None is off. An end-of-sequence
+            token that is not among them cannot be sampled either.
+        bad_words: what may not be generated: words, each with and without a space before it, or
+            the token ids of one. A word that is made of other tokens than the tokenizer makes of
+            it, or that begins in the prompt, is not noticed.
+        grammar: what the output must be, a ``GrammarSpec`` of ``asyncllm.text.grammar``. It decides
+            where the output may end, so ``ignore_eos`` does nothing; ``min_tokens`` yields where
+            only the end is left.
+        reasoning: what may come before the grammar begins, and how much of it.
+        max_tokens: most tokens to generate; None means all the room left in the context, and 0
+            only scores the prompt.
+        min_tokens: neither a stop token nor the end of a stop string among so many tokens.
         stop: strings that end the text (they are not part of it); a single one may stand alone.
         stop_token_ids: further token ids that end the sequence.
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         include_stop_str_in_output: keep the stop string at the end of the text.
         skip_special_tokens: leave special tokens out of the text.
+        shown_special_tokens: ids of those that stay in it all the same.
         seed: makes sampling repeatable, whatever else runs beside it.
         logprobs: None for none; n for the sampled token's and the n likeliest tokens'.
+        prompt_logprobs: the same for each token of the prompt but the first. Such a prompt is
+            computed even where it is cached.
 
     Raises:
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
@@ -85,6 +119,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: dict[Int32, float] | None = None
+    allowed_token_ids: tuple[Int32, ...] | None = None
+    bad_words: tuple[str | tuple[Int32, ...], ...] = ()
+    grammar: Any = None
+    reasoning: Reasoning | None = None
     max_tokens: Int32 | None = None
     min_tokens: Int32 = 0
     stop: tuple[str, ...] = ()
@@ -92,8 +131,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_tokens: tuple[Int32, ...] = ()
     seed: Int64 | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         stop: object = self.stop
@@ -106,8 +147,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
         _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
         _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
-        _check(0 < self.repetition_penalty <= 100, "repetition_penalty", "between 0 and 100")
-        _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
+        # Less would make logits infinite.
+        _check(0.01 <= self.repetition_penalty <= 100, "repetition_penalty", "between 0.01 and 100")
+        self._check_constraints()
+        _check(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0")
         _check(self.min_tokens >= 0, "min_tokens", "at least 0")
         _check(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
@@ -117,11 +160,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         _check(all(self.stop), "stop", "made of non-empty strings")
         _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "made of token ids")
-        _check(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            "logprobs",
-            f"between 0 and {MAX_LOGPROBS}",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            ok = wanted is None or 0 <= wanted <= MAX_LOGPROBS
+            _check(ok, name, f"between 0 and {MAX_LOGPROBS}")
+
+    def _check_constraints(self) -> None:
+        bias, words = self.logit_bias or {}, self.bad_words
+        _check(len(bias) <= MAX_LOGIT_BIAS, "logit_bias", f"of at most {MAX_LOGIT_BIAS} tokens")
+        _check(all(-100 <= b <= 100 for b in bias.values()), "logit_bias", "between -100 and 100")
+        reasoning = self.reasoning
+        if reasoning is not None:
+            _check(reasoning.end_ids != (), "reasoning", "ended by some token")
+            most = reasoning.max_tokens
+            _check(most is None or most >= 0, "reasoning", "of at least 0 tokens")
+        # Whether the ids exist is known where the model is.
+        _check(self.allowed_token_ids != (), "allowed_token_ids", "made of at least one token id")
+        _check(len(words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} words")
+        most = MAX_BAD_WORD_LENGTH
+        fine = all(w.strip() and len(w) <= most for w in words if isinstance(w, str))
+        _check(fine and all(words), "bad_words", f"made of words of at most {most} characters")
 
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +228,12 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprob(TokenLogprob, frozen=True):
+    """The same for a token of the prompt, which has so many likelier ones before it, and itself."""
+
+    rank: int = 1
+
+
 class TokenDelta(msgspec.Struct):
     """What one step (or several merged ones) added to one sequence.
 
@@ -178,6 +242,9 @@ class TokenDelta(msgspec.Struct):
     stop token id that ended the sequence (None for the model's own end-of-sequence token).
     ``logprobs`` has one entry per token id when they were asked for. ``cached_tokens``, set on the
     last delta, is how many tokens of the prompt were not computed, as their KV was cached.
+    ``prompt_logprobs``, where they were asked for, are in the first delta, which comes with or
+    before the first token: one entry per prompt token, None for the first. They are unpacked when
+    they are looked at, each time.
     """
 
     text: str = ""
@@ -186,6 +253,7 @@ class TokenDelta(msgspec.Struct):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     cached_tokens: int = 0
+    prompt_logprobs: Sequence[PromptLogprob | None] | None = None
 
     def merge(self, later: TokenDelta) -> None:
         """Append a later delta of the same sequence to this one, in place."""
@@ -195,9 +263,12 @@ class TokenDelta(msgspec.Struct):
             if self.logprobs is None:
                 self.logprobs = []
             self.logprobs += later.logprobs
-        self.finish_reason = later.finish_reason
-        self.stop_reason = later.stop_reason
-        self.cached_tokens = later.cached_tokens
+        if later.finish_reason is not None:
+            self.finish_reason = later.finish_reason
+            self.stop_reason = later.stop_reason
+            self.cached_tokens = later.cached_tokens
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -217,6 +288,7 @@ class Completion(msgspec.Struct):
     stop_reason: int | str | None
     logprobs: list[TokenLogprob] | None
     usage: Usage
+    prompt_logprobs: Sequence[PromptLogprob | None] | None = None
 
 
 class Sink(Protocol):

@@ -87,10 +87,13 @@ class KVCacheManager:
 
     # -- one sequence ----------------------------------------------------------------------------
 
-    def match(self, holder: PageHolder) -> Match:
-        """What is known of the holder's tokens."""
-        known = holder.tokens if self.prefix_caching else array("i")
-        return self._tree.match(known, holder.salt)
+    def match(self, holder: PageHolder, most: int | None = None) -> Match:
+        """What is known of the holder's tokens; of the first ``most`` of them, where that is given.
+
+        Either way the last of them is to be computed.
+        """
+        known = holder.tokens if most is None else holder.tokens[:most]
+        return self._tree.match(known if self.prefix_caching else array("i"), holder.salt)
 
     def pending_below(self, holder: PageHolder, node: Node) -> Node | None:
         """The last page of the holder's tokens after ``node``, of its path, being written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from asyncllm.config import EngineLimits
+from asyncllm.engine.prepared import is_prepared
 from asyncllm.errors import BadRequest
 from asyncllm.types import SamplingParams
 
@@ -18,7 +19,8 @@ def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLi
     room = limits.max_model_len - len(prompt_ids)
     if not prompt_ids:
         raise BadRequest("the prompt is empty", param="prompt")
-    if room < 1 or (params.max_tokens is not None and params.max_tokens > room):
+    least = 1 if params.max_tokens is None else params.max_tokens
+    if room < least:
         asked = "" if params.max_tokens is None else f" and max_tokens {params.max_tokens}"
         raise BadRequest(
             f"the prompt of {len(prompt_ids)} tokens{asked} is more than the context of "
@@ -41,4 +43,6 @@ def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLi
             f"stop_token_ids must be between 0 and {limits.vocab_size - 1}",
             param="stop_token_ids",
         )
+    if not is_prepared(params):
+        raise BadRequest("constraints on tokens must be made ready by AsyncLLM.prepare")
     return len(prompt_ids) + (room if params.max_tokens is None else params.max_tokens)

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from asyncllm.config import EngineLimits
 from asyncllm.engine.check import check_request
 from asyncllm.engine.history import History, RequestTrace
+from asyncllm.engine.prompt_scores import PromptScores
 from asyncllm.engine.scheduler import Applied, Emitted, Scheduler
 from asyncllm.engine.sequence import Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.stream import OutputStream
 from asyncllm.errors import (
     AsyncLLMError,
+    ConstraintError,
     DeadlineExceeded,
     EngineDead,
     QueueFull,
@@ -27,8 +29,22 @@ from asyncllm.errors import (
 )
 from asyncllm.executor.executor import Executor
 from asyncllm.text.detokenizer import Detokenizer
-from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, Sink, TokenLogprob
-from asyncllm.wire.messages import BAD_TOKEN, RowLogprobs, StepResult, decode_result, encode
+from asyncllm.types import (
+    FinishReason,
+    SamplingParams,
+    SchedulingParams,
+    Sink,
+    TokenDelta,
+    TokenLogprob,
+)
+from asyncllm.wire.messages import (
+    BAD_TOKEN,
+    RowLogprobs,
+    ScoredPrompt,
+    StepResult,
+    decode_result,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +59,8 @@ RETRY_SHARE = 0.1
 class _Request:
     sequence: Sequence
     stream: OutputStream
+    is_part: bool
+    scores: PromptScores | None = None
     expiry: asyncio.TimerHandle | None = None
 
     def stop_clock(self) -> None:
@@ -63,14 +81,14 @@ class Engine:
         limits: EngineLimits,
         executor: Executor,
         scheduler: Scheduler,
-        detokenizer: Callable[[bool, Seq[int]], Detokenizer],
+        detokenizer: Callable[[bool, Seq[int], tuple[int, ...]], Detokenizer],
         *,
         clock: Callable[[], float] = time.perf_counter,
     ):
         """Nothing runs before ``start``.
 
         Args:
-            detokenizer: ``detokenizer(skip_special_tokens, prompt_ids)`` makes one for a sequence.
+            detokenizer: as ``Tokenizer.detokenizer``, makes one for a sequence.
             clock: seconds; the executor's results must be in the same.
         """
         self.limits = limits
@@ -97,6 +115,11 @@ class Engine:
     def alive(self) -> bool:
         return self._dead is None
 
+    @property
+    def now(self) -> float:
+        """Seconds of its clock."""
+        return self._clock()
+
     async def stopped(self) -> str:
         """Wait until no more steps will run; returns why."""
         await self._stopped.wait()
@@ -121,8 +144,15 @@ class Engine:
         params: SamplingParams,
         sink: Sink,
         scheduling: SchedulingParams | None = None,
+        *,
+        arrival: float | None = None,
     ) -> int:
         """Queue a request; its output goes to ``sink``. Returns the id that ``abort`` takes.
+
+        Args:
+            arrival: of the request that this one is a part of, in the engine's time. A part has
+                that one's place in the queue and its deadline; it is not refused for want of room,
+                and not counted as a request.
 
         Raises:
             BadRequest: it can never be served (empty, too long, a token id out of range).
@@ -134,7 +164,8 @@ class Engine:
             raise EngineDead(self._dead)
         scheduling = scheduling or SchedulingParams()
         max_length = check_request(prompt_ids, params, self.limits)
-        self.check_room(len(prompt_ids), tenant=scheduling.tenant)
+        if arrival is None:
+            self.check_room(len(prompt_ids), tenant=scheduling.tenant)
         self._next_id += 1
         now = self._clock()
         seq = Sequence(
@@ -145,18 +176,20 @@ class Engine:
             max_length=max_length,
             eos_ids=self.limits.eos_token_ids,
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
-            arrival=now,
+            arrival=now if arrival is None else arrival,
         )
         stream = OutputStream(
             params,
             sink,
-            self._detokenizer(params.skip_special_tokens, prompt_ids),
+            self._detokenizer(params.skip_special_tokens, prompt_ids, params.shown_special_tokens),
             self.limits.eos_token_ids,
             now,
         )
-        request = _Request(seq, stream)
+        request = _Request(seq, stream, is_part=arrival is not None)
+        if seq.scoring:
+            request.scores = PromptScores(tuple(prompt_ids), seq.prompt_logprobs)
         if scheduling.deadline_ms is not None:
-            self._set_deadline(request, scheduling.deadline_ms / 1000)
+            self._set_deadline(request, scheduling.deadline_ms / 1000 - (now - seq.arrival))
         self._requests[seq.id] = request
         self._scheduler.add(seq, now)
         self._update_gauges()
@@ -236,7 +269,9 @@ class Engine:
                 self.stats.cpu_apply += time.perf_counter() - started
                 self._fill()
                 planned = time.perf_counter()
-                self._deliver(applied.emitted, result.logprobs)
+                if applied.scored:
+                    self._deliver_prompts(applied.scored)
+                self._deliver(applied.emitted, result)
                 self._fail(applied.failed, StepError, f"the model step failed: {result.error}")
                 self._update_gauges()
                 self.stats.cpu_deliver += time.perf_counter() - planned
@@ -283,46 +318,82 @@ class Engine:
         self.history.done(result.step, result.t_done - result.seconds, result.seconds)
         return self._scheduler.apply(result, now)
 
-    def _deliver(self, emitted: list[Emitted], logprobs: tuple[RowLogprobs, ...]) -> None:
+    def _deliver(self, emitted: list[Emitted], result: StepResult) -> None:
         now = self._clock()
-        by_row = {entry.row: entry for entry in logprobs}
+        by_row = {entry.row: entry for entry in result.logprobs}
+        failures = dict(result.failures)
         for seq, row, token, finish in emitted:
             request = self._requests.get(seq.id)
             if request is None:
                 continue  # aborted while its token was on the way
-            if token == BAD_TOKEN:
-                self._fail([seq], StepError, "the model's logits were not finite")
+            if row in failures:
+                self._fail([seq], ConstraintError, failures[row])
+                continue
+            if token < 0:
+                self._end_without_token(request, token, finish, now)
                 continue
             entry = by_row.get(row) if by_row else None
             logprob = None if entry is None else _token_logprob(token, entry)
             try:
                 finish = request.stream.push(token, finish, logprob)
             except Exception as error:
-                # One bad sink must not reach the others, nor stop the steps.
-                log.exception("request %d could not be delivered", seq.id)
-                self._scheduler.finish(seq, now)
-                self._fail([seq], StepError, f"the output could not be delivered: {error!r}")
+                self._fail_delivery(seq, error)
                 continue
             self._observe_token(request, now)
             if finish is not None:
                 self._scheduler.finish(seq, now)
                 self._end(request, finish, now)
 
+    def _end_without_token(
+        self, request: _Request, token: int, finish: FinishReason | None, now: float
+    ) -> None:
+        """A BAD_TOKEN, or the end of a request that was to generate nothing."""
+        if token == BAD_TOKEN or finish is None:
+            self._fail([request.sequence], StepError, "the model's logits were not finite")
+            return
+        self.stats.prompt_tokens += request.sequence.num_prompt
+        try:
+            request.stream.end(finish)
+        except Exception as error:
+            self._fail_delivery(request.sequence, error)
+        else:
+            self._end(request, finish, now)
+
+    def _deliver_prompts(self, scored: list[tuple[Sequence, ScoredPrompt]]) -> None:
+        for seq, part in scored:
+            request = self._requests.get(seq.id)
+            scores = None if request is None else request.scores
+            if request is None or scores is None or not scores.add(part):
+                continue
+            request.scores = None
+            try:
+                request.stream.sink.emit(TokenDelta(prompt_logprobs=scores))
+            except Exception as error:
+                self._fail_delivery(seq, error)
+
+    def _fail_delivery(self, seq: Sequence, error: Exception) -> None:
+        """One bad sink must not reach the others, nor stop the steps."""
+        log.error("request %d could not be delivered", seq.id, exc_info=error)
+        self._scheduler.finish(seq, self._clock())
+        self._fail([seq], StepError, f"the output could not be delivered: {error!r}")
+
     def _observe_start(self, request: _Request, now: float) -> None:
         stream = request.stream
         if stream.started == 0.0:  # not when it comes back from a preemption
             stream.started = now
             stream.cached_tokens = request.sequence.num_cached
-            self.stats.cached_tokens += stream.cached_tokens
-            self.stats.queue_time.observe(now - stream.arrived)
+            if not request.is_part:
+                self.stats.cached_tokens += stream.cached_tokens
+                self.stats.queue_time.observe(now - stream.arrived)
 
     def _observe_token(self, request: _Request, now: float) -> None:
         stream, stats = request.stream, self.stats
         stats.generation_tokens += 1
         if stream.first == 0.0:
             stream.first = now
-            stats.prompt_tokens += request.sequence.num_prompt
-            stats.time_to_first_token.observe(now - stream.arrived)
+            if not request.is_part:
+                stats.prompt_tokens += request.sequence.num_prompt
+                stats.time_to_first_token.observe(now - stream.arrived)
         else:
             stats.inter_token_latency.observe(now - stream.last)
         stream.last = now
@@ -332,7 +403,8 @@ class Engine:
         if self._requests.pop(request.sequence.id, None) is None:
             return
         self._close(request, finish.value, now)
-        self.stats.request_latency.observe(now - request.stream.arrived)
+        if not request.is_part:
+            self.stats.request_latency.observe(now - request.stream.arrived)
 
     def _fail(
         self,
@@ -355,8 +427,9 @@ class Engine:
     def _close(self, request: _Request, how: str, now: float) -> None:
         """The last thing that happens to every request."""
         request.stop_clock()
-        self.stats.finished[how] += 1
-        self.history.ended(request.sequence, request.stream, how, now)
+        if not request.is_part:
+            self.stats.finished[how] += 1
+            self.history.ended(request.sequence, request.stream, how, now)
 
     def trace(self, request_id: int) -> RequestTrace | None:
         """What happened to a request that lives, or ended not long ago; None for others."""

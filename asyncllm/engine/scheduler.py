@@ -28,7 +28,14 @@ from asyncllm.engine.step import Chunk, Step
 from asyncllm.engine.step_time import MIN_CHUNK, PrefillRoom, StepShape, StepTimeModel
 from asyncllm.engine.waiting import OUTPUT_COST
 from asyncllm.types import FinishReason
-from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, unpack
+from asyncllm.wire.messages import (
+    BAD_TOKEN,
+    NO_TOKEN,
+    ScoredPrompt,
+    StepPlan,
+    StepResult,
+    unpack,
+)
 
 #: A step computes more than one token a row when at most so many decode: then launching it, and
 #: the way of its result to the loop and back, are long against the step itself.
@@ -49,7 +56,8 @@ class Planned(NamedTuple):
 class Emitted(NamedTuple):
     """One new token of one sequence; ``row`` is its row in the step.
 
-    A BAD_TOKEN (the row's logits were not finite) is emitted once, and ends the sequence.
+    A BAD_TOKEN (the row's logits were not finite) is emitted once, and ends the sequence. A
+    NO_TOKEN ends one that was to generate nothing.
     """
 
     seq: Sequence
@@ -59,10 +67,14 @@ class Emitted(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """The new tokens in row order, or the sequences that a failed step has ended."""
+    """The new tokens in row order, or the sequences that a failed step has ended.
+
+    ``scored`` are logprobs of prompts, which come before the tokens.
+    """
 
     emitted: list[Emitted]
     failed: list[Sequence]
+    scored: list[tuple[Sequence, ScoredPrompt]]
 
 
 class Scheduler:
@@ -351,19 +363,22 @@ class Scheduler:
             self._copies.done(number, took)
         emitted: list[Emitted] = []
         failed: list[Sequence] = []
+        chunks = step.chunks
+        scored = [(chunks[part.row - len(step.decodes)].seq, part) for part in result.prompts]
         if result.error is not None:
             failed = self._fail(step, now)
         elif step.has_rows:
             emitted = self._take_tokens(step, unpack(result.tokens).tolist(), now)
             seconds = result.seconds / step.burst
-            self.times.observe(step.shape, seconds)
+            if not step.scores:
+                self.times.observe(step.shape, seconds)
             if not step.chunks:
                 self._forecast.saw_decode_step(seconds)
         self._landed = step.number
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)
         self._admission.stop_sharing()
-        return Applied(emitted, failed)
+        return Applied(emitted, failed, scored)
 
     def _take_tokens(self, step: Step, tokens: list[int], now: float) -> list[Emitted]:
         emitted = []
@@ -380,9 +395,18 @@ class Scheduler:
             seq.failed |= token == BAD_TOKEN  # also if nobody wants the token any more
             if not seq.failed:
                 self.cache.land(seq, chunk.end)
+            if seq.scoring:
+                seq.num_scored = min(chunk.end + 1, seq.num_prompt)
             if chunk.samples and seq.state is not finished:
-                emitted.append(self._take_token(seq, row, token, now))
+                emitted.append(self._take_first_token(seq, row, token, now))
         return emitted
+
+    def _take_first_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
+        """The token after what was prefilled, unless the sequence was to have none."""
+        if len(seq.tokens) < seq.max_length or token == BAD_TOKEN:
+            return self._take_token(seq, row, token, now)
+        self.finish(seq, now)
+        return Emitted(seq, row, NO_TOKEN, FinishReason.LENGTH)
 
     def _take_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
         if token == BAD_TOKEN:

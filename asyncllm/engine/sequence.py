@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence as Seq
 
 from asyncllm.cache.radix import Node
+from asyncllm.engine.prepared import PreparedParams
 from asyncllm.engine.timeline import Timeline
 from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import RowParams
@@ -40,6 +41,9 @@ class Sequence:
             no step in flight has a row of the sequence, whatever its state.
         pages, node, first_own, salt: the cache's (``cache.manager.PageHolder``).
         num_cached: tokens it did not have to compute when it was first admitted.
+        prompt_logprobs: how many alternatives are wanted with each prompt token's logprob; -1: no
+            logprobs are.
+        num_scored: prompt tokens whose logprobs are known. The first has none, and needs none.
         expected_pages: how many pages it was admitted for.
         charged: what its tenant has been charged for it (``engine/waiting.py``).
         failed: something it computed is not to be trusted.
@@ -59,8 +63,10 @@ class Sequence:
         "node",
         "num_cached",
         "num_prompt",
+        "num_scored",
         "pages",
         "priority",
+        "prompt_logprobs",
         "row_params",
         "salt",
         "slot",
@@ -88,11 +94,14 @@ class Sequence:
         self.tokens = array("i", prompt)
         self.num_prompt = len(prompt)
         self.max_length = max_length
-        self.min_length = len(prompt) + params.min_tokens
+        constraints = params.constraints if isinstance(params, PreparedParams) else None
+        # A grammar has an end, which may come before its time: the sampler sees to that.
+        ends = constraints is not None and bool(constraints.grammar)
+        self.min_length = len(prompt) + (0 if ends else params.min_tokens)
         self.stop_ids = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(eos_ids)
+            frozenset(eos_ids) if ends or not params.ignore_eos else frozenset()
         )
-        self.surely_full = not self.stop_ids and not params.stop
+        self.surely_full = (not self.stop_ids and not params.stop) or params.max_tokens == 0
         self.row_params = RowParams(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -103,8 +112,9 @@ class Sequence:
             repetition_penalty=params.repetition_penalty,
             seed=seed,
             logprobs=-1 if params.logprobs is None else params.logprobs,
-            min_length=self.min_length,
+            min_length=len(prompt) + params.min_tokens,
             stop_ids=tuple(sorted(self.stop_ids)),
+            constraints=constraints,
         )
         self.priority = scheduling.priority
         self.tenant = scheduling.tenant
@@ -119,7 +129,14 @@ class Sequence:
         # The salt may hold what JSON lets through: lone surrogates.
         self.salt = scheduling.cache_salt.encode("utf-8", "surrogatepass")
         self.num_cached = -1
+        self.prompt_logprobs = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self.num_scored = 0
         self.expected_pages = 0
         self.charged = 0.0
         self.failed = False
         self.timeline = Timeline(arrival)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether logprobs of its prompt are still to be computed."""
+        return self.prompt_logprobs >= 0 and self.num_scored < self.num_prompt

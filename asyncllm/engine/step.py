@@ -27,6 +27,7 @@ class Step:
 
     ``decode_rows`` is the decode rows' part of ``StepPlan.rows``; the lists of ints are flat, as
     they travel. Each decode row yields ``burst`` tokens; ``shape`` is that of one of them.
+    ``scores`` says that it also computes logprobs of prompts, which ``shape`` does not tell.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Step:
     admits: list[Admit] = field(default_factory=list)
     shape: StepShape = NOTHING
     burst: int = 1
+    scores: bool = False
 
     @property
     def has_rows(self) -> bool:
@@ -48,7 +50,8 @@ class Step:
         """``seq`` has taken a slot."""
         self.admitted.append(seq)
         tokens = seq.tokens.tobytes()
-        self.admits.append(Admit(seq.slot, tokens, seq.num_prompt, seq.row_params))
+        wanted = seq.prompt_logprobs if seq.scoring else -1
+        self.admits.append(Admit(seq.slot, tokens, seq.num_prompt, seq.row_params, wanted))
         self.add_pages(seq, 0)
 
     def add_pages(self, seq: Sequence, first: int) -> None:
@@ -63,6 +66,7 @@ class Step:
 
     def add_chunk(self, chunk: Chunk, start: int) -> None:
         q_len = chunk.end - start
+        self.scores |= chunk.seq.scoring
         self.chunks.append(chunk)
         self.chunk_rows += (chunk.seq.slot, start, q_len)
         tokens, kv_tokens, attention = self.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncllm.text.detokenizer import Detokenizer
-from asyncllm.text.stop import StopStrings
+from asyncllm.text.stop import LateStopStrings, StopStrings
 from asyncllm.types import FinishReason, SamplingParams, Sink, TokenDelta, TokenLogprob
 
 
@@ -45,7 +45,11 @@ class OutputStream:
         self.cached_tokens = 0
         self._params = params
         self._detokenizer = detokenizer
-        self._stop = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        include = params.include_stop_str_in_output
+        if params.stop and params.min_tokens:
+            self._stop: StopStrings = LateStopStrings(params.stop, include, params.min_tokens)
+        else:
+            self._stop = StopStrings(params.stop, include)
         self._eos_ids = eos_ids
 
     def push(
@@ -79,3 +83,7 @@ class OutputStream:
             )
         )
         return finish
+
+    def end(self, finish: FinishReason) -> None:
+        """Deliver the end of a sequence that was to generate nothing."""
+        self.sink.emit(TokenDelta(finish_reason=finish, cached_tokens=self.cached_tokens))

@@ -70,6 +70,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
         tenant: its name when it is new, else how many new ones came before it.
         arrival: None when it is ``now``.
         deadline: None for none.
+        scored: logprobs of its prompt were asked for, so nothing of it was taken from the cache.
     """
 
     now: float
@@ -83,6 +84,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
     surely_full: bool
     arrival: float | None
     deadline: float | None
+    scored: bool = False
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):

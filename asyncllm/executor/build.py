@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 # CPU kernels of a process that is not alone on its cores must not spin at barriers: with one busy
 # neighbour that costs a factor of 10 to 100. OpenMP reads this once, when torch is first imported.
@@ -43,6 +44,7 @@ from asyncllm.executor.programs import (
     StepPrograms,
     captured_tokens,
 )
+from asyncllm.executor.restriction import Grammars
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
@@ -65,12 +67,14 @@ def build_worker(
     spec: ModelSpec,
     progress: Callable[[int, int], None] | None = None,
     bill: StartupBill | None = None,
+    grammars: Grammars[Any] | None = None,
 ) -> Worker:
     """Load the model and size the KV cache.
 
     Args:
         progress: called in this thread with bytes of weights loaded so far, and in all.
         bill: what each phase took is entered there.
+        grammars: of the model, for rows that have one.
 
     Raises:
         ModelError: the device is not there, the weights are not as the model needs them, or the
@@ -80,7 +84,7 @@ def build_worker(
     with bill.phase("device"):
         device = _open_device(config)
     try:
-        return _build(device, config, folder, spec, progress, bill)
+        return _build(device, config, folder, spec, progress, bill, grammars)
     except BaseException as error:
         with suppress(RuntimeError):  # of a lost device: the error itself says more
             device.release()
@@ -105,6 +109,7 @@ def _build(
     spec: ModelSpec,
     progress: Callable[[int, int], None] | None,
     bill: StartupBill,
+    grammars: Grammars[Any] | None,
 ) -> Worker:
     dtype = _compute_dtype(config, device)
     before = device.free_bytes()
@@ -146,7 +151,7 @@ def _build(
                 device.upload,
             )
         with bill.phase("graphs", device.free_bytes):
-            sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device)
+            sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device, grammars)
             table = SlotTable(
                 limits.max_num_seqs, -(-limits.max_model_len // limits.page_size), device
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.executor.device import Device
-from asyncllm.executor.inputs import StepRows, stage
+from asyncllm.executor.inputs import StepInputs, StepRows, stage
+from asyncllm.executor.prompt_logprobs import PromptLogprobs
 from asyncllm.executor.sampler import Sampled, Sampler
 from asyncllm.executor.slots import SlotTable
 from asyncllm.models.base import CausalLM
@@ -23,7 +24,7 @@ class StepForward(Protocol):
     """From the rows of a step to sampled tokens, which are relayed to the next step's rows."""
 
     def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
-        """Queue the kernels; None when no row samples. Good until the next call.
+        """Queue the kernels; None when there is nothing to tell. Good until the next call.
 
         Args:
             burst: how many tokens each row yields; more than one of decode rows only.
@@ -35,10 +36,14 @@ class Samples:
     """What the rows that sample yield, on the device.
 
     ``tokens`` is int64 [burst, samples]; ``logprobs`` has one for each of the burst, or none.
+    ``prompts`` are of the prompts that are scored, if there are any. ``failures`` tells where in
+    ``tokens`` no token may be, and why.
     """
 
     tokens: Tensor
     logprobs: tuple[Logprobs | None, ...] = ()
+    prompts: PromptLogprobs | None = None
+    failures: tuple[tuple[int, int, str], ...] = ()
 
     @classmethod
     def of(cls, burst: list[Sampled]) -> Self:
@@ -46,7 +51,12 @@ class Samples:
         first = burst[0].tokens
         tokens = first.unsqueeze(0) if len(burst) == 1 else torch.stack([s.tokens for s in burst])
         logprobs = tuple(sampled.logprobs for sampled in burst)
-        return cls(tokens, logprobs if any(logprobs) else ())
+        failures = tuple(
+            (after, row, reason)
+            for after, sampled in enumerate(burst)
+            for row, reason in sampled.failures.items()
+        )
+        return cls(tokens, logprobs if any(logprobs) else (), failures=failures)
 
 
 class EagerForward:
@@ -69,12 +79,28 @@ class EagerForward:
         self._device = device
 
     def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
+        if step.scored:
+            return self._run_scored(step)
         sampled = [self._run(step.continued(after)) for after in range(burst)]
         done = [part for part in sampled if part is not None]
         return Samples.of(done) if done else None
 
     def _run(self, step: StepRows) -> Sampled | None:
         inputs = stage(step, self._table, self._page_size, self._device)
+        return self._sample(self._hidden(step, inputs), step, inputs)
+
+    def _run_scored(self, step: StepRows) -> Samples:
+        """A step with prompts that are scored, and so not of a burst."""
+        inputs = stage(step, self._table, self._page_size, self._device)
+        hidden = self._hidden(step, inputs)
+        num_scored = len(hidden) - len(step.sampling)
+        prompts = PromptLogprobs(self._model.logits, hidden[:num_scored], step.scored)
+        sampled = self._sample(hidden[num_scored:], step, inputs)
+        if sampled is None:
+            return Samples(inputs.sample_slots.unsqueeze(0), prompts=prompts)  # of no row
+        return replace(Samples.of([sampled]), prompts=prompts)
+
+    def _hidden(self, step: StepRows, inputs: StepInputs) -> Tensor:
         batch = ForwardBatch(
             *inputs.tokens,
             sample_rows=inputs.sample_rows,
@@ -82,7 +108,10 @@ class EagerForward:
             plan=self._backend.plan(step.rows, self._table.block_table),
             ends=inputs.ends,
         )
-        hidden = self._model(batch)
+        hidden: Tensor = self._model(batch)
+        return hidden
+
+    def _sample(self, hidden: Tensor, step: StepRows, inputs: StepInputs) -> Sampled | None:
         if len(step.sampling) == 0:
             return None
         sampled = self._sampler.sample(self._model.logits(hidden), step.slots, step.lengths)

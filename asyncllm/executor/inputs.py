@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,6 +20,24 @@ from asyncllm.upload import upload_aligned
 LAST_TOKEN = -1
 
 
+class ScoredRow(NamedTuple):
+    """A row with tokens of a prompt that is scored.
+
+    Attributes:
+        row: of the plan.
+        first: index among the step's tokens of the row's first.
+        start: the position of the first token scored, which that one predicts.
+        targets: int32 [n]; the tokens scored, from there on.
+        num_top: how many of the likeliest tokens are wanted with each.
+    """
+
+    row: int
+    first: int
+    start: int
+    targets: np.ndarray
+    num_top: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """The rows of a plan, on the host.
@@ -29,6 +48,7 @@ class StepRows:
         sampling: int64 [samples]; the rows that sample.
         sample_at: int64 [samples]; their last tokens.
         slots, lengths: int64 [samples]; slot, and sequence length before the sample.
+        scored: the rows with tokens of prompts that are scored.
     """
 
     rows: np.ndarray
@@ -37,6 +57,7 @@ class StepRows:
     sample_at: np.ndarray
     slots: np.ndarray
     lengths: np.ndarray
+    scored: tuple[ScoredRow, ...] = ()
 
     @property
     def each_samples_its_only_token(self) -> bool:
@@ -59,7 +80,10 @@ class StepRows:
 
     @classmethod
     def of(cls, rows: np.ndarray, table: SlotTable) -> Self:
-        """Look up the tokens that came with admissions; rows int32 [n, 3], n > 0."""
+        """Look up the tokens that came with admissions; rows int32 [n, 3], n > 0.
+
+        Of prompts that are scored, the table takes the rows' part for done.
+        """
         slots, starts, q_lens = rows.astype(np.int64).T
         ends = np.cumsum(q_lens)
         known = table.num_known[slots]
@@ -73,15 +97,28 @@ class StepRows:
             tokens = table.known(slots[row], starts[row], q_lens[row])
             ids[ends[row] - q_lens[row] : ends[row]] = tokens
         lengths = (starts + q_lens)[sampling]
-        return cls(rows, entries, sampling, ends[sampling] - 1, slots[sampling], lengths)
+        scored = tuple(_scored_rows(rows, table)) if table.scoring else ()
+        return cls(rows, entries, sampling, ends[sampling] - 1, slots[sampling], lengths, scored)
+
+
+def _scored_rows(rows: np.ndarray, table: SlotTable) -> Iterator[ScoredRow]:
+    first = 0
+    for row, (slot, start, q_len) in enumerate(rows.tolist()):
+        scoring = table.take_scoring(slot, start, start + q_len)
+        if scoring is not None:
+            count = min(q_len, scoring.num_prompt - start - 1)
+            targets = table.known(slot, start + 1, count)
+            yield ScoredRow(row, first, start + 1, targets, scoring.num_top)
+        first += q_len
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """A step's tensors on the device.
 
-    ``sample_rows`` (None: all tokens) and ``sample_slots`` are int64 [samples]: the tokens that
-    yield logits, and their slots.
+    ``sample_rows`` (None: all tokens) are int64 [scored + samples], the tokens that yield logits:
+    those that predict tokens of scored prompts, then those that samples come from. ``sample_slots``
+    are int64 [samples], the latter's slots.
     """
 
     tokens: Tokens
@@ -92,7 +129,11 @@ class StepInputs:
 
 def stage(step: StepRows, table: SlotTable, page_size: int, device: Device) -> StepInputs:
     """Send what the host knows of a step in one copy, and look the rest up on the device."""
-    host = (step.entries.reshape(-1), step.sample_at, step.slots, step.lengths)
+    at = step.sample_at
+    if step.scored:
+        scored = [row.first + np.arange(len(row.targets)) for row in step.scored]
+        at = np.concatenate([*scored, at])
+    host = (step.entries.reshape(-1), at, step.slots, step.lengths)
     entries, *samples = upload_aligned(host, np.int32, device.upload)
     sample_rows, sample_slots = (part.to(torch.int64) for part in samples[:2])
     return StepInputs(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from asyncllm.attention.base import AttentionBackend
 from asyncllm.errors import ModelError
@@ -27,9 +28,10 @@ from asyncllm.executor.kv_pool import KVPool
 from asyncllm.executor.memory import gib
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
+from asyncllm.kernels.masks import mask_width
 from asyncllm.models.base import CausalLM
 from asyncllm.models.spec import ModelSpec
-from asyncllm.wire.messages import Admit, RowParams, pack
+from asyncllm.wire.messages import Admit, Constraints, RowParams, pack
 
 _GREEDY = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
 
@@ -127,13 +129,15 @@ def largest_steps(
     """Admit prompts, and give the steps that take the most memory.
 
     One has few and long rows, the other as many rows as there can be; every row samples, with
-    parameters that make the sampler do all it can.
+    parameters that make the sampler do all it can: together in some rows, and apart in others, as
+    scores then change in the type of the logits.
     """
+    kinds = _costly(vocab_size)
     few = min(-(-size.tokens // size.row_tokens), size.rows)
     for rows in dict.fromkeys((few, size.rows)):
         q_len = max(min(size.tokens // rows, size.row_tokens), 1)
         for slot in range(rows):
-            _admit(slot, q_len, _costly(vocab_size), table, sampler)
+            _admit(slot, q_len, kinds[slot % len(kinds)], table, sampler)
         yield StepRows.of(_rows(rows, q_len), table)
 
 
@@ -160,9 +164,9 @@ def _rows(count: int, q_len: int) -> np.ndarray:
     return rows
 
 
-def _costly(vocab_size: int) -> RowParams:
-    """Penalties, a ban, sorting for top-p, min-p and logprobs, all at once."""
-    return RowParams(
+def _costly(vocab_size: int) -> tuple[RowParams, ...]:
+    """Biases, penalties, bans, sorting for top-p, min-p and logprobs: all at once, then apart."""
+    everything = RowParams(
         temperature=1.0,
         top_k=0,
         top_p=0.9,
@@ -174,7 +178,10 @@ def _costly(vocab_size: int) -> RowParams:
         logprobs=min(20, vocab_size),
         min_length=2**30,
         stop_ids=(0,),
+        constraints=Constraints(pack([0]), bytes(4), bytes(4 * mask_width(vocab_size))),
     )
+    masked = Constraints(mask=bytes(4 * mask_width(vocab_size)))
+    return everything, replace(everything, constraints=None), replace(_GREEDY, constraints=masked)
 
 
 __all__ = ["StepMemory", "StepSize", "captured_step", "largest_steps", "measure_step"]

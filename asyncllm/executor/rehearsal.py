@@ -7,11 +7,11 @@ two layers stand for all where they are alike.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
-import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from asyncllm.attention.paged import PagedBackend
@@ -90,7 +90,7 @@ def _shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
         return spec
     kinds = {
         (
-            replace(attention, layer=0),
+            dataclasses.replace(attention, layer=0),
             *(type(module) for module in layer.modules()),
             *((name, parameter.shape) for name, parameter in layer.named_parameters()),
         )
@@ -98,8 +98,8 @@ def _shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
     }
     if len(kinds) > 1 or count < 2:
         return spec
-    config = msgspec.structs.replace(spec.config, num_hidden_layers=2)
-    return msgspec.structs.replace(spec, num_layers=2, config=config)
+    config = replace(spec.config, num_hidden_layers=2)
+    return replace(spec, num_layers=2, config=config)
 
 
 class _Nowhere(CpuDevice):

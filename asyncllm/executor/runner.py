@@ -16,10 +16,18 @@ from asyncllm.executor.eager import Samples, StepForward
 from asyncllm.executor.inputs import StepRows
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
-from asyncllm.wire.messages import NO_TOKEN, RowLogprobs, StepPlan, StepResult, unpack
+from asyncllm.wire.messages import (
+    NO_TOKEN,
+    RowLogprobs,
+    ScoredPrompt,
+    StepPlan,
+    StepResult,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from asyncllm.executor.logprobs import Logprobs
+    from asyncllm.executor.prompt_logprobs import PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +38,15 @@ class Landing:
         rows: int64 [samples]; the rows of the plan they belong to.
         tokens: int64 [burst, samples], landing.
         logprobs: of each token of the burst, and what is landing of them; None when no row asked.
+        prompts: of the prompts that are scored, and what is landing of them; None without any.
+        failures: as in ``StepResult``.
     """
 
     rows: np.ndarray
     tokens: np.ndarray
     logprobs: tuple[tuple[Logprobs, np.ndarray] | None, ...]
+    prompts: tuple[PromptLogprobs, np.ndarray] | None = None
+    failures: tuple[tuple[int, str], ...] = ()
 
     def row_logprobs(self, num_rows: int) -> Iterator[RowLogprobs]:
         """By place in ``StepResult.tokens``; waits for them."""
@@ -49,7 +61,7 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A launched step; launching took ``launch_seconds``. ``samples`` is None when no row samples.
+    """A launched step; launching took ``launch_seconds``. ``samples`` is None when nothing lands.
 
     ``end`` is that of the rows, or of the copies under way when there are no rows; ``rows`` tells
     how long rows ran.
@@ -123,11 +135,15 @@ class ModelRunner:
         """
         tokens = np.full((ticket.burst, ticket.num_rows), NO_TOKEN, dtype="<i4")
         logprobs: tuple[RowLogprobs, ...] = ()
+        prompts: tuple[ScoredPrompt, ...] = ()
         ticket.end.wait()
         landed = time.perf_counter()
         if ticket.samples is not None:
             tokens[:, ticket.samples.rows] = ticket.samples.tokens
             logprobs = tuple(ticket.samples.row_logprobs(ticket.num_rows))
+            if ticket.samples.prompts is not None:
+                scored, packed = ticket.samples.prompts
+                prompts = tuple(scored.unpack(packed))
         return StepResult(
             step=ticket.step,
             tokens=tokens.tobytes(),
@@ -139,6 +155,8 @@ class ModelRunner:
             launch_seconds=ticket.launch_seconds,
             collect_seconds=time.perf_counter() - landed,
             idle_seconds=None if ticket.rows is None else ticket.rows.idle_seconds(),
+            prompts=prompts,
+            failures=() if ticket.samples is None else ticket.samples.failures,
             # Last, as nothing may fail any more: each is told once.
             copied=self._copier.landed(ticket.step),
         )
@@ -148,4 +166,10 @@ class ModelRunner:
         logprobs = tuple(
             None if part is None else (part, download(part.packed)) for part in samples.logprobs
         )
-        return Landing(step.sampling, download(samples.tokens), logprobs)
+        scored = samples.prompts
+        prompts = None if scored is None else (scored, download(scored.packed))
+        failures = tuple(
+            (after * len(step.rows) + int(step.sampling[row]), reason)
+            for after, row, reason in samples.failures
+        )
+        return Landing(step.sampling, download(samples.tokens), logprobs, prompts, failures)

@@ -24,7 +24,6 @@ from asyncllm.models.spec import ModelSpec
 from asyncllm.wire.messages import (
     TO_DEVICE,
     TO_HOST,
-    RowLogprobs,
     StepPlan,
     StepResult,
     decode_plan,
@@ -38,8 +37,7 @@ class _Step:
     """A step under way; all but the copies it will report is known from the start."""
 
     number: int
-    tokens: bytes
-    logprobs: tuple[RowLogprobs, ...]
+    computed: Computed
     t_launch: float
     t_done: float
     seconds: float
@@ -119,9 +117,7 @@ class SimExecutor:
             done = max((copies.ends for copies in self._copies), default=now)
         done = self._last_done = max(done, self._last_done)  # results come in order
         timer = future.get_loop().call_later(max(done - now, 0.0), self._report)
-        self._steps.append(
-            _Step(plan.step, computed.tokens, computed.logprobs, now, done, seconds, future, timer)
-        )
+        self._steps.append(_Step(plan.step, computed, now, done, seconds, future, timer))
 
     def _seconds(self, computed: Computed, burst: int) -> float:
         slots, starts, ends = computed.rows
@@ -156,8 +152,9 @@ class SimExecutor:
         self._device.report([copies.pages for copies in landed])
         result = StepResult(
             step=step.number,
-            tokens=step.tokens,
-            logprobs=step.logprobs,
+            tokens=step.computed.tokens,
+            logprobs=step.computed.logprobs,
+            prompts=step.computed.prompts,
             error=None,
             t_launch=step.t_launch,
             t_done=step.t_done,

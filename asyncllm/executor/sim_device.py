@@ -15,7 +15,7 @@ import numpy as np
 from asyncllm.config import EngineLimits
 from asyncllm.executor.sim_pages import OPEN, BrokenPlan, SimPages, fingerprint
 from asyncllm.executor.sim_sampler import SimSampler
-from asyncllm.wire.messages import NO_TOKEN, Admit, RowLogprobs, StepPlan, unpack
+from asyncllm.wire.messages import NO_TOKEN, Admit, RowLogprobs, ScoredPrompt, StepPlan, unpack
 
 # Rows of ``SimDevice._slots``.
 _KNOWN, _NEXT, _ROOM = range(3)
@@ -38,6 +38,7 @@ class Computed(NamedTuple):
     num_samples: int
     tokens: bytes
     logprobs: tuple[RowLogprobs, ...]
+    prompts: tuple[ScoredPrompt, ...] = ()
 
 
 class SimDevice:
@@ -104,6 +105,7 @@ class SimDevice:
         self._slots[:, admit.slot] = (known, _FRESH, 0)
         self._tokens[admit.slot, :known] = tokens
         self._sampler.admit(admit.slot, admit.params)
+        self._sampler.score(admit.slot, admit.num_prompt, admit.prompt_logprobs)
         self._admitted.add(admit.slot)
         self._fresh.add(admit.slot)
 
@@ -161,7 +163,8 @@ class SimDevice:
         tokens = np.full(len(slots), NO_TOKEN, dtype=np.int32)
         tokens[sampling] = sampled
         logprobs = self._sampler.logprobs(sampling, whose, sampled)
-        return Computed(rows, len(sampling), tokens.tobytes(), logprobs)
+        prompts = self._sampler.prompts(*rows)
+        return Computed(rows, len(sampling), tokens.tobytes(), logprobs, prompts)
 
     def _check_rows(self, rows: Rows, q_lens: np.ndarray) -> np.ndarray:
         """Refuse rows that cannot run; returns how many tokens each was admitted with."""

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from asyncllm.wire.messages import RowLogprobs, RowParams
+from asyncllm.wire.messages import RowLogprobs, RowParams, ScoredPrompt
 
 #: A sequence that may end does so at one position in so many, on average.
 MEAN_LENGTH = 512
@@ -33,6 +33,8 @@ class SimSampler:
         self._ends = np.full((2, num_slots), -1, dtype=np.int64)
         self._stops: dict[int, frozenset[int]] = {}
         self._logprobs: dict[int, int] = {}
+        #: Of prompts that are scored: their length, and how many alternatives are wanted.
+        self._prompts: dict[int, tuple[int, int]] = {}
 
     def admit(self, slot: int, params: RowParams) -> None:
         """A sequence takes a slot."""
@@ -75,6 +77,36 @@ class SimSampler:
                 top = tuple((token + i) % self._vocab_size for i in range(count))
                 entries.append(RowLogprobs(row, even, top, (even,) * count))
         return tuple(entries)
+
+    def score(self, slot: int, num_prompt: int, wanted: int) -> None:
+        """The prompt in a slot is to be scored, unless ``wanted`` is -1."""
+        self._prompts.pop(slot, None)
+        if wanted >= 0:
+            self._prompts[slot] = (num_prompt, wanted)
+
+    def prompts(
+        self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray
+    ) -> tuple[ScoredPrompt, ...]:
+        """Of the rows that compute positions start .. end-1 of prompts that are scored."""
+        if not self._prompts:
+            return ()
+        even = -math.log(self._vocab_size)
+        parts = []
+        rows = zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        for row, (slot, start, end) in enumerate(rows):
+            num_prompt, wanted = self._prompts.get(slot, (0, 0))
+            if start >= num_prompt:
+                continue
+            if end >= num_prompt:
+                del self._prompts[slot]
+            last = min(end + 1, num_prompt)
+            shape = (last - start - 1, 1 + min(wanted, self._vocab_size))
+            logprobs = np.full(shape, even, dtype="<f4")
+            ids = np.maximum(np.arange(shape[1], dtype="<i4") - 1, 0)
+            ids[0] = 1  # the rank
+            ids = ids[None].repeat(shape[0], axis=0)
+            parts.append(ScoredPrompt(row, start + 1, last, logprobs.tobytes(), ids.tobytes()))
+        return tuple(parts)
 
     def _avoid_stops(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """A token that would stop its row becomes the next ordinary one that does not."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from asyncllm.executor.device import Device
 from asyncllm.wire.messages import Admit, unpack
+
+
+class Scoring(NamedTuple):
+    """A prompt of so many tokens, of each of which so many likely alternatives are wanted."""
+
+    num_prompt: int
+    num_top: int
 
 
 class SlotTable:
@@ -21,6 +30,7 @@ class SlotTable:
         last_token: int64 [slots] on the device; the token sampled last, which is the next decode
             row's input. It never has to reach the host for the next step to run.
         num_known: int64 [slots] on the host; how many tokens came with the admission.
+        scoring: prompts of which logprobs are still wanted, by slot.
     """
 
     def __init__(self, num_slots: int, max_pages: int, device: Device):
@@ -32,6 +42,7 @@ class SlotTable:
         )
         self.last_token = torch.zeros(num_slots + 1, dtype=torch.int64, device=device.torch_device)
         self.num_known = np.zeros(num_slots, dtype=np.int64)
+        self.scoring: dict[int, Scoring] = {}
         self._known: list[np.ndarray] = [np.empty(0, dtype=np.int32)] * num_slots
         self._device = device
 
@@ -40,11 +51,24 @@ class SlotTable:
         tokens = unpack(admit.tokens)
         self._known[admit.slot] = tokens
         self.num_known[admit.slot] = len(tokens)
+        self.scoring.pop(admit.slot, None)
+        if admit.prompt_logprobs >= 0:
+            self.scoring[admit.slot] = Scoring(admit.num_prompt, admit.prompt_logprobs)
         return tokens
 
     def known(self, slot: int, start: int, length: int) -> np.ndarray:
         """Tokens start .. start+length-1 of those the sequence was admitted with."""
         return self._known[slot][start : start + length]
+
+    def take_scoring(self, slot: int, start: int, end: int) -> Scoring | None:
+        """What is wanted of a row's positions start .. end-1; asked once, as each is computed once.
+
+        None when they have nothing of a prompt that is scored.
+        """
+        scoring = self.scoring.get(slot)
+        if scoring is not None and end >= scoring.num_prompt:
+            del self.scoring[slot]
+        return scoring if scoring is not None and start < scoring.num_prompt else None
 
     def add_pages(self, new_pages: np.ndarray) -> None:
         """Enter int32 [m, 3] of (slot, index, page) into the block table."""

@@ -106,11 +106,11 @@ class Run:
             tokens[row] = BAD_TOKEN
         error = "it failed when it was recorded" if failed else None
         message = StepResult(number, pack(tokens), (), error, 0.0, 0.0, copied, seconds)
-        emitted, lost = self.scheduler.apply(message, now)
+        emitted, lost, _ = self.scheduler.apply(message, now)
         ended = [self.live.pop(seq.id) for seq in lost]
         for seq, row, token, finish in emitted:
             live = rows[row % len(rows)]
-            if token != BAD_TOKEN:
+            if token >= 0:
                 self.figures.token(live, now)
             if finish is not None or token == BAD_TOKEN:
                 ended.append(self.live.pop(seq.id))

@@ -36,6 +36,7 @@ class Request:
     surely_full: bool
     arrival: float
     deadline: float
+    scored: bool
 
 
 class Live:
@@ -63,6 +64,7 @@ class Live:
             arrival=request.arrival,
         )
         self.seq.surely_full = request.surely_full
+        self.seq.prompt_logprobs = 0 if request.scored else -1
         self.seq.priority = request.priority
         self.seq.tenant = request.tenant
         self.seq.deadline = request.deadline
@@ -191,4 +193,5 @@ class Workload:
             surely_full=event.surely_full,
             arrival=event.now if event.arrival is None else event.arrival,
             deadline=FOREVER if event.deadline is None else event.deadline,
+            scored=event.scored,
         )

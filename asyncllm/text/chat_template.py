@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+# Names of templates for requests with tools, the best first.
+_WITH_TOOLS = ("tool_use", "default")
+
 # The same mark as transformers: its space shows whether a template strips the message.
 _OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -42,6 +45,7 @@ class ChatTemplate:
         """
         if isinstance(sources, str):
             sources = {"default": sources}
+        self._sources = dict(sources)
         environment = template_environment()
         # What transformers passes to every template; a variable of a request overrides it.
         defaults = {**(special_tokens or {}), "tools": None, "documents": None}
@@ -71,6 +75,11 @@ class ChatTemplate:
         if not sources:
             sources = _configured_sources(read_json(folder / "tokenizer_config.json"))
         return cls(sources, read_special_tokens(folder)) if sources else None
+
+    @property
+    def source(self) -> str:
+        """Of the template for requests with tools; "" when there is none."""
+        return next((self._sources[name] for name in _WITH_TOOLS if name in self._sources), "")
 
     def render(
         self,
@@ -117,7 +126,7 @@ class ChatTemplate:
         return _cut_open_end(text, final_text) if continue_final_message else text
 
     def _choose(self, *, with_tools: bool) -> _Template:
-        names = ("tool_use", "default") if with_tools else ("default",)
+        names = _WITH_TOOLS if with_tools else ("default",)
         for name in names:
             if name in self._templates:
                 return self._templates[name]

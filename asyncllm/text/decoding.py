@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,7 +30,9 @@ class Decoding(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
-    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special: bool) -> Detokenizer: ...
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special: bool, shown: tuple[int, ...] = ()
+    ) -> Detokenizer: ...
 
 
 def decoding_of(backend: tokenizers.Tokenizer) -> Decoding:
@@ -123,7 +126,7 @@ class TokenBytes(dict[int, bytes]):
         self._spell = spell
 
     def __missing__(self, token_id: int) -> bytes:
-        content = _content(self._backend, token_id)
+        content = content_of(self._backend, token_id)
         if content is None:
             return b""  # not stored: there is no end of ids without a token
         spelled = self[token_id] = self._spell(content)
@@ -141,7 +144,14 @@ class ByteDecoding:
     def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling):
         self._strip_first_space = spelling.strip_first_space
         self._all = TokenBytes(backend, spelling.spell, frozenset())
-        self._no_special = TokenBytes(backend, spelling.spell, special_ids(backend))
+        self._special_ids = special_ids(backend)
+
+        # A model needs one or two of these: what is shown depends on how it writes.
+        @lru_cache(maxsize=8)
+        def without_special(shown: tuple[int, ...]) -> TokenBytes:
+            return TokenBytes(backend, spelling.spell, self._special_ids.difference(shown))
+
+        self._without_special = without_special
         self.max_token_bytes = _max_token_bytes(backend, spelling)
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str:
@@ -152,13 +162,15 @@ class ByteDecoding:
     def token_bytes(self, token_id: int) -> bytes:
         return self._all[token_id]
 
-    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special: bool) -> ByteDetokenizer:
-        table = self._table(skip_special)
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special: bool, shown: tuple[int, ...] = ()
+    ) -> ByteDetokenizer:
+        table = self._table(skip_special, shown)
         begins = not any(table[token_id] for token_id in prompt_ids)
         return ByteDetokenizer(table, strip_first_space=self._strip_first_space and begins)
 
-    def _table(self, skip_special: bool) -> TokenBytes:
-        return self._no_special if skip_special else self._all
+    def _table(self, skip_special: bool, shown: tuple[int, ...] = ()) -> TokenBytes:
+        return self._without_special(shown) if skip_special else self._all
 
 
 class GenericDecoding:
@@ -182,9 +194,11 @@ class GenericDecoding:
         # What the token adds after itself: a text's first token is often decoded differently.
         return self._decode([token_id, token_id])[len(self._decode([token_id])) :].encode()
 
-    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special: bool) -> WindowDetokenizer:
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special: bool, shown: tuple[int, ...] = ()
+    ) -> WindowDetokenizer:
         def visible(token_id: int) -> bool:
-            return self._visible(token_id, skip_special)
+            return self._visible(token_id, skip_special and token_id not in shown)
 
         context = list(islice(filter(visible, reversed(prompt_ids)), self.CONTEXT))[::-1]
         return WindowDetokenizer(self._decode, visible, context)
@@ -195,7 +209,7 @@ class GenericDecoding:
     def _visible(self, token_id: int, skip_special: bool) -> bool:
         if skip_special and token_id in self._special_ids:
             return False
-        return _content(self._backend, token_id) is not None
+        return content_of(self._backend, token_id) is not None
 
 
 def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
@@ -204,7 +218,8 @@ def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
     return frozenset(token_id for token_id, token in added.items() if token.special)
 
 
-def _content(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
+def content_of(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
+    """How a token is written; None for ids without one."""
     in_range = 0 <= token_id < 1 << 32  # the library's integer type
     return backend.id_to_token(token_id) if in_range else None
 

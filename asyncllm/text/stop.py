@@ -30,13 +30,31 @@ class StopStrings:
         if not self._partial and self._first_chars.isdisjoint(text):
             return text
         # With include the partial match was shown already: it is text whether it grows or not.
-        shown = len(self._partial) if self._include else 0
+        held = len(self._partial)
+        shown = held if self._include else 0
         text = self._partial + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            # Whatever is complete in what was held has been passed over.
+            if (at := text.find(stop, max(0, held - len(stop) + 1))) >= 0
+        ]
         if found:
             end, start, self.matched = min(found)
             self._partial = ""
             return text[shown : end if self._include else start]
+        return self._hold(text, shown)
+
+    def pass_over(self, text: str) -> str:
+        """``push`` of text that ends nothing, even if a stop string is complete in it.
+
+        One that only begins in it may still be completed by what is pushed later.
+        """
+        shown = len(self._partial) if self._include else 0
+        return self._hold(self._partial + text, shown)
+
+    def _hold(self, text: str, shown: int) -> str:
+        """Keep the end of the text that may grow into a stop string; of it, ``shown`` was shown."""
         partial_at = len(text) - max(_overlap(text, stop) for stop in self._stops)
         self._partial = text[partial_at:]
         return text[shown:] if self._include else text[:partial_at]
@@ -45,6 +63,22 @@ class StopStrings:
         """The text has ended: return what was held back for a stop string that did not come."""
         held, self._partial = self._partial, ""
         return "" if self._include else held
+
+
+class LateStopStrings(StopStrings):
+    """Stop strings that count only once they are complete after a number of pieces of text."""
+
+    __slots__ = ("_num_early",)
+
+    def __init__(self, stops: tuple[str, ...], include: bool, num_early: int):
+        super().__init__(stops, include)
+        self._num_early = num_early
+
+    def push(self, text: str) -> str:
+        if self._num_early:
+            self._num_early -= 1
+            return self.pass_over(text)
+        return super().push(text)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
 from asyncllm.errors import BadRequest
-from asyncllm.text.decoding import decoding_of, special_ids
+from asyncllm.text.decoding import ByteDecoding, content_of, decoding_of, special_ids
 from asyncllm.text.model_files import load_backend
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Tokenizer:
             beyond it; ids without a token decode to nothing.
         special_tokens: the named ones, such as {"bos_token": "<s>"}.
         special_ids: ids of all tokens that ``skip_special_tokens`` leaves out.
+        joins_bytes: whether a text is just its tokens' bytes in a row.
         bos_id, eos_id: ids of the named begin and end tokens, None if there are none.
     """
 
@@ -50,6 +51,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._decoding = decoding_of(backend)
+        self.joins_bytes = isinstance(self._decoding, ByteDecoding)
         self._max_token_bytes = self._decoding.max_token_bytes
         if self._max_token_bytes is not None and backend.normalizer is not None:
             self._max_token_bytes *= self._NORMALIZER_GAIN
@@ -96,18 +98,31 @@ class Tokenizer:
         return self._decoding.decode(token_ids, skip_special=skip_special_tokens)
 
     def detokenizer(
-        self, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
+        self,
+        skip_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
+        shown: tuple[int, ...] = (),
     ) -> Detokenizer:
         """A ``decode`` for one sequence, token by token.
+
+        The special tokens ``shown`` are not skipped.
 
         With ``prompt_ids`` the text is the continuation of the prompt's: SentencePiece-like
         tokenizers drop a text's first space, which a continuation must keep.
         """
-        return self._decoding.detokenizer(prompt_ids, skip_special=skip_special_tokens)
+        return self._decoding.detokenizer(prompt_ids, skip_special=skip_special_tokens, shown=shown)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes this token adds to a text, be they whole characters or not."""
         return self._decoding.token_bytes(token_id)
+
+    def token_id(self, content: str) -> int | None:
+        """The id of the token that is written so; None if there is none."""
+        return self._backend.token_to_id(content)
+
+    def content(self, token_id: int) -> str | None:
+        """How a token is written; None for ids without one."""
+        return content_of(self._backend, token_id)
 
     def min_tokens(self, num_bytes: int) -> int:
         """A lower bound, without encoding, of the tokens that a text of so many bytes has.

@@ -12,20 +12,42 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from asyncllm.types import Reasoning
+
 #: ``StepResult.tokens`` of a row that samples nothing (a prompt chunk that is not the last).
 NO_TOKEN = -1
-#: ``StepResult.tokens`` of a row whose logits were not finite.
+#: ``StepResult.tokens`` of a row whose logits were not finite, or that is among ``failures``.
 BAD_TOKEN = -2
 #: Directions in ``StepPlan.copies``.
 TO_HOST = 0
 TO_DEVICE = 1
 
 
+class Constraints(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which tokens a sequence may have, and which it prefers; empty fields ask for nothing.
+
+    Attributes:
+        bias_ids, biases: int32 and float32 [k], k <= MAX_LOGIT_BIAS; no id twice.
+        mask: int32 [ceil(vocab / 32)]; bit i % 32 of word i // 32 is 0 if token i is never allowed.
+        bad_words: sequences of two tokens or more that are not to be generated; all differ.
+        grammar: what ``executor.restriction.Grammars`` makes a matcher of.
+        reasoning: what comes before the grammar, or is of limited length.
+    """
+
+    bias_ids: bytes = b""
+    biases: bytes = b""
+    mask: bytes = b""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: bytes = b""
+    reasoning: Reasoning | None = None
+
+
 class RowParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The part of SamplingParams that acts on logits, with every default resolved.
 
     ``seed`` is always set; ``logprobs`` is -1 for none. Until the sequence holds ``min_length``
-    tokens, prompt included, the tokens in ``stop_ids`` are not sampled.
+    tokens, prompt included, the tokens in ``stop_ids`` are not sampled; with a grammar they are,
+    where it allows for nothing else.
     """
 
     temperature: float
@@ -39,18 +61,22 @@ class RowParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: int
     min_length: int
     stop_ids: tuple[int, ...]
+    constraints: Constraints | None = None
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence takes a slot; ``tokens`` is int32 [num_tokens], all that is known of it.
 
     The first ``num_prompt`` are the prompt; more follow when a preempted sequence comes back.
+    ``prompt_logprobs`` is -1, or how many of the likeliest tokens are wanted with the logprob of
+    each prompt token that its rows compute.
     """
 
     slot: int
     tokens: bytes
     num_prompt: int
     params: RowParams
+    prompt_logprobs: int = -1
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -90,6 +116,26 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_logprobs: tuple[float, ...]
 
 
+class ScoredPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Logprobs of the prompt tokens that one row's positions predict.
+
+    Each row with prompt tokens of a sequence that asked has one, be it empty. Values that are not
+    finite are passed on: what they spoil is found out when the row samples.
+
+    Attributes:
+        row: of the plan.
+        start, end: tokens at positions start .. end-1 are scored; position 0 never is.
+        logprobs: float32 [n, 1 + k]; the token's own, then the k likeliest tokens', best first.
+        ids: int32 [n, 1 + k]; the token's rank, 1 for the likeliest, then those tokens' ids.
+    """
+
+    row: int
+    start: int
+    end: int
+    logprobs: bytes
+    ids: bytes
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The outcome of one StepPlan; there is exactly one, also when the step failed.
 
@@ -106,6 +152,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
             reading its outcome once it was there.
         idle_seconds: how long the device had nothing to do between the step before and this one;
             None when that is not known.
+        prompts: for the rows with tokens of prompts that are scored.
+        failures: rows, counted as ``tokens`` are, whose constraints leave no token, and why.
     """
 
     step: int
@@ -119,6 +167,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     launch_seconds: float = 0.0
     collect_seconds: float = 0.0
     idle_seconds: float | None = None
+    prompts: tuple[ScoredPrompt, ...] = ()
+    failures: tuple[tuple[int, str], ...] = ()
 
 
 encode = msgspec.msgpack.Encoder().encode

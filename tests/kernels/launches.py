@@ -134,6 +134,14 @@ def launch_penalties() -> None:
     penalise(half(8, vocab), int64(8), int64(8), torch.empty(slots, 3), counts, in_prompt)
 
 
+def launch_masks() -> None:
+    from asyncllm.kernels.masks import mask_width
+    from asyncllm.kernels.triton.masks import mask_scores
+
+    vocab, slots = 151_936, 9
+    mask_scores(half(8, vocab), int64(8), int64(8), int32(slots, mask_width(vocab)))
+
+
 def launch_fp8() -> None:
     from asyncllm.kernels.fp8 import Fp8Matrix
     from asyncllm.kernels.triton.fp8 import fp8_linear, quantize_rows

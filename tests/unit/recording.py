@@ -90,9 +90,19 @@ class Driver:
         if room < 1:
             return
         params: dict[str, Any] = rng.choice(
-            [{}, {}, {}, {"ignore_eos": True}, {"stop": ("x",)}, {"min_tokens": 1}]
+            [
+                {},
+                {},
+                {},
+                {"ignore_eos": True},
+                {"stop": ("x",)},
+                {"min_tokens": 1},
+                {"prompt_logprobs": 0},
+            ]
         )
         max_tokens = min(rng.choice([1, 1, 2, 40]), room)
+        if "prompt_logprobs" in params and rng.random() < 0.5:
+            max_tokens = 0
         seq = sequence(
             len(self.ended) + len(self.live) + 1,
             tokens,
@@ -138,7 +148,7 @@ class Driver:
         result = self.device.answer(all_copies=self.rng.random() < 0.6, error=error)
         seconds = 1e-3 * len(result.tokens) * (0.5 + self.rng.random())
         result = msgspec.structs.replace(result, seconds=seconds)
-        emitted, failed = self.sched.apply(result, self.now)
+        emitted, failed, _ = self.sched.apply(result, self.now)
         for seq, _row, token, finish in emitted:
             if finish is not None or token == BAD_TOKEN:
                 self.end(seq)

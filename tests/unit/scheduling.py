@@ -17,6 +17,7 @@ from asyncllm.wire.messages import (
     NO_TOKEN,
     TO_DEVICE,
     TO_HOST,
+    ScoredPrompt,
     StepPlan,
     StepResult,
     pack,
@@ -83,9 +84,10 @@ def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
 class Step:
     """A step that the device has taken; ``tokens`` are what it samples."""
 
-    def __init__(self, number: int, tokens: list[int]):
+    def __init__(self, number: int, tokens: list[int], prompts: list[ScoredPrompt]):
         self.number = number
         self.tokens = tokens
+        self.prompts = prompts
 
 
 class FakeDevice:
@@ -102,6 +104,7 @@ class FakeDevice:
         self.tokens: dict[int, list[int]] = {}
         self.known: dict[int, int] = {}
         self.written: dict[int, int] = {}
+        self.scoring: dict[int, int] = {}
         self.pages: dict[int, dict[int, tuple[int, ...]]] = {}
         self.host: dict[int, dict[int, tuple[int, ...]]] = {}
         self.copies: dict[int, list[tuple[int, int, int]]] = {}
@@ -115,6 +118,7 @@ class FakeDevice:
             self.known[admit.slot] = len(tokens)
             self.block_tables[admit.slot] = {}
             self.written.pop(admit.slot, None)
+            self.scoring[admit.slot] = admit.num_prompt if admit.prompt_logprobs >= 0 else 0
         entries = [(slot, index) for slot, index, _ in unpack(plan.new_pages, 3).tolist()]
         assert len(entries) == len(set(entries)), "one page for an entry of a block table"
         for slot, index, page in unpack(plan.new_pages, 3).tolist():
@@ -127,7 +131,12 @@ class FakeDevice:
             for after in range(plan.burst)
             for slot, start, q_len in rows(plan)
         ]
-        self.steps.append(Step(plan.step, results))
+        prompts = [
+            ScoredPrompt(row, start + 1, min(start + q_len + 1, self.scoring[slot]), b"", b"")
+            for row, (slot, start, q_len) in enumerate(rows(plan))
+            if start < self.scoring[slot]
+        ]
+        self.steps.append(Step(plan.step, results, prompts))
 
     def answer(
         self, *, all_copies: bool = True, error: str | None = None, seconds: float = 0.001
@@ -140,7 +149,10 @@ class FakeDevice:
             for number, _ in copied:
                 self._finish_copies(self.copies.pop(number))
         tokens = b"" if error else pack(step.tokens)
-        return StepResult(step.number, tokens, (), error, 0.0, 0.0, tuple(copied), seconds)
+        prompts = () if error else tuple(step.prompts)
+        return StepResult(
+            step.number, tokens, (), error, 0.0, 0.0, tuple(copied), seconds, prompts=prompts
+        )
 
     def _check_order(self, plan: StepPlan) -> None:
         slots = [slot for slot, _, _ in rows(plan)]

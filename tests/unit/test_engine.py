@@ -32,7 +32,7 @@ async def running(
     executor = FakeExecutor(script, step)
     lim = lim or limits(vocab_size=1000)
     scheduler = Scheduler.create(lim, Fair())
-    engine = Engine(lim, executor, scheduler, lambda _skip, _prompt: CharDetokenizer())
+    engine = Engine(lim, executor, scheduler, lambda *_: CharDetokenizer())
     engine.start()
     try:
         yield engine, executor

@@ -155,12 +155,15 @@ def test_the_first_plan_that_differs_is_named(
     tmp_path: Path, digest: PlanDigest | None, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(tmp_path / "a", 1)
-    header = Trace.read(str(tmp_path / "a")).header
-    rewrite(tmp_path / "a", tmp_path / "b", header, {60: digest})
+    trace = Trace.read(str(tmp_path / "a"))
+    numbers = [event.number for event in trace.events() if isinstance(event, Plan)]
+    # One that was not in vain before.
+    step = next(number for number in numbers if number >= 50 and numbers.count(number) == 1)
+    rewrite(tmp_path / "a", tmp_path / "b", trace.header, {step: digest})
     assert main(["replay", str(tmp_path / "b")]) == 1
     captured = capsys.readouterr()
     assert "plans differ" in captured.out
-    assert "error: step 60, at" in captured.err
+    assert f"error: step {step}, at" in captured.err
     assert f"what differs: {what}" in captured.err
 
 

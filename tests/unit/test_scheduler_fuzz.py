@@ -15,6 +15,7 @@ import pytest
 
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN
 from tests.unit.scheduling import EOS, FakeDevice, check_books, scheduler, sequence
 
@@ -60,14 +61,16 @@ class Run:
         else:
             start = rng.randrange(4)
             tokens = [10 + (start * 7 + i * i) % 50 for i in range(rng.randint(1, most))]
-        max_tokens = min(rng.randint(1, 20), most - len(tokens))
-        if max_tokens < 1:
+        max_tokens = min(rng.randint(0, 20), most - len(tokens))
+        if max_tokens < 0:
             return
+        scored = rng.choice([None, None, None, 0])
         id = len(self.seen) + 1
         seq = sequence(
             id,
             tokens,
             max_tokens,
+            SamplingParams(max_tokens=max_tokens, prompt_logprobs=scored),
             arrival=self.now,
             tenant=rng.choice("abc"),
             priority=rng.randint(-1, 1),
@@ -95,7 +98,7 @@ class Run:
         error = "planted" if rng.random() < 0.01 else None
         seconds = 0.001 + 0.0001 * rng.random()
         result = self.device.answer(all_copies=rng.random() < 0.7, error=error, seconds=seconds)
-        emitted, failed = self.sched.apply(result, self.now)
+        emitted, failed, _ = self.sched.apply(result, self.now)
         ended = [e.seq for e in emitted if e.finish or e.token == BAD_TOKEN]
         for seq in (*ended, *failed):
             del self.live[seq.id]

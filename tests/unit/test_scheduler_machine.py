@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import cycle
 
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.sequence import SeqState, Sequence
-from asyncllm.types import FinishReason
+from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN
 from tests.unit.scheduling import EOS, FakeDevice, check_books, scheduler, sequence
 
@@ -61,6 +62,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = FakeDevice(self.sched.limits, 0.0)
         self.live: dict[int, Sequence] = {}
         self.seen: dict[int, Sequence] = {}
+        #: Of prompts that are scored: tokens whose logprobs came. The first has none.
+        self.scored: defaultdict[int, int] = defaultdict(lambda: 1)
         self.steps = 0
         self.now = 0.0
 
@@ -68,7 +71,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         family=st.integers(0, 3),
         prompt=st.integers(1, 30),
         own=st.integers(0, 4),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(0, 12),
+        scored=st.sampled_from([None, None, 2]),
         tenant=st.sampled_from(["a", "b"]),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "salt"]),
@@ -79,6 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt: int,
         own: int,
         max_tokens: int,
+        scored: int | None,
         tenant: str,
         priority: int,
         salt: str,
@@ -87,12 +92,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         id = len(self.seen) + 1
         tokens = [10 + (family * 7 + i * i) % 50 for i in range(prompt)] + [100 + id] * own
         max_tokens = min(max_tokens, self.sched.limits.max_model_len - len(tokens))
-        if max_tokens < 1:
+        if max_tokens < 0:
             return  # the engine refuses it
         seq = sequence(
             id,
             tokens,
             max_tokens,
+            SamplingParams(max_tokens=max_tokens, prompt_logprobs=scored),
             arrival=self.now,
             tenant=tenant,
             priority=priority,
@@ -162,9 +168,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def apply(self, copies: bool, error: str | None) -> None:
         result = self.device.answer(all_copies=copies, error=error)
-        emitted, failed = self.sched.apply(result, self.now)
+        emitted, failed, scored = self.sched.apply(result, self.now)
+        for seq, part in scored:
+            assert seq.prompt_logprobs >= 0
+            assert part.start <= self.scored[seq.id], "no token is left out"
+            self.scored[seq.id] = max(part.end, self.scored[seq.id])
         for seq, _row, token, finish in emitted:
             assert seq.id in self.live
+            if seq.prompt_logprobs >= 0:
+                assert self.scored[seq.id] == seq.num_prompt, "before the first token"
             if token == BAD_TOKEN or finish is not None:
                 assert seq.state is SeqState.FINISHED
                 del self.live[seq.id]

@@ -1,0 +1,251 @@
+"""Beam search: the likeliest continuations of a prompt, by their whole probability.
+
+The search of transformers' ``generate(num_beams=...)``, and so its results. Each step asks the
+engine for one token of every beam, with the likeliest alternatives. A beam's full pages are in the
+prefix cache, where those that continue it find them, so only its last page is computed again; and
+beams that begin alike share those pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from asyncllm.engine.check import check_request
+from asyncllm.engine.mailbox import Collector
+from asyncllm.errors import BadRequest, DeadlineExceeded
+from asyncllm.types import (
+    MAX_LOGPROBS,
+    Completion,
+    FinishReason,
+    Int32,
+    SamplingParams,
+    SchedulingParams,
+    TokenLogprob,
+    Usage,
+)
+from asyncllm.validate import check_types
+
+if TYPE_CHECKING:
+    from asyncllm.engine.engine import Engine
+    from asyncllm.text.tokenizer import Tokenizer
+
+MAX_BEAMS = 64
+#: Each of them makes every step look at ``beam_width`` more candidates of every beam.
+MAX_STOP_TOKENS = 8
+
+Width = Annotated[int, Meta(ge=1, le=MAX_BEAMS)]
+Length = Annotated[int, Meta(ge=1, lt=2**31)]
+StopTokens = Annotated[tuple[Int32, ...], Meta(max_length=MAX_STOP_TOKENS)]
+Penalty = Annotated[float, Meta(ge=-100, le=100)]
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to search. The score of a beam is its logprob divided by length ** length_penalty.
+
+    Attributes:
+        beam_width: how many beams are continued, and how many are returned.
+        max_tokens: most tokens of a beam; None means all the room left in the context.
+        length_penalty: above 0, longer beams are favoured (their logprobs are negative).
+        early_stopping: when to end, as transformers has it. True: once there are ``beam_width``
+            finished beams. False: once no running beam would be among those if it ended now.
+            "never": once none can be, however long it becomes.
+        ignore_eos: beams do not end at the model's own end-of-sequence tokens.
+        stop_token_ids: further token ids that end a beam; a few only.
+        skip_special_tokens: leave special tokens out of the text.
+        shown_special_tokens: ids of those that stay in it all the same.
+        logprobs: None for none; n for each token's and the n likeliest tokens'.
+        temperature: 0, as nothing is drawn.
+
+    Raises:
+        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
+    """
+
+    beam_width: Width
+    max_tokens: Length | None = None
+    length_penalty: Penalty = 1.0
+    early_stopping: bool | Literal["never"] = False
+    ignore_eos: bool = False
+    stop_token_ids: StopTokens = ()
+    skip_special_tokens: bool = True
+    shown_special_tokens: tuple[Int32, ...] = ()
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.temperature != 0:
+            raise BadRequest("beam search needs temperature 0", param="temperature")
+
+
+class Beam(Completion):
+    """One continuation; its ``logprob`` is the sum over its tokens, an end token included."""
+
+    logprob: float = 0.0
+    score: float = 0.0
+
+
+class _Hypothesis(NamedTuple):
+    """``entries`` are the logprobs of its tokens, where they are wanted."""
+
+    tokens: tuple[int, ...] = ()
+    logprob: float = 0.0
+    entries: tuple[TokenLogprob, ...] = ()
+
+
+class _OneToken(SamplingParams, frozen=True, kw_only=True):
+    """What a step asks for: more alternatives than callers may."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+class BeamSearch:
+    """One search. What is wrong with the request is found out when it is made."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        params: BeamSearchParams,
+        scheduling: SchedulingParams | None = None,
+    ):
+        """
+        Raises:
+            BadRequest: it can never be served.
+            QueueFull: too much is waiting already.
+        """
+        whole = SamplingParams(max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids)
+        self._most = check_request(prompt_ids, whole, engine.limits) - len(prompt_ids)
+        self._scheduling = scheduling or SchedulingParams()
+        engine.check_room(len(prompt_ids), tenant=self._scheduling.tenant)
+        own_ends = () if params.ignore_eos else engine.limits.eos_token_ids
+        self._ends = frozenset((*own_ends, *params.stop_token_ids))
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._prompt = tuple(prompt_ids)
+        self._params = params
+        # Enough that there are beams to go on with, should all the others end.
+        self._num_candidates = max(2, 1 + len(self._ends)) * params.beam_width
+        count = min(self._num_candidates, engine.limits.vocab_size)
+        self._step = _OneToken(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=count)
+        self._cached_tokens = -1
+
+    async def run(self) -> list[Beam]:
+        """The best beams found, best first. Cancelling it leaves nothing behind.
+
+        Raises:
+            DeadlineExceeded: it was not finished in time.
+            StepError, EngineDead: it failed while running.
+        """
+        engine, arrival = self._engine, self._engine.now
+        outcome = "error"
+        try:
+            beams = [self._beam(*finished) for finished in await self._search(arrival)]
+            outcome = beams[0].finish_reason.value
+        except asyncio.CancelledError:
+            outcome = "abort"
+            raise
+        except DeadlineExceeded:
+            outcome = "deadline"
+            raise
+        finally:
+            engine.stats.finished[outcome] += 1
+            engine.stats.request_latency.observe(engine.now - arrival)
+        engine.stats.prompt_tokens += len(self._prompt)
+        engine.stats.cached_tokens += self._cached_tokens
+        return beams
+
+    async def _search(self, arrival: float) -> list[tuple[float, _Hypothesis]]:
+        """Finished beams and their scores, best first."""
+        params, width = self._params, self._params.beam_width
+        running, finished = [_Hypothesis()], list[tuple[float, _Hypothesis]]()
+        for length in range(1, self._most + 1):
+            candidates = await self._candidates(running, arrival)
+            last = length == self._most
+            running = []
+            for place, candidate in enumerate(candidates):
+                if not last and candidate.tokens[-1] not in self._ends:
+                    running.append(candidate)
+                elif place < width:  # one that ends behind these is not among the best
+                    finished.append((candidate.logprob / length**params.length_penalty, candidate))
+            del running[width:]
+            finished.sort(key=lambda scored: -scored[0])
+            del finished[width:]
+            if not running or self._is_over(running[0], length, finished):
+                break
+        return finished
+
+    def _is_over(
+        self, best: _Hypothesis, length: int, finished: list[tuple[float, _Hypothesis]]
+    ) -> bool:
+        """Whether running beams, the best of which is given, need not be continued."""
+        params = self._params
+        if len(finished) < params.beam_width:
+            return False
+        if params.early_stopping is True:
+            return True
+        if params.early_stopping == "never" and params.length_penalty > 0:
+            length = self._most
+        score: float = best.logprob / length**params.length_penalty
+        return score <= finished[-1][0]
+
+    async def _candidates(self, running: list[_Hypothesis], arrival: float) -> list[_Hypothesis]:
+        """The likeliest beams that are one token longer, best first."""
+        collectors = [Collector() for _ in running]
+        ids = []
+        try:
+            for beam, collector in zip(running, collectors, strict=True):
+                tokens = self._prompt + beam.tokens
+                engine_id = self._engine.add(
+                    tokens, self._step, collector, self._scheduling, arrival=arrival
+                )
+                ids.append(engine_id)
+            deltas = await asyncio.gather(*(collector.whole() for collector in collectors))
+        finally:
+            for engine_id in ids:
+                self._engine.abort(engine_id)
+        if self._cached_tokens < 0:
+            self._cached_tokens = deltas[0].cached_tokens
+        entries = [delta.logprobs[0] for delta in deltas if delta.logprobs]
+        longer = [
+            (beam.logprob + logprob, beam, token, logprob, entry)
+            for beam, entry in zip(running, entries, strict=True)
+            for token, logprob in entry.top
+        ]
+        longer.sort(key=lambda candidate: -candidate[0])
+        return [self._longer(*candidate) for candidate in longer[: self._num_candidates]]
+
+    def _longer(
+        self, total: float, beam: _Hypothesis, token: int, logprob: float, place: TokenLogprob
+    ) -> _Hypothesis:
+        """A beam with one token more, of those that were likely at its place."""
+        entries, wanted = beam.entries, self._params.logprobs
+        if wanted is not None:
+            entries = (*entries, TokenLogprob(token, logprob, place.top[:wanted]))
+        return _Hypothesis((*beam.tokens, token), total, entries)
+
+    def _beam(self, score: float, found: _Hypothesis) -> Beam:
+        *text_ids, last = found.tokens
+        ended = last in self._ends
+        if not ended:
+            text_ids.append(last)
+        detokenizer = self._tokenizer.detokenizer(
+            self._params.skip_special_tokens, self._prompt, self._params.shown_special_tokens
+        )
+        text = "".join(map(detokenizer.push, text_ids)) + detokenizer.finish()
+        return Beam(
+            text=text,
+            token_ids=list(found.tokens),
+            finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
+            stop_reason=last if last in self._params.stop_token_ids else None,
+            logprobs=None if self._params.logprobs is None else list(found.entries),
+            usage=Usage(len(self._prompt), len(found.tokens), max(self._cached_tokens, 0)),
+            logprob=found.logprob,
+            score=score,
+        )

@@ -1,0 +1,69 @@
+"""Logprobs of one prompt, put together as its chunks are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+
+from asyncllm.types import PromptLogprob
+from asyncllm.wire.messages import ScoredPrompt
+
+
+class PromptScores(Sequence[PromptLogprob | None]):
+    """One entry per prompt token, None for the first.
+
+    Entries are made when they are looked at: for a long prompt they are hundreds of thousands of
+    objects, which nobody on the event loop may wait for.
+    """
+
+    def __init__(self, prompt: tuple[int, ...], num_top: int):
+        self._prompt = prompt
+        shape = (len(prompt) - 1, 1 + num_top)
+        self._logprobs = np.zeros(shape, dtype=np.float32)
+        self._ids = np.zeros(shape, dtype=np.int32)
+
+    def add(self, part: ScoredPrompt) -> bool:
+        """Take in what one row has computed; returns whether that was the last.
+
+        Positions that were computed before, which a preemption undid, may come again.
+        """
+        rows = slice(part.start - 1, part.end - 1)
+        count = part.end - part.start
+        if count:
+            logprobs = np.frombuffer(part.logprobs, dtype="<f4").reshape(count, -1)
+            # There are as many columns as the vocabulary has tokens, if those are fewer.
+            columns = logprobs.shape[1]
+            if columns < self._logprobs.shape[1]:
+                self._logprobs = self._logprobs[:, :columns]
+                self._ids = self._ids[:, :columns]
+            self._logprobs[rows] = logprobs
+            self._ids[rows] = np.frombuffer(part.ids, dtype="<i4").reshape(count, -1)
+        return part.end == len(self._prompt)
+
+    def __len__(self) -> int:
+        return len(self._prompt)
+
+    @overload
+    def __getitem__(self, index: int) -> PromptLogprob | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PromptLogprob | None]: ...
+    def __getitem__(self, index: int | slice) -> PromptLogprob | list[PromptLogprob | None] | None:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        if position == 0:
+            return None
+        logprob, *values = self._logprobs[position - 1].tolist()
+        rank, *likeliest = self._ids[position - 1].tolist()
+        top = tuple(zip(likeliest, values, strict=True))
+        return PromptLogprob(self._prompt[position], logprob, top, rank)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))

@@ -1,0 +1,203 @@
+"""Restriction: what one sequence may sample next, where that depends on what it has sampled."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from asyncllm.types import Reasoning
+from asyncllm.wire.messages import Constraints, RowParams
+
+
+class Matcher(Protocol):
+    """Where one sequence is in its grammar.
+
+    Nothing raises: what goes wrong is told by ``error``, and then the sequence cannot go on.
+    """
+
+    @property
+    def error(self) -> str | None:
+        """None, or why the sequence cannot go on."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether only the end of the sequence could follow, or it has."""
+
+    def accept(self, token: int) -> object:
+        """The sequence goes on with this token; the grammar is not finished."""
+
+
+M = TypeVar("M", bound=Matcher)
+
+
+class Grammars(Protocol[M]):
+    """Makes matchers, and asks many of them at once."""
+
+    def matcher(self, grammar: bytes) -> M:
+        """At the beginning of the grammar that ``Constraints.grammar`` stands for.
+
+        Raises:
+            Exception: there is no such grammar.
+        """
+
+    def fill(self, matchers: Sequence[M], masks: np.ndarray) -> None:
+        """Write which tokens each of them allows next.
+
+        An end-of-sequence token is allowed exactly where the grammar may end.
+
+        Args:
+            masks: int32 [len(matchers), ceil(vocab / 32)], to be overwritten: bit i % 32 of word
+                i // 32 becomes 1 where token i is allowed.
+        """
+
+
+class Restriction:
+    """The state of one sequence, on the host.
+
+    Bad words are the sequences of tokens that would be completed by their last one, as in Hugging
+    Face's ``bad_words_ids``; as in vLLM only what was generated counts, not the prompt.
+
+    Args:
+        fixed: int32 [width], 0 where a token is never allowed.
+        matcher: of a sequence that has a grammar.
+        error: why it can never sample anything, such as a grammar that could not be made.
+    """
+
+    def __init__(
+        self,
+        params: RowParams,
+        fixed: np.ndarray,
+        matcher: Matcher | None = None,
+        error: str | None = None,
+    ):
+        asked = params.constraints or Constraints()
+        self._matcher = matcher
+        self._error = error
+        self._fixed = fixed
+        self._has_mask = bool(asked.mask)
+        self._words = _Words(asked.bad_words)
+        # Without a grammar the sampler bans them itself.
+        self._min_length = params.min_length if asked.grammar else 0
+        self._stops = np.array(params.stop_ids, dtype=np.int64)
+        self._reasoning = None if asked.reasoning is None else _Progress(asked.reasoning)
+
+    @property
+    def matching(self) -> Matcher | None:
+        """What has to fill the mask before it is narrowed."""
+        return None if self._reasoning is not None and self._reasoning.inside else self._matcher
+
+    def accept(self, token: int) -> None:
+        """The sequence goes on with this token; a negative one is none."""
+        if token >= 0:
+            self._words.accept(token)
+            if self._reasoning is not None and self._reasoning.accept(token):
+                return
+            # Rows that were in flight when it ended may have ended it again.
+            if self._matcher is not None and not self._matcher.is_finished:
+                self._matcher.accept(token)
+
+    def narrow(self, mask: np.ndarray, length: int) -> str | None:
+        """Clear what is not allowed in the mask of a sequence that has ``length`` tokens.
+
+        Args:
+            mask: int32 [width], as ``matching`` has filled it; overwritten where there is none.
+
+        Returns:
+            None, or what went wrong, and then nothing is allowed.
+        """
+        matching, reasoning = self.matching, self._reasoning
+        error = self._error or (matching.error if matching is not None else None)
+        if error is not None:
+            mask[:] = 0
+            return error
+        if matching is None:
+            mask[:] = self._fixed
+        if reasoning is not None:
+            reasoning.change(mask, self._stops if self._matcher is not None else None)
+        if matching is not None and self._has_mask:
+            mask &= self._fixed
+        if banned := self._words.next():
+            _clear(mask, np.array(banned))
+        if length < self._min_length:
+            later = mask.copy()
+            _clear(later, self._stops)
+            if later.any():
+                mask[:] = later
+        return None
+
+
+class _Progress:
+    """How far the reasoning at the beginning of an output is.
+
+    Attributes:
+        inside: whether the next token is part of it.
+    """
+
+    def __init__(self, asked: Reasoning):
+        self.inside = asked.is_open
+        self._starts = np.array(() if asked.is_open else asked.start_ids, dtype=np.int64)
+        self._ends = np.array(asked.end_ids, dtype=np.int64)
+        self._left = np.inf if asked.max_tokens is None else asked.max_tokens
+        self._at_start = True
+
+    def accept(self, token: int) -> bool:
+        """Whether the token is part of it."""
+        if self._at_start:
+            self._at_start = False
+            self.inside |= token in self._starts
+        part = self.inside
+        self._left -= part
+        self.inside = part and token not in self._ends
+        return part
+
+    def change(self, mask: np.ndarray, stops: np.ndarray | None) -> None:
+        """Let it begin, and have it end in time; ``stops`` are for what comes after it."""
+        if self.inside:
+            if stops is not None:
+                _clear(mask, stops)
+            if self._left <= 0:
+                mask[:] = 0
+                _set(mask, self._ends[:1])
+        elif self._at_start and self._left > 0:
+            _set(mask, self._starts)
+
+
+class _Words:
+    """Which tokens would complete a word of several."""
+
+    def __init__(self, words: Iterable[tuple[int, ...]]):
+        #: By how many tokens come before the last one, and which: the last ones.
+        self._last: dict[int, dict[tuple[int, ...], list[int]]] = {}
+        for *before, last in words:
+            completing = self._last.setdefault(len(before), {})
+            completing.setdefault(tuple(before), []).append(last)
+        self._recent: deque[int] = deque(maxlen=max(self._last, default=0))
+
+    def accept(self, token: int) -> None:
+        self._recent.append(token)
+
+    def next(self) -> list[int]:
+        recent = tuple(self._recent)
+        tokens: list[int] = []
+        for count, completing in self._last.items():
+            if count <= len(recent):
+                tokens += completing.get(recent[-count:], ())
+        return tokens
+
+
+def _set(mask: np.ndarray, ids: np.ndarray) -> None:
+    """Set the bits of these tokens, int64, to 1; those that the mask does not have are ignored."""
+    ids = ids[ids < 32 * len(mask)]
+    np.bitwise_or.at(mask, ids // 32, np.int32(1) << (ids % 32).astype(np.int32))
+
+
+def _clear(mask: np.ndarray, ids: np.ndarray) -> None:
+    """Set the bits of these tokens, int64, to 0; those that the mask does not have are ignored."""
+    ids = ids[ids < 32 * len(mask)]
+    np.bitwise_and.at(mask, ids // 32, ~(np.int32(1) << (ids % 32).astype(np.int32)))
+
+
+__all__ = ["Grammars", "Matcher", "Restriction"]

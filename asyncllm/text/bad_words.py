@@ -1,0 +1,29 @@
+"""Bad words as the token ids that a text has where it contains them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncllm.text.tokenizer import Tokenizer
+
+
+async def bad_word_ids(
+    tokenizer: Tokenizer, words: Sequence[str | tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    """Each word's tokens at the beginning of a text and after a space, as vLLM has them.
+
+    What is given as token ids stays as it is. A word whose tokens are none is left out: it cannot
+    be generated.
+
+    Raises:
+        BadRequest: a word has an unpaired surrogate.
+    """
+    ids = [word for word in words if not isinstance(word, str)]
+    bare = [word.lstrip() for word in words if isinstance(word, str)]
+    if bare:
+        texts = [prefix + word for word in bare for prefix in ("", " ")]
+        ids += map(tuple, await tokenizer.encode_async(texts, add_special_tokens=False))
+    return tuple(dict.fromkeys(word for word in ids if word))

@@ -1,0 +1,82 @@
+"""How the text that one model generates in chats is read: its formats, and their tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncllm.text.parsing import Parser, visible_special_tokens
+from asyncllm.text.parsing.formats import ReasoningFormat
+from asyncllm.types import Reasoning
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from asyncllm.text.parsing import Formats
+    from asyncllm.text.tokenizer import Tokenizer
+
+#: So many tokens at the end of a prompt tell whether the answer starts within reasoning.
+_TAIL = 64
+#: A template that keeps a model from reasoning ends with an empty one, and at most so many tokens.
+_CLOSED = 4
+
+
+class ChatReader:
+    """One per model.
+
+    Attributes:
+        formats: how the model writes reasoning and tool calls.
+        shown: ids of the special tokens that a parser has to see in the text.
+        reasoning_starts, reasoning_ends: ids of the tokens that begin and end reasoning; empty if
+            that takes several.
+    """
+
+    def __init__(self, formats: Formats, tokenizer: Tokenizer):
+        self.formats = formats
+        self._tokenizer = tokenizer
+        special = {tokenizer.content(id) or "": id for id in tokenizer.special_ids}
+        shown = visible_special_tokens(formats, special)
+        self.shown = tuple(sorted(special[text] for text in shown))
+        form = formats.reasoning if isinstance(formats.reasoning, ReasoningFormat) else None
+        self.reasoning_starts = self._ids_of(() if form is None else form.begins)
+        self.reasoning_ends = self._ids_of(() if form is None else form.ends)
+
+    def reasoning(self, prompt_ids: Sequence[int], budget: int | None) -> Reasoning | None:
+        """How the answer to a prompt may begin; None when it has no reasoning.
+
+        Args:
+            budget: most tokens of reasoning; None for no limit.
+        """
+        parser = self.parser(prompt_ids)
+        if parser is None or not self.reasoning_ends:
+            return None
+        tail = prompt_ids[-_CLOSED:]
+        if not parser.in_reasoning and self.reasoning_ends.intersection(tail):
+            return None  # ended by the prompt: the model is not to reason
+        return Reasoning(
+            tuple(sorted(self.reasoning_starts)),
+            tuple(sorted(self.reasoning_ends)),
+            is_open=parser.in_reasoning,
+            max_tokens=budget,
+        )
+
+    def parser(
+        self,
+        prompt_ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+        continued: str = "",
+    ) -> Parser | None:
+        """For the answer to one prompt; None when all of it is content.
+
+        Args:
+            tools: those that may be called.
+            continued: the beginning of the answer, if that is what the prompt ends with.
+        """
+        if not tools and self.formats.reasoning is None:
+            return None
+        tail = prompt_ids[-(_TAIL + len(continued)) :]
+        prompt = self._tokenizer.decode(tail, skip_special_tokens=False)
+        return Parser(self.formats, tools=tools, prompt=prompt, continued=continued)
+
+    def _ids_of(self, markers: tuple[str, ...]) -> frozenset[int]:
+        ids = (self._tokenizer.token_id(marker) for marker in markers)
+        return frozenset(id for id in ids if id is not None)

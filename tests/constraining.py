@@ -1,0 +1,59 @@
+"""Row parameters with constraints, made the plain way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from asyncllm.types import Reasoning
+from asyncllm.wire.messages import Constraints, RowParams, pack
+
+
+def mask_of(tokens: Iterable[int], vocab: int) -> np.ndarray:
+    """int32 [ceil(vocab / 32)] with the bits of these tokens."""
+    words = [0] * -(-vocab // 32)
+    for token in tokens:
+        words[token // 32] |= 1 << token % 32
+    return np.array(words, dtype=np.uint32).view(np.int32)
+
+
+def row_params(
+    vocab: int,
+    *,
+    bias: dict[int, float] | None = None,
+    allowed: Iterable[int] = (),
+    bad_words: Iterable[tuple[int, ...]] = (),
+    grammar: bytes = b"",
+    reasoning: Reasoning | None = None,
+    **changes: Any,
+) -> RowParams:
+    """Plain sampling, with constraints and changes; nothing ``allowed`` is everything."""
+    words = list(bad_words)
+    banned = {word[0] for word in words if len(word) == 1}
+    left = set(allowed or range(vocab)) - banned
+    bias = bias or {}
+    constraints = Constraints(
+        bias_ids=pack(bias),
+        biases=np.array(list(bias.values()), dtype="<f4").tobytes(),
+        mask=mask_of(left, vocab).tobytes() if len(left) < vocab else b"",
+        bad_words=tuple(word for word in words if len(word) > 1),
+        grammar=grammar,
+        reasoning=reasoning,
+    )
+    values: dict[str, Any] = {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": 0,
+        "logprobs": -1,
+        "min_length": 0,
+        "stop_ids": (),
+        "constraints": None if constraints == Constraints() else constraints,
+    }
+    return RowParams(**{**values, **changes})
