@@ -1,4 +1,4 @@
-"""The command line: ``asyncllm serve | chat | generate | bench | replay | kernels``."""
+"""The command line: ``asyncllm serve | chat | generate | batch | bench | replay | kernels``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from asyncllm import __version__
-from asyncllm.cli import bench, chat, generate, kernels, replay, serve
+from asyncllm.cli import batch, bench, chat, generate, kernels, replay, serve
 from asyncllm.errors import AsyncLLMError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"asyncllm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, chat, generate, bench, replay, kernels):
+    for command in (serve, chat, generate, batch, bench, replay, kernels):
         command.add_command(commands)
     args = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run

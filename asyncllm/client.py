@@ -116,7 +116,7 @@ class Client:
         """
         path, body = await self._body(prompt, params, scheduling)
         answer = await self._fetch(Answer, "POST", path, body)
-        delta = answer.to_delta()
+        delta = answer.to_delta(None if params is None else params.prompt_logprobs)
         if delta.finish_reason is None:
             raise AsyncLLMError("the server's answer has no finished choice")
         return Completion(
@@ -126,6 +126,7 @@ class Client:
             stop_reason=delta.stop_reason,
             logprobs=delta.logprobs,
             usage=answer.to_usage(),
+            prompt_logprobs=delta.prompt_logprobs,
         )
 
     async def stream(
@@ -141,6 +142,7 @@ class Client:
         path, body = await self._body(prompt, params, scheduling)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         decoder = EventDecoder()
+        num_top = None if params is None else params.prompt_logprobs
         last: TokenDelta | None = None
         async with self._request("POST", path, body) as response:
             # Read to the end: the usage comes after the last delta, which tells of cached tokens,
@@ -151,10 +153,10 @@ class Client:
                     if last is not None:
                         last.cached_tokens = max(last.cached_tokens, frame.to_usage().cached_tokens)
                         continue
-                    delta = frame.to_delta()
+                    delta = frame.to_delta(num_top)
                     if delta.finish_reason is not None:
                         last = delta
-                    elif delta.text or delta.token_ids:
+                    elif delta.text or delta.token_ids or delta.prompt_logprobs:
                         yield delta
         if last is None:
             raise ConnectionError(f"{self._base}: the answer broke off")
@@ -172,7 +174,7 @@ class Client:
         plain = plain_prompt(prompt)
         name = self._name or (await self._served_model()).id
         head = {"model": name, "return_token_ids": True}
-        fields = {} if params is None else msgspec.to_builtins(params)
+        fields = {} if params is None else _sampling_fields(params)
         top = fields.pop("logprobs", None)
         fields |= _scheduling_fields(scheduling or SchedulingParams())
         if is_chat(plain):
@@ -237,6 +239,16 @@ class Client:
             raise TimeoutError(f"{self._base}: no answer in time") from error
         except aiohttp.ClientError as error:
             raise ConnectionError(f"{self._base}: {error}") from error
+
+
+def _sampling_fields(params: SamplingParams) -> dict[str, Any]:
+    """All but what asks for nothing: other servers refuse what they do not know."""
+    fields = msgspec.to_builtins(params)
+    return {
+        name: value
+        for name, value in fields.items()
+        if value not in (None, ()) or name == "max_tokens"
+    }
 
 
 def _scheduling_fields(scheduling: SchedulingParams) -> dict[str, Any]:

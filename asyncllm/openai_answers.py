@@ -18,7 +18,7 @@ from asyncllm.errors import (
     TooLarge,
     Unauthorized,
 )
-from asyncllm.types import FinishReason, TokenDelta, TokenLogprob, Usage
+from asyncllm.types import FinishReason, PromptLogprob, TokenDelta, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +66,15 @@ class Logprobs(msgspec.Struct):
     token_logprobs: list[float | None] | None = None
 
 
+class PromptLogprobBody(msgspec.Struct):
+    logprob: float
+    rank: int | None = None
+
+
+#: By token id; the prompt's own token comes first.
+PromptLogprobs = list[dict[int, PromptLogprobBody] | None]
+
+
 class Choice(msgspec.Struct):
     """A choice of either route; in chat the text is in ``message``, or in ``delta`` of a frame."""
 
@@ -76,6 +85,7 @@ class Choice(msgspec.Struct):
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def to_delta(self) -> TokenDelta:
         message = self.message or self.delta
@@ -103,10 +113,17 @@ class Answer(msgspec.Struct):
     choices: list[Choice] = []
     usage: UsageBody | None = None
     error: ErrorBody | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
-    def to_delta(self) -> TokenDelta:
-        """What it says of the first choice."""
-        return self.choices[0].to_delta() if self.choices else TokenDelta()
+    def to_delta(self, num_top: int | None = None) -> TokenDelta:
+        """What it says of the first choice; of the prompt's logprobs, if so many were asked for."""
+        delta = self.choices[0].to_delta() if self.choices else TokenDelta()
+        entries = self.prompt_logprobs  # of chat; completions have them in the choice
+        if entries is None and self.choices:
+            entries = self.choices[0].prompt_logprobs
+        if num_top is not None and entries is not None:
+            delta.prompt_logprobs = [_prompt_logprob(entry, num_top) for entry in entries]
+        return delta
 
     def to_usage(self) -> Usage:
         usage = self.usage or UsageBody()
@@ -220,3 +237,14 @@ def _logprobs(logprobs: Logprobs, token_ids: list[int]) -> list[TokenLogprob]:
         for token, value in zip(token_ids, values, strict=False)
         if value is not None
     ]
+
+
+def _prompt_logprob(
+    entry: dict[int, PromptLogprobBody] | None, num_top: int
+) -> PromptLogprob | None:
+    if not entry:
+        return None
+    token, own = next(iter(entry.items()))
+    ranked = sorted(entry.items(), key=lambda item: item[1].rank or 0)
+    top = tuple((other, value.logprob) for other, value in ranked[:num_top])
+    return PromptLogprob(token, own.logprob, top, own.rank or 1)

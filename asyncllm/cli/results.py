@@ -70,7 +70,7 @@ def recover(path: Path, rows: Sequence[Row]) -> set[int]:
             answered[row.index] = line
     good = b"".join(answered.values())
     if good != content:
-        _replace(path, good)
+        replace_file(path, good)
     return set(answered)
 
 
@@ -88,7 +88,7 @@ def _mismatch(path: Path, number: int, reason: str) -> BadRequest:
     )
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Change the file as a whole: a crash leaves the old one or the new one."""
     new = path.with_name(path.name + ".new")
     new.write_bytes(content)

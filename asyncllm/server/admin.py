@@ -22,10 +22,19 @@ async def health(request: web.Request) -> web.Response:
     return json_response({"status": "ok"})
 
 
+async def ping(request: web.Request) -> web.Response:
+    return await health(request)
+
+
 async def ready(request: web.Request) -> web.Response:
     """Whether a load balancer should send requests here."""
     request.app[SERVICE].check_ready()
     return json_response({"status": "ready"})
+
+
+async def load(request: web.Request) -> web.Response:
+    """What gateways balance by."""
+    return json_response({"server_load": len(request.app[SERVICE].live)})
 
 
 async def version(request: web.Request) -> web.Response:
@@ -60,6 +69,15 @@ async def request_trace(request: web.Request) -> web.Response:
     filename = f"trace-{re.sub('[^A-Za-z0-9._-]', '_', name)}.json"
     headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
     return json_response(perfetto(name, traces), headers=headers)
+
+
+async def abort_request(request: web.Request) -> web.Response:
+    """End a request that is being served; its client gets what there is so far."""
+    service = request.app[SERVICE]
+    name = request.match_info["id"]
+    if not service.live.abort(service.log.find(service.keys.tenant_of(request), name)):
+        raise NotFound(f"no request {name!r} is being served", param="id")
+    return json_response({"id": name, "aborted": True})
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncllm.errors import Unauthorized
+from asyncllm.errors import BadRequest, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiohttp import web
+
+    from asyncllm.config import ServerConfig
+
+
+def configured_keys(config: ServerConfig) -> tuple[str, ...]:
+    """The keys of the command line, then those of the key file, one in each line that has text.
+
+    Raises:
+        OSError: the file cannot be read.
+        BadRequest: the file has no key, which would leave the server open.
+    """
+    if config.api_key_file is None:
+        return config.api_key
+    lines = Path(config.api_key_file).read_text("utf-8").splitlines()
+    keys = [stripped for line in lines if (stripped := line.strip())]
+    if not keys:
+        raise BadRequest(f"{config.api_key_file} has no API key in it", param="api_key_file")
+    return (*config.api_key, *keys)
 
 
 class ApiKeys:
@@ -23,21 +43,34 @@ class ApiKeys:
     """
 
     def __init__(self, keys: Sequence[str]):
-        self._keys = [key.encode() for key in keys]
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __len__(self) -> int:
+        return len(self._digests)
 
     def tenant_of(self, request: web.Request) -> str:
         """
         Raises:
             Unauthorized: keys are configured, and the request bears none of them.
         """
-        if not self._keys:
+        if not self._digests:
             return ""
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        # Every key is compared, so that timing says nothing about which one came close.
-        matches = [
-            hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), key)
-            for key in self._keys
-        ]
-        if scheme.lower() != "bearer" or not any(matches):
+        given = _digest(_bearer(request).encode("utf-8", "surrogateescape"))
+        # Every key is compared, and as a digest: the time this takes says nothing about any key,
+        # not even its length.
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if not any(matches):
             raise Unauthorized("missing or incorrect API key")
         return f"key-{matches.index(True) + 1}"
+
+
+def _bearer(request: web.Request) -> str:
+    """The key as OpenAI's clients send it, or as Anthropic's do; empty for none."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip()
+    return request.headers.get("x-api-key", "").strip()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

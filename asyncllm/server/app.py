@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from asyncllm.server import admin
+from asyncllm.server import admin, answers, anthropic_routes, ollama_routes, responses_routes
 from asyncllm.server.chat import chat_completions
 from asyncllm.server.completions import completions
+from asyncllm.server.cors import add_cors, answer_preflights
 from asyncllm.server.generate import generate
 from asyncllm.server.metrics import add_metrics, metrics
-from asyncllm.server.middleware import answer_errors, require_key, set_request_id
+from asyncllm.server.middleware import ERROR_WRITERS, answer_errors, require_key, set_headers
+from asyncllm.server.openapi import GENERATES, PATH, TAKES_JSON, Description, Route
+from asyncllm.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    TokenizeRequest,
+)
+from asyncllm.server.render import render_chat
+from asyncllm.server.responses import add_responses
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.tokenize import detokenize, tokenize
 
@@ -21,34 +32,176 @@ if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
 
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/v1/chat/completions",
+        handler=chat_completions,
+        summary="Answer a conversation",
+        body=ChatRequest,
+        answers=(answers.ChatCompletion,),
+        event=answers.ChatCompletionChunk,
+        refusals=GENERATES,
+    ),
+    Route(
+        method="POST",
+        path="/v1/completions",
+        handler=completions,
+        summary="Continue texts",
+        body=CompletionRequest,
+        answers=(answers.Completion,),
+        event=answers.CompletionChunk,
+        refusals=GENERATES,
+    ),
+    *responses_routes.ROUTES,
+    *anthropic_routes.ROUTES,
+    *ollama_routes.ROUTES,
+    Route(
+        method="POST",
+        path="/v1/chat/completions/render",
+        handler=render_chat,
+        summary="What a conversation would be for the model",
+        body=ChatRequest,
+        answers=(answers.Rendered,),
+        refusals=(*TAKES_JSON, 429),
+    ),
+    Route(
+        method="POST",
+        path="/generate",
+        handler=generate,
+        summary="Continue one text, with nothing around the answer",
+        body=GenerateRequest,
+        answers=(answers.Generated,),
+        event=answers.Generated,
+        refusals=GENERATES,
+    ),
+    Route(
+        method="POST",
+        path="/tokenize",
+        handler=tokenize,
+        summary="Token ids of a text or of a conversation",
+        body=TokenizeRequest,
+        answers=(answers.Tokenized,),
+        refusals=TAKES_JSON,
+    ),
+    Route(
+        method="POST",
+        path="/detokenize",
+        handler=detokenize,
+        summary="The text of token ids",
+        body=DetokenizeRequest,
+        answers=(answers.Detokenized,),
+        refusals=TAKES_JSON,
+    ),
+    Route(
+        method="GET",
+        path="/v1/models",
+        handler=admin.list_models,
+        summary="The models that are served",
+        answers=(answers.ModelList,),
+        refusals=(503,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/models/{id:.+}",
+        handler=admin.retrieve_model,
+        summary="One model that is served",
+        answers=(answers.Model,),
+        refusals=(404, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v1/requests/{id:.+}/trace",
+        handler=admin.request_trace,
+        summary="What happened to a request, by its X-Request-Id or the id of its answer",
+        answers=(answers.NamedTrace, answers.Timeline),
+        query={"format": ("json", "perfetto")},
+        refusals=(400, 404, 503),
+    ),
+    Route(
+        method="POST",
+        path="/v1/requests/{id:.+}/abort",
+        handler=admin.abort_request,
+        summary="End a request that is being served, by its X-Request-Id",
+        answers=(answers.Aborted,),
+        refusals=(404,),
+    ),
+    Route(
+        method="GET",
+        path="/health",
+        handler=admin.health,
+        summary="Whether the server is alive",
+        answers=(answers.Status,),
+        refusals=(503,),
+        needs_key=False,
+    ),
+    Route(
+        method="GET",
+        path="/ping",
+        handler=admin.ping,
+        summary="The same, by the name that some platforms ask for",
+        answers=(answers.Status,),
+        refusals=(503,),
+        needs_key=False,
+    ),
+    Route(
+        method="GET",
+        path="/ready",
+        handler=admin.ready,
+        summary="Whether requests are taken now",
+        answers=(answers.Status,),
+        refusals=(503,),
+        needs_key=False,
+    ),
+    Route(
+        method="GET",
+        path="/load",
+        handler=admin.load,
+        summary="How many requests are being served",
+        answers=(answers.Load,),
+    ),
+    Route(method="GET", path="/metrics", handler=metrics, summary="Metrics for Prometheus"),
+    Route(
+        method="GET",
+        path="/version",
+        handler=admin.version,
+        summary="The version of the server",
+        answers=(answers.Version,),
+    ),
+)
+
 
 def create_app(llm: AsyncLLM, config: ServerConfig) -> web.Application:
     """All routes, for ``serve`` or for ``add_subapp`` of a host application.
 
     The engine's life stays with the caller: until it is ready, requests get 503.
+
+    Raises:
+        OSError, BadRequest: the file of API keys cannot be read, or is empty.
     """
-    middlewares: list[Middleware] = [answer_errors]
     service = Service(llm, config)
-    if config.api_key:
-        middlewares.append(require_key(service.keys, exempt=(admin.health, admin.ready)))
+    middlewares: list[Middleware] = [answer_errors]
+    if config.cors_origin:
+        middlewares.append(answer_preflights)
+    if service.keys:
+        unguarded = [route.handler for route in ROUTES if not route.needs_key]
+        middlewares.append(require_key(service.keys, exempt=unguarded))
     app = web.Application(middlewares=middlewares)
     app[SERVICE] = service
-    app.on_response_prepare.append(set_request_id)
+    app.on_response_prepare.append(set_headers)
+    if config.cors_origin:
+        add_cors(app, config.cors_origin)
     add_metrics(app)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", chat_completions),
-            web.post("/v1/completions", completions),
-            web.get("/v1/models", admin.list_models),
-            web.get("/v1/models/{id:.+}", admin.retrieve_model),
-            web.get("/v1/requests/{id:.+}/trace", admin.request_trace),
-            web.post("/generate", generate),
-            web.post("/tokenize", tokenize),
-            web.post("/detokenize", detokenize),
-            web.get("/health", admin.health),
-            web.get("/ready", admin.ready),
-            web.get("/metrics", metrics),
-            web.get("/version", admin.version),
-        ]
-    )
+    add_responses(app)
+    anthropic_routes.add_header(app)
+    app[ERROR_WRITERS] = {route.handler: route.write_error for route in ROUTES}
+    add = {
+        "GET": app.router.add_get,  # with it comes HEAD
+        "POST": app.router.add_post,
+        "DELETE": app.router.add_delete,
+    }
+    for route in ROUTES:
+        add[route.method](route.path, route.handler)
+    description = Description(ROUTES, config, needs_key=bool(service.keys))
+    app.router.add_get(PATH, description.serve)
     return app

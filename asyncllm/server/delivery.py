@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiohttp import web
 
 from asyncllm.server.middleware import request_id
-from asyncllm.types import TokenDelta
+from asyncllm.types import FinishReason, TokenDelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +23,20 @@ log = logging.getLogger(__name__)
 
 #: How often clients are looked after, in seconds. Between steps only: a step looks by itself.
 SWEEP_SECONDS = 0.1
+#: Logprobs of so many prompt tokens are written in a thread, for all others to go on meanwhile.
+LONG_PROMPT = 512
 
 
 class Reply(Protocol):
     """What a route answers with; one object per request, which also counts tokens for ``usage``.
 
     Attributes:
+        content_type: of a streamed answer.
         explain: makes the trace that the answer is to end with; None for none. It is set before
             anything is delivered, and called when every sequence has ended.
     """
 
+    content_type: str
     explain: Callable[[], dict[str, Any]] | None
 
     def opening(self) -> bytes:
@@ -42,40 +46,66 @@ class Reply(Protocol):
         """Frames for what was added to one choice; may be empty."""
 
     def closing(self) -> bytes:
-        """Frames after the last choice ended, before ``[DONE]``."""
+        """Frames after the last choice ended, up to the very last."""
+
+    def failure(self, error: Exception) -> bytes:
+        """Frames that end an answer which cannot go on."""
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
         """The whole answer of a request that does not stream."""
 
 
 class Delivery(ABC):
-    """Where the sequences of one request deliver to, and how the handler learns of their end."""
+    """Where the sequences of one request deliver to, and how who waits learns of their end."""
+
+    def __init__(self, reply: Reply, count: int):
+        self._reply = reply
+        self._unfinished = set(range(count))
+        self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def push(self, index: int, delta: TokenDelta) -> None:
+        """Take what one step added to one sequence; must not raise."""
+        if index not in self._unfinished:
+            return  # aborted, and the engine has not heard of it yet
+        if delta.finish_reason is not None:
+            self._unfinished.discard(index)
+        self._take(index, delta)
+
+    @abstractmethod
+    def _take(self, index: int, delta: TokenDelta) -> None:
+        """A delta of a sequence that had not ended before it."""
+
+    def abort(self) -> None:
+        """End all that runs; the client gets what there is so far."""
+        for index in sorted(self._unfinished):
+            self.push(index, TokenDelta(finish_reason=FinishReason.ABORT))
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing more is coming; idempotent. Who waits wakes up and aborts what still runs."""
+        if not self._ended.done():
+            self._ended.set_result(error)
+
+    @abstractmethod
+    def look(self, now: float) -> None:
+        """Called now and then, in ``loop.time()`` seconds, whether or not a step delivers."""
+
+
+class ClientDelivery(Delivery):
+    """To the client that waits for the answer."""
 
     def __init__(self, request: web.Request, reply: Reply, count: int):
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("client disconnected")
+        super().__init__(reply, count)
         self._request = request
         self._transport = transport
-        self._reply = reply
-        self._unfinished = count
-        self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
     @abstractmethod
     async def respond(self) -> web.StreamResponse:
         """Answer the request; raises what went wrong before the first byte."""
 
-    @abstractmethod
-    def push(self, index: int, delta: TokenDelta) -> None:
-        """Take what one step added to one sequence; must not raise."""
-
-    def end(self, error: Exception | None = None) -> None:
-        """Nothing more is coming; idempotent. The handler wakes up and aborts what still runs."""
-        if not self._ended.done():
-            self._ended.set_result(error)
-
     def look(self, now: float) -> None:
-        """Called now and then, in ``loop.time()`` seconds, whether or not a step delivers."""
         self._client_is_gone()
 
     def _client_is_gone(self) -> bool:
@@ -102,18 +132,16 @@ class ChoiceSink:
         self._delivery.end(error)
 
 
-class WholeAnswer(Delivery):
+class WholeAnswer(ClientDelivery):
     """Collects everything, for a request that does not stream."""
 
     def __init__(self, request: web.Request, reply: Reply, count: int):
         super().__init__(request, reply, count)
         self._outputs = [TokenDelta() for _ in range(count)]
 
-    def push(self, index: int, delta: TokenDelta) -> None:
+    def _take(self, index: int, delta: TokenDelta) -> None:
         self._outputs[index].merge(delta)
-        if delta.finish_reason is not None:
-            self._unfinished -= 1
-        if self._unfinished == 0:
+        if not self._unfinished:
             self.end()
         else:
             self._client_is_gone()
@@ -122,7 +150,12 @@ class WholeAnswer(Delivery):
         error = await self._ended
         if error is not None:
             raise error
-        return web.Response(body=self._reply.body(self._outputs), content_type="application/json")
+        scored = sum(len(output.prompt_logprobs or ()) for output in self._outputs)
+        if scored > LONG_PROMPT and self._reply.explain is None:  # a trace is the engine's own
+            body = await asyncio.to_thread(self._reply.body, self._outputs)
+        else:
+            body = self._reply.body(self._outputs)
+        return web.Response(body=body, content_type="application/json")
 
 
 class LiveRequests:
@@ -135,6 +168,7 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self._deliveries: set[Delivery] = set()
+        self._by_engine_id: dict[int, Delivery] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -158,6 +192,7 @@ class LiveRequests:
             for index, job in enumerate(jobs):
                 sink = ChoiceSink(delivery, index)
                 ids.append(llm.submit(job.prompt_ids, job.params, sink, job.scheduling))
+                self._by_engine_id[ids[-1]] = delivery
             yield ids
         except (asyncio.CancelledError, ConnectionError) as error:
             log.info("request %s aborted: %s", request_id.get(), str(error) or "cancelled")
@@ -165,7 +200,15 @@ class LiveRequests:
         finally:
             for engine_id in ids:
                 llm.abort(engine_id)
+                del self._by_engine_id[engine_id]
             self._remove(delivery)
+
+    def abort(self, engine_ids: Sequence[int]) -> bool:
+        """End the request of these sequences, if it is still being served; whether it was."""
+        found = {self._by_engine_id[id] for id in engine_ids if id in self._by_engine_id}
+        for delivery in found:
+            delivery.abort()
+        return bool(found)
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import msgspec
 from aiohttp import web
 
 from asyncllm.errors import AsyncLLMError, DeadlineExceeded, QueueFull, Unauthorized
 
+ErrorWriter: TypeAlias = Callable[[Exception], web.Response]
+
 #: Seconds after which a client may try again, where nothing better is known.
 RETRY_SECONDS = 1.0
+
+#: Messages and params may quote what the client sent, which can be millions of characters.
+_MAX_MESSAGE = 2000
+_MAX_PARAM = 200
+
+
+class HttpError(AsyncLLMError):
+    """What HTTP itself refuses: no such route, a body that never arrives, no HTTP at all."""
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
+        self.type = "invalid_request_error" if status < 500 else "server_error"
 
 
 def error_body(error: Exception) -> dict[str, Any]:
@@ -20,12 +36,18 @@ def error_body(error: Exception) -> dict[str, Any]:
         error = AsyncLLMError("internal server error")
     return {
         "error": {
-            "message": error.message,
+            "message": _plain(error.message, _MAX_MESSAGE),
             "type": error.type,
-            "param": error.param,
+            "param": None if error.param is None else _plain(error.param, _MAX_PARAM),
             "code": error.code,
         }
     }
+
+
+def _plain(text: str, most: int) -> str:
+    """At most ``most`` characters, and none that JSON cannot carry."""
+    short = text if len(text) <= most else text[: most - 3] + "..."
+    return short.encode("utf-8", "replace").decode()
 
 
 def error_frame(error: Exception) -> bytes:

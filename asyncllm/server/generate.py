@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.errors import error_frame
 from asyncllm.server.protocol import GenerateRequest
-from asyncllm.server.reply import encode, event, usage
-from asyncllm.server.sampling import Job, sampling_params
+from asyncllm.server.reply import DONE, EVENT_STREAM, encode, event, usage
+from asyncllm.server.sampling import fan_out, sampling_params
 from asyncllm.server.scheduling import check_room, scheduling_params
 from asyncllm.server.service import SERVICE
 
@@ -31,12 +32,14 @@ async def generate(request: web.Request) -> web.StreamResponse:
     check_room(llm, [asked.prompt], 1, scheduling.tenant)
     prompt = await llm.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
     reply = GenerateReply(len(prompt), with_ids=bool(asked.return_token_ids))
-    return await service.answer(request, [Job(prompt, params, scheduling)], reply, asked)
+    jobs = await fan_out(llm, [prompt], 1, params, scheduling, asked)
+    return await service.answer(request, jobs, reply, asked)
 
 
 class GenerateReply:
     """``{"text", "finish_reason", "usage"}``; streamed, the last text comes with the latter two."""
 
+    content_type = EVENT_STREAM
     explain: Callable[[], dict[str, Any]] | None = None
 
     def __init__(self, prompt_tokens: int, *, with_ids: bool):
@@ -54,7 +57,11 @@ class GenerateReply:
         return event(self._fields(delta))
 
     def closing(self) -> bytes:
-        return b"" if self.explain is None else event({"text": "", "trace": self.explain()})
+        trace = b"" if self.explain is None else event({"text": "", "trace": self.explain()})
+        return trace + DONE
+
+    def failure(self, error: Exception) -> bytes:
+        return error_frame(error) + DONE
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
         [output] = outputs

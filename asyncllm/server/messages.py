@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.protocol import invalid
+from asyncllm.server.body import invalid
+from asyncllm.server.protocol import ChatMessage, ChatTool
 
 if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
 
 #: Template arguments that belong to the server, not to ``chat_template_kwargs``.
 _RESERVED = frozenset(
-    ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+    (
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "any_length",
+    )
 )
 
 
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str | dict[str, Any] = "{}"
-
-
-class _ToolCall(msgspec.Struct):
-    function: _Function
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-
-
-class _Message(msgspec.Struct):
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _ToolFunction(msgspec.Struct):
-    name: str
-
-
-class _Tool(msgspec.Struct):
-    type: Literal["function"]
-    function: _ToolFunction
-
-
 class _Chat(msgspec.Struct):
-    messages: list[_Message]
-    tools: list[_Tool] | None
+    messages: list[ChatMessage]
+    tools: list[ChatTool] | None
 
 
 class TemplateFields(Protocol):
@@ -110,7 +89,7 @@ def _check(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -
         _check_content(message, f"messages[{i}].content")
 
 
-def _check_content(message: _Message, where: str) -> None:
+def _check_content(message: ChatMessage, where: str) -> None:
     if message.content is None and message.role != "assistant":
         raise BadRequest(f"{where} is required", param=where)
     if not isinstance(message.content, list):

@@ -6,17 +6,18 @@ import logging
 import re
 import uuid
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
 from asyncllm.errors import AsyncLLMError
-from asyncllm.server.errors import error_response
+from asyncllm.server.errors import ErrorWriter, HttpError, error_response
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from aiohttp.typedefs import Handler, Middleware
+    from aiohttp.typedefs import Middleware
 
     from asyncllm.server.api_keys import ApiKeys
 
@@ -25,50 +26,66 @@ log = logging.getLogger(__name__)
 #: The id of the request that the current task serves.
 request_id: ContextVar[str] = ContextVar("request_id")
 
+#: The fields of that request that were ignored, as a header's value.
+ignored_fields: ContextVar[str] = ContextVar("ignored_fields")
+
+#: All that answers say of what made them; aiohttp would tell its version, and Python's.
+SERVER: Final = "asyncllm"
+
 _ACCEPTED_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class _Refused(AsyncLLMError):
-    def __init__(self, message: str, status: int):
-        super().__init__(message)
-        self.status = status
-        self.type = "invalid_request_error" if status < 500 else "server_error"
-
-
-async def set_request_id(request: web.Request, response: web.StreamResponse) -> None:
+async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
     """An ``on_response_prepare`` signal: it reaches streams too, whose headers leave early."""
+    response.headers[hdrs.SERVER] = SERVER
     # A host application may answer a request of ours itself: then there is no id.
     if given := request_id.get(None):
         response.headers["X-Request-Id"] = given
+    if ignored := ignored_fields.get(None):
+        response.headers["X-Ignored-Parameters"] = ignored
+
+
+#: How errors are written for handlers whose clients do not read OpenAI's.
+ERROR_WRITERS: Final = web.AppKey("asyncllm_error_writers", dict[Handler, ErrorWriter])
 
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error that is raised before the first byte becomes OpenAI's error body."""
+    """Every error that is raised before the first byte becomes an error body."""
+    write = request.app[ERROR_WRITERS].get(request.match_info.handler, error_response)
     given = request.headers.get("X-Request-Id", "")
-    request_id.set(given if _ACCEPTED_ID.fullmatch(given) else uuid.uuid4().hex)
+    request_id.set(given if _ACCEPTED_ID.fullmatch(given) else new_request_id())
     try:
         return await handler(request)
     except AsyncLLMError as error:
-        return error_response(error)
+        response = write(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return _from_http(request, error)
+        response = from_http(request, error)
     except ConnectionError:
         return web.Response()  # the client is gone: aiohttp finds nobody to send this to
     except Exception as error:
         log.exception("request %s failed", request_id.get())
-        return error_response(error)
+        response = write(error)
+    if not request.content.is_eof():
+        response.force_close()  # what is still to come of the body is not the next request
+    return response
 
 
-def _from_http(request: web.Request, error: web.HTTPException) -> web.Response:
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def from_http(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
     """aiohttp's own refusals: no such route, wrong method, and what else it may find."""
+    allowed = error.headers.get(hdrs.ALLOW)
+    if allowed is not None and request.method == hdrs.METH_OPTIONS:
+        return web.Response(status=204, headers={hdrs.ALLOW: f"{allowed},OPTIONS"})
     reason = {404: "unknown route", 405: "method not allowed"}.get(error.status, error.reason)
-    what = f"{reason}: {request.method} {request.path}".encode("utf-8", "replace").decode()
-    response = error_response(_Refused(what, error.status))
-    if "Allow" in error.headers:
-        response.headers["Allow"] = error.headers["Allow"]
+    response = error_response(HttpError(f"{reason}: {request.method} {request.path}", error.status))
+    if allowed is not None:
+        response.headers[hdrs.ALLOW] = allowed
     return response
 
 

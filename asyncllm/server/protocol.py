@@ -1,53 +1,154 @@
 """What clients may send: one Struct per route, checked strictly while it is decoded.
 
-``None`` always means "not given", because clients send explicit nulls. Unknown fields are ignored;
-known ones that cannot be honoured yet are refused by ``unsupported.py``.
+``None`` always means "not given", because clients send explicit nulls. Fields that cannot be
+honoured yet are refused by ``unsupported.py``, those that nobody knows found by ``unknown.py``.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from aiohttp import web
 from msgspec import Meta
 
-from asyncllm.errors import BadRequest, TooLarge
-from asyncllm.types import MAX_LOGPROBS
+from asyncllm.types import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_STOP_STRINGS
 
 Count = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
 
+
+def _says(**schema: Any) -> Meta:
+    """What the description of the API says of a value, and another place checks.
+
+    There the message is better: it tells both bounds, or why there are any.
+    """
+    return Meta(extra_json_schema=schema)
+
+
+NOT_EMPTY: Final = _says(minItems=1)
+Text = Annotated[str, _says(minLength=1)]
+
+# The bounds of SamplingParams and SchedulingParams; a test holds them together.
+Temperature = Annotated[float, _says(minimum=0, maximum=100)]
+TopP = Annotated[float, _says(exclusiveMinimum=0, maximum=1)]
+TopK = Annotated[int, _says(minimum=-1, maximum=2**31 - 1)]
+MinP = Annotated[float, _says(minimum=0, maximum=1)]
+Penalty = Annotated[float, _says(minimum=-2, maximum=2)]
+RepetitionPenalty = Annotated[float, _says(minimum=0.01, maximum=100)]
+MinTokens = Annotated[int, _says(minimum=0, maximum=2**31 - 1)]
+Seed = Annotated[int, _says(minimum=-(2**63), maximum=2**63 - 1)]
+StopStrings = Annotated[list[Text], _says(maxItems=MAX_STOP_STRINGS)]
+Bias = Annotated[float, _says(minimum=-100, maximum=100)]
+Priority = Annotated[int, _says(minimum=-10, maximum=10)]
+Milliseconds = Annotated[float, _says(exclusiveMinimum=0, maximum=86_400_000)]
+
+#: Where the description of the API has what others refer to.
+COMPONENTS: Final = "#/components/schemas/"
+
+# Handed to the chat template as they came; what must be right about them is checked on the way.
+AnyMessage = Annotated[
+    dict[str, Any],
+    Meta(
+        extra_json_schema={
+            "$ref": f"{COMPONENTS}ChatMessage",
+            "if": {"properties": {"role": {"const": "assistant"}}},
+            "else": {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+        }
+    ),
+]
+AnyTool = Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": f"{COMPONENTS}ChatTool"})]
+
 # What is handled item by item on the event loop is bounded, lest one body stalls every stream.
-Messages = Annotated[list[dict[str, Any]], Meta(max_length=8192)]
+Messages = Annotated[list[AnyMessage], Meta(max_length=8192), NOT_EMPTY]
+Tools = Annotated[list[AnyTool], NOT_EMPTY]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=2**20)]
+AllowedTokenIds = Annotated[list[TokenId], Meta(max_length=2**18)]
+BadWords = Annotated[list[str | list[TokenId]], Meta(max_length=MAX_BAD_WORDS)]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
-class GeneratingFields(msgspec.Struct, kw_only=True):
+Schema = dict[str, Any] | bool
+
+
+class NamedSchema(msgspec.Struct):
+    """A JSON Schema as OpenAI wraps it; it is enforced whether or not it is ``strict``."""
+
+    name: str | None = None
+    schema: Schema | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TagFormat(msgspec.Struct):
+    begin: str
+    schema: Schema
+    end: str
+
+
+class ResponseFormat(msgspec.Struct):
+    """What an answer is to be; ``structures`` and ``triggers`` belong to structural tags."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: NamedSchema | None = None
+    structures: list[TagFormat] | None = None
+    triggers: list[str] | None = None
+
+
+class StructuredOutputs(msgspec.Struct):
+    """The same as vLLM's clients ask for it; exactly one is given."""
+
+    json: Schema | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: ResponseFormat | str | None = None
+
+
+class StructureFields(msgspec.Struct, kw_only=True):
+    """All the ways in which clients ask for structured output, also by its older names."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: Schema | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+
+#: How many tokens of a prompt are kept; -1: as many as fit.
+KeptTokens = Annotated[int, Meta(ge=-1), _says(**{"not": {"const": 0}})]
+
+
+class GeneratingFields(StructureFields, kw_only=True):
     """What every generating route takes: sampling, scheduling, and the form of the answer."""
 
     model: str | None = None
     max_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: BadWords | None = None
+    min_tokens: MinTokens | None = None
+    stop: Text | StopStrings | None = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: int | None = None
-    deadline_ms: float | None = None
+    priority: Priority | None = None
+    deadline_ms: Milliseconds | None = None
     cache_salt: CacheSalt | None = None
     stream: bool | None = None
     return_token_ids: bool | None = None
@@ -55,24 +156,90 @@ class GeneratingFields(msgspec.Struct, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct):
-    """``include_obfuscation`` of OpenAI's needs no field: there is nothing to pad."""
+    """``include_obfuscation`` asks for nothing here: frames are not padded."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+#: Fields that are known and ask for something, which they do not get: the client is told.
+INEFFECTIVE: Final = ("verbosity", "web_search_options")
 
 
 class OpenAIFields(GeneratingFields, kw_only=True):
-    """What OpenAI's two routes share."""
+    """What OpenAI's two routes share; the last ones are for its own books and change no answer."""
 
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    prompt_logprobs: Logprobs | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
+    truncate_prompt_tokens: KeptTokens | None = None
+    truncation_side: Literal["left", "right"] | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    """``arguments`` is JSON in a string, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class MessageToolCall(msgspec.Struct):
+    """A call that the model has made."""
+
+    function: CalledFunction
+
+
+class ContentPart(msgspec.Struct):
+    """A piece of a message; only text is supported."""
+
+    type: Annotated[str, _says(enum=["text"])]
+    text: str | None = None
+
+
+TextPart = Annotated[ContentPart, _says(required=["text"], properties={"text": {"type": "string"}})]
+
+
+class ChatMessage(msgspec.Struct):
+    """What must be right about a message. The chat template gets all of its fields."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+
+
+class ToolFunction(msgspec.Struct):
+    name: str
+
+
+class ChatTool(msgspec.Struct):
+    """What must be right about a tool. The chat template gets all of its fields."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+#: What fields refer to that are handed on as they came.
+REFERRED: Final = (ChatMessage, ChatTool)
 
 
 class ChatRequest(OpenAIFields, kw_only=True):
     messages: Messages
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -82,16 +249,25 @@ class ChatRequest(OpenAIFields, kw_only=True):
     reasoning_effort: str | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
+    parallel_tool_calls: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    modalities: list[Literal["text"]] | None = None
+    prediction: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    web_search_options: dict[str, Any] | None = None
 
 
 class CompletionRequest(OpenAIFields, kw_only=True):
-    prompt: str | list[str | TokenId | list[TokenId]]
+    """``max_tokens`` 0 only scores the prompt."""
+
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    prompt: Text | Annotated[list[Text | TokenId | list[TokenId]], NOT_EMPTY]
     echo: bool | None = None
     logprobs: Logprobs | None = None
 
 
 class GenerateRequest(GeneratingFields, kw_only=True):
-    prompt: str | list[TokenId]
+    prompt: Text | Annotated[list[TokenId], NOT_EMPTY]
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -100,7 +276,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: Any = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -112,64 +288,3 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     tokens: TokenIds
-
-
-T = TypeVar("T")
-
-_WHERE: Final = re.compile(r" - at `\$\.?(.*)`$")
-_MISSING: Final = re.compile(r"missing required field `(.*?)`")
-
-
-async def read_body(request: web.Request, limit: int) -> bytearray:
-    """The request's body.
-
-    The limit is ours, not aiohttp's: in a mounted app that one belongs to the host.
-    """
-    body = bytearray()
-    try:
-        if (request.content_length or 0) > limit:
-            raise TooLarge(f"the body exceeds {limit} bytes")
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > limit:
-                raise TooLarge(f"the body exceeds {limit} bytes")
-        return body
-    except web.RequestPayloadError as error:
-        raise BadRequest("the body cannot be read") from error
-
-
-def text_of(body: bytearray) -> str:
-    """A body as text, whatever its Content-Type claims: JSON is UTF-8."""
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise BadRequest("the body is not UTF-8") from error
-
-
-def decode(body: str, kind: type[T]) -> T:
-    """Parse and check a JSON body.
-
-    Raises:
-        BadRequest: malformed, or a field is missing or of the wrong type; ``param`` names it.
-    """
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise invalid(error) from None
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise BadRequest("the body is nested too deeply") from None
-
-
-def invalid(error: msgspec.ValidationError) -> BadRequest:
-    """msgspec's finding as a BadRequest: ``$.messages[0].role`` becomes the param."""
-    message = str(error)
-    where = _WHERE.search(message)
-    path = where[1].removesuffix("[...]") if where else ""
-    missing = _MISSING.search(message)
-    if missing:
-        path = f"{path}.{missing[1]}" if path else missing[1]
-        return BadRequest(f"{path} is required", param=path)
-    text = message[: where.start()] if where else message
-    return BadRequest(f"{path}: {text}" if path else text, param=path or None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncllm.server.errors import error_frame
 from asyncllm.server.middleware import request_id
 from asyncllm.server.protocol import OpenAIFields, StreamOptions
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from asyncllm.types import TokenDelta
 
 encode = msgspec.json.Encoder().encode
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
 
 
 def event(body: dict[str, Any]) -> bytes:
@@ -45,6 +49,7 @@ class OpenAIReply:
         plain: whether frames carry text only.
     """
 
+    content_type = EVENT_STREAM
     explain: Callable[[], dict[str, Any]] | None = None
 
     def __init__(
@@ -63,6 +68,7 @@ class OpenAIReply:
         options = asked.stream_options or StreamOptions()
         self.prompts = prompts
         self.n = asked.n or 1
+        self._best_of = self.n if asked.use_beam_search else asked.best_of or self.n
         self.with_ids = bool(asked.return_token_ids)
         self._usage_at_end = bool(options.include_usage)
         self._usage_in_frames = bool(options.continuous_usage_stats)
@@ -94,6 +100,25 @@ class OpenAIReply:
         if index % self.n == 0:
             self._cached_tokens += delta.cached_tokens
 
+    def best(self, outputs: list[TokenDelta]) -> list[TokenDelta]:
+        """What to answer with, of all that was generated for a request that does not stream.
+
+        That is, for each prompt, the ``n`` with the highest mean logprob, the best one first. The
+        tokens of the others count in the usage.
+        """
+        if self._best_of == self.n:
+            return outputs
+        chosen = []
+        for start in range(0, len(outputs), self._best_of):
+            group = outputs[start : start + self._best_of]
+            ranked = sorted(group, key=_mean_logprob, reverse=True)
+            self._completion_tokens += sum(len(other.token_ids) for other in ranked[self.n :])
+            # The first to be generated knows of the prompt.
+            ranked[0].cached_tokens = group[0].cached_tokens
+            ranked[0].prompt_logprobs = group[0].prompt_logprobs
+            chosen += ranked[: self.n]
+        return chosen
+
     def text_frame(self, index: int, text: str) -> bytes:
         """The frame of a ``plain`` request that adds text to one choice."""
         return b"".join((self._text_heads[index], encode(text), self._text_tail))
@@ -111,7 +136,10 @@ class OpenAIReply:
             ends.append({"usage": self._usage()})
         if self.explain is not None:
             ends.append({"trace": self.explain()})
-        return b"".join([event({**self._frame_head, "choices": [], **end}) for end in ends])
+        return b"".join([event({**self._frame_head, "choices": [], **end}) for end in ends]) + DONE
+
+    def failure(self, error: Exception) -> bytes:
+        return error_frame(error) + DONE
 
     def whole(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """The answer of a request that does not stream."""
@@ -121,3 +149,8 @@ class OpenAIReply:
 
     def _usage(self) -> dict[str, Any]:
         return usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
+
+
+def _mean_logprob(output: TokenDelta) -> float:
+    entries = output.logprobs
+    return sum(entry.logprob for entry in entries) / len(entries) if entries else 0.0

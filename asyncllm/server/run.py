@@ -8,11 +8,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Self
 
-from aiohttp import web
-
 from asyncllm.errors import AsyncLLMError, NotReady
 from asyncllm.executor.startup import process_seconds
 from asyncllm.server.app import create_app
+from asyncllm.server.connection import Listener
 from asyncllm.server.service import SERVICE, Service
 
 if TYPE_CHECKING:
@@ -25,15 +24,14 @@ log = logging.getLogger(__name__)
 
 #: For streams that were cut off: to write their last frames, and for connections to close.
 CLOSE_SECONDS = 2.0
-BACKLOG = 2048
 
 
 def run(make_llm: Callable[[], AsyncLLM], config: ServerConfig) -> int:
     """Serve until a signal comes; returns the process's exit code. Blocks."""
     # Two threads share the GIL; measured, the default of 5 ms costs 5 to 10 % of throughput.
     sys.setswitchinterval(1e-4)
-    # What it reports are malformed requests, each with a traceback; ours are answered and logged
-    # by the application itself.
+    # What it reports are malformed bodies, each with a traceback; what is ours to mend is logged by
+    # the application and by its connections.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
     async def main() -> int:
@@ -50,26 +48,22 @@ async def serve(llm: AsyncLLM, config: ServerConfig) -> int:
     and clients get 503 with Retry-After meanwhile instead of a refused connection.
     """
     app = create_app(llm, config)
-    runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS
-    )
-    await runner.setup()
-    site = web.TCPSite(runner, config.host, config.port, backlog=BACKLOG)
+    listener = Listener(app, request_seconds=config.request_seconds, close_seconds=CLOSE_SECONDS)
     try:
-        await site.start()
+        await listener.start(config.host, config.port)
     except (OSError, OverflowError) as error:
         log.error("cannot listen on %s: %s", _url(config.host, config.port), error)
-        await runner.cleanup()
+        await listener.aclose()
         return 1
     loading = asyncio.ensure_future(llm.start())
     try:
         with _Signals() as signals:
-            return await _serve_until(signals, llm, app[SERVICE], loading, _bound_url(runner))
+            return await _serve_until(signals, llm, app[SERVICE], loading, _url(*listener.address))
     finally:
         # A signal from here on ends the process the default way, whatever still hangs.
         loading.cancel()
         await asyncio.wait([loading])
-        await runner.cleanup()
+        await listener.aclose()
         await llm.aclose()
 
 
@@ -149,11 +143,6 @@ async def _first_of(
     waiting = asyncio.ensure_future(event.wait())
     await asyncio.wait([future, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-
-
-def _bound_url(runner: web.AppRunner) -> str:
-    host, port, *_ = runner.addresses[0]
-    return _url(host, port)
 
 
 def _url(host: str, port: int) -> str:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from aiohttp import web
 
-from asyncllm.errors import EngineDead, NotFound, NotReady
-from asyncllm.server.api_keys import ApiKeys
-from asyncllm.server.delivery import Delivery, LiveRequests, Reply, WholeAnswer
-from asyncllm.server.middleware import request_id
-from asyncllm.server.protocol import decode, read_body, text_of
+from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
+from asyncllm.server.api_keys import ApiKeys, configured_keys
+from asyncllm.server.body import parse, read_body
+from asyncllm.server.delivery import ClientDelivery, LiveRequests, Reply, WholeAnswer
+from asyncllm.server.middleware import ignored_fields, request_id
+from asyncllm.server.protocol import INEFFECTIVE
 from asyncllm.server.request_log import RequestLog
 from asyncllm.server.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
-from asyncllm.server.unsupported import refuse_unsupported
+from asyncllm.server.unknown import ignored_header, unknown_fields
+from asyncllm.server.unsupported import UNSUPPORTED, refuse_unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from asyncllm.server.protocol import GeneratingFields
     from asyncllm.server.sampling import Job
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Service:
@@ -41,7 +45,7 @@ class Service:
     def __init__(self, llm: AsyncLLM, config: ServerConfig):
         self.llm = llm
         self.config = config
-        self.keys = ApiKeys(config.api_key)
+        self.keys = ApiKeys(configured_keys(config))
         self.live = LiveRequests()
         self.log = RequestLog()
         self.draining = False
@@ -69,17 +73,46 @@ class Service:
         Raises:
             EngineDead, NotReady: see ``check_ready``.
             QueueFull: no request can join the queue; found out before the body is parsed.
-            BadRequest, TooLarge: the body is not what the route takes, or asks for what cannot be
-                honoured yet.
+            BadRequest, TooLarge, HttpError: the body is not what the route takes, or asks for what
+                cannot be honoured yet.
         """
         self.check_ready()
-        body = await read_body(request, self.config.max_body_bytes)
+        body = await self._read_body(request)
         # No prompt has fewer tokens.
         self.llm.check_room(1, tenant=self.keys.tenant_of(request))
-        text = text_of(body)
-        asked = decode(text, kind)
-        refuse_unsupported(text)
+        asked, fields = parse(body, kind)
+        refuse_unsupported(fields)
+        unknown = (name for name in unknown_fields(fields, asked) if name not in UNSUPPORTED)
+        ineffective = (name for name in INEFFECTIVE if getattr(asked, name, None) is not None)
+        self._note_ignored(unknown, ineffective)
         return asked
+
+    async def read(self, request: web.Request, kind: type[T]) -> T:
+        """The body of any other request. Raises like ``receive``, save that no queue is full."""
+        self.check_ready()
+        asked, fields = parse(await self._read_body(request), kind)
+        self._note_ignored(unknown_fields(fields, asked))
+        return asked
+
+    async def _read_body(self, request: web.Request) -> bytearray:
+        return await read_body(request, self.config.max_body_bytes, self.config.request_seconds)
+
+    def _note_ignored(self, unknown: Iterator[str], ineffective: Iterable[str] = ()) -> None:
+        """Refuse unknown fields when the server is strict; else have the client told.
+
+        Raises:
+            BadRequest: the first unknown one, when the server is strict.
+        """
+        if self.config.strict and (name := next(unknown, None)) is not None:
+            raise BadRequest(f"unknown parameter: {name}", param=name, code="unknown_parameter")
+        if names := ignored_header(chain(unknown, ineffective)):
+            ignored_fields.set(names)
+
+    def note_ineffective(self, names: Iterable[str]) -> None:
+        """Have the client told of more fields that are known and have no effect."""
+        if new := ignored_header(names):
+            known = ignored_fields.get(None)
+            ignored_fields.set(f"{known}, {new}" if known else new)
 
     def resolve_model(self, asked: str | None) -> str:
         """The name to answer with; naming no model means the first one.
@@ -108,7 +141,7 @@ class Service:
             AsyncLLMError: the engine refused or failed before the first byte.
         """
         self.check_ready()  # again: reading and encoding the prompt took a while
-        kind: type[Delivery] = EventStream if asked.stream else WholeAnswer
+        kind: type[ClientDelivery] = EventStream if asked.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
         with self.live.serve(self.llm, delivery, jobs) as engine_ids:
             self.log.add(self.keys.tenant_of(request), request_id.get(), engine_ids)

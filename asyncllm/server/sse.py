@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import HttpVersion11, web
 
-from asyncllm.server.delivery import Delivery, Reply
-from asyncllm.server.errors import error_frame
+from asyncllm.server.delivery import ClientDelivery, Reply
 
 if TYPE_CHECKING:
     from asyncllm.types import TokenDelta
@@ -22,15 +21,13 @@ MERGE_BYTES = 64 * 1024
 GIVE_UP_BYTES = 4 * 1024 * 1024
 GIVE_UP_SECONDS = 60.0
 
-DONE = b"data: [DONE]\n\n"
-_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
+HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
 
 
-class EventStream(Delivery):
+class EventStream(ClientDelivery):
     """Writes each step's frames to the client's transport, at most one write per step.
 
     aiohttp writes the headers and the end of the body. What lies between is written here, because
@@ -49,9 +46,7 @@ class EventStream(Delivery):
         self._taken = 0  # bytes the client had taken when it last took any, and when that was
         self._taken_at = asyncio.get_running_loop().time()
 
-    def push(self, index: int, delta: TokenDelta) -> None:
-        if delta.finish_reason is not None:
-            self._unfinished -= 1
+    def _take(self, index: int, delta: TokenDelta) -> None:
         held = self._pending.get(index)
         if held is None:
             self._pending[index] = delta
@@ -66,7 +61,8 @@ class EventStream(Delivery):
             asyncio.get_running_loop().call_soon(self._flush)
 
     async def respond(self) -> web.StreamResponse:
-        response = web.StreamResponse(headers=_HEADERS)
+        headers = {**HEADERS, "Content-Type": self._reply.content_type}
+        response = web.StreamResponse(headers=headers)
         if not self._chunked:
             response.force_close()  # HTTP/1.0: the end of the connection is the end of the body
         await response.prepare(self._request)
@@ -79,7 +75,7 @@ class EventStream(Delivery):
                 raise error
             if self._transport.is_closing():
                 raise ConnectionResetError("client disconnected") from error
-            self._write(self._take_pending() + error_frame(error) + DONE)
+            self._write(self._take_pending() + self._reply.failure(error))
         # Here, and not in aiohttp's write_eof, because only here a stalled client is given up.
         await self._request.writer.drain()
         return response
@@ -101,7 +97,7 @@ class EventStream(Delivery):
         self._scheduled = False
         if not self._open or self._ended.done() or self._client_is_gone():
             return
-        last = self._unfinished == 0
+        last = not self._unfinished
         unsent = self._transport.get_write_buffer_size()
         if unsent > MERGE_BYTES and not last:
             if unsent + sum(map(_size, self._pending.values())) > GIVE_UP_BYTES:
@@ -110,7 +106,7 @@ class EventStream(Delivery):
         try:
             payload = self._take_pending()
             if last:
-                payload += self._reply.closing() + DONE
+                payload += self._reply.closing()
         except Exception as error:
             # The engine calls: trouble with one answer must not reach the others.
             log.exception("request failed while its answer was written")

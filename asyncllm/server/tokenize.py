@@ -10,13 +10,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.errors import json_response
 from asyncllm.server.logprobs import token_text
 from asyncllm.server.messages import encode_messages
-from asyncllm.server.protocol import (
-    DetokenizeRequest,
-    TokenizeRequest,
-    decode,
-    read_body,
-    text_of,
-)
+from asyncllm.server.protocol import DetokenizeRequest, TokenizeRequest
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
@@ -25,10 +19,8 @@ if TYPE_CHECKING:
 
 async def tokenize(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
-    service.check_ready()
     llm = service.llm
-    body = await read_body(request, service.config.max_body_bytes)
-    asked = decode(text_of(body), TokenizeRequest)
+    asked = await service.read(request, TokenizeRequest)
     service.resolve_model(asked.model)
     if asked.messages is not None:
         tokens = await encode_messages(llm, asked.messages, asked)
@@ -45,9 +37,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
-    service.check_ready()
-    body = await read_body(request, service.config.max_body_bytes)
-    asked = decode(text_of(body), DetokenizeRequest)
+    asked = await service.read(request, DetokenizeRequest)
     service.resolve_model(asked.model)
     limit = service.llm.limits.vocab_size
     if max(asked.tokens, default=0) >= limit:

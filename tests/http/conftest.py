@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,3 +16,10 @@ def server() -> Iterator[Server]:
     with serving() as running:
         yield running
         running.until_idle()
+
+
+@pytest.fixture(scope="module")
+def document(server: Server) -> dict[str, Any]:
+    """Its /openapi.json."""
+    found: dict[str, Any] = server.get("/openapi.json").json
+    return found

@@ -6,30 +6,47 @@ import asyncio
 import codecs
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from asyncllm.beam_search import Beam, BeamSearchParams
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.engine.history import RequestTrace, StepRecord
+from asyncllm.engine.mailbox import Collector
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.timeline import Event
 from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.executor.startup import StartupBill
+from asyncllm.text.chat_reader import ChatReader
+from asyncllm.text.parsing import Formats
 from asyncllm.types import (
     FinishReason,
+    PromptLogprob,
     SamplingParams,
     SchedulingParams,
     Sink,
     TokenDelta,
     TokenLogprob,
+    Usage,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BOS, EOS, VOCAB = 256, 257, 258
+MAX_LEN = 4096
 
 
 class FakeTokenizer:
+    special_ids = frozenset((BOS, EOS))
+
+    def content(self, token_id: int) -> str | None:
+        return {BOS: "<bos>", EOS: "<eos>"}.get(token_id)
+
+    def token_id(self, content: str) -> int | None:
+        return {"<bos>": BOS, "<eos>": EOS}.get(content)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
@@ -46,7 +63,7 @@ class FakeTokenizer:
 class FakeTemplate:
     def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         self.seen = (messages, options)
-        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        text = "".join(f"{m['role']}: {m.get('content')}\n" for m in messages)
         return text + "assistant: " if options["add_generation_prompt"] else text
 
 
@@ -63,16 +80,22 @@ class _Sequence:
     cached: int = 0
     made: int = 0
     text: str = ""
-    decoder: Any = field(default_factory=codecs.getincrementaldecoder("utf-8"))
+    decoder: Any = field(default_factory=partial(codecs.getincrementaldecoder("utf-8"), "replace"))
 
     def step(self) -> TokenDelta:
         """The next byte of the prompt, EOS after the last one."""
         params = self.params
+        if params.max_tokens == 0:
+            delta = TokenDelta(finish_reason=FinishReason.LENGTH, cached_tokens=self.cached)
+            delta.prompt_logprobs = self._scores()
+            return delta
         source = [token for token in self.prompt_ids if token < BOS]
         at_end = self.made >= len(source) and not params.ignore_eos
         token = EOS if at_end else source[self.made % len(source)]
         self.made += 1
         delta = TokenDelta(token_ids=[token])
+        if self.made == 1:
+            delta.prompt_logprobs = self._scores()
         if token < BOS:
             delta.text = self.decoder.decode(bytes([token]))
         if params.logprobs is not None:
@@ -82,11 +105,21 @@ class _Sequence:
             delta.finish_reason = FinishReason.STOP
         elif any(stop in delta.text for stop in params.stop):
             delta.finish_reason, delta.stop_reason, delta.text = FinishReason.STOP, delta.text, ""
-        elif self.made == params.max_tokens:
+        elif self.made == params.max_tokens or len(self.prompt_ids) + self.made == MAX_LEN:
             delta.finish_reason = FinishReason.LENGTH
         if delta.finish_reason is not None:
             delta.cached_tokens = self.cached
         return delta
+
+    def _scores(self) -> list[PromptLogprob | None] | None:
+        count = self.params.prompt_logprobs
+        if count is None:
+            return None
+        scores: list[PromptLogprob | None] = [None]
+        for token in self.prompt_ids[1:]:
+            top = tuple(((token + i) % BOS, -0.25 - 1e9 * i) for i in range(count))
+            scores.append(PromptLogprob(token, -0.25, top, 1))
+        return scores
 
     def trace(self, request_id: int, steps: list[StepRecord]) -> RequestTrace:
         """One second a step, and the whole prompt in the first."""
@@ -122,6 +155,7 @@ class FakeLLM:
 
     model_name = "fake"
     created = 1_700_000_000
+    spec = SimpleNamespace(architecture="FakeForCausalLM")
 
     def __init__(
         self,
@@ -131,6 +165,7 @@ class FakeLLM:
         load_seconds: float = 0.0,
         load_error: Exception | None = None,
         life_seconds: float = 1e6,
+        formats: Formats | None = None,
     ):
         self.config = EngineConfig()
         self.limits = EngineLimits(
@@ -138,7 +173,7 @@ class FakeLLM:
             dtype="float32",
             num_pages=64,
             page_size=16,
-            max_model_len=4096,
+            max_model_len=MAX_LEN,
             max_num_seqs=max_running,
             max_num_batched_tokens=1024,
             prefill_chunk=1024,
@@ -153,6 +188,8 @@ class FakeLLM:
             eos_token_ids=(EOS,),
         )
         self.tokenizer = FakeTokenizer()
+        tokenizer: Any = self.tokenizer
+        self.chat_reader = ChatReader(formats or Formats(), tokenizer)
         self.chat_template: FakeTemplate | None = FakeTemplate()
         self.default_params = SamplingParams(temperature=0.7)
         self.stats = EngineStats(pages_total=64)
@@ -195,10 +232,10 @@ class FakeLLM:
                 await self._task
 
     async def encode_all(
-        self, texts: list[str], *, add_special_tokens: bool = True
+        self, texts: list[str], *, add_special_tokens: bool = True, any_length: bool = False
     ) -> list[list[int]]:
         longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        if longest > self.limits.max_model_len:
+        if longest > self.limits.max_model_len and not any_length:
             raise BadRequest("too long", param="prompt", code="context_length_exceeded")
         self.encoded += texts
         return [self.tokenizer.encode(text, add_special_tokens) for text in texts]
@@ -211,9 +248,13 @@ class FakeLLM:
         self, messages: list[dict[str, Any]], tenant: str | None = None, /, **options: Any
     ) -> list[int]:
         assert self.chat_template is not None
-        return await self.encode(
-            self.chat_template.render(messages, **options), add_special_tokens=False
-        )
+        any_length = options.pop("any_length", False)
+        text = self.chat_template.render(messages, **options)
+        [ids] = await self.encode_all([text], add_special_tokens=False, any_length=any_length)
+        return ids
+
+    async def prepare(self, params: SamplingParams) -> SamplingParams:
+        return params
 
     def submit(
         self,
@@ -222,13 +263,7 @@ class FakeLLM:
         sink: Sink,
         scheduling: SchedulingParams | None = None,
     ) -> int:
-        room = self.limits.max_model_len - len(prompt_ids)
-        if (params.max_tokens or 1) > room:
-            param = "prompt" if room < 1 else "max_tokens"
-            raise BadRequest("too long", param=param, code="context_length_exceeded")
-        if max(prompt_ids) >= VOCAB:
-            raise BadRequest("no such token", param="prompt")
-        self.check_room(len(prompt_ids))
+        self.check_prompt(prompt_ids, params.max_tokens)
         scheduling = scheduling or SchedulingParams()
         self.params.append(params)
         self.scheduling.append(scheduling)
@@ -240,6 +275,24 @@ class FakeLLM:
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
         return request_id
+
+    def start_beam_search(
+        self,
+        prompt_ids: Sequence[int],
+        params: BeamSearchParams,
+        scheduling: SchedulingParams | None = None,
+    ) -> FakeBeamSearch:
+        self.check_prompt(prompt_ids, params.max_tokens)
+        return FakeBeamSearch(self, prompt_ids, params)
+
+    def check_prompt(self, prompt_ids: Sequence[int], max_tokens: int | None) -> None:
+        room = self.limits.max_model_len - len(prompt_ids)
+        if (max_tokens or 1) > room:
+            param = "prompt" if room < 1 else "max_tokens"
+            raise BadRequest("too long", param=param, code="context_length_exceeded")
+        if max(prompt_ids) >= VOCAB:
+            raise BadRequest("no such token", param="prompt")
+        self.check_room(len(prompt_ids))
 
     def check_room(self, num_tokens: int, num_requests: int = 1, tenant: str = "") -> None:
         tokens = sum(len(sequence.prompt_ids) for sequence in self._waiting.values())
@@ -306,3 +359,32 @@ class FakeLLM:
         self.stats.running = len(self._running)
         self.stats.waiting = len(self._waiting)
         self.stats.pages_held = len(self._running)
+
+
+class FakeBeamSearch:
+    """Every beam echoes the prompt."""
+
+    def __init__(self, llm: FakeLLM, prompt_ids: Sequence[int], params: BeamSearchParams):
+        self._llm = llm
+        self._prompt = prompt_ids
+        self._params = params
+
+    async def run(self) -> list[Beam]:
+        params = self._params
+        sampling = SamplingParams(max_tokens=params.max_tokens, logprobs=params.logprobs)
+        collector = Collector()
+        request_id = self._llm.submit(self._prompt, sampling, collector)
+        try:
+            whole = await collector.whole()
+        finally:
+            self._llm.abort(request_id)
+        assert whole.finish_reason is not None
+        beam = Beam(
+            text=whole.text,
+            token_ids=whole.token_ids,
+            finish_reason=whole.finish_reason,
+            stop_reason=None,
+            logprobs=whole.logprobs,
+            usage=Usage(len(self._prompt), len(whole.token_ids), whole.cached_tokens),
+        )
+        return [beam] * params.beam_width

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from asyncllm.config import ServerConfig
 from asyncllm.server.app import create_app
+from asyncllm.server.connection import Listener
 from tests.http.fake_llm import FakeLLM
 
 if TYPE_CHECKING:
@@ -41,12 +42,30 @@ class Answer:
         return json.loads(self.body)
 
     @property
+    def lines(self) -> list[Any]:
+        """Of JSON, each of them ended."""
+        *lines, rest = self.body.split(b"\n")
+        assert rest == b""
+        return [json.loads(line) for line in lines]
+
+    @property
     def frames(self) -> list[Any]:
         """The events of a stream, which must end with [DONE]."""
         *frames, done, rest = self.body.decode().split("\n\n")
         assert (done, rest) == ("data: [DONE]", "")
         assert all(frame.startswith("data: ") for frame in frames)
         return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+    @property
+    def events(self) -> list[Any]:
+        """The events of a stream that gives them names; each is named as its data says."""
+        *events, rest = self.body.decode().split("\n\n")
+        assert rest == ""
+        named = [re.fullmatch("event: (.+)\ndata: (.+)", event) for event in events]
+        bodies = [(match[1], json.loads(match[2])) for match in named if match]
+        assert len(bodies) == len(events)
+        assert all(name == body["type"] for name, body in bodies)
+        return [body for _, body in bodies]
 
 
 class Server:
@@ -114,32 +133,31 @@ def serving(
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
 ) -> Iterator[Server]:
     """Serve a fake; with a ``prefix``, as part of another application."""
+    server_config = config or ServerConfig()
     started: Future[tuple[Server, Callable[[], object]]] = Future()
 
     async def main() -> None:
         llm = make_llm()
         await llm.start()
-        app = create_app(llm, config or ServerConfig())  # type: ignore[arg-type]
+        app = create_app(llm, server_config)  # type: ignore[arg-type]
         if prefix:
             host = web.Application()
             host.add_subapp(prefix, app)
             app = host
-        runner = web.AppRunner(
+        listener = Listener(
             app,
+            request_seconds=server_config.request_seconds,
+            close_seconds=0.5,
             handler_cancellation=handler_cancellation,
-            access_log=None,
-            shutdown_timeout=0.5,
         )
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await listener.start("127.0.0.1", 0)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        server = Server(llm, runner.addresses[0][1], prefix, loop)
+        server = Server(llm, listener.address[1], prefix, loop)
         started.set_result((server, lambda: loop.call_soon_threadsafe(stop.set)))
         await stop.wait()
         llm.resume()
-        await runner.cleanup()
+        await listener.aclose()
         await llm.aclose()
 
     def run() -> None:

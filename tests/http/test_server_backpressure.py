@@ -38,6 +38,7 @@ class Transport:
 class Texts:
     """A reply whose frames are the text itself."""
 
+    content_type = "text/plain"
     explain: Any = None
 
     def opening(self) -> bytes:
@@ -48,6 +49,9 @@ class Texts:
 
     def closing(self) -> bytes:
         return b">"
+
+    def failure(self, error: Exception) -> bytes:
+        return str(error).encode()
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
         raise AssertionError
@@ -94,7 +98,7 @@ async def test_the_end_is_written_at_once(opened: Opened) -> None:
     transport.unsent = sse.MERGE_BYTES + 1
     sink.emit(TokenDelta("a"))
     sink.emit(TokenDelta("b", finish_reason=FinishReason.STOP))
-    assert transport.writes == [b"11\r\nab>data: [DONE]\n\n\r\n"]
+    assert transport.writes == [b"3\r\nab>\r\n"]
     assert stream._ended.result() is None
 
 

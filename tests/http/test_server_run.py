@@ -182,6 +182,30 @@ def test_cuts_off_what_takes_too_long(client: Client, second_signal: bool) -> No
         assert "Traceback" not in errors
 
 
+def test_nonsense_leaves_no_trace_in_the_log() -> None:
+    """Anybody may send it; a log that they can fill is of no use."""
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\n"
+    nonsense = [
+        b"garbage\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        head + b"Expect: nothing\r\n\r\n",
+        head + b"A: " + b"b" * 10_000 + b"\r\n\r\n",
+        head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        head + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+        head + b"Content-Length: 2\r\n\r\n{]",
+        head + b"Content-Length: 2\r\n\r\n",
+    ]
+    with process() as running:
+        port = ready_port(running)
+        for data in nonsense:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+                client.sendall(data)
+                if data is not nonsense[-1]:
+                    assert client.recv(100).startswith(b"HTTP/1.")
+        running.terminate()
+        assert end(running) == (0, "")
+
+
 def test_a_dead_engine_ends_the_process() -> None:
     with process(life_seconds=0.3) as running:
         ready_port(running)

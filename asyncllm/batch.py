@@ -1,0 +1,252 @@
+"""OpenAI's batch files: requests in, answers out, a line of JSON each.
+
+A request is ``{"custom_id", "method": "POST", "url", "body"}``, its answer ``{"id", "custom_id",
+"response": {"status_code", "request_id", "body"}, "error": null}``. A line that is no request has
+no response, and an error ``{"code", "message"}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import tempfile
+import uuid
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from asyncllm.errors import EngineDead
+from asyncllm.server.answers import ErrorBody
+from asyncllm.server.app import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from asyncllm.api import AsyncLLM
+    from asyncllm.config import ServerConfig
+
+#: The routes that requests may go to.
+URLS: Final = ("/v1/chat/completions", "/v1/completions")
+
+#: How long handlers may take to notice that nobody waits for them any more.
+_CLOSE_SECONDS: Final = 2.0
+#: Open files that are not for requests, each of which takes two.
+_OTHER_FILES: Final = 256
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A request; ``body`` is JSON."""
+
+    custom_id: str
+    url: str
+    body: bytes
+
+
+class BadItem(msgspec.Struct, frozen=True):
+    """A line that is no request, and why."""
+
+    custom_id: str | None
+    message: str
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What came of an item; ``line`` is for the file of answers."""
+
+    line: bytes
+    failed: bool
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _Body(msgspec.Struct):
+    stream: bool | None = None
+
+
+class _Named(msgspec.Struct):
+    custom_id: str | None = None
+
+
+def read_items(content: bytes) -> list[Item | BadItem]:
+    """The requests of a file in their order; lines without text are none."""
+    items: list[Item | BadItem] = []
+    seen: set[str] = set()
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        item = _read(line, number)
+        if isinstance(item, Item):
+            if item.custom_id in seen:
+                message = f"line {number}: the custom_id {item.custom_id!r} is not unique"
+                item = BadItem(item.custom_id, message)
+            else:
+                seen.add(item.custom_id)
+        items.append(item)
+    return items
+
+
+def _read(line: bytes, number: int) -> Item | BadItem:
+    try:
+        asked = msgspec.json.decode(line, type=_Line)
+        if asked.method != "POST":
+            raise ValueError(f"the method must be POST, not {asked.method!r}")
+        if asked.url not in URLS:
+            raise ValueError(f"the url must be {' or '.join(URLS)}, not {asked.url!r}")
+        body = bytes(asked.body)
+        if msgspec.json.decode(body, type=_Body).stream:
+            raise ValueError("answers of a batch are not streamed")
+    except (ValueError, RecursionError) as error:
+        return BadItem(_name_of(line), f"line {number}: {error}")
+    return Item(asked.custom_id, asked.url, body)
+
+
+def _name_of(line: bytes) -> str | None:
+    """The custom_id of a line that is otherwise wrong, if it has one."""
+    try:
+        return msgspec.json.decode(line, type=_Named).custom_id
+    except (ValueError, RecursionError):
+        return None
+
+
+async def run_batch(
+    llm: AsyncLLM,
+    config: ServerConfig,
+    items: Iterable[Item | BadItem],
+    done: Callable[[Result], None],
+) -> None:
+    """Answer every item as the server of this configuration would.
+
+    ``done`` is called with each result, in the order in which they finish.
+
+    Raises:
+        EngineDead: the other items cannot be answered.
+    """
+    todo = iter(items)
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        for item in todo:
+            done(_bad(item) if isinstance(item, BadItem) else await _answer(session, item))
+
+    async with _local_server(llm, config) as session:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(_most_at_once(llm)):
+                    tasks.create_task(work(session))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+
+def _most_at_once(llm: AsyncLLM) -> int:
+    """Enough to wait for those that run, as long as there may be so many open files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * llm.limits.max_num_seqs
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, (files - _OTHER_FILES) // 2))
+
+
+@asynccontextmanager
+async def _local_server(
+    llm: AsyncLLM, config: ServerConfig
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of a server that is inside this process, and has no port.
+
+    Its socket is in a folder that only this user may enter.
+    """
+    runner = web.AppRunner(
+        create_app(llm, config),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=_CLOSE_SECONDS,
+    )
+    await runner.setup()
+    try:
+        with tempfile.TemporaryDirectory(prefix="asyncllm-") as folder:
+            path = str(Path(folder) / "batch.sock")
+            await web.UnixSite(runner, path, backlog=4096).start()
+            async with aiohttp.ClientSession(
+                "http://batch",
+                connector=aiohttp.UnixConnector(path, limit=0),
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers={"Content-Type": "application/json"},
+            ) as session:
+                yield session
+    finally:
+        await runner.cleanup()
+
+
+async def _answer(session: aiohttp.ClientSession, item: Item) -> Result:
+    """Ask until the queue has room.
+
+    Raises:
+        EngineDead: nothing is answered any more.
+    """
+    while True:
+        async with session.post(item.url, data=item.body) as response:
+            body = await response.read()
+        if response.status == 503:
+            raise EngineDead(msgspec.json.decode(body, type=ErrorBody).error.message)
+        if response.status != 429:
+            break
+        await asyncio.sleep(float(response.headers["retry-after-ms"]) / 1000)
+    answer = {
+        "status_code": response.status,
+        "request_id": response.headers["X-Request-Id"],
+        "body": msgspec.Raw(body),
+    }
+    return Result(_line(item.custom_id, answer, None), failed=response.status != 200)
+
+
+def _bad(item: BadItem) -> Result:
+    error = {"code": "invalid_request", "message": item.message}
+    return Result(_line(item.custom_id, None, error), failed=True)
+
+
+def _line(
+    custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None
+) -> bytes:
+    line = {
+        "id": f"batch_req_{uuid.uuid4().hex}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    return msgspec.json.encode(line) + b"\n"
+
+
+class _Status(msgspec.Struct):
+    status_code: int
+
+
+class _Answered(msgspec.Struct):
+    custom_id: str | None
+    response: _Status | None
+
+
+def answered_lines(content: bytes) -> dict[str, bytes]:
+    """The lines of a file of answers that need not be made again, by their custom_id.
+
+    Half a line at its end is none, and so are those of requests that failed.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    answered: dict[str, bytes] = {}
+    # The newline is written last: what follows the last one is half a line.
+    whole, newline, _ = content.rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if newline else (), 1):
+        try:
+            found = msgspec.json.decode(line, type=_Answered)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"line {number} is no answer of a batch: {error}") from error
+        if found.custom_id is not None and found.response and found.response.status_code == 200:
+            answered[found.custom_id] = line + b"\n"
+    return answered

@@ -1,0 +1,344 @@
+"""What clients get, one Struct per kind of answer: the schemas of ``/openapi.json``.
+
+Answers are not made of these, because most are written as bytes around a text; tests hold every
+answer against them. A field that is ``UNSET`` here is left out unless the request asks for it, or
+the answer has use for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class Answer(msgspec.Struct, forbid_unknown_fields=True):
+    """What all of them share: no field that is not written down here."""
+
+
+class ErrorDetail(Answer, kw_only=True):
+    """``param`` names the field of the request, ``code`` what a program may decide by."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Answer, kw_only=True):
+    """Every answer with a status of 400 or above, and the last event of a stream that failed."""
+
+    error: ErrorDetail
+
+
+class PromptTokensDetails(Answer, kw_only=True):
+    """Those of the prompt's tokens that did not have to be computed."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Answer, kw_only=True):
+    """Those of the answer's tokens that are reasoning."""
+
+    reasoning_tokens: int
+
+
+class Usage(Answer, kw_only=True):
+    """Tokens; those of a prompt count once, however many answers there are to it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class TraceSequence(Answer, kw_only=True):
+    """What happened to one choice; times are in milliseconds since the request arrived."""
+
+    index: int
+    outcome: str
+    tenant: str
+    priority: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    waited_ms: dict[str, float]
+    started_ms: float | None
+    first_token_ms: float | None
+    ended_ms: float | None
+    events: list[dict[str, Any]]
+    events_dropped: int
+    steps: dict[str, float | None]
+    steps_detail: list[dict[str, float | None]]
+
+
+class Trace(Answer, kw_only=True):
+    """Of one request, by choice."""
+
+    sequences: list[TraceSequence]
+
+
+class NamedTrace(Trace, kw_only=True):
+    """The trace of the request of that id."""
+
+    id: str
+
+
+class Timeline(Answer, kw_only=True):
+    """The same in the trace event format that Perfetto and Chromium open."""
+
+    traceEvents: list[dict[str, Any]]
+    displayTimeUnit: Literal["ms"]
+
+
+class TopLogprob(Answer, kw_only=True):
+    """``bytes`` are the token's own, which need not be whole characters."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob, kw_only=True):
+    """A token of the answer, and the likeliest ones at its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer, kw_only=True):
+    """Of the tokens of this answer, or of this chunk."""
+
+    content: list[TokenLogprob]
+
+
+class FunctionCall(Answer, kw_only=True):
+    """``arguments`` is JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer, kw_only=True):
+    """A call that the model wants made."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionCallDelta(Answer, kw_only=True):
+    """``name`` comes once and whole, ``arguments`` piece by piece."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Answer, kw_only=True):
+    """The piece of the call ``index``; ``id`` and ``type`` come with the first."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
+class AnswerMessage(Answer, kw_only=True):
+    """``reasoning`` and ``reasoning_content`` are the same, for clients know one or the other."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class MessageDelta(Answer, kw_only=True):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class Choice(Answer, kw_only=True):
+    """What all choices have; ``stop_reason`` is the stop string or the id of the stop token."""
+
+    index: int
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChoice(Choice, kw_only=True):
+    """One of ``n`` answers."""
+
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"]
+
+
+class ChatChunkChoice(Choice, kw_only=True):
+    """What is new of one answer; ``finish_reason`` comes with its last chunk."""
+
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"] | None
+
+
+class PromptLogprob(Answer, kw_only=True):
+    """``rank`` 1 is the likeliest token at its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+#: Of each token of a prompt but the first, by token id: its own, and those of likely ones.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionLogprobs(Answer, kw_only=True):
+    """Parallel lists; the first token of an echoed prompt has no logprob, hence null."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Choice, kw_only=True):
+    """An answer, or what is new of one; choice ``i * n + j`` is the j-th answer to prompt i."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length", "abort"] | None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class _Head(Answer, kw_only=True):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | UnsetType = UNSET
+    trace: Trace | UnsetType = UNSET
+
+
+class ChatCompletion(_Head, kw_only=True):
+    """A whole answer."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class ChatCompletionChunk(_Head, kw_only=True):
+    """One event of a stream; the one with the usage has no choice, and neither has the trace's."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(_Head, kw_only=True):
+    """A whole answer."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunk(_Head, kw_only=True):
+    """One event of a stream; the one with the usage has no choice, and neither has the trace's."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Generated(Answer, kw_only=True):
+    """A whole answer, or what is new of one: then all but the text comes with the last event."""
+
+    text: str
+    token_ids: list[int] | UnsetType = UNSET
+    finish_reason: Literal["stop", "length", "abort"] | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
+    usage: Usage | UnsetType = UNSET
+    trace: Trace | UnsetType = UNSET
+
+
+class Tokenized(Answer, kw_only=True):
+    """Token ids, and on demand what each of them is."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Rendered(Answer, kw_only=True):
+    """A prompt, as text and as token ids."""
+
+    prompt: str
+    token_ids: list[int]
+    count: int
+
+
+class Detokenized(Answer, kw_only=True):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class Model(Answer, kw_only=True):
+    """A name to ask for; ``root`` is the model that answers to it."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class ModelList(Answer, kw_only=True):
+    """Every name that may be asked for."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(Answer, kw_only=True):
+    """All is well."""
+
+    status: Literal["ok", "ready"]
+
+
+class Aborted(Answer, kw_only=True):
+    """The request has ended."""
+
+    id: str
+    aborted: Literal[True]
+
+
+class Load(Answer, kw_only=True):
+    """How many requests are being served or wait to be."""
+
+    server_load: int
+
+
+class Version(Answer, kw_only=True):
+    """Of the server."""
+
+    version: str

@@ -1,0 +1,41 @@
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients use them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncllm.server import anthropic_request as wanted
+from asyncllm.server.anthropic_protocol import CountTokensRequest, MessagesRequest
+from asyncllm.server.anthropic_reply import MessageReply
+from asyncllm.server.chat_behind import open_chat, renamed
+from asyncllm.server.errors import json_response
+from asyncllm.server.messages import encode_messages
+from asyncllm.server.service import SERVICE
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+async def create_message(request: web.Request) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    asked = await service.receive(request, MessagesRequest)
+    model = service.resolve_model(asked.model)
+    service.note_ineffective(wanted.ineffective(asked))
+    chat = wanted.chat_of(asked)
+    tenant = service.keys.tenant_of(request)
+    with renamed(wanted.NAMES):
+        opened = await open_chat(service.llm, chat, tenant)
+        context = service.llm.limits.max_model_len
+        reply = MessageReply(model, opened.conversation, context=context)
+        return await service.answer(request, [opened.job], reply, chat)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    asked = await service.read(request, CountTokensRequest)
+    service.resolve_model(asked.model)
+    chat = wanted.chat_of(asked)
+    effort = chat.reasoning_effort
+    options = {} if effort is None else {"reasoning_effort": effort}
+    prompt = await encode_messages(service.llm, chat.messages, chat, any_length=True, **options)
+    return json_response({"input_tokens": len(prompt)})

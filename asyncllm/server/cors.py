@@ -1,0 +1,54 @@
+"""Which web pages of other origins may call the server from a browser: none, unless configured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import hdrs, web
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from aiohttp.typedefs import Handler
+
+#: What scripts may read of an answer, besides what browsers show them anyway.
+_EXPOSED: Final = "X-Request-Id, X-Ignored-Parameters, Retry-After, retry-after-ms, x-should-retry"
+#: Browsers ask again after so many seconds; Chromium's own limit.
+_MAX_AGE: Final = "7200"
+
+
+def add_cors(app: web.Application, origins: Collection[str]) -> None:
+    """Let pages of ``origins`` read this app's answers; ``*`` stands for every page.
+
+    Keys are headers that scripts set themselves, not cookies, so credentials are never allowed.
+    """
+    everybody = "*" in origins
+
+    async def allow(request: web.Request, response: web.StreamResponse) -> None:
+        # A signal and not a middleware, which would be too late for streams.
+        origin = request.headers.get(hdrs.ORIGIN)
+        if not everybody:
+            response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+        if origin is not None and (everybody or origin in origins):
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = "*" if everybody else origin
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
+
+    app.on_response_prepare.append(allow)
+
+
+@web.middleware
+async def answer_preflights(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer what browsers ask before the request itself, and without its key.
+
+    Whether the origin may is said by the header that ``add_cors`` adds to this answer, or not.
+    """
+    method = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
+    if request.method != hdrs.METH_OPTIONS or method is None:
+        return await handler(request)
+    asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
+    headers = {
+        hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, DELETE",
+        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: asked,
+        hdrs.ACCESS_CONTROL_MAX_AGE: _MAX_AGE,
+    }
+    return web.Response(status=204, headers=headers)

@@ -1,0 +1,122 @@
+"""POST /api/chat and /api/generate, as Ollama's clients use them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncllm.errors import BadRequest
+from asyncllm.server import ollama_request as wanted
+from asyncllm.server.chat_behind import open_chat
+from asyncllm.server.errors import json_response
+from asyncllm.server.ollama_models import resolve_model
+from asyncllm.server.ollama_protocol import (
+    OllamaChatRequest,
+    OllamaFields,
+    OllamaGenerateRequest,
+)
+from asyncllm.server.ollama_reply import (
+    OllamaReply,
+    Piece,
+    chat_words,
+    generate_words,
+    timestamp,
+)
+from asyncllm.server.sampling import Job, fan_out, sampling_params
+from asyncllm.server.scheduling import check_room, scheduling_params
+from asyncllm.server.service import SERVICE
+from asyncllm.server.turn import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from aiohttp import web
+
+    from asyncllm.api import AsyncLLM
+    from asyncllm.server.protocol import ChatRequest
+
+
+async def ollama_chat(request: web.Request) -> web.StreamResponse:
+    began = time.perf_counter_ns()
+    asked = await request.app[SERVICE].receive(request, OllamaChatRequest)
+    return await _answer(request, asked, began, chat_words, empty=not asked.messages)
+
+
+async def ollama_generate(request: web.Request) -> web.StreamResponse:
+    began = time.perf_counter_ns()
+    asked = await request.app[SERVICE].receive(request, OllamaGenerateRequest)
+    return await _answer(request, asked, began, generate_words, empty=not asked.prompt)
+
+
+async def _answer(
+    request: web.Request,
+    asked: OllamaFields,
+    began: int,
+    words: Callable[[Piece], dict[str, Any]],
+    *,
+    empty: bool,
+) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    llm = service.llm
+    model = resolve_model(service, asked.model)
+    service.note_ineffective(wanted.ineffective(asked, llm.limits.max_model_len))
+    chat = wanted.chat_of(asked, model, llm.chat_reader.formats)
+    if empty:  # to load the model is all that is asked
+        head = {"model": model, "created_at": timestamp()}
+        return json_response({**head, **words(Piece()), "done": True, "done_reason": "load"})
+    tenant = service.keys.tenant_of(request)
+    logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+    try:
+        turn, job = await _open(llm, asked, chat, tenant, logprobs)
+        reply = OllamaReply(
+            model,
+            turn,
+            words,
+            prompt_tokens=len(job.prompt_ids),
+            began=began,
+            tokenizer=llm.tokenizer if asked.logprobs else None,
+        )
+        return await service.answer(request, [_cut(job, llm.limits.max_model_len)], reply, chat)
+    except BadRequest as error:
+        error.param = wanted.NAMES.get(error.param or "", error.param)
+        raise
+
+
+async def _open(
+    llm: AsyncLLM, asked: OllamaFields, chat: ChatRequest, tenant: str, logprobs: int | None
+) -> tuple[Turn, Job]:
+    """How the answer is to be read, and what to submit for it.
+
+    Raises:
+        QueueFull, BadRequest: as in ``chat_completions``.
+    """
+    if not _is_plain(llm, asked):
+        opened = await open_chat(llm, chat, tenant, logprobs=logprobs)
+        return opened.conversation.turn(), opened.job
+    assert isinstance(asked, OllamaGenerateRequest)
+    text = asked.prompt or ""
+    params = sampling_params(
+        chat, llm.default_params, max_tokens=chat.max_tokens, logprobs=logprobs
+    )
+    scheduling = scheduling_params(chat, tenant)
+    check_room(llm, [text], 1, tenant)
+    [job] = await fan_out(llm, [await llm.encode(text)], 1, params, scheduling, chat)
+    return Turn(None), job
+
+
+def _is_plain(llm: AsyncLLM, asked: OllamaFields) -> bool:
+    """Whether the prompt goes to the model as it is, with no template around it."""
+    if not isinstance(asked, OllamaGenerateRequest):
+        return False
+    return bool(asked.raw) or (llm.chat_template is None and not asked.system)
+
+
+def _cut(job: Job, context: int) -> Job:
+    """A ``num_predict`` that the context has no room for is not an error with Ollama."""
+    room = max(1, context - len(job.prompt_ids))
+    if (job.params.max_tokens or 0) <= room:
+        return job
+    return job._replace(params=msgspec.structs.replace(job.params, max_tokens=room))

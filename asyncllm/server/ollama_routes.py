@@ -1,0 +1,77 @@
+"""The routes of Ollama."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from asyncllm.server import ollama, ollama_answers, ollama_models
+from asyncllm.server.ollama_errors import ollama_error_response
+from asyncllm.server.ollama_protocol import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+    OllamaTool,
+)
+from asyncllm.server.ollama_reply import LINES
+from asyncllm.server.openapi import TAKES_JSON, Route
+
+_route = partial(Route, error=ollama_answers.OllamaError, write_error=ollama_error_response)
+
+ROUTES: Final = (
+    _route(
+        method="POST",
+        path="/api/chat",
+        handler=ollama.ollama_chat,
+        summary="Answer a conversation, in Ollama's words",
+        body=OllamaChatRequest,
+        answers=(ollama_answers.OllamaChat,),
+        event=ollama_answers.OllamaChat,
+        stream_type=LINES,
+        refusals=(*TAKES_JSON, 500),
+        refers=(OllamaTool,),
+    ),
+    _route(
+        method="POST",
+        path="/api/generate",
+        handler=ollama.ollama_generate,
+        summary="Answer a prompt, in Ollama's words",
+        body=OllamaGenerateRequest,
+        answers=(ollama_answers.OllamaGenerated,),
+        event=ollama_answers.OllamaGenerated,
+        stream_type=LINES,
+        refusals=(*TAKES_JSON, 500),
+    ),
+    _route(
+        method="POST",
+        path="/api/show",
+        handler=ollama_models.ollama_show,
+        summary="What is known of a model",
+        body=OllamaShowRequest,
+        answers=(ollama_answers.OllamaShown,),
+        refusals=TAKES_JSON,
+    ),
+    _route(
+        method="GET",
+        path="/api/tags",
+        handler=ollama_models.ollama_tags,
+        summary="The models that are served, for Ollama's clients",
+        answers=(ollama_answers.OllamaTags,),
+        refusals=(503,),
+    ),
+    _route(
+        method="GET",
+        path="/api/ps",
+        handler=ollama_models.ollama_processes,
+        summary="The models that are loaded: all that are served",
+        answers=(ollama_answers.OllamaProcesses,),
+        refusals=(503,),
+    ),
+    _route(
+        method="GET",
+        path="/api/version",
+        handler=ollama_models.ollama_version,
+        summary="The version of Ollama whose API this is",
+        answers=(ollama_answers.OllamaVersion,),
+    ),
+)

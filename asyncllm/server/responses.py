@@ -1,0 +1,267 @@
+"""POST /v1/responses, and what may be done with a response afterwards."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from asyncllm.errors import BadRequest, NotFound
+from asyncllm.server import responses_request as wanted
+from asyncllm.server.chat_behind import open_chat, renamed
+from asyncllm.server.errors import json_response
+from asyncllm.server.logprobs import chat_logprobs
+from asyncllm.server.reply import encode
+from asyncllm.server.responses_background import BackgroundRun, BackgroundRuns
+from asyncllm.server.responses_input import read_items
+from asyncllm.server.responses_protocol import ResponsesRequest
+from asyncllm.server.responses_reply import ResponseReply
+from asyncllm.server.responses_store import EventLog, ResponseStore, StoredResponse
+from asyncllm.server.responses_truncation import open_fitting
+from asyncllm.server.service import SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from asyncllm.server.chat_behind import OpenedChat
+    from asyncllm.server.protocol import ChatRequest
+    from asyncllm.server.responses_input import Item
+    from asyncllm.server.service import Service
+    from asyncllm.types import TokenLogprob
+
+STORE: Final = web.AppKey("asyncllm_responses", ResponseStore)
+RUNS: Final = web.AppKey("asyncllm_background_responses", BackgroundRuns)
+
+_JSON: Final = "application/json"
+
+
+def add_responses(app: web.Application) -> None:
+    """Give the app a memory for responses, and let none outlive it."""
+    app[STORE] = ResponseStore()
+    runs = app[RUNS] = BackgroundRuns()
+
+    async def end_runs(_app: web.Application) -> AsyncIterator[None]:
+        yield
+        await runs.aclose()
+
+    app.cleanup_ctx.append(end_runs)
+
+
+async def create_response(request: web.Request) -> web.StreamResponse:
+    service, store = request.app[SERVICE], request.app[STORE]
+    asked = await service.receive(request, ResponsesRequest)
+    model = service.resolve_model(asked.model)
+    tenant = service.keys.tenant_of(request)
+    wanted.check(asked)
+    service.note_ineffective(wanted.ineffective(asked))
+    items = read_items(asked.input, partial(store.item, tenant))
+    history = _history(request.app, tenant, asked.previous_response_id)
+    chat = wanted.chat_of(asked, history + items)
+    log = EventLog() if asked.background and asked.stream else None
+
+    def keep(response: dict[str, Any]) -> None:
+        if asked.store is not False:
+            previous, background = asked.previous_response_id, bool(asked.background)
+            stored = StoredResponse(encode(response), encode(items), previous, background, log)
+            store.add(tenant, response["id"], stored)
+
+    with renamed(wanted.NAMES):
+        opened = await _open(service, asked, chat, tenant)
+        wanted.check_logprobs(asked, opened)
+        reply = ResponseReply(
+            _head(asked, chat, opened, model),
+            opened.conversation,
+            tells=bool(asked.stream),
+            keep=keep,
+            write_logprobs=_write_logprobs(service, asked),
+        )
+        if not asked.background:
+            return await service.answer(request, [opened.job], reply, chat)
+        run = request.app[RUNS].start(service, tenant, reply, opened.job, log)
+    if log is not None:
+        return await log.send(request, -1)
+    return json_response(run.reply.response)
+
+
+def _history(app: web.Application, tenant: str, previous: str | None) -> list[Item]:
+    if previous is None:
+        return []
+    param = "previous_response_id"
+    if app[RUNS].find(tenant, previous) is not None:
+        raise BadRequest(f"response {previous!r} has not ended yet", param=param)
+    history = app[STORE].history(tenant, previous)
+    if history is None:
+        code = "previous_response_not_found"
+        raise BadRequest(
+            f"Previous response with id {previous!r} not found", param=param, code=code
+        )
+    return history
+
+
+async def _open(
+    service: Service, asked: ResponsesRequest, chat: ChatRequest, tenant: str
+) -> OpenedChat:
+    async def open_with(messages: list[dict[str, Any]]) -> OpenedChat:
+        chat.messages = messages
+        logprobs = wanted.logprobs_of(asked)
+        return await open_chat(service.llm, chat, tenant, logprobs=logprobs)
+
+    if asked.truncation == "auto":
+        return await open_fitting(chat.messages, open_with, service.llm.limits.max_model_len)
+    return await open_with(chat.messages)
+
+
+def _write_logprobs(
+    service: Service, asked: ResponsesRequest
+) -> Callable[[Sequence[TokenLogprob]], list[dict[str, Any]]] | None:
+    if wanted.logprobs_of(asked) is None:
+        return None
+    return lambda entries: chat_logprobs(entries, service.llm.tokenizer)["content"]
+
+
+def _head(
+    asked: ResponsesRequest, chat: ChatRequest, opened: OpenedChat, model: str
+) -> dict[str, Any]:
+    """What of a response is known before it is made."""
+    params = opened.job.params
+    form = wanted.text_format(asked)
+    format = {
+        name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not None
+    }
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "queued" if asked.background else "in_progress",
+        "background": bool(asked.background),
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": asked.instructions,
+        "max_output_tokens": chat.max_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "metadata": asked.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": asked.previous_response_id,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "reasoning": {"effort": chat.reasoning_effort, "summary": None},
+        "safety_identifier": asked.safety_identifier,
+        "service_tier": "default",
+        "store": asked.store is not False,
+        "temperature": params.temperature,
+        "text": {"format": format},
+        "tool_choice": asked.tool_choice or "auto",
+        "tools": asked.tools or [],
+        "top_logprobs": asked.top_logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": asked.truncation or "disabled",
+        "usage": None,
+        "user": asked.user,
+    }
+
+
+async def retrieve_response(request: web.Request) -> web.StreamResponse:
+    """The response as it stands; or its events, also those still to come."""
+    tenant, id = _asked_for(request)
+    stream = _choice(request, "stream", ("false", "true")) == "true"
+    run = request.app[RUNS].find(tenant, id)
+    stored = None if run is not None else request.app[STORE].get(tenant, id)
+    if run is None and stored is None:
+        raise _not_found(id)
+    if stream:
+        log = (run or stored).log  # type: ignore[union-attr]
+        if log is None:
+            raise BadRequest("only what was streamed in the background can be", param="stream")
+        return await log.send(request, _number(request, "starting_after", -1, -1, 2**31))
+    if run is not None:
+        return json_response(run.reply.response)
+    assert stored is not None
+    return web.Response(body=stored.body, content_type=_JSON)
+
+
+async def delete_response(request: web.Request) -> web.Response:
+    tenant, id = _asked_for(request)
+    run = request.app[RUNS].find(tenant, id)
+    if run is not None:
+        run.abort()
+    if request.app[STORE].remove(tenant, id) is None:
+        raise _not_found(id)
+    return json_response({"id": id, "object": "response", "deleted": True})
+
+
+async def cancel_response(request: web.Request) -> web.Response:
+    """End a response that is made in the background; of one that has ended, nothing changes."""
+    tenant, id = _asked_for(request)
+    run: BackgroundRun | None = request.app[RUNS].find(tenant, id)
+    if run is not None:
+        run.abort()
+        return json_response(run.reply.response)
+    stored = request.app[STORE].get(tenant, id)
+    if stored is None:
+        raise _not_found(id)
+    if not stored.background:
+        raise BadRequest("only a response with background=true can be cancelled", param="id")
+    return web.Response(body=stored.body, content_type=_JSON)
+
+
+async def list_input_items(request: web.Request) -> web.Response:
+    """What a response was made of: its input, and before that what it continues."""
+    tenant, id = _asked_for(request)
+    order = _choice(request, "order", ("desc", "asc"))
+    limit = _number(request, "limit", 20, 1, 100)
+    store = request.app[STORE]
+    stored = store.get(tenant, id)
+    if stored is None:
+        raise _not_found(id)
+    items = (store.before(tenant, stored) or []) + stored.input
+    if order == "desc":
+        items.reverse()
+    if (after := request.query.get("after")) is not None:
+        place = next((i for i, item in enumerate(items, 1) if item["id"] == after), None)
+        if place is None:
+            raise BadRequest(f"there is no item {after!r}", param="after")
+        items = items[place:]
+    page = items[:limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else "",
+            "last_id": page[-1]["id"] if page else "",
+            "has_more": len(items) > limit,
+        }
+    )
+
+
+def _asked_for(request: web.Request) -> tuple[str, str]:
+    """The tenant who asks, and the id of the response."""
+    return request.app[SERVICE].keys.tenant_of(request), request.match_info["id"]
+
+
+def _not_found(id: str) -> NotFound:
+    return NotFound(f"Response with id {id!r} not found", param="id")
+
+
+def _choice(request: web.Request, name: str, values: tuple[str, ...]) -> str:
+    given = request.query.get(name, values[0])
+    if given not in values:
+        raise BadRequest(f"{name} must be {' or '.join(values)}", param=name)
+    return given
+
+
+def _number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+    given = request.query.get(name)
+    if given is None:
+        return default
+    try:
+        number = int(given)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
+        raise BadRequest(f"{name} must be between {least} and {most}", param=name)
+    return number
