@@ -61,7 +61,10 @@ def prepare(
     )
     fields: dict[str, Any] = msgspec.structs.asdict(params)
     made = {"logit_bias": None, "allowed_token_ids": None, "bad_words": (), "grammar": None}
-    fields |= made | {"reasoning": None}
+    fields |= made
+    if params.reasoning is not None:
+        # Where it ends still matters to stop strings.
+        fields["reasoning"] = msgspec.structs.replace(params.reasoning, max_tokens=None)
     return PreparedParams(**fields, constraints=constraints)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncllm.text.detokenizer import Detokenizer
+from asyncllm.text.reasoning import ReasoningSpan
 from asyncllm.text.stop import LateStopStrings, StopStrings
 from asyncllm.types import FinishReason, SamplingParams, Sink, TokenDelta, TokenLogprob
 
@@ -20,6 +21,7 @@ class OutputStream:
         "_detokenizer",
         "_eos_ids",
         "_params",
+        "_reasoning",
         "_stop",
         "arrived",
         "cached_tokens",
@@ -51,6 +53,9 @@ class OutputStream:
         else:
             self._stop = StopStrings(params.stop, include)
         self._eos_ids = eos_ids
+        # Reasoning may well name a stop string; what it stops is the answer.
+        reasoning = params.reasoning if params.stop else None
+        self._reasoning = None if reasoning is None else ReasoningSpan(reasoning)
 
     def push(
         self, token: int, finish: FinishReason | None, logprob: TokenLogprob | None
@@ -65,7 +70,8 @@ class OutputStream:
             text = self._detokenizer.push(token) if wanted else ""
         else:
             text = self._detokenizer.push(token)
-        text = self._stop.push(text)
+        if self._reasoning is None or not self._reasoning.accept(token):
+            text = self._stop.push(text)
         if finish is not None and self._stop.matched is None:
             text += self._stop.push(self._detokenizer.finish())
             if self._stop.matched is None:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from asyncllm.text.reasoning import ReasoningSpan
 from asyncllm.types import Reasoning
 from asyncllm.wire.messages import Constraints, RowParams
 
@@ -130,27 +131,23 @@ class Restriction:
 
 
 class _Progress:
-    """How far the reasoning at the beginning of an output is.
-
-    Attributes:
-        inside: whether the next token is part of it.
-    """
+    """How far the reasoning at the beginning of an output is."""
 
     def __init__(self, asked: Reasoning):
-        self.inside = asked.is_open
+        self._span = ReasoningSpan(asked)
         self._starts = np.array(() if asked.is_open else asked.start_ids, dtype=np.int64)
         self._ends = np.array(asked.end_ids, dtype=np.int64)
         self._left = np.inf if asked.max_tokens is None else asked.max_tokens
-        self._at_start = True
+
+    @property
+    def inside(self) -> bool:
+        """Whether the next token is part of it."""
+        return self._span.inside
 
     def accept(self, token: int) -> bool:
         """Whether the token is part of it."""
-        if self._at_start:
-            self._at_start = False
-            self.inside |= token in self._starts
-        part = self.inside
+        part = self._span.accept(token)
         self._left -= part
-        self.inside = part and token not in self._ends
         return part
 
     def change(self, mask: np.ndarray, stops: np.ndarray | None) -> None:
@@ -161,7 +158,7 @@ class _Progress:
             if self._left <= 0:
                 mask[:] = 0
                 _set(mask, self._ends[:1])
-        elif self._at_start and self._left > 0:
+        elif self._span.at_start and self._left > 0:
             _set(mask, self._starts)
 
 

@@ -62,10 +62,11 @@ async def open_conversation(
     changes: dict[str, Any] = {}
     if tools or reader.formats.reasoning is not None:
         changes["shown_special_tokens"] = reader.shown
-    if (grammar := _calls_grammar(reader.formats, tools, asked, params.grammar)) is not None:
-        changes["grammar"] = grammar
+    if (calls := _calls_grammar(reader.formats, tools, asked, params.grammar)) is not None:
+        changes["grammar"] = calls
     budget = asked.thinking_token_budget
-    if budget is not None or changes.get("grammar", params.grammar) is not None:
+    grammar = changes.get("grammar", params.grammar)
+    if budget is not None or grammar is not None or params.stop:
         changes["reasoning"] = reader.reasoning(prompt_ids, budget)
     if changes:
         params = msgspec.structs.replace(params, **changes)

@@ -13,7 +13,7 @@ from asyncllm.engine.stream import OutputStream
 from asyncllm.text import StopStrings
 from asyncllm.text.detokenizer import ByteDetokenizer
 from asyncllm.text.stop import LateStopStrings
-from asyncllm.types import FinishReason, SamplingParams, TokenDelta
+from asyncllm.types import FinishReason, Reasoning, SamplingParams, TokenDelta
 from tests.unit.fake_executor import ListSink
 
 
@@ -41,6 +41,22 @@ def cuts(data: bytes) -> Iterator[list[bytes]]:
                 pieces.append(data[start:at])
                 start = at
         yield [*pieces, data[start:]]
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "expected"),
+    [
+        (Reasoning((0,), (3,)), "<think>a stop b</think>c "),  # begun by the first token
+        (Reasoning((9,), (3,), is_open=True), "<think>a stop b</think>c "),  # and by the prompt
+        (Reasoning((9,), (3,)), "<think>a "),  # not begun at all
+        (None, "<think>a "),
+    ],
+)
+def test_reasoning_is_not_stopped(reasoning: Reasoning | None, expected: str) -> None:
+    pieces = [b"<think>", b"a st", b"op b", b"</think>", b"c s", b"top d"]
+    params = SamplingParams(stop=("stop",), reasoning=reasoning)
+    whole = delivered(pieces, params)
+    assert (whole.text, whole.stop_reason) == (expected, "stop")
 
 
 @pytest.mark.parametrize("include", [False, True])
