@@ -31,8 +31,9 @@ from tokenizers import decoders, models
 import asyncllm.demo
 from asyncllm.errors import BadRequest
 from asyncllm.text import Tokenizer
-from asyncllm.text.grammar import Grammar, GrammarCompiler, JsonSchema, MaskFiller
-from asyncllm.text.grammar.matcher import Mask
+from asyncllm.text.grammar import JsonSchema
+from asyncllm.text.grammar.compiler import GrammarCompiler
+from asyncllm.text.grammar.matcher import Grammar, Mask, MaskFiller
 from tests.unit.grammar_sampling import (
     EOS_IDS,
     VOCAB_SIZE,

@@ -36,6 +36,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     service.resolve_model(asked.model)
     chat = wanted.chat_of(asked)
     effort = chat.reasoning_effort
-    options = {} if effort is None else {"reasoning_effort": effort}
-    prompt = await encode_messages(service.llm, chat.messages, chat, any_length=True, **options)
+    prompt = await encode_messages(
+        service.llm, chat.messages, chat, reasoning_effort=effort, any_length=True
+    )
     return json_response({"input_tokens": len(prompt)})

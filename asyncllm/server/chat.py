@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.beams import answer_beams
+from asyncllm.server.chat_behind import renamed
 from asyncllm.server.conversation import Conversation, open_conversation
 from asyncllm.server.logprobs import chat_logprobs, prompt_logprobs
 from asyncllm.server.prompts import check_scoring, check_truncation, prompt_fields, truncate
@@ -36,7 +36,7 @@ from asyncllm.text.parsing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from aiohttp import web
 
@@ -77,33 +77,19 @@ async def open_chat_request(llm: AsyncLLM, asked: ChatRequest, tenant: str) -> C
         logprobs=logprobs_needed(asked, logprobs),
         prompt_logprobs=asked.prompt_logprobs,
     )
-    effort = asked.reasoning_effort
-    conversation = await open_conversation(
-        llm,
-        asked.messages,
-        asked,
-        params,
-        tenant=tenant,
-        **({} if effort is None else {"reasoning_effort": effort}),
-        **({} if asked.truncate_prompt_tokens is None else {"any_length": True}),
-    )
+    conversation = await open_conversation(llm, asked, params, tenant)
     context = llm.limits.max_model_len
     prompt = truncate(conversation.prompt_ids, asked, context, params.max_tokens)
     check_scoring(asked, [prompt], params.prompt_logprobs)
     return conversation._replace(prompt_ids=prompt)
 
 
-@contextmanager
-def named_for_chat(asked: ChatRequest) -> Iterator[None]:
+def named_for_chat(asked: ChatRequest) -> AbstractContextManager[None]:
     """Have errors name the fields of the request: the engine knows prompts and max_tokens only."""
-    try:
-        yield
-    except BadRequest as error:
-        if error.param == "prompt":
-            error.param = "messages"
-        elif error.param == "max_tokens" and asked.max_completion_tokens is not None:
-            error.param = "max_completion_tokens"
-        raise
+    names = {"prompt": "messages"}
+    if asked.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return renamed(names)
 
 
 def _check(asked: ChatRequest) -> None:

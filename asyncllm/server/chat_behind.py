@@ -36,15 +36,7 @@ async def open_chat(
         asked, llm.default_params, max_tokens=asked.max_tokens, logprobs=logprobs
     )
     scheduling = scheduling_params(asked, tenant)
-    effort = asked.reasoning_effort
-    conversation = await open_conversation(
-        llm,
-        asked.messages,
-        asked,
-        params,
-        tenant=tenant,
-        **({} if effort is None else {"reasoning_effort": effort}),
-    )
+    conversation = await open_conversation(llm, asked, params, tenant)
     prompts = [conversation.prompt_ids]
     [job] = await fan_out(llm, prompts, 1, conversation.params, scheduling, asked)
     return OpenedChat(conversation, job)

@@ -43,20 +43,21 @@ class Conversation(NamedTuple):
 
 
 async def open_conversation(
-    llm: AsyncLLM,
-    messages: list[dict[str, Any]],
-    asked: ChatRequest,
-    params: SamplingParams,
-    *,
-    tenant: str,
-    **template_args: Any,
+    llm: AsyncLLM, asked: ChatRequest, params: SamplingParams, tenant: str
 ) -> Conversation:
     """Render and encode a conversation.
 
     Raises:
         QueueFull, BadRequest: as ``encode_messages``.
     """
-    prompt_ids = await encode_messages(llm, messages, asked, tenant=tenant, **template_args)
+    prompt_ids = await encode_messages(
+        llm,
+        asked.messages,
+        asked,
+        tenant=tenant,
+        reasoning_effort=asked.reasoning_effort,
+        any_length=asked.truncate_prompt_tokens is not None,
+    )
     reader = llm.chat_reader
     tools = asked.tools if asked.tools and asked.tool_choice != "none" else ()
     changes: dict[str, Any] = {}
@@ -70,7 +71,7 @@ async def open_conversation(
         changes["reasoning"] = reader.reasoning(prompt_ids, budget)
     if changes:
         params = msgspec.structs.replace(params, **changes)
-    continued = _text_of(messages[-1]) if asked.continue_final_message else ""
+    continued = _text_of(asked.messages[-1]) if asked.continue_final_message else ""
     return Conversation(prompt_ids, params, reader, tools, continued)
 
 

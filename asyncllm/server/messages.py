@@ -47,9 +47,12 @@ async def encode_messages(
     asked: TemplateFields,
     *,
     tenant: str | None = None,
-    **template_args: Any,
+    reasoning_effort: str | None = None,
+    any_length: bool = False,
 ) -> list[int]:
-    """Token ids of a conversation; ``tenant`` as in ``AsyncLLM.encode_chat``.
+    """Token ids of a conversation; ``tenant`` and ``any_length`` as in ``AsyncLLM.encode_chat``.
+
+    ``reasoning_effort`` is for the template, which is told nothing when it is None.
 
     Raises:
         QueueFull: a request of the tenant's cannot join the queue now.
@@ -66,13 +69,16 @@ async def encode_messages(
         )
     resume = bool(asked.continue_final_message)
     generate = asked.add_generation_prompt
+    if reasoning_effort is not None:
+        options = {"reasoning_effort": reasoning_effort, **options}
     return await llm.encode_chat(
         messages,
         tenant,
         tools=None if asked.tool_choice == "none" else asked.tools,
         add_generation_prompt=not resume if generate is None else generate,
         continue_final_message=resume,
-        **{**template_args, **options},
+        any_length=any_length,
+        **options,
     )
 
 

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncllm.errors import BadRequest
+from asyncllm.text.grammar import GrammarSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
 
-    from asyncllm.text.grammar import GrammarCompiler, MaskFiller, Matcher
+    from asyncllm.text.grammar.compiler import GrammarCompiler
+    from asyncllm.text.grammar.matcher import MaskFiller, Matcher
     from asyncllm.text.tokenizer import Tokenizer
 
 #: Threads that fill masks, at most; one mask takes some tens of microseconds.
@@ -49,8 +51,6 @@ class StructuredOutput:
         compiler = self._compiler
         if compiler is None:
             compiler = await asyncio.to_thread(self._open_compiler)
-        from asyncllm.text.grammar import GrammarSpec
-
         if not isinstance(spec, GrammarSpec):
             raise BadRequest("grammar must be a GrammarSpec", param="grammar")
         await compiler.compile_async(spec, param="grammar")
@@ -62,15 +62,13 @@ class StructuredOutput:
         Raises:
             BadRequest: it cannot be compiled. It was once, but not everything is kept.
         """
-        from asyncllm.text.grammar import GrammarSpec
-
         spec: GrammarSpec = msgspec.json.decode(grammar, type=GrammarSpec)
         return self._open_compiler().compile(spec).matcher()
 
     def fill(self, matchers: Sequence[Matcher], masks: np.ndarray) -> None:
         """Write the masks of their next tokens; int32 [len(matchers), ceil(vocab / 32)]."""
         if self._filler is None:
-            from asyncllm.text.grammar import MaskFiller
+            from asyncllm.text.grammar.matcher import MaskFiller
 
             threads = min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2))
             self._filler = MaskFiller(self._open_compiler().vocabulary, threads=threads)
@@ -84,7 +82,7 @@ class StructuredOutput:
     def _open_compiler(self) -> GrammarCompiler:
         with self._opening:
             if self._compiler is None:
-                from asyncllm.text.grammar import GrammarCompiler
+                from asyncllm.text.grammar.compiler import GrammarCompiler
 
                 assert self._model is not None, "requests come when the model is known"
                 self._compiler = GrammarCompiler(*self._model)

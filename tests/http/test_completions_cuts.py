@@ -13,6 +13,7 @@ from asyncllm.server.middleware import request_id
 from asyncllm.server.protocol import CompletionRequest
 from asyncllm.types import FinishReason, PromptLogprob, TokenDelta, TokenLogprob
 from tests.http.fake_llm import FakeTokenizer
+from tests.http.test_chat_cuts import merged
 
 TOKENIZER: Any = FakeTokenizer()
 PROMPTS = [list("aé".encode()), [120]]
@@ -43,13 +44,6 @@ def deltas_of(text: str, prompt: list[int] | None) -> list[TokenDelta]:
     if prompt is not None:
         deltas.insert(0, TokenDelta(prompt_logprobs=scores_of(prompt)))
     return deltas
-
-
-def merged(deltas: list[TokenDelta]) -> TokenDelta:
-    whole = TokenDelta()
-    for delta in deltas:
-        whole.merge(delta)
-    return whole
 
 
 def add_up(frames: bytes) -> list[dict[str, Any]]:

@@ -16,8 +16,9 @@ import numpy as np
 
 import asyncllm.demo
 from asyncllm.text import Tokenizer
-from asyncllm.text.grammar import Grammar, GrammarCompiler, GrammarSpec, Matcher
-from asyncllm.text.grammar.matcher import Mask
+from asyncllm.text.grammar import GrammarSpec
+from asyncllm.text.grammar.compiler import GrammarCompiler
+from asyncllm.text.grammar.matcher import Grammar, Mask, Matcher
 
 #: The demo model: its logits are wider than its tokenizer.
 VOCAB_SIZE = 2368

@@ -14,7 +14,6 @@ from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import (
     Choice,
     Ebnf,
-    GrammarCompiler,
     GrammarSpec,
     JsonObject,
     JsonSchema,
@@ -23,6 +22,7 @@ from asyncllm.text.grammar import (
     Tag,
     cache_key,
 )
+from asyncllm.text.grammar.compiler import GrammarCompiler
 from tests.unit.grammar_sampling import EOS_IDS, VOCAB_SIZE, demo_tokenizer, sample
 
 SPECS: list[GrammarSpec] = [

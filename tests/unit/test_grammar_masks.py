@@ -11,15 +11,9 @@ import tokenizers
 
 import asyncllm.text
 from asyncllm.errors import BadRequest
-from asyncllm.text.grammar import (
-    Choice,
-    GrammarCompiler,
-    JsonObject,
-    JsonSchema,
-    MaskFiller,
-    Matcher,
-    Regex,
-)
+from asyncllm.text.grammar import Choice, JsonObject, JsonSchema, Regex
+from asyncllm.text.grammar.compiler import GrammarCompiler
+from asyncllm.text.grammar.matcher import MaskFiller, Matcher
 from tests.unit import tokenizers_for_tests as kinds
 from tests.unit.grammar_sampling import (
     EOS_IDS,

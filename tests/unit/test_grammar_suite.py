@@ -11,7 +11,8 @@ import referencing
 import referencing.exceptions
 
 from asyncllm.errors import BadRequest
-from asyncllm.text.grammar import Grammar, JsonSchema
+from asyncllm.text.grammar import JsonSchema
+from asyncllm.text.grammar.matcher import Grammar
 from tests.unit.grammar_sampling import accepts, check_valid, compiled, sample, suite_groups
 
 #: Valid against any schema that admits objects at all but for those that want certain properties.

@@ -4,6 +4,9 @@ A request's ``GrammarSpec`` is compiled off the event loop by a ``GrammarCompile
 sequences gets a ``Matcher`` of the resulting ``Grammar``; a ``MaskFiller`` writes the masks of a
 batch while the GPU runs the forward pass.
 
+Only the specs are imported with this package: a server knows them from the start, and needs the
+library, which takes 40 ms to import, with the first grammar (``compiler``, ``matcher``).
+
     spec -> texts -> (schema/ | regex_parse, regex_tree) -> Lark -> library -> Grammar -> Matcher
 
 The library is llguidance (MIT, no dependencies): a lexer by derivatives of regular expressions,
@@ -31,8 +34,6 @@ beside keeps 97 % of its speed. A matcher costs 3 us, a grammar from the cache 1
 apache-tvm-ffi, torch, transformers and triton beside it.
 """
 
-from asyncllm.text.grammar.compiler import GrammarCompiler
-from asyncllm.text.grammar.matcher import Grammar, Mask, MaskFiller, Matcher
 from asyncllm.text.grammar.spec import (
     Choice,
     Ebnf,
@@ -48,14 +49,9 @@ from asyncllm.text.grammar.spec import (
 __all__ = [
     "Choice",
     "Ebnf",
-    "Grammar",
-    "GrammarCompiler",
     "GrammarSpec",
     "JsonObject",
     "JsonSchema",
-    "Mask",
-    "MaskFiller",
-    "Matcher",
     "Regex",
     "StructuralTags",
     "Tag",
