@@ -118,13 +118,14 @@ class StepInputs:
 
     ``sample_rows`` (None: all tokens) are int64 [scored + samples], the tokens that yield logits:
     those that predict tokens of scored prompts, then those that samples come from. ``sample_slots``
-    are int64 [samples], the latter's slots.
+    are int64 [samples], the latter's slots. ``ends`` is None if there are any of the former: they
+    are too many to be attended one by one.
     """
 
     tokens: Tokens
     sample_rows: Tensor | None
     sample_slots: Tensor
-    ends: Ends
+    ends: Ends | None
 
 
 def stage(step: StepRows, table: SlotTable, page_size: int, device: Device) -> StepInputs:
@@ -140,5 +141,5 @@ def stage(step: StepRows, table: SlotTable, page_size: int, device: Device) -> S
         locate_tokens(entries.view(3, -1), table.last_token, table.block_table, page_size),
         None if step.each_samples_its_only_token else sample_rows,
         sample_slots,
-        Ends(*samples[1:]),
+        None if step.scored else Ends(*samples[1:]),
     )

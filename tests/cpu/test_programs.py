@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.attention.base import AttentionBackend, AttentionSpec, ForwardBatch
+from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.inputs import StepRows, stage
@@ -147,6 +148,29 @@ def test_a_padded_step_is_the_same_step(
     assert by_row.slots[: len(rows)].tolist() == rows[:, 0].tolist()
     assert by_row.lengths[: len(rows)].tolist() == (rows[:, 1] + rows[:, 2]).tolist()
     assert by_row.lengths[len(rows) :].tolist() == [0] * (size.rows - len(rows))
+
+
+@pytest.mark.parametrize(
+    "backend", [SdpaBackend, lambda pool: PagedBackend(pool, torch.from_numpy)]
+)
+def test_scored_tokens_yield_logits_beside_those_that_sample(
+    model: CausalLM, backend: Callable[[KVPool], AttentionBackend]
+) -> None:
+    with torch.inference_mode():
+        table, pool = prepared(model)
+        known = np.arange(10, 30, dtype=np.int32)
+        table.admit(Admit(1, known.tobytes(), 20, PARAMS, prompt_logprobs=0))
+        rows = np.array([(0, 25, 1), (1, 3, 17), (2, 5, 8)], dtype=np.int32)
+        step = StepRows.of(rows, table)
+        assert [len(row.targets) for row in step.scored] == [16]
+        inputs = stage(step, table, PAGE_SIZE, CpuDevice())
+        attention = backend(pool)
+        plan = attention.plan(rows, table.block_table)
+        batch = ForwardBatch(*inputs.tokens, inputs.sample_rows, attention, plan, inputs.ends)
+        hidden = model(batch)
+        everything = model(ForwardBatch(*inputs.tokens, None, attention, plan))
+    expected = everything[[*range(1, 17), 0, 17]]
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_padding_alone_writes_nothing(model: CausalLM) -> None:
