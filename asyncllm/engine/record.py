@@ -45,7 +45,7 @@ class RecordedScheduler(Scheduler):
         Raises:
             TraceError: the file cannot be written.
         """
-        header = Header(__version__, policy_name(self._policy), self.limits)
+        header = Header(__version__, policy_name(self.policy), self.limits)
         writer = TraceWriter(path, header, max_bytes=max_bytes)
         self._recorder = Recorder(writer, self.limits, self.cache)
 

@@ -10,7 +10,6 @@ Pure: no torch, no I/O, no clock. The same calls in the same order give the same
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple, Self
 
@@ -18,14 +17,15 @@ import numpy as np
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
-from asyncllm.engine.admission import Admission, Entry
+from asyncllm.engine.admission import Admission
 from asyncllm.engine.batch import Ints, RunningBatch
 from asyncllm.engine.copies import PageCopies
 from asyncllm.engine.forecast import Forecast
 from asyncllm.engine.policy import Policy
+from asyncllm.engine.prefill import PrefillPlanner
 from asyncllm.engine.sequence import SeqState, Sequence
-from asyncllm.engine.step import Chunk, Step
-from asyncllm.engine.step_time import MIN_CHUNK, PrefillRoom, StepShape, StepTimeModel
+from asyncllm.engine.step import Step
+from asyncllm.engine.step_time import StepShape, StepTimeModel
 from asyncllm.engine.waiting import OUTPUT_COST
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import (
@@ -88,15 +88,18 @@ class Scheduler:
         self, limits: EngineLimits, cache: KVCacheManager, policy: Policy, times: StepTimeModel
     ):
         self.limits = limits
+        self.policy = policy
         self.cache = cache
         self.times = times
         self.running: dict[int, Sequence] = {}
         self.num_preemptions = 0
-        self._policy = policy
         self._forecast = Forecast(times)
         self._copies = PageCopies(cache, times)
         self._admission = Admission(limits, cache, policy, self._forecast, self._copies)
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
+        self._prefill = PrefillPlanner(
+            limits, cache, policy, times, self._copies, self._admission, self._batch
+        )
         self._in_flight: deque[Step] = deque()
         self._landed = -1
         #: Out of ``running``; by the step after which slot and pages come back.
@@ -185,7 +188,8 @@ class Scheduler:
         self._admission.look(now)
         self._plan_decodes(step, now)
         if step.burst == 1:
-            self._plan_prompts(step, now)
+            self._prefill.plan(step, now)
+            self.running.update((seq.id, seq) for seq in step.admitted)
         self._admission.explain(self._batch.num_free)
         if step.has_rows:
             self._copies.back_up()
@@ -278,75 +282,6 @@ class Scheduler:
         self._num_preempted += 1
         seq.state = SeqState.WAITING
         self._leave(seq)
-
-    def _plan_prompts(self, step: Step, now: float) -> None:
-        """Chunks of the prompts that come first, running or waiting, until the step is full."""
-        budget = self.limits.max_num_batched_tokens - step.shape.num_tokens
-        room = self.times.room(step.shape, self.limits.itl_target, budget)
-        mine = sorted(self._batch.prefilling.values(), key=self._turn)
-        mine.reverse()  # so that equals keep their order when they are popped
-        fits = True
-        while fits and room.tokens > 0:
-            head = self._admission.head(self._batch.num_free)
-            if head is not None and (not mine or self._turn(head) < self._turn(mine[-1])):
-                fits = self._admit(head, step, room, now)
-            elif mine:
-                fits = self._add_chunk(mine.pop(), step, room, now)
-            else:
-                break
-
-    def _turn(self, seq: Sequence) -> tuple[float, float]:
-        """The order in which prompts get chunks: least served account first, then by rank."""
-        computed = int(self._batch.computed[seq.slot]) if seq.slot >= 0 else 0
-        rank = self._policy.rank(seq, len(seq.tokens) - computed)
-        return self._admission.queue.served(seq), rank
-
-    def _admit(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
-        """Try the head of the queue; False when the step is full."""
-        entry = self._admission.admit(seq, room)
-        if entry is not Entry.ADMITTED:
-            if seq.state is SeqState.LOADING:
-                seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))
-            elif seq not in self._admission.queue:
-                seq.timeline.note(now, step.number, "shares")
-            return entry is Entry.WAITS
-        cached = self.cache.num_shared(seq) * self.limits.page_size
-        seq.state = SeqState.RUNNING
-        if seq.num_cached < 0:
-            seq.num_cached = cached
-        self.running[seq.id] = seq
-        self._batch.enter(seq, cached)
-        seq.timeline.note(now, step.number, "admitted", seq.slot, cached)
-        step.admit(seq)
-        return self._add_chunk(seq, step, room, now)
-
-    def _add_chunk(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
-        """The next chunk of a prompt; False when the step is full."""
-        start, remaining = self._batch.remaining(seq)
-        wanted = min(remaining, self.limits.prefill_chunk)
-        fitting = room.fit(start, wanted)
-        if fitting == 0:
-            return False
-        is_last = fitting < wanted or room.tokens == fitting < remaining
-        q_len = self._unpadded(step, fitting) if is_last else fitting
-        room.take(start, q_len)
-        end, whole = self._batch.add_chunk(seq, q_len, step.number)
-        self.cache.begin(seq, end)
-        step.add_chunk(Chunk(seq, end, whole), start)
-        seq.timeline.note(now, step.number, "chunk", start, q_len)
-        return q_len == fitting
-
-    def _unpadded(self, step: Step, q_len: int) -> int:
-        """As much of a step's last chunk as leaves nothing to pad, unless that is next to nothing.
-
-        Padding would take the time of prompt tokens, and those left out now come all the sooner.
-        """
-        sizes, before = self.limits.step_sizes, step.shape.num_tokens
-        above = bisect_right(sizes, before + q_len)
-        if not 0 < above < len(sizes):
-            return q_len
-        unpadded = sizes[above - 1] - before
-        return unpadded if unpadded >= MIN_CHUNK else q_len
 
     # -- results ---------------------------------------------------------------------------------
 

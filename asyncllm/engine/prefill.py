@@ -1,0 +1,108 @@
+"""Prefill: which prompt chunks a step gets."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from asyncllm.cache.manager import KVCacheManager
+from asyncllm.config import EngineLimits
+from asyncllm.engine.admission import Admission, Entry
+from asyncllm.engine.batch import RunningBatch
+from asyncllm.engine.copies import PageCopies
+from asyncllm.engine.policy import Policy
+from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.step import Chunk, Step
+from asyncllm.engine.step_time import MIN_CHUNK, PrefillRoom, StepTimeModel
+
+
+class PrefillPlanner:
+    """Fills steps with chunks of prompts, and lets those enter whose turn it is.
+
+    Owns nothing: sequences that enter are ``admitted`` in the step, and have slot and pages.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        cache: KVCacheManager,
+        policy: Policy,
+        times: StepTimeModel,
+        copies: PageCopies,
+        admission: Admission,
+        batch: RunningBatch,
+    ):
+        self._limits = limits
+        self._cache = cache
+        self._policy = policy
+        self._times = times
+        self._copies = copies
+        self._admission = admission
+        self._batch = batch
+
+    def plan(self, step: Step, now: float) -> None:
+        """Chunks of the prompts that come first, running or waiting, until the step is full."""
+        budget = self._limits.max_num_batched_tokens - step.shape.num_tokens
+        room = self._times.room(step.shape, self._limits.itl_target, budget)
+        mine = sorted(self._batch.prefilling.values(), key=self._turn)
+        mine.reverse()  # so that equals keep their order when they are popped
+        fits = True
+        while fits and room.tokens > 0:
+            head = self._admission.head(self._batch.num_free)
+            if head is not None and (not mine or self._turn(head) < self._turn(mine[-1])):
+                fits = self._admit(head, step, room, now)
+            elif mine:
+                fits = self._add_chunk(mine.pop(), step, room, now)
+            else:
+                break
+
+    def _turn(self, seq: Sequence) -> tuple[float, float]:
+        """The order in which prompts get chunks: least served account first, then by rank."""
+        computed = int(self._batch.computed[seq.slot]) if seq.slot >= 0 else 0
+        rank = self._policy.rank(seq, len(seq.tokens) - computed)
+        return self._admission.queue.served(seq), rank
+
+    def _admit(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
+        """Try the head of the queue; False when the step is full."""
+        entry = self._admission.admit(seq, room)
+        if entry is not Entry.ADMITTED:
+            if seq.state is SeqState.LOADING:
+                seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))
+            elif seq not in self._admission.queue:
+                seq.timeline.note(now, step.number, "shares")
+            return entry is Entry.WAITS
+        cached = self._cache.num_shared(seq) * self._limits.page_size
+        seq.state = SeqState.RUNNING
+        if seq.num_cached < 0:
+            seq.num_cached = cached
+        self._batch.enter(seq, cached)
+        seq.timeline.note(now, step.number, "admitted", seq.slot, cached)
+        step.admit(seq)
+        return self._add_chunk(seq, step, room, now)
+
+    def _add_chunk(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
+        """The next chunk of a prompt; False when the step is full."""
+        start, remaining = self._batch.remaining(seq)
+        wanted = min(remaining, self._limits.prefill_chunk)
+        fitting = room.fit(start, wanted)
+        if fitting == 0:
+            return False
+        is_last = fitting < wanted or room.tokens == fitting < remaining
+        q_len = self._unpadded(step, fitting) if is_last else fitting
+        room.take(start, q_len)
+        end, whole = self._batch.add_chunk(seq, q_len, step.number)
+        self._cache.begin(seq, end)
+        step.add_chunk(Chunk(seq, end, whole), start)
+        seq.timeline.note(now, step.number, "chunk", start, q_len)
+        return q_len == fitting
+
+    def _unpadded(self, step: Step, q_len: int) -> int:
+        """As much of a step's last chunk as leaves nothing to pad, unless that is next to nothing.
+
+        Padding would take the time of prompt tokens, and those left out now come all the sooner.
+        """
+        sizes, before = self._limits.step_sizes, step.shape.num_tokens
+        above = bisect_right(sizes, before + q_len)
+        if not 0 < above < len(sizes):
+            return q_len
+        unpadded = sizes[above - 1] - before
+        return unpadded if unpadded >= MIN_CHUNK else q_len
