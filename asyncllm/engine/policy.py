@@ -40,7 +40,14 @@ class Ranked(Protocol):
 
 
 class Policy:
-    """First come, first served; the base of all others."""
+    """First come, first served; the base of all others.
+
+    Attributes:
+        evenly: prompts may wait as long as no output ends later for it than the last one does (see
+            ``engine/pace.py``).
+    """
+
+    evenly = False
 
     def rank(self, request: Ranked, remaining: int) -> float:
         """The place in the order of service, smallest first.
@@ -87,6 +94,8 @@ class LongestFirst(Policy):
     It keeps the last steps of a batch from running with few rows. New arrivals can starve old
     ones, so it is not for serving.
     """
+
+    evenly = True
 
     def rank(self, request: Ranked, remaining: int) -> float:
         return float(request.num_prompt - request.max_length)

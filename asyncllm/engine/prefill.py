@@ -9,6 +9,7 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.admission import Admission, Entry
 from asyncllm.engine.batch import RunningBatch
 from asyncllm.engine.copies import PageCopies
+from asyncllm.engine.pace import Pace
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.sequence import SeqState, Sequence
 from asyncllm.engine.step import Chunk, Step
@@ -30,6 +31,7 @@ class PrefillPlanner:
         copies: PageCopies,
         admission: Admission,
         batch: RunningBatch,
+        pace: Pace,
     ):
         self._limits = limits
         self._cache = cache
@@ -38,10 +40,13 @@ class PrefillPlanner:
         self._copies = copies
         self._admission = admission
         self._batch = batch
+        self._pace = pace
 
     def plan(self, step: Step, now: float) -> None:
         """Chunks of the prompts that come first, running or waiting, until the step is full."""
-        budget = self._limits.max_num_batched_tokens - step.shape.num_tokens
+        num_decodes, waiting = step.shape.num_tokens, self._admission.queue
+        pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
+        budget = int(min(self._limits.max_num_batched_tokens - num_decodes, pace))
         room = self._times.room(step.shape, self._limits.itl_target, budget)
         mine = sorted(self._batch.prefilling.values(), key=self._turn)
         mine.reverse()  # so that equals keep their order when they are popped

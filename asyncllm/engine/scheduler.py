@@ -21,6 +21,7 @@ from asyncllm.engine.admission import Admission
 from asyncllm.engine.batch import Ints, RunningBatch
 from asyncllm.engine.copies import PageCopies
 from asyncllm.engine.forecast import Forecast
+from asyncllm.engine.pace import AtOnce, Evenly
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.prefill import PrefillPlanner
 from asyncllm.engine.sequence import SeqState, Sequence
@@ -97,8 +98,9 @@ class Scheduler:
         self._copies = PageCopies(cache, times)
         self._admission = Admission(limits, cache, policy, self._forecast, self._copies)
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
+        pace = Evenly(self._forecast) if policy.evenly else AtOnce()
         self._prefill = PrefillPlanner(
-            limits, cache, policy, times, self._copies, self._admission, self._batch
+            limits, cache, policy, times, self._copies, self._admission, self._batch, pace
         )
         self._in_flight: deque[Step] = deque()
         self._landed = -1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.sequence import Sequence
 from asyncllm.lazy_heap import LazyHeap
@@ -49,6 +51,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._ranks)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In no particular order."""
+        waiting = {seq.id: seq for account in self._accounts.values() for _, seq in account.queue}
+        return iter(waiting.values())
 
     def __contains__(self, seq: Sequence) -> bool:
         return seq.id in self._ranks
