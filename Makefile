@@ -7,6 +7,8 @@ MODEL  ?=
 PORT   ?= 8000
 # Extras to install for serving: EXTRAS=cuda on a machine with an NVIDIA GPU.
 EXTRAS ?=
+# Processes that run the tests, of one thread each; a gigabyte or two is what each takes.
+WORKERS ?= auto
 
 PIP = $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt
 
@@ -19,7 +21,8 @@ test: $(VENV)/.serve-test
 	$(VENV)/bin/ruff check asyncllm tests examples
 	$(VENV)/bin/ruff format --check asyncllm tests examples
 	$(VENV)/bin/mypy asyncllm tests
-	$(VENV)/bin/python -m pytest -q
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q \
+		--numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 $(VENV)/.serve-%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --editable '.$(if $*,[$*])'

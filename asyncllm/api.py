@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from asyncllm.beam_search import Beam, BeamSearch, BeamSearchParams
-from asyncllm.config import EngineConfig, EngineLimits, PolicyName, ServerConfig
+from asyncllm.config import ServerConfig
 from asyncllm.engine.history import RequestTrace
 from asyncllm.engine.mailbox import Collector, Mailbox
-from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.prepared import is_prepared, prepare
-from asyncllm.engine.stats import EngineStats
-from asyncllm.errors import BadRequest, EngineDead, NotReady
-from asyncllm.executor.startup import StartupBill
-from asyncllm.loading import Loaded, load, name_of
-from asyncllm.models.spec import ModelSpec
+from asyncllm.errors import BadRequest
+from asyncllm.served import ServedModel
 from asyncllm.text.bad_words import bad_word_ids
-from asyncllm.text.chat_reader import ChatReader
-from asyncllm.text.chat_template import ChatTemplate
-from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import (
     Completion,
     Prompt,
@@ -41,7 +30,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 
-class AsyncLLM:
+class AsyncLLM(ServedModel):
     """A model served inside this process.
 
     ::
@@ -56,141 +45,6 @@ class AsyncLLM:
     it was started on. Cancelling a task that awaits ``generate`` or iterates ``stream`` cancels the
     request. Close it: an engine that is merely dropped keeps its thread and its memory.
     """
-
-    def __init__(
-        self,
-        model: str | Path | None = None,
-        *,
-        config: EngineConfig | None = None,
-        policy: Policy | PolicyName | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        **options: Any,
-    ):
-        """Nothing is loaded yet.
-
-        Args:
-            model: folder or hub id; the built-in demo model when None.
-            config: the whole configuration, instead of ``model`` and ``options``.
-            policy: who is served next: a policy of your own, or the name of one.
-            progress: called from a thread with bytes of weights loaded so far, and in all.
-            options: fields of ``EngineConfig``.
-
-        Raises:
-            BadRequest: an option has a bad value.
-        """
-        if isinstance(policy, str):
-            options["policy"], policy = policy, None
-        if config is None:
-            config = EngineConfig(model=None if model is None else str(model), **options)
-        elif model is not None or options:
-            raise BadRequest("give either config or model and options, not both", param="config")
-        self.config = config
-        self.created = int(time.time())
-        self._model_name = name_of(config.model)
-        self._policy = policy or POLICIES[config.policy]()
-        self._progress = progress
-        self._parts: Loaded | None = None
-        self._closed = False
-        self._changing = asyncio.Lock()  # held while loading or closing
-
-    # -- life ------------------------------------------------------------------------------------
-
-    async def start(self) -> Self:
-        """Load the model; returns once it can serve. Does nothing when it is loaded already.
-
-        Raises:
-            ModelError: the model cannot be found or served; the message says why.
-            EngineDead: it has been closed.
-        """
-        async with self._changing:
-            if self._closed:
-                raise EngineDead("the engine is closed")
-            if self._parts is None:
-                self._parts = await load(self.config, self._policy, self._progress)
-        return self
-
-    async def aclose(self) -> None:
-        """Fail what is unfinished with EngineDead and give all memory back. Idempotent."""
-        self._closed = True
-        async with self._changing:
-            parts, self._parts = self._parts, None
-            if parts is not None:
-                await parts.aclose()
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    @property
-    def ready(self) -> bool:
-        """Whether requests are served now."""
-        return self._parts is not None and self._parts.engine.alive
-
-    @property
-    def healthy(self) -> bool:
-        """False once the engine has died or was closed; loading counts as healthy."""
-        return not self._closed and (self._parts is None or self._parts.engine.alive)
-
-    async def stopped(self) -> str:
-        """Wait until a started engine serves no more, closed or dead; returns why."""
-        return await self._started.engine.stopped()
-
-    # -- what is served --------------------------------------------------------------------------
-
-    @property
-    def model_name(self) -> str:
-        """How clients call the model: its hub id, the name of its folder, or ``asyncllm-demo``."""
-        return self._model_name
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._started.spec
-
-    @property
-    def limits(self) -> EngineLimits:
-        return self._started.engine.limits
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._started.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._started.chat_template
-
-    @property
-    def chat_reader(self) -> ChatReader:
-        """How answers in chats are read."""
-        return self._started.chat_reader
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._started.engine.stats
-
-    @property
-    def startup(self) -> StartupBill:
-        """What loading took, phase by phase."""
-        return self._started.startup
-
-    @property
-    def default_params(self) -> SamplingParams:
-        """Used where a request says nothing: what the model's generation_config.json asks for."""
-        return self._started.default_params
-
-    @property
-    def _started(self) -> Loaded:
-        if self._parts is None:
-            if self._closed:
-                raise EngineDead("the engine is closed")
-            raise NotReady("the model is not loaded yet")
-        return self._parts
 
     # -- generation ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Row parameters with constraints, made the plain way."""
+"""Row parameters, with and without constraints, made the plain way."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def row_params(
         grammar=grammar,
         reasoning=reasoning,
     )
+    asked = None if constraints == Constraints() else constraints
+    return plain_params(**{"constraints": asked, **changes})
+
+
+def plain_params(**changes: Any) -> RowParams:
+    """Plain sampling, with changes."""
     values: dict[str, Any] = {
         "temperature": 1.0,
         "top_k": 0,
@@ -54,6 +60,5 @@ def row_params(
         "logprobs": -1,
         "min_length": 0,
         "stop_ids": (),
-        "constraints": None if constraints == Constraints() else constraints,
     }
     return RowParams(**{**values, **changes})

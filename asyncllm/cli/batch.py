@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from asyncllm.cli.options import add_option, add_options, config_from_args, usage_error
+from asyncllm.cli.answer_file import answer_lines, append_answers, say
+from asyncllm.cli.options import (
+    add_model,
+    add_option,
+    add_options,
+    config_from_args,
+    usage_error,
+)
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.results import replace_file
 from asyncllm.config import EngineConfig, PolicyName, ServerConfig
 from asyncllm.errors import BadRequest
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from asyncllm.api import AsyncLLM
-    from asyncllm.batch import BadItem, Item, Result
+    from asyncllm.batch import BadItem, Item
     from asyncllm.cli.options import Commands
 
 
@@ -37,12 +42,7 @@ def add_command(commands: Commands) -> None:
         metavar="OUT.jsonl",
         help="the answers, one line each, in the order in which they finish",
     )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=argparse.SUPPRESS,
-        help="folder or hub id; the built-in demo when none is named",
-    )
+    add_model(parser)
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -63,12 +63,11 @@ def run(args: argparse.Namespace) -> int:
 
     from asyncllm.api import AsyncLLM
     from asyncllm.batch import Item, read_items
-    from asyncllm.loop_thread import new_event_loop
 
     items = read_items(args.file.read_bytes())
     answered = _answered(args)
     if answered:
-        _say(f"{len(answered)} of {len(items)} requests are answered already")
+        say(f"{len(answered)} of {len(items)} requests are answered already")
     todo = [item for item in items if not isinstance(item, Item) or item.custom_id not in answered]
     if not todo:
         return 0
@@ -77,18 +76,7 @@ def run(args: argparse.Namespace) -> int:
         async with AsyncLLM(config=engine, progress=LoadingBar()) as llm:
             return await _answer_all(llm, server, todo, out)
 
-    # The thread that drives the device must get the GIL back at once; the default is 5 ms.
-    sys.setswitchinterval(1e-4)
-    try:
-        with (
-            args.output.open("ab") as out,
-            asyncio.Runner(loop_factory=new_event_loop) as runner,
-        ):
-            failed = runner.run(main(out))
-    except KeyboardInterrupt:
-        _say("interrupted; with --resume it goes on from here")
-        raise
-    return 1 if failed else 0
+    return append_answers(args.output, main, go_on="with --resume it")
 
 
 def _answered(args: argparse.Namespace) -> set[str]:
@@ -116,30 +104,10 @@ async def _answer_all(
     llm: AsyncLLM, config: ServerConfig, items: Sequence[Item | BadItem], out: BinaryIO
 ) -> int:
     """Write a line for each item; returns how many of them failed."""
-    from tqdm import tqdm
-
     from asyncllm.batch import run_batch
-    from asyncllm.offline import Speed
 
-    speed = Speed(llm.stats)
-    failed = 0
-
-    def done(result: Result) -> None:
-        nonlocal failed
-        failed += result.failed
-        out.write(result.line)
-        out.flush()
-        bar.set_postfix_str(str(speed), refresh=False)
-        bar.update()
-
-    with tqdm(total=len(items), unit="request") as bar:
-        await run_batch(llm, config, items, done)
-    _say(
-        f"{len(items) - failed} requests answered, {failed} failed: {speed.tokens:,} tokens in "
-        f"{speed.seconds:,.1f} s, {speed}"
-    )
-    return failed
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)
+    with answer_lines(out, llm, len(items), "request") as lines:
+        await run_batch(
+            llm, config, items, lambda result: lines.write(result.line, failed=result.failed)
+        )
+    return lines.failed

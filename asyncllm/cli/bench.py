@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from asyncllm.bench import cases
 from asyncllm.cli.options import (
+    add_model,
     add_option,
     add_options,
     config_from_args,
@@ -115,12 +116,7 @@ def _add_serve(actions: Commands) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=argparse.SUPPRESS,
-        help="folder or hub id; the built-in demo when none is named",
-    )
+    add_model(parser)
     parser.add_argument(
         "--cases", type=_list_of(str), metavar="LIST", help=f"some of {names} (default: all)"
     )

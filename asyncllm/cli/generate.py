@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from asyncllm.cli.answer_file import answer_lines, append_answers, say
 from asyncllm.cli.options import add_option, add_options, config_from_args, usage_error
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.prompts import Row, read_rows
@@ -75,12 +74,11 @@ def run(args: argparse.Namespace) -> int:
     rows = read_rows(args.file, args.field)
     answered = set() if args.overwrite else recover(args.output, rows)
     if answered:
-        _say(f"{len(answered)} of {len(rows)} prompts are answered already")
+        say(f"{len(answered)} of {len(rows)} prompts are answered already")
     if len(answered) == len(rows):
         return 0
 
     from asyncllm.api import AsyncLLM
-    from asyncllm.loop_thread import new_event_loop
 
     async def main(out: BinaryIO) -> int:
         async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
@@ -90,18 +88,7 @@ def run(args: argparse.Namespace) -> int:
             todo = [row for row in rows if row.index not in answered]
             return await _answer_all(llm, todo, params, out)
 
-    # The thread that drives the device must get the GIL back at once; the default is 5 ms.
-    sys.setswitchinterval(1e-4)
-    try:
-        with (
-            args.output.open("ab") as out,
-            asyncio.Runner(loop_factory=new_event_loop) as runner,
-        ):
-            failed = runner.run(main(out))
-    except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here")
-        raise
-    return 1 if failed else 0
+    return append_answers(args.output, main, go_on="the same command")
 
 
 async def _answer_all(
@@ -112,37 +99,21 @@ async def _answer_all(
     Raises:
         EngineDead: no further row could be answered either.
     """
-    from tqdm import tqdm
+    from asyncllm.offline import Intake
 
-    from asyncllm.offline import Intake, Speed
-
-    speed = Speed(llm.stats)
     intake = Intake(llm)
-    failed = 0
+    with answer_lines(out, llm, len(rows), "prompt") as lines:
 
-    async def answer(row: Row) -> None:
-        nonlocal failed
-        try:
-            ids = await intake.encode(row.prompt)
-            line = answer_line(row, await llm.generate(ids, params))
-        except EngineDead:
-            raise
-        except AsyncLLMError as error:
-            line = error_line(row, error)
-            failed += 1
-        out.write(line)
-        out.flush()
-        bar.set_postfix_str(str(speed), refresh=False)
-        bar.update()
+        async def answer(row: Row) -> None:
+            try:
+                ids = await intake.encode(row.prompt)
+                line = answer_line(row, await llm.generate(ids, params))
+            except EngineDead:
+                raise
+            except AsyncLLMError as error:
+                lines.write(error_line(row, error), failed=True)
+            else:
+                lines.write(line, failed=False)
 
-    with tqdm(total=len(rows), unit="prompt") as bar:
         await intake.run(answer, rows)
-    _say(
-        f"{len(rows) - failed} prompts answered, {failed} failed: {speed.tokens:,} tokens in "
-        f"{speed.seconds:,.1f} s, {speed}"
-    )
-    return failed
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)
+    return lines.failed

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_options, given_options, usage_error
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
     from asyncllm.attention.prebuild import KernelModule
     from asyncllm.cli.options import Commands
+    from asyncllm.kernels.prebuild import Gpu
     from asyncllm.models.spec import ModelSpec
 
 _DTYPES = ("bfloat16", "float16")
@@ -108,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
     specs = _specs(args.models)
     if not specs or config.attention == "flashinfer":
         _build_flashinfer(args, specs)
-    for name, spec in specs.items():
-        _build_triton(args, name, spec, config)
+    if specs:
+        _build_triton(args, specs, config)
     return 0
 
 
@@ -181,24 +185,34 @@ def _model_modules(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> lis
 
 
 def _build_triton(
-    args: argparse.Namespace, name: str, spec: ModelSpec, config: EngineConfig
+    args: argparse.Namespace, specs: dict[str, ModelSpec], config: EngineConfig
 ) -> None:
-    from pathlib import Path
+    from asyncllm.kernels.prebuild import cache_folder, gpus_of
 
+    folder = Path(config.kernel_cache) if config.kernel_cache else cache_folder()
+    fresh = multiprocessing.get_context("spawn")
+    for gpu in gpus_of(args.arch):
+        # A process of its own, as what it believes of its GPU it believes for good.
+        with ProcessPoolExecutor(1, fresh) as process:
+            for (name, spec), dtype in itertools.product(specs.items(), args.dtype):
+                started = time.perf_counter()
+                count = process.submit(_compile, spec, dtype, config, gpu, folder).result()
+                print(
+                    f"{name}: {count} of Triton's kernels in {dtype} for {gpu.name}: "
+                    f"{time.perf_counter() - started:.1f} s, in {folder}"
+                )
+
+
+def _compile(spec: ModelSpec, dtype: str, config: EngineConfig, gpu: Gpu, folder: Path) -> int:
+    """Compile what the model launches on that GPU; returns how many kernels that are."""
     import torch
 
     from asyncllm.executor.rehearsal import find_variants
-    from asyncllm.kernels.prebuild import cache_folder, compile_all, gpus_of
+    from asyncllm.kernels.prebuild import compile_all
 
-    folder = Path(config.kernel_cache) if config.kernel_cache else cache_folder()
-    for gpu, dtype in itertools.product(gpus_of(args.arch), args.dtype):
-        started = time.perf_counter()
-        variants = find_variants(spec, getattr(torch, dtype), config, gpu)
-        compile_all(variants, gpu, folder)
-        print(
-            f"{name}: {len(variants)} of Triton's kernels in {dtype} for {gpu.name}: "
-            f"{time.perf_counter() - started:.1f} s, in {folder}"
-        )
+    variants = find_variants(spec, getattr(torch, dtype), config, gpu)
+    compile_all(variants, gpu, folder)
+    return len(variants)
 
 
 def _list_of(choices: tuple[str, ...]) -> Callable[[str], list[str]]:

@@ -54,6 +54,16 @@ def add_options(
             add_option(group, field.name, kind, description + _default_note(field.default))
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names the model, ``EngineConfig.model``."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="folder or hub id; the built-in demo when none is named",
+    )
+
+
 def add_option(group: argparse._ActionsContainer, name: str, kind: Any, text: str) -> None:
     """Add the option for one field: ``max_num_seqs`` of type int is ``--max-num-seqs INT``.
 

@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncllm.cli.options import add_options, config_from_args
+from asyncllm.cli.options import add_model, add_options, config_from_args
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.config import EngineConfig, ServerConfig
 from asyncllm.executor.preload import preload_cuda
@@ -23,12 +23,7 @@ def add_command(commands: Commands) -> None:
         description="Serve a model over HTTP, with OpenAI's API.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=argparse.SUPPRESS,
-        help="folder or hub id; the built-in demo when none is named",
-    )
+    add_model(parser)
     add_options(parser, ServerConfig, title="server")
     add_options(parser, EngineConfig, title="engine", skip=("model",))
     parser.set_defaults(run=run, parser=parser)

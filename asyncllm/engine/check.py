@@ -1,4 +1,4 @@
-"""Whether a request can ever be served, found out before it costs anything."""
+"""Whether a request can be served, ever and now, found out before it costs anything."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from collections.abc import Sequence as Seq
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.prepared import is_prepared
-from asyncllm.errors import BadRequest
+from asyncllm.engine.scheduler import Scheduler
+from asyncllm.errors import BadRequest, DeadlineExceeded, QueueFull
 from asyncllm.types import SamplingParams
+
+#: One tenant may fill the queue until so many times what is left of it is its own.
+TENANT_SHARE = 8
+#: Retry-After is the time in which this share of the queue is served, and at least a second.
+RETRY_SHARE = 0.1
 
 
 def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLimits) -> int:
@@ -46,3 +52,48 @@ def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLi
     if not is_prepared(params):
         raise BadRequest("constraints on tokens must be made ready by AsyncLLM.prepare")
     return len(prompt_ids) + (room if params.max_tokens is None else params.max_tokens)
+
+
+def check_room(
+    scheduler: Scheduler, limits: EngineLimits, num_tokens: int, num_requests: int, tenant: str
+) -> None:
+    """Whether prompts of at least so many tokens in all may join the queue.
+
+    A tenant may have a multiple of what is left of the queue, so that there is always something
+    left for another (dynamic thresholds; Choudhury and Hahne, IEEE/ACM ToN 1998).
+
+    Args:
+        tenant: "" is nobody's.
+
+    Raises:
+        QueueFull: not now; ``retry_after`` says when.
+    """
+    waiting, tokens = scheduler.num_waiting, scheduler.num_waiting_tokens
+    # Those that the next plan takes in are not waiting.
+    places = limits.max_waiting + scheduler.num_free_slots - waiting
+    room = limits.max_waiting_tokens - tokens
+    fits = num_requests <= places and (waiting == 0 or num_tokens <= room)
+    if fits and tenant and waiting:
+        mine, my_tokens = scheduler.waiting_for(tenant)
+        fits = mine + num_requests <= TENANT_SHARE * places
+        fits = fits and my_tokens + num_tokens <= TENANT_SHARE * room
+    if fits:
+        return
+    raise QueueFull(
+        f"{waiting} requests with {tokens} prompt tokens are waiting already",
+        retry_after=max(1.0, RETRY_SHARE * scheduler.expected_wait()),
+    )
+
+
+def check_deadline(left: float, needed: float) -> None:
+    """Whether an answer that takes at least ``needed`` seconds can be there in ``left``.
+
+    Raises:
+        DeadlineExceeded: it cannot.
+    """
+    if needed > left:
+        raise DeadlineExceeded(
+            f"the deadline of {left * 1000:.0f} ms cannot be met: the answer would take at "
+            f"least {needed * 1000:.0f} ms",
+            param="deadline_ms",
+        )

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
+    from asyncllm.engine.scheduler import Scheduler
     from asyncllm.wire.messages import StepResult
 
 LATENCY_BUCKETS = (
@@ -208,6 +209,18 @@ class EngineStats:
         if self._followed and result.idle_seconds is not None:
             self.launch_gap.observe(max(result.idle_seconds, 0.0))
         self._followed = followed
+
+    def update_gauges(self, scheduler: Scheduler) -> None:
+        """Set them to what is so now."""
+        cache = scheduler.cache
+        self.running = len(scheduler.running)
+        self.waiting = scheduler.num_waiting
+        self.preemptions = scheduler.num_preemptions
+        self.pages_total = cache.num_pages
+        self.pages_held = cache.num_held
+        self.pages_cached = cache.num_cached
+        self.pages_evicted = cache.num_evicted
+        self.host_pages_used = cache.num_host_used
 
     def snapshot(self) -> Snapshot:
         """Where things stand now."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from asyncllm.kernels.masks import mask_scores, mask_width
 from asyncllm.types import MAX_LOGIT_BIAS
 from asyncllm.upload import upload
 from asyncllm.wire.messages import Constraints, RowParams, unpack
+
+if TYPE_CHECKING:
+    from asyncllm.executor.device import Device, Mark
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +42,15 @@ class MaskTable:
         self,
         num_slots: int,
         vocab_size: int,
-        device: torch.device,
+        device: Device,
         grammars: Grammars[Any] | None = None,
     ) -> None:
         self._device = device
         self._grammars = grammars
-        width = mask_width(vocab_size)
-        self._masks = torch.zeros(num_slots, width, dtype=torch.int32, device=device)
+        shape = num_slots, mask_width(vocab_size)
+        self._masks = torch.zeros(shape, dtype=torch.int32, device=device.torch_device)
         # Of all tokens there are.
-        every = np.arange(32 * width) < vocab_size
+        every = np.arange(32 * shape[1]) < vocab_size
         self._whole = np.packbits(every, bitorder="little").view("<i4")
         self._followed: dict[int, Restriction] = {}
         self._landing: _Landing | None = None
@@ -58,7 +61,9 @@ class MaskTable:
         fixed = np.frombuffer(asked.mask, dtype="<i4") if asked.mask else self._whole
         if not is_followed(asked):
             self._followed.pop(slot, None)
-            self._masks[slot].copy_(upload(fixed.copy(), self._device))  # torch wants it writable
+            # Not one of the device's few buffers for steps: any number of slots may start at once.
+            mask = upload(fixed.copy(), self._masks.device)  # torch wants it writable
+            self._masks[slot].copy_(mask)
             return
         # What is landing belongs to the restriction before, and does not reach this one.
         self._followed[slot] = restriction = self._restriction(params, fixed)
@@ -89,21 +94,14 @@ class MaskTable:
                 failures[i] = error
         for i in order[~masks.any(axis=1)].tolist():
             failures.setdefault(i, NOTHING_LEFT)
-        where = upload(slots[order], self._device)
-        self._masks.index_copy_(0, where, host.to(self._device, non_blocking=True))
+        where = self._device.upload(slots[order])
+        self._masks.index_copy_(0, where, host.to(where.device, non_blocking=True))
         return failures
 
     def follow(self, slots: np.ndarray, tokens: Tensor) -> None:
         """Tokens were sampled for followed slots, just ``refresh``-ed; int64 [m] on the device."""
         followed = [self._followed[slot] for slot in slots.tolist()]
-        if tokens.is_cuda:
-            host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            host.copy_(tokens, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record()
-        else:
-            host, copied = tokens, None
-        self._landing = _Landing(followed, host, copied)
+        self._landing = _Landing(followed, self._device.download(tokens), self._device.mark())
 
     def scores(self, logits: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
         """Scores of some rows of a batch after their masks; see ``ScoreTable``."""
@@ -125,14 +123,16 @@ class MaskTable:
         if self._landing is None:
             return
         followed, tokens, copied = self._landing
-        if copied is not None:
-            copied.synchronize()  # with the GIL released
+        copied.wait()
         for restriction, token in zip(followed, tokens.tolist(), strict=True):
             restriction.accept(token)
         self._landing = None
 
     def _host_masks(self, count: int) -> Tensor:
-        """Memory for so many masks; its allocator keeps it from others until it is copied."""
+        """Memory for so many masks; its allocator keeps it from others until it is copied.
+
+        They are written where they are copied from: they may be megabytes.
+        """
         shape = count, self._masks.shape[1]
         return torch.empty(shape, dtype=torch.int32, pin_memory=self._masks.is_cuda)
 
@@ -141,8 +141,8 @@ class _Landing(NamedTuple):
     """Tokens on their way to the host, int64 [m], and whom they belong to."""
 
     followed: Sequence[Restriction]
-    tokens: Tensor
-    copied: torch.cuda.Event | None
+    tokens: np.ndarray
+    copied: Mark
 
 
 class BiasTable:

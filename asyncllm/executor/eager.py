@@ -94,7 +94,7 @@ class EagerForward:
         inputs = stage(step, self._table, self._page_size, self._device)
         hidden = self._hidden(step, inputs)
         num_scored = len(hidden) - len(step.sampling)
-        prompts = PromptLogprobs(self._model.logits, hidden[:num_scored], step.scored)
+        prompts = PromptLogprobs(self._device, self._model.logits, hidden[:num_scored], step.scored)
         sampled = self._sample(hidden[num_scored:], step, inputs)
         if sampled is None:
             return Samples(inputs.sample_slots.unsqueeze(0), prompts=prompts)  # of no row

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Copies that may be under way before the host waits for the first of them. A step has up to five,
+#: Copies that may be under way before the host waits for the first of them. A step has up to seven,
 #: and two for every 32 rows with penalties; two steps are under way.
 COPIES = 64
 #: A buffer's first size, enough for the tokens of most steps, as locking memory takes up to a

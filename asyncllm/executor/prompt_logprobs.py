@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.executor.device import Device
 from asyncllm.executor.inputs import ScoredRow
-from asyncllm.upload import upload
 from asyncllm.wire.messages import ScoredPrompt
 
 #: So many positions have their logits computed at a time: those of a whole chunk would take
@@ -21,6 +21,7 @@ class PromptLogprobs:
     """Logprobs of the prompt tokens that a step's positions predict, as the model has them.
 
     Args:
+        device: where they are computed.
         logits: from hidden states [m, hidden] to scores [m, vocab].
         hidden: [n, hidden] of the positions that predict, row after row.
         rows: whose they are.
@@ -31,16 +32,18 @@ class PromptLogprobs:
     """
 
     def __init__(
-        self, logits: Callable[[Tensor], Tensor], hidden: Tensor, rows: tuple[ScoredRow, ...]
+        self,
+        device: Device,
+        logits: Callable[[Tensor], Tensor],
+        hidden: Tensor,
+        rows: tuple[ScoredRow, ...],
     ):
         self._rows = rows
         depth = max(row.num_top for row in rows)
         self.packed = hidden.new_empty((0, 2 + 2 * depth), dtype=torch.float64)
         if len(hidden) == 0:
             return
-        targets = upload(
-            np.concatenate([row.targets for row in rows], dtype=np.int64), hidden.device
-        )
+        targets = device.upload(np.concatenate([row.targets for row in rows], dtype=np.int64))
         groups = zip(hidden.split(_GROUP), targets.split(_GROUP), strict=True)
         self.packed = torch.cat([_pack(logits(part), tokens, depth) for part, tokens in groups])
 

@@ -147,15 +147,15 @@ class Sampler:
             params.min_p,
             params.top_k if 0 < params.top_k < self._vocab_size else 0,
         )
-        sizes = self._num_slots, self._vocab_size, self._device.torch_device
+        sizes = self._num_slots, self._vocab_size
         if needs & _MASK:
-            self._masks = self._masks or MaskTable(*sizes, self._grammars)
+            self._masks = self._masks or MaskTable(*sizes, self._device, self._grammars)
             self._masks.admit(slot, params, tokens[num_prompt:])
         if needs & _BIAS:
-            self._biases = self._biases or BiasTable(*sizes)
+            self._biases = self._biases or BiasTable(*sizes, self._device.torch_device)
             self._biases.admit(slot, params)
         if needs & _PENALISE:
-            self._penalties = self._penalties or PenaltyTable(*sizes)
+            self._penalties = self._penalties or PenaltyTable(*sizes, self._device.torch_device)
             penalties = Penalties(
                 params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             )

@@ -6,8 +6,9 @@ the program that will serve runs on tensors without contents (``rehearsing``), w
 written down and goes no further; what was written down is then compiled, for any GPU. So the
 variants are those of the real program, and so are their keys in the cache.
 
-For processes that do nothing else: what Triton and torch believe of the device is replaced, and a
-variant that has been launched before would be launched again, with addresses that are none.
+For processes that do nothing else, one for each GPU: what Triton and torch believe of the device is
+replaced, they and the kernels' launchers remember it, and a variant that has been launched before
+would be launched again, with addresses that are none.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Variant:
 def rehearsing(gpu: Gpu) -> Iterator[list[Variant]]:
     """Let tensors on the meta device pass for tensors on this GPU, inside.
 
-    No kernel may have been launched in this process.
+    No kernel may have been launched in this process, nor another GPU been rehearsed.
 
     Yields:
         What would have been launched, each variant once; nothing is.

@@ -22,27 +22,10 @@ from asyncllm.kernels.sampling import (
     uniforms,
 )
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
+from tests.constraining import plain_params
 from tests.distributions import check_distribution, distribution
 
 NO_TOKENS = np.empty(0, dtype=np.int32)
-
-
-def row_params(**changes: Any) -> RowParams:
-    """Plain sampling, with changes."""
-    values: dict[str, Any] = {
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "seed": 0,
-        "logprobs": -1,
-        "min_length": 0,
-        "stop_ids": (),
-    }
-    return RowParams(**{**values, **changes})
 
 
 def make_sampler(vocab_size: int, *params: RowParams) -> Sampler:
@@ -83,7 +66,7 @@ def test_distribution(filters: dict[str, Any], vocab_size: int) -> None:
     logits = (rng.normal(size=vocab_size) * 2).astype(np.float32)
     slots, steps = 1500, 12
     seeds = rng.integers(-(2**63), 2**63, size=slots, dtype=np.int64)
-    sampler = make_sampler(vocab_size, *(row_params(seed=int(s), **filters) for s in seeds))
+    sampler = make_sampler(vocab_size, *(plain_params(seed=int(s), **filters) for s in seeds))
     rows = torch.from_numpy(logits).expand(slots, -1)
     tokens = [t for step in range(steps) for t in sample_all(sampler, rows, step)]
     expected = distribution(logits.astype(np.float64), **filters)
@@ -105,7 +88,7 @@ def test_filters_treat_ties_alike() -> None:
     logits = torch.tensor([[1.0, 5.0, 5.0, 1.0, 5.0]])
     kinds: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.5}]
     for filters in kinds:
-        params = [row_params(seed=seed, **filters) for seed in range(200)]
+        params = [plain_params(seed=seed, **filters) for seed in range(200)]
         tokens = sample_all(make_sampler(5, *params), logits.expand(200, -1))
         assert set(tokens) == {1, 2, 4}
 
@@ -174,7 +157,7 @@ def test_top_p_stops_when_it_is_reached() -> None:
 def test_bfloat16_logits_are_computed_in_float32() -> None:
     torch.manual_seed(0)
     logits = (torch.randn(1, 500) * 4).bfloat16().expand(400, -1)
-    params = [row_params(seed=seed) for seed in range(400)]
+    params = [plain_params(seed=seed) for seed in range(400)]
     tokens = sample_all(make_sampler(500, *params), logits)
     assert tokens == sample_all(make_sampler(500, *params), logits.float())
 
@@ -183,7 +166,7 @@ def varied_params(seed: int, count: int) -> list[RowParams]:
     """Sampling parameters of all kinds, mixed."""
     rng = np.random.default_rng(seed)
     return [
-        row_params(
+        plain_params(
             temperature=float(rng.choice([0.0, 0.3, 1.0, 2.0])),
             top_k=int(rng.choice([0, 0, 1, 5, 40, 200])),
             top_p=float(rng.choice([1.0, 1.0, 0.5, 0.9])),
@@ -239,7 +222,7 @@ def test_penalties_step_by_step_and_after_preemption(seed: int) -> None:
     rng = np.random.default_rng(seed)
     vocab_size, num_slots, steps = 12, 6, 25
     params = [
-        row_params(
+        plain_params(
             temperature=0.0,
             presence_penalty=float(rng.uniform(-1, 2)),
             frequency_penalty=float(rng.uniform(-0.2, 0.5)),
@@ -247,7 +230,7 @@ def test_penalties_step_by_step_and_after_preemption(seed: int) -> None:
         )
         for _ in range(4)
     ]
-    params.append(row_params(temperature=0.0))
+    params.append(plain_params(temperature=0.0))
     prompts = [rng.integers(vocab_size, size=5).tolist() for _ in params]
     generated: list[list[int]] = [[] for _ in params]
     sampler = Sampler(num_slots, vocab_size, CpuDevice())
@@ -267,7 +250,7 @@ def test_penalties_step_by_step_and_after_preemption(seed: int) -> None:
 
 
 def test_penalised_sampling_survives_preemption() -> None:
-    params = row_params(presence_penalty=0.8, repetition_penalty=1.2, seed=5)
+    params = plain_params(presence_penalty=0.8, repetition_penalty=1.2, seed=5)
     prompt = np.arange(4, dtype=np.int32)
     torch.manual_seed(0)
     logits = torch.randn(30, 1, 50)
@@ -291,14 +274,14 @@ def test_penalised_sampling_survives_preemption() -> None:
 
 def test_known_tokens_without_a_logit_are_ignored() -> None:
     sampler = Sampler(1, 4, CpuDevice())
-    params = row_params(temperature=0.0, presence_penalty=1.0, repetition_penalty=2.0)
+    params = plain_params(temperature=0.0, presence_penalty=1.0, repetition_penalty=2.0)
     sampler.admit(0, params, np.array([9, 3, 8, 2], dtype=np.int32), 2)
     logits = torch.tensor([[1.0, 1.2, 2.5, 2.0]])
     assert sample_all(sampler, logits) == [1]
 
 
 def test_bad_tokens_are_not_counted() -> None:
-    sampler = make_sampler(2, row_params(temperature=0.0, presence_penalty=1.0))
+    sampler = make_sampler(2, plain_params(temperature=0.0, presence_penalty=1.0))
     assert sample_all(sampler, torch.full((1, 2), math.nan)) == [BAD_TOKEN]
     assert sample_all(sampler, torch.tensor([[1.0, 0.5]])) == [0]
     assert sample_all(sampler, torch.tensor([[1.0, 0.5]])) == [1]
@@ -308,10 +291,10 @@ def test_min_length_bans_stop_tokens() -> None:
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]]).expand(4, -1)
     sampler = make_sampler(
         5,
-        row_params(temperature=0.0, min_length=10, stop_ids=(0, 2, 99)),
-        row_params(temperature=0.0, min_length=10, stop_ids=(1,)),
-        row_params(top_k=2, min_length=12, stop_ids=(0, 1, 2)),
-        row_params(temperature=0.0),
+        plain_params(temperature=0.0, min_length=10, stop_ids=(0, 2, 99)),
+        plain_params(temperature=0.0, min_length=10, stop_ids=(1,)),
+        plain_params(top_k=2, min_length=12, stop_ids=(0, 1, 2)),
+        plain_params(temperature=0.0),
     )
     tokens = sample_all(sampler, logits, position=9)
     assert tokens[:2] + tokens[3:] == [1, 0, 0]
@@ -323,13 +306,13 @@ def test_min_length_bans_stop_tokens() -> None:
 
 
 KINDS = {
-    "greedy": row_params(temperature=0.0),
-    "drawn": row_params(),
-    "filtered": row_params(top_k=3, top_p=0.9, min_p=0.01),
-    "sorted": row_params(top_p=0.9),
-    "penalised": row_params(presence_penalty=1.0, repetition_penalty=1.1),
-    "banned": row_params(temperature=0.0, min_length=99, stop_ids=(2,)),
-    "logprobs": row_params(logprobs=2),
+    "greedy": plain_params(temperature=0.0),
+    "drawn": plain_params(),
+    "filtered": plain_params(top_k=3, top_p=0.9, min_p=0.01),
+    "sorted": plain_params(top_p=0.9),
+    "penalised": plain_params(presence_penalty=1.0, repetition_penalty=1.1),
+    "banned": plain_params(temperature=0.0, min_length=99, stop_ids=(2,)),
+    "logprobs": plain_params(logprobs=2),
 }
 
 
@@ -361,11 +344,13 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     logits = torch.randn(5, 60) * 4
     sampler = make_sampler(
         60,
-        row_params(logprobs=3, temperature=0.0),
-        row_params(),
-        row_params(logprobs=0, top_k=5, temperature=2.0, seed=3),
-        row_params(logprobs=20, repetition_penalty=3.0, presence_penalty=2.0, seed=4),
-        row_params(logprobs=1, temperature=0.0, min_length=9, stop_ids=(int(logits[4].argmax()),)),
+        plain_params(logprobs=3, temperature=0.0),
+        plain_params(),
+        plain_params(logprobs=0, top_k=5, temperature=2.0, seed=3),
+        plain_params(logprobs=20, repetition_penalty=3.0, presence_penalty=2.0, seed=4),
+        plain_params(
+            logprobs=1, temperature=0.0, min_length=9, stop_ids=(int(logits[4].argmax()),)
+        ),
     )
     before = logits.clone()
     sampled = sampler.sample(logits, np.arange(5), np.zeros(5, dtype=np.int64))
@@ -388,7 +373,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
 def test_logprobs_leave_out_what_cannot_be() -> None:
     logits = torch.full((1, 50), -math.inf)
     logits[0, 30], logits[0, 7] = 1.0, 1.0
-    sampler = make_sampler(50, row_params(logprobs=5, temperature=0.0))
+    sampler = make_sampler(50, plain_params(logprobs=5, temperature=0.0))
     sampled = sampler.sample(logits, np.array([0]), np.array([0]))
     assert sampled.logprobs is not None
     (entry,) = sampled.logprobs.unpack()
@@ -397,7 +382,7 @@ def test_logprobs_leave_out_what_cannot_be() -> None:
 
 
 def test_logprobs_name_equal_tokens_in_order() -> None:
-    sampler = make_sampler(3000, row_params(logprobs=20, temperature=0.0))
+    sampler = make_sampler(3000, plain_params(logprobs=20, temperature=0.0))
     sampled = sampler.sample(torch.zeros(1, 3000), np.array([0]), np.array([0]))
     assert sampled.logprobs is not None
     (entry,) = sampled.logprobs.unpack()
@@ -409,23 +394,23 @@ def test_greedy_takes_the_first_of_equal_scores(dtype: torch.dtype) -> None:
     logits = torch.zeros(3, 1000, dtype=dtype)
     logits[0, [411, 412, 999]] = 2.0
     logits[1, [17, 500]] = 1.0
-    greedy = row_params(temperature=0.0)
+    greedy = plain_params(temperature=0.0)
     assert sample_all(make_sampler(1000, *[greedy] * 3), logits) == [411, 17, 0]
-    mixed = make_sampler(1000, greedy, row_params(top_k=1, seed=9), row_params())
+    mixed = make_sampler(1000, greedy, plain_params(top_k=1, seed=9), plain_params())
     assert sample_all(mixed, logits)[:2] == [411, 17]
 
 
 def test_extreme_temperatures() -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 100) * 1e4
-    params = [row_params(temperature=t) for t in (1e-45, 1e-30, 1e-6)]
+    params = [plain_params(temperature=t) for t in (1e-45, 1e-30, 1e-6)]
     assert sample_all(make_sampler(100, *params), logits) == logits.argmax(-1).tolist()
-    hot = make_sampler(100, *(row_params(temperature=100.0, seed=s) for s in range(300)))
+    hot = make_sampler(100, *(plain_params(temperature=100.0, seed=s) for s in range(300)))
     assert len(set(sample_all(hot, torch.randn(1, 100).expand(300, -1)))) > 80
 
 
 def test_slots_are_read_in_the_order_given() -> None:
-    params = [row_params(temperature=0.0, min_length=9, stop_ids=(slot,)) for slot in range(3)]
+    params = [plain_params(temperature=0.0, min_length=9, stop_ids=(slot,)) for slot in range(3)]
     sampler = make_sampler(3, *params)
     logits = torch.tensor([[1.0, 2.0, 3.0]]).expand(2, -1)
     slots, lengths = np.array([2, 0]), np.array([0, 0])
@@ -434,16 +419,16 @@ def test_slots_are_read_in_the_order_given() -> None:
 
 def test_levels_are_the_cheapest_that_serve_all_rows() -> None:
     kinds = [
-        row_params(temperature=0.0, top_p=0.5),
-        row_params(top_k=1, min_p=0.5),
-        row_params(),
-        row_params(top_k=99),  # there are only 50
-        row_params(top_k=49),
-        row_params(top_p=0.9),
-        row_params(min_p=0.1),
-        row_params(temperature=0.0, min_length=7, stop_ids=(1,)),
-        row_params(temperature=0.0, frequency_penalty=0.1),
-        row_params(temperature=0.0, logprobs=0),
+        plain_params(temperature=0.0, top_p=0.5),
+        plain_params(top_k=1, min_p=0.5),
+        plain_params(),
+        plain_params(top_k=99),  # there are only 50
+        plain_params(top_k=49),
+        plain_params(top_p=0.9),
+        plain_params(min_p=0.1),
+        plain_params(temperature=0.0, min_length=7, stop_ids=(1,)),
+        plain_params(temperature=0.0, frequency_penalty=0.1),
+        plain_params(temperature=0.0, logprobs=0),
     ]
     sampler = make_sampler(50, *kinds)
     greedy, draw, filtered, eager = Level
@@ -459,7 +444,7 @@ def test_levels_are_the_cheapest_that_serve_all_rows() -> None:
 
 
 def test_draw_is_sample_and_relays() -> None:
-    params = [row_params(seed=1), row_params(temperature=0.0), row_params(top_k=3, seed=2)]
+    params = [plain_params(seed=1), plain_params(temperature=0.0), plain_params(top_k=3, seed=2)]
     sampler = make_sampler(50, *params)
     sampler.flush()
     torch.manual_seed(0)
@@ -475,10 +460,10 @@ def test_draw_is_sample_and_relays() -> None:
 
 
 def test_the_last_admission_to_a_slot_counts() -> None:
-    sampler = make_sampler(50, row_params(temperature=2.0, seed=3))
-    sampler.admit(0, row_params(temperature=0.0), NO_TOKENS, 0)
+    sampler = make_sampler(50, plain_params(temperature=2.0, seed=3))
+    sampler.admit(0, plain_params(temperature=0.0), NO_TOKENS, 0)
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     for position in range(5):
         assert sample_all(sampler, logits, position) == [int(logits.argmax())]
-    sampler.admit(0, row_params(temperature=100.0, seed=3), NO_TOKENS, 0)
+    sampler.admit(0, plain_params(temperature=100.0, seed=3), NO_TOKENS, 0)
     assert len({sample_all(sampler, logits, position)[0] for position in range(20)}) > 5

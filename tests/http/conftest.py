@@ -4,18 +4,33 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.http.serving import Server, serving
+from tests.http.fake_llm import FakeLLM
+from tests.http.serving import Server, ServerProcess, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def new_llm() -> Callable[[], FakeLLM]:
+    """Makes what ``server`` serves; a module may have its own."""
+    return FakeLLM
+
+
+@pytest.fixture(scope="module")
+def server(new_llm: Callable[[], FakeLLM]) -> Iterator[Server]:
     """A fake server that the tests of one module share; it must end idle."""
-    with serving() as running:
+    with serving(new_llm) as running:
         yield running
         running.until_idle()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[ServerProcess]:
+    """A server of the built-in model that the tests of one module share; it must end well."""
+    running = ServerProcess("--cpu-threads", "1")
+    yield running
+    assert running.stop() == 0
 
 
 @pytest.fixture(scope="module")

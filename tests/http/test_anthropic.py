@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -11,7 +11,7 @@ import pytest
 
 from asyncllm.config import ServerConfig
 from tests.http.describing import check
-from tests.http.fake_llm import MAX_LEN
+from tests.http.fake_llm import MAX_LEN, FakeLLM
 from tests.http.serving import Server, serving
 from tests.http.test_responses import CALLS, make_llm, seen
 
@@ -27,10 +27,8 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(make_llm) as running:
-        yield running
-        running.until_idle()
+def new_llm() -> Callable[[], FakeLLM]:
+    return make_llm
 
 
 @pytest.fixture

@@ -26,11 +26,9 @@ GREEDY = {"temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[anthropic.Anthropic]:
-    server = ServerProcess("--cpu-threads", "1")
-    with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as made:
+def client(demo: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=demo.url, api_key="unused", max_retries=0) as made:
         yield made
-    assert server.stop() == 0
 
 
 def test_streamed_or_not_it_is_the_same(client: anthropic.Anthropic) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -11,17 +11,15 @@ import pytest
 
 from asyncllm.config import ServerConfig
 from asyncllm.errors import StepError
-from tests.http.fake_llm import MAX_LEN
+from tests.http.fake_llm import MAX_LEN, FakeLLM
 from tests.http.serving import Server, serving
 from tests.http.test_anthropic import HI, MESSAGES, TOOLS
 from tests.http.test_responses import make_llm
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(make_llm) as running:
-        yield running
-        running.until_idle()
+def new_llm() -> Callable[[], FakeLLM]:
+    return make_llm
 
 
 @pytest.fixture

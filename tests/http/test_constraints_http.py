@@ -17,13 +17,6 @@ MODEL = "asyncllm-demo"
 COUNT: Any = [{"role": "user", "content": "Count from 1 to 9."}]
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[ServerProcess]:
-    running = ServerProcess("--cpu-threads", "1")
-    yield running
-    assert running.stop() == 0
-
-
 @pytest.fixture
 def client(demo: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as made:

@@ -32,13 +32,6 @@ def get_weather(city: str) -> str:
     return f"Sunny in {city}, 21 degrees."
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[ServerProcess]:
-    running = ServerProcess("--cpu-threads", "1")
-    yield running
-    assert running.stop() == 0
-
-
 @pytest.fixture
 def client(demo: ServerProcess) -> Iterator[ollama.Client]:
     with ollama.Client(demo.url) as made:

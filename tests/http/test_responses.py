@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import openai
@@ -48,10 +48,8 @@ def make_llm() -> FakeLLM:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(make_llm) as running:
-        yield running
-        running.until_idle()
+def new_llm() -> Callable[[], FakeLLM]:
+    return make_llm
 
 
 @pytest.fixture

@@ -25,11 +25,9 @@ TOOL: Any = {"type": "function", "name": "add", "parameters": SCHEMA, "strict": 
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    server = ServerProcess("--cpu-threads", "1")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as made:
+def client(demo: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as made:
         yield made
-    assert server.stop() == 0
 
 
 @pytest.mark.parametrize("most", [1, None])

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
 
 from asyncllm.errors import StepError
-from tests.http.fake_llm import MAX_LEN
-from tests.http.serving import Server, serving
+from tests.http.fake_llm import MAX_LEN, FakeLLM
+from tests.http.serving import Server
 from tests.http.test_responses import RESPONSES, TOOLS, make_llm
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(make_llm) as running:
-        yield running
-        running.until_idle()
+def new_llm() -> Callable[[], FakeLLM]:
+    return make_llm
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
@@ -19,10 +19,8 @@ from tests.http.test_responses import RESPONSES, make_llm, seen
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(make_llm) as running:
-        yield running
-        running.until_idle()
+def new_llm() -> Callable[[], FakeLLM]:
+    return make_llm
 
 
 @pytest.fixture

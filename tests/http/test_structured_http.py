@@ -39,13 +39,6 @@ TOOLS: Any = [
 PARAMETERS = {"weather": CITY, "answer": YES_NO}
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[ServerProcess]:
-    running = ServerProcess("--cpu-threads", "1")
-    yield running
-    assert running.stop() == 0
-
-
 @pytest.fixture
 def client(demo: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as made:

@@ -1,0 +1,227 @@
+"""The requests that are alive: what each is given, what is counted of it, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from asyncllm.engine.history import History, RequestTrace
+from asyncllm.engine.prompt_scores import PromptScores
+from asyncllm.engine.scheduler import Emitted, Scheduler
+from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.stats import EngineStats
+from asyncllm.engine.stream import OutputStream
+from asyncllm.errors import AsyncLLMError, ConstraintError, StepError
+from asyncllm.types import FinishReason, TokenDelta, TokenLogprob
+from asyncllm.wire.messages import BAD_TOKEN, RowLogprobs, ScoredPrompt, StepResult
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Request:
+    """One sequence on its way.
+
+    Attributes:
+        is_part: of another request, which is counted instead of it.
+        scores: of the prompt, until they are delivered.
+        expiry: what ends it when its deadline has passed.
+    """
+
+    sequence: Sequence
+    stream: OutputStream
+    is_part: bool
+    scores: PromptScores | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+
+class LiveRequests:
+    """Owns every request from the moment it is accepted until it has ended, however it ends.
+
+    What ends before the scheduler says so (at a stop string, aborted, failed) the scheduler is told
+    to drop.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stats: EngineStats,
+        history: History,
+        clock: Callable[[], float],
+    ):
+        self._scheduler = scheduler
+        self._stats = stats
+        self._history = history
+        self._clock = clock
+        self._requests: dict[int, Request] = {}
+
+    def add(self, request: Request) -> None:
+        """It was accepted, and goes to the scheduler next."""
+        self._requests[request.sequence.id] = request
+
+    def trace(self, request_id: int) -> RequestTrace | None:
+        """What happened to a request that lives, or ended not long ago; None for others."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return self._history.trace(request_id)
+        return self._history.live_trace(request.sequence, request.stream)
+
+    # -- delivery --------------------------------------------------------------------------------
+
+    def started(self, admitted: Iterable[Sequence], now: float) -> None:
+        """These sequences are in the batch, for the first time or again."""
+        for seq in admitted:
+            request = self._requests[seq.id]
+            stream = request.stream
+            if stream.started == 0.0:  # not when it comes back from a preemption
+                stream.started = now
+                stream.cached_tokens = seq.num_cached
+                if not request.is_part:
+                    self._stats.cached_tokens += stream.cached_tokens
+                    self._stats.queue_time.observe(now - stream.arrived)
+
+    def deliver(self, emitted: list[Emitted], result: StepResult) -> None:
+        """Hand a step's tokens, or their lack, to those who wait for them."""
+        now = self._clock()
+        by_row = {entry.row: entry for entry in result.logprobs}
+        failures = dict(result.failures)
+        for seq, row, token, finish in emitted:
+            request = self._requests.get(seq.id)
+            if request is None:
+                continue  # aborted while its token was on the way
+            if row in failures:
+                self.fail([seq], ConstraintError, failures[row])
+                continue
+            if token < 0:
+                self._end_without_token(request, token, finish, now)
+                continue
+            entry = by_row.get(row) if by_row else None
+            logprob = None if entry is None else _token_logprob(token, entry)
+            try:
+                finish = request.stream.push(token, finish, logprob)
+            except Exception as error:
+                self._fail_delivery(seq, error)
+                continue
+            self._count_token(request, now)
+            if finish is not None:
+                self._scheduler.finish(seq, now)
+                self._end(request, finish, now)
+
+    def deliver_prompts(self, scored: list[tuple[Sequence, ScoredPrompt]]) -> None:
+        """Keep what a step has scored of prompts, and hand over those that are complete."""
+        for seq, part in scored:
+            request = self._requests.get(seq.id)
+            scores = None if request is None else request.scores
+            if request is None or scores is None or not scores.add(part):
+                continue
+            request.scores = None
+            try:
+                request.stream.sink.emit(TokenDelta(prompt_logprobs=scores))
+            except Exception as error:
+                self._fail_delivery(seq, error)
+
+    def _end_without_token(
+        self, request: Request, token: int, finish: FinishReason | None, now: float
+    ) -> None:
+        """A BAD_TOKEN, or the end of a request that was to generate nothing."""
+        if token == BAD_TOKEN or finish is None:
+            self.fail([request.sequence], StepError, "the model's logits were not finite")
+            return
+        self._stats.prompt_tokens += request.sequence.num_prompt
+        try:
+            request.stream.end(finish)
+        except Exception as error:
+            self._fail_delivery(request.sequence, error)
+        else:
+            self._end(request, finish, now)
+
+    def _fail_delivery(self, seq: Sequence, error: Exception) -> None:
+        """One bad sink must not reach the others, nor stop the steps."""
+        log.error("request %d could not be delivered", seq.id, exc_info=error)
+        message = f"the output could not be delivered: {error!r}"
+        self.drop([seq], StepError, message)
+
+    def _count_token(self, request: Request, now: float) -> None:
+        stream, stats = request.stream, self._stats
+        stats.generation_tokens += 1
+        if stream.first == 0.0:
+            stream.first = now
+            if not request.is_part:
+                stats.prompt_tokens += request.sequence.num_prompt
+                stats.time_to_first_token.observe(now - stream.arrived)
+        else:
+            stats.inter_token_latency.observe(now - stream.last)
+        stream.last = now
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def abort(self, request_id: int) -> bool:
+        """Drop a request that nobody waits for any more; returns whether it lived."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        now = self._clock()
+        self._scheduler.finish(request.sequence, now)
+        self._close(request, FinishReason.ABORT.value, now)
+        return True
+
+    def drop_all(self, kind: type[AsyncLLMError], message: str) -> None:
+        """Drop and fail every request."""
+        self.drop([request.sequence for request in self._requests.values()], kind, message)
+
+    def drop(
+        self,
+        sequences: list[Sequence],
+        kind: type[AsyncLLMError],
+        message: str,
+        *,
+        how: str = "error",
+    ) -> None:
+        """Fail requests that the scheduler still has."""
+        for seq in sequences:
+            self._scheduler.finish(seq, self._clock())
+        self.fail(sequences, kind, message, how=how)
+
+    def fail(
+        self,
+        sequences: list[Sequence],
+        kind: type[AsyncLLMError],
+        message: str,
+        *,
+        how: str = "error",
+    ) -> None:
+        """Each request gets an error of its own: raising one adds to its traceback."""
+        for seq in sequences:
+            request = self._requests.pop(seq.id, None)
+            if request is not None:
+                self._close(request, how, self._clock())
+                try:
+                    request.stream.sink.fail(kind(message))
+                except Exception:
+                    log.exception("request %d could not be told of its failure", seq.id)
+
+    def _end(self, request: Request, finish: FinishReason, now: float) -> None:
+        # A sink may have aborted its own request from within emit().
+        if self._requests.pop(request.sequence.id, None) is None:
+            return
+        self._close(request, finish.value, now)
+        if not request.is_part:
+            self._stats.request_latency.observe(now - request.stream.arrived)
+
+    def _close(self, request: Request, how: str, now: float) -> None:
+        """The last thing that happens to every request."""
+        if request.expiry is not None:
+            request.expiry.cancel()
+        if not request.is_part:
+            self._stats.finished[how] += 1
+            self._history.ended(request.sequence, request.stream, how, now)
+
+
+def _token_logprob(token: int, entry: RowLogprobs) -> TokenLogprob:
+    top = tuple(zip(entry.top_ids, entry.top_logprobs, strict=True))
+    return TokenLogprob(token, entry.sampled, top)
+
+
+__all__ = ["LiveRequests", "Request"]
