@@ -20,6 +20,7 @@ from asyncllm.openai_answers import (
     decode_error,
     decode_frame,
 )
+from asyncllm.openai_requests import sampling_fields, scheduling_fields
 from asyncllm.types import (
     Completion,
     Prompt,
@@ -46,12 +47,16 @@ class Client:
             async for delta in llm.stream([{"role": "user", "content": "Hello"}]):
                 print(delta.text, end="")
 
-    What comes back equals what ``AsyncLLM`` returns, but for the alternatives of logprobs: HTTP
-    carries their texts, not their ids, so ``TokenLogprob.top`` is empty, and a logprob of minus
-    infinity is -9999. Without ``params`` the server's defaults hold: for text and token ids these
+    What comes back equals what ``AsyncLLM`` returns, save that a logprob of minus infinity is
+    -9999, that ``TokenLogprob.top`` is empty where a server tells alternatives by their texts only,
+    and that a chat's answer is its content, without the reasoning and the tool calls that the
+    server finds in it. Without ``params`` the server's defaults hold: for text and token ids these
     are OpenAI's 16 tokens.
 
-    ``SchedulingParams.tenant`` cannot be sent: a server tells tenants by their API keys.
+    Some parameters cannot be sent, and are refused by name when they ask for anything:
+    ``reasoning`` and ``shown_special_tokens``, which servers work out from the chat template, a
+    ``grammar`` of structural tags that are not simply among free text, ``max_tokens`` 0 in chats,
+    and ``SchedulingParams.tenant``, as a server tells tenants by their API keys.
 
     Cancelling a task that awaits ``generate`` or iterates ``stream`` closes its connection, which
     cancels the request. Close the client with ``async with`` or ``aclose()``.
@@ -116,7 +121,7 @@ class Client:
         """
         path, body = await self._body(prompt, params, scheduling)
         answer = await self._fetch(Answer, "POST", path, body)
-        delta = answer.to_delta(None if params is None else params.prompt_logprobs)
+        delta = answer.to_delta(params)
         if delta.finish_reason is None:
             raise AsyncLLMError("the server's answer has no finished choice")
         return Completion(
@@ -142,7 +147,6 @@ class Client:
         path, body = await self._body(prompt, params, scheduling)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         decoder = EventDecoder()
-        num_top = None if params is None else params.prompt_logprobs
         last: TokenDelta | None = None
         async with self._request("POST", path, body) as response:
             # Read to the end: the usage comes after the last delta, which tells of cached tokens,
@@ -153,7 +157,7 @@ class Client:
                     if last is not None:
                         last.cached_tokens = max(last.cached_tokens, frame.to_usage().cached_tokens)
                         continue
-                    delta = frame.to_delta(num_top)
+                    delta = frame.to_delta(params)
                     if delta.finish_reason is not None:
                         last = delta
                     elif delta.text or delta.token_ids or delta.prompt_logprobs:
@@ -172,19 +176,14 @@ class Client:
     ) -> tuple[str, dict[str, Any]]:
         """The route for a prompt, and what to post there."""
         plain = plain_prompt(prompt)
+        fields = {} if params is None else sampling_fields(params, chat=is_chat(plain))
         name = self._name or (await self._served_model()).id
         head = {"model": name, "return_token_ids": True}
-        fields = {} if params is None else _sampling_fields(params)
-        top = fields.pop("logprobs", None)
-        fields |= _scheduling_fields(scheduling or SchedulingParams())
+        fields |= scheduling_fields(scheduling or SchedulingParams())
         if is_chat(plain):
-            if top is not None:
-                fields |= {"logprobs": True, "top_logprobs": top}
             return "/v1/chat/completions", {**head, "messages": plain, **fields}
         if params is not None and params.max_tokens is None:
             fields["max_tokens"] = await self._room(plain)
-        if top is not None:
-            fields["logprobs"] = top
         return "/v1/completions", {**head, "prompt": plain, **fields}
 
     async def _room(self, prompt: str | list[Any]) -> int | None:
@@ -239,26 +238,3 @@ class Client:
             raise TimeoutError(f"{self._base}: no answer in time") from error
         except aiohttp.ClientError as error:
             raise ConnectionError(f"{self._base}: {error}") from error
-
-
-def _sampling_fields(params: SamplingParams) -> dict[str, Any]:
-    """All but what asks for nothing: other servers refuse what they do not know."""
-    fields = msgspec.to_builtins(params)
-    return {
-        name: value
-        for name, value in fields.items()
-        if value not in (None, ()) or name == "max_tokens"
-    }
-
-
-def _scheduling_fields(scheduling: SchedulingParams) -> dict[str, Any]:
-    """Only what was asked for: other servers refuse what they do not know.
-
-    Raises:
-        BadRequest: a tenant is named.
-    """
-    if scheduling.tenant:
-        raise BadRequest("a server tells tenants by their API keys", param="tenant")
-    defaults = msgspec.to_builtins(SchedulingParams())
-    fields = msgspec.to_builtins(scheduling)
-    return {name: value for name, value in fields.items() if value != defaults[name]}

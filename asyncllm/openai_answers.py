@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -23,7 +24,11 @@ from asyncllm.types import FinishReason, PromptLogprob, TokenDelta, TokenLogprob
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from asyncllm.types import SamplingParams
+
 T = TypeVar("T")
+
+_TOKEN_ID = re.compile(r"token_id:(\d+)")
 
 _BY_CODE: dict[str | None, type[AsyncLLMError]] = {
     kind.code: kind for kind in (Unauthorized, DeadlineExceeded, NotReady, EngineDead, StepError)
@@ -55,15 +60,22 @@ class Message(msgspec.Struct):
     content: str | None = None
 
 
-class ChatLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct):
+    token: str
     logprob: float
 
 
+class ChatLogprob(msgspec.Struct):
+    logprob: float
+    top_logprobs: list[TopLogprob] = []
+
+
 class Logprobs(msgspec.Struct):
-    """``content`` in chat, ``token_logprobs`` in completions."""
+    """``content`` in chat; in completions the lists, best alternatives first."""
 
     content: list[ChatLogprob] | None = None
     token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
 
 
 class PromptLogprobBody(msgspec.Struct):
@@ -87,14 +99,14 @@ class Choice(msgspec.Struct):
     stop_reason: int | str | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
-    def to_delta(self) -> TokenDelta:
+    def to_delta(self, num_top: int = 0) -> TokenDelta:
         message = self.message or self.delta
         text = self.text if message is None else message.content
         ids = self.token_ids or []
         return TokenDelta(
             text=text or "",
             token_ids=ids,
-            logprobs=None if self.logprobs is None else _logprobs(self.logprobs, ids),
+            logprobs=None if self.logprobs is None else _logprobs(self.logprobs, ids, num_top),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
@@ -115,14 +127,16 @@ class Answer(msgspec.Struct):
     error: ErrorBody | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
-    def to_delta(self, num_top: int | None = None) -> TokenDelta:
-        """What it says of the first choice; of the prompt's logprobs, if so many were asked for."""
-        delta = self.choices[0].to_delta() if self.choices else TokenDelta()
+    def to_delta(self, params: SamplingParams | None = None) -> TokenDelta:
+        """What it says of the first choice, with as many alternatives as were asked for."""
+        num_top = 0 if params is None else params.logprobs or 0
+        delta = self.choices[0].to_delta(num_top) if self.choices else TokenDelta()
         entries = self.prompt_logprobs  # of chat; completions have them in the choice
         if entries is None and self.choices:
             entries = self.choices[0].prompt_logprobs
-        if num_top is not None and entries is not None:
-            delta.prompt_logprobs = [_prompt_logprob(entry, num_top) for entry in entries]
+        wanted = None if params is None else params.prompt_logprobs
+        if wanted is not None and entries is not None:
+            delta.prompt_logprobs = [_prompt_logprob(entry, wanted) for entry in entries]
         return delta
 
     def to_usage(self) -> Usage:
@@ -226,17 +240,27 @@ def _retry_after(headers: Mapping[str, str]) -> float:
         return 1.0
 
 
-def _logprobs(logprobs: Logprobs, token_ids: list[int]) -> list[TokenLogprob]:
-    """The sampled tokens' logprobs; the alternatives come as texts, and so without their ids."""
+def _logprobs(logprobs: Logprobs, token_ids: list[int], num_top: int) -> list[TokenLogprob]:
+    """The sampled tokens', each with its likeliest alternatives."""
+    values: list[float | None]
+    tops: list[list[tuple[str, float]]]
     if logprobs.content is not None:
-        values: list[float | None] = [entry.logprob for entry in logprobs.content]
+        values = [entry.logprob for entry in logprobs.content]
+        tops = [[(top.token, top.logprob) for top in e.top_logprobs] for e in logprobs.content]
     else:
         values = logprobs.token_logprobs or []
+        tops = [list((top or {}).items()) for top in logprobs.top_logprobs or [None] * len(values)]
     return [
-        TokenLogprob(token, value)
-        for token, value in zip(token_ids, values, strict=False)
+        TokenLogprob(token, value, _with_ids(top[:num_top]))
+        for token, value, top in zip(token_ids, values, tops, strict=False)
         if value is not None
     ]
+
+
+def _with_ids(top: list[tuple[str, float]]) -> tuple[tuple[int, float], ...]:
+    """Alternatives that are called by their ids; of texts nobody knows which tokens they are."""
+    found = [(_TOKEN_ID.fullmatch(name), logprob) for name, logprob in top]
+    return tuple((int(match[1]), logprob) for match, logprob in found if match)
 
 
 def _prompt_logprob(

@@ -203,7 +203,10 @@ class Recorder:
             bad = (unpack(result.tokens) == BAD_TOKEN).nonzero()[0].tolist()
         self._note_preempted(now)
         failed = result.error is not None
-        event = Result(now, result.seconds, tuple(stopped), tuple(bad), result.copied, failed)
+        unmet = tuple(row for row, _ in result.failures)
+        event = Result(
+            now, result.seconds, tuple(stopped), tuple(bad), result.copied, failed, unmet
+        )
         self.writer.write(event, now)
         self._let_go()
 

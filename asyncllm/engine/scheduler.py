@@ -57,8 +57,8 @@ class Planned(NamedTuple):
 class Emitted(NamedTuple):
     """One new token of one sequence; ``row`` is its row in the step.
 
-    A BAD_TOKEN (the row's logits were not finite) is emitted once, and ends the sequence. A
-    NO_TOKEN ends one that was to generate nothing.
+    A BAD_TOKEN (the row's logits were not finite, or its constraints left no token) is emitted
+    once, and ends the sequence. A NO_TOKEN ends one that was to generate nothing.
     """
 
     seq: Sequence
@@ -305,7 +305,8 @@ class Scheduler:
         if result.error is not None:
             failed = self._fail(step, now)
         elif step.has_rows:
-            emitted = self._take_tokens(step, unpack(result.tokens).tolist(), now)
+            unmet = {row for row, _ in result.failures}
+            emitted = self._take_tokens(step, unpack(result.tokens).tolist(), unmet, now)
             seconds = result.seconds / step.burst
             if not step.scores:
                 self.times.observe(step.shape, seconds)
@@ -317,19 +318,22 @@ class Scheduler:
         self._admission.stop_sharing()
         return Applied(emitted, failed, scored)
 
-    def _take_tokens(self, step: Step, tokens: list[int], now: float) -> list[Emitted]:
+    def _take_tokens(
+        self, step: Step, tokens: list[int], unmet: set[int], now: float
+    ) -> list[Emitted]:
+        """``unmet``: rows without a token as none was allowed; what they computed is fine."""
         emitted = []
         finished = SeqState.FINISHED
         decodes = step.decodes
         for first in range(0, step.burst * len(decodes), len(decodes) or 1):
             for row, seq in enumerate(decodes, first):
+                if tokens[row] == BAD_TOKEN:  # also if nobody wants the token any more
+                    seq.failed |= row not in unmet
                 if seq.state is not finished:
                     emitted.append(self._take_token(seq, row, tokens[row], now))
-                else:
-                    seq.failed |= tokens[row] == BAD_TOKEN
         for row, chunk in enumerate(step.chunks, len(step.decodes)):
             seq, token = chunk.seq, tokens[row]
-            seq.failed |= token == BAD_TOKEN  # also if nobody wants the token any more
+            seq.failed |= token == BAD_TOKEN and row not in unmet
             if not seq.failed:
                 self.cache.land(seq, chunk.end)
             if seq.scoring:
@@ -347,7 +351,6 @@ class Scheduler:
 
     def _take_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
         if token == BAD_TOKEN:
-            seq.failed = True
             self.finish(seq, now)
             return Emitted(seq, row, token, None)
         tokens = seq.tokens

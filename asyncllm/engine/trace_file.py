@@ -113,7 +113,8 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
 class Result(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     """``apply()``. ``stopped`` are the rows whose token was a stop token, ``bad`` the BAD_TOKENs.
 
-    ``copied`` is ``StepResult.copied``; ``failed`` says that there was an error.
+    ``copied`` is ``StepResult.copied``; ``failed`` says that there was an error. ``unmet`` are the
+    rows among ``bad`` whose constraints left no token.
     """
 
     now: float
@@ -122,6 +123,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     bad: tuple[int, ...]
     copied: tuple[tuple[int, float], ...]
     failed: bool
+    unmet: tuple[int, ...] = ()
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):

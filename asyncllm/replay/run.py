@@ -92,20 +92,24 @@ class Run:
         seconds: float,
         *,
         bad: Iterable[int] = (),
+        unmet: Iterable[int] = (),
         failed: bool = False,
         copied: tuple[tuple[int, float], ...] = (),
     ) -> list[Live]:
         """The oldest step in flight is done; returns the requests that it has ended.
 
-        ``bad`` are the rows of BAD_TOKENs. Which token stops a sequence is up to the caller; see
-        ``stop``.
+        ``bad`` are the rows of BAD_TOKENs, and of these ``unmet`` those whose constraints left no
+        token. Which token stops a sequence is up to the caller; see ``stop``.
         """
         number, rows, burst = self._steps.popleft()
         tokens = [live.next_token(after) for after in range(burst) for live in rows]
         for row in bad:
             tokens[row] = BAD_TOKEN
         error = "it failed when it was recorded" if failed else None
-        message = StepResult(number, pack(tokens), (), error, 0.0, 0.0, copied, seconds)
+        failures = tuple((row, "so it was recorded") for row in unmet)
+        message = StepResult(
+            number, pack(tokens), (), error, 0.0, 0.0, copied, seconds, failures=failures
+        )
         emitted, lost, _ = self.scheduler.apply(message, now)
         ended = [self.live.pop(seq.id) for seq in lost]
         for seq, row, token, finish in emitted:

@@ -161,7 +161,12 @@ class _Replay:
             self._run.stop(row)
         self._landed = self._now = event.now
         ended = self._run.apply(
-            event.now, event.seconds, bad=event.bad, failed=event.failed, copied=event.copied
+            event.now,
+            event.seconds,
+            bad=event.bad,
+            unmet=event.unmet,
+            failed=event.failed,
+            copied=event.copied,
         )
         for live in ended:
             self._ended(live.request.id, live, event.now, by_itself=True)

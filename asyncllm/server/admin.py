@@ -60,8 +60,8 @@ async def request_trace(request: web.Request) -> web.Response:
     form = request.query.get("format", "json")
     if form not in ("json", "perfetto"):
         raise BadRequest("format must be json or perfetto", param="format")
-    name = request.match_info["id"]
-    traces = service.traces(service.log.find(service.keys.tenant_of(request), name))
+    name, served = request.match_info["id"], service.find(request)
+    traces = [] if served is None else service.traces(served)
     if not traces:
         raise NotFound(f"no trace of a request {name!r} is kept", param="id")
     if form == "json":
@@ -74,8 +74,8 @@ async def request_trace(request: web.Request) -> web.Response:
 async def abort_request(request: web.Request) -> web.Response:
     """End a request that is being served; its client gets what there is so far."""
     service = request.app[SERVICE]
-    name = request.match_info["id"]
-    if not service.live.abort(service.log.find(service.keys.tenant_of(request), name)):
+    name, served = request.match_info["id"], service.find(request)
+    if served is None or not service.live.abort(served):
         raise NotFound(f"no request {name!r} is being served", param="id")
     return json_response({"id": name, "aborted": True})
 

@@ -109,8 +109,9 @@ class MessageReply:
         self._room = context - self._prompt_tokens
         self._output_tokens = 0
         self._cached_tokens = 0
+        self.id = f"msg_{uuid.uuid4().hex}"
         self._head = {
-            "id": f"msg_{uuid.uuid4().hex}",
+            "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": model,

@@ -122,7 +122,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/requests/{id:.+}/abort",
         handler=admin.abort_request,
-        summary="End a request that is being served, by its X-Request-Id",
+        summary="End a request that is being served, by its X-Request-Id or the id of its answer",
         answers=(answers.Aborted,),
         refusals=(404,),
     ),

@@ -61,7 +61,8 @@ async def answer_beams(
     n = asked.n or 1
     kind: type[ClientDelivery] = EventStream if asked.stream else WholeAnswer
     delivery = kind(request, reply, n * len(searches))
-    with service.live.serve(service.llm, delivery, ()):
+    with service.live.serve(service.llm, delivery, ()) as served:
+        service.name(served, reply, scheduling.tenant)
         task = asyncio.create_task(_deliver(searches, n, delivery))
         try:
             return await delivery.respond()

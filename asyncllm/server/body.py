@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
-from typing import Any, Final, TypeVar
+from collections import Counter
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
-import numpy as np
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, TooLarge
 from asyncllm.server.errors import HttpError
+from asyncllm.server.strings import refuse_too_many, says_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _WHERE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 _MISSING: Final = re.compile(r"missing required field `(.*?)`")
+_FLOAT_FOR_INT: Final = re.compile(r"^Expected `int\b.*`, got `float` - at `\$\.(\w+)[\w.]*(\[?)")
 
 #: What aiohttp takes off before we see a body; clients may not ask for more.
 _ENCODINGS: Final = frozenset(("", "identity", "gzip", "deflate", "br", "zstd"))
 
-#: From so many bytes on, numpy counts faster than bytes do.
-_LONG: Final = 4096
+#: Bytes of a body from which on it may become enough objects for garbage collections to matter.
+_LARGE: Final = 4096
+
+#: And up to which there is time for Python to look at each of its values.
+_THOROUGH: Final = 2**18
 
 _decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 
 
 async def read_body(request: web.Request, limit: int, seconds: float) -> bytearray:
@@ -71,20 +81,20 @@ async def _receive(request: web.Request, limit: int, seconds: float) -> bytearra
 
 
 def parse(body: bytearray, kind: type[T]) -> tuple[T, dict[str, Any]]:
-    """A JSON object as a checked Struct, and as the dict it was made from.
+    """A JSON object as a checked Struct; and as a dict, unless the Struct has all of it.
 
     Raises:
-        BadRequest: malformed, ambiguous, or a field is missing or of the wrong type; ``param``
-            names it.
+        BadRequest: malformed, ambiguous, or more than the event loop can wait for; or a field is
+            missing or of the wrong type, which ``param`` names.
     """
+    refuse_too_many(body)
     try:
-        fields = _decode(body)
-        if not isinstance(fields, dict):
-            raise BadRequest("the body is not a JSON object")
-        _refuse_duplicates(body, fields)
-        return msgspec.convert(fields, kind, str_keys=True), fields
+        if len(body) < _LARGE:
+            return _parse(body, kind)
+        with _no_collection():
+            return _parse(body, kind)
     except msgspec.ValidationError as error:
-        raise _located(error, body, kind) from None
+        raise invalid(error) from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except UnicodeDecodeError:
@@ -93,52 +103,90 @@ def parse(body: bytearray, kind: type[T]) -> tuple[T, dict[str, Any]]:
         raise BadRequest("the body is nested too deeply") from None
 
 
-def _refuse_duplicates(body: bytearray, fields: dict[str, Any]) -> None:
-    """Raise when an object has a key twice: a proxy may have checked the other one.
+def _parse(body: bytearray, kind: type[T]) -> tuple[T, dict[str, Any]]:
+    try:
+        struct = _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        thorough = len(body) <= _THOROUGH
+        if _with_float(error, thorough) is None:
+            raise
+        fields = _decode(body)
+        struct = _convert(fields, kind, error, thorough)
+    else:
+        if says_all(struct, body):
+            return struct, {}
+        # Something was skipped, and not even checked.
+        fields = _decode(body)
+    if not says_all(fields, body):  # of two equal keys it has one
+        if len(body) <= _THOROUGH:
+            json.loads(body, object_pairs_hook=_unique)
+        raise BadRequest("a key is given twice in one object")
+    return struct, fields
 
-    Of such keys ``fields`` has the last one only. Written as JSON again it therefore has fewer
-    quotes than the body, unless the body hides quotes in escapes. Counting them takes about as long
-    as decoding; a decoder that looks at every object takes three times as long, and is only asked
-    when the count leaves doubts.
-    """
-    if _count_quotes(body) != _count_quotes(_encode(fields)) or _hides_quotes(body):
-        json.loads(body, object_pairs_hook=_unique)
+
+@cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)
 
 
-def _count_quotes(text: bytes | bytearray) -> int:
-    if len(text) < _LONG:
-        return text.count(b'"')
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"')))
-
-
-def _hides_quotes(text: bytearray) -> bool:
-    if len(text) >= _LONG:
-        codes = np.frombuffer(text, np.uint8)
-        escapes = (codes[:-1] == ord("\\")) & (codes[1:] == ord("u"))
-        if not escapes.any():
-            return False
-    return b"\\u0022" in text
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What is decoded has no cycles; to look for them again and again would take longest of all."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise BadRequest(f"{key} is given twice", param=key)
-        found[key] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        times = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in times.items() if count > 1)
+        raise BadRequest(f"{twice} is given twice", param=twice)
     return found
 
 
-def _located(error: msgspec.ValidationError, body: bytearray, kind: type[T]) -> BadRequest:
-    """What is wrong; a number out of range is found before it is known whose value it is."""
-    if "$[...]" in str(error):
+def _convert(
+    fields: dict[str, Any], kind: type[T], error: msgspec.ValidationError, thorough: bool
+) -> T:
+    """With 16.0 taken for 16 where an integer is expected: some languages write all numbers so.
+
+    Args:
+        error: what was found without that.
+        thorough: whether to mend lists of numbers, too.
+
+    Raises:
+        msgspec.ValidationError: it does not help.
+    """
+    fields, mended = dict(fields), set[str]()
+    while (name := _with_float(error, thorough)) is not None and name not in mended:
+        mended.add(name)
+        fields[name] = _integral(fields[name])
         try:
-            msgspec.json.decode(body, type=kind)
-        except msgspec.ValidationError as better:
-            error = better
-        except (ValueError, RecursionError):
-            pass
-    return invalid(error)
+            return msgspec.convert(fields, kind, str_keys=True)
+        except msgspec.ValidationError as another:
+            error = another
+    raise error
+
+
+def _with_float(error: msgspec.ValidationError, thorough: bool) -> str | None:
+    """The field of the request that has a float, in it somewhere, where an integer is expected."""
+    found = _FLOAT_FOR_INT.search(str(error))
+    return None if found is None or (found[2] and not thorough) else found[1]
+
+
+def _integral(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, list):
+        return [_integral(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _integral(item) for key, item in value.items()}
+    return value
 
 
 def invalid(error: msgspec.ValidationError) -> BadRequest:

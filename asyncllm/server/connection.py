@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import termios
+from array import array
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -12,6 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from asyncllm.server.errors import HttpError, error_response
 from asyncllm.server.middleware import SERVER, from_http, new_request_id
+from asyncllm.server.sse import GIVE_UP_SECONDS, MERGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +26,8 @@ MAX_LINE_BYTES: Final = 8190
 MAX_HEADERS: Final = 100
 #: How long a body that was refused is read on, lest its sender see a broken connection instead.
 LINGER_SECONDS: Final = 2.0
+#: How often clients are looked after that have much to read.
+WATCH_SECONDS: Final = 0.5
 
 
 class Connection(web.RequestHandler):
@@ -55,7 +62,48 @@ class Connection(web.RequestHandler):
         """What aiohttp calls with every answer; it makes some itself, without any middleware."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400:
             resp = _unhandled(from_http(request, resp))
-        return await super().finish_response(request, resp, start_time)
+        if (resp.content_length or 0) <= MERGE_BYTES or self.transport is None:
+            return await super().finish_response(request, resp, start_time)
+        # Streams have seen to that themselves; and all that is left to be done is to write.
+        watch = _Watch(self._loop, self.transport)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            watch.stop()
+
+
+class _Watch:
+    """Breaks a connection off whose client takes no byte of what is written for so long."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport):
+        self._loop = loop
+        self._transport = transport
+        self._unsent = -1
+        self._taken_at = 0.0
+        self._look()
+
+    def _look(self) -> None:
+        unsent, now = _unsent(self._transport), self._loop.time()
+        if unsent != self._unsent:
+            self._unsent, self._taken_at = unsent, now
+        elif now - self._taken_at > GIVE_UP_SECONDS:
+            log.info("a client reads too slowly")
+            self._transport.abort()
+        self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
+def _unsent(transport: asyncio.Transport) -> int:
+    """Bytes that the client has not taken yet: ours, and the system's as far as it tells.
+
+    It takes more from us only when a good part of its own, megabytes, is gone.
+    """
+    queued = array("i", [0])
+    with suppress(OSError, ValueError):  # it is closed
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+    return transport.get_write_buffer_size() + queued[0]
 
 
 def _unhandled(response: web.Response) -> web.Response:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiohttp import web
 
 from asyncllm.server.middleware import request_id
+from asyncllm.server.request_log import Served
 from asyncllm.types import FinishReason, TokenDelta
 
 if TYPE_CHECKING:
@@ -31,11 +32,13 @@ class Reply(Protocol):
     """What a route answers with; one object per request, which also counts tokens for ``usage``.
 
     Attributes:
+        id: what the answer calls itself; empty where answers have no id.
         content_type: of a streamed answer.
         explain: makes the trace that the answer is to end with; None for none. It is set before
             anything is delivered, and called when every sequence has ended.
     """
 
+    id: str
     content_type: str
     explain: Callable[[], dict[str, Any]] | None
 
@@ -167,8 +170,7 @@ class LiveRequests:
     """
 
     def __init__(self) -> None:
-        self._deliveries: set[Delivery] = set()
-        self._by_engine_id: dict[int, Delivery] = {}
+        self._deliveries: dict[Served, Delivery] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -177,54 +179,51 @@ class LiveRequests:
         return len(self._deliveries)
 
     @contextmanager
-    def serve(self, llm: AsyncLLM, delivery: Delivery, jobs: Sequence[Job]) -> Iterator[list[int]]:
+    def serve(self, llm: AsyncLLM, delivery: Delivery, jobs: Sequence[Job]) -> Iterator[Served]:
         """Submit the jobs; on the way out nothing of them is left in the engine.
-
-        Yields what the engine calls them.
 
         Raises:
             BadRequest, QueueFull, DeadlineExceeded, EngineDead: one job was refused; the others
                 are taken back.
         """
         ids: list[int] = []
-        self._add(delivery)
+        served = Served(ids)
+        self._add(served, delivery)
         try:
             for index, job in enumerate(jobs):
                 sink = ChoiceSink(delivery, index)
                 ids.append(llm.submit(job.prompt_ids, job.params, sink, job.scheduling))
-                self._by_engine_id[ids[-1]] = delivery
-            yield ids
+            yield served
         except (asyncio.CancelledError, ConnectionError) as error:
             log.info("request %s aborted: %s", request_id.get(), str(error) or "cancelled")
             raise
         finally:
             for engine_id in ids:
                 llm.abort(engine_id)
-                del self._by_engine_id[engine_id]
-            self._remove(delivery)
+            self._remove(served)
 
-    def abort(self, engine_ids: Sequence[int]) -> bool:
-        """End the request of these sequences, if it is still being served; whether it was."""
-        found = {self._by_engine_id[id] for id in engine_ids if id in self._by_engine_id}
-        for delivery in found:
+    def abort(self, served: Served) -> bool:
+        """End a request with all of its sequences, if it has not ended yet; whether it had not."""
+        delivery = self._deliveries.get(served)
+        if delivery is not None:
             delivery.abort()
-        return bool(found)
+        return delivery is not None
 
     async def wait_empty(self) -> None:
         await self._empty.wait()
 
     def end_all(self, error: Exception) -> None:
-        for delivery in self._deliveries:
+        for delivery in self._deliveries.values():
             delivery.end(error)
 
-    def _add(self, delivery: Delivery) -> None:
-        self._deliveries.add(delivery)
+    def _add(self, served: Served, delivery: Delivery) -> None:
+        self._deliveries[served] = delivery
         self._empty.clear()
         if self._timer is None:
             self._arm()
 
-    def _remove(self, delivery: Delivery) -> None:
-        self._deliveries.discard(delivery)
+    def _remove(self, served: Served) -> None:
+        del self._deliveries[served]
         if not self._deliveries:
             self._empty.set()
 
@@ -233,7 +232,7 @@ class LiveRequests:
 
     def _sweep(self) -> None:
         now = asyncio.get_running_loop().time()
-        for delivery in self._deliveries:
+        for delivery in self._deliveries.values():
             delivery.look(now)
         if self._deliveries:
             self._arm()

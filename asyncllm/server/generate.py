@@ -39,6 +39,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
 class GenerateReply:
     """``{"text", "finish_reason", "usage"}``; streamed, the last text comes with the latter two."""
 
+    id = ""
     content_type = EVENT_STREAM
     explain: Callable[[], dict[str, Any]] | None = None
 

@@ -6,19 +6,22 @@ import hashlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncllm.errors import NotFound
+from aiohttp import web
+
+from asyncllm.errors import EngineDead, NotFound
 from asyncllm.server.errors import json_response
 from asyncllm.server.ollama_protocol import OllamaShowRequest
 from asyncllm.server.ollama_reply import timestamp
 from asyncllm.server.service import SERVICE, Service
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
     from asyncllm.types import SamplingParams
 
-#: The version of Ollama whose API this is. Clients refuse to talk to one that is too old for them.
+#: The version of Ollama whose API this is. Clients refuse to talk to one that is too old for them:
+#: GitHub Copilot to less than 0.6.4. Ollama's own CLI only says so when it is not its own.
 API_VERSION: Final = "0.12.11"
+#: What some clients look for, word by word.
+RUNNING: Final = "Ollama is running"
 #: Ollama's clients take what is so far away for "forever".
 _FOREVER: Final = timedelta(days=36_525).total_seconds()
 _LATEST: Final = ":latest"
@@ -83,6 +86,13 @@ async def ollama_show(request: web.Request) -> web.Response:
             "capabilities": [capability for capability, has in can.items() if has],
         }
     )
+
+
+async def ollama_running(request: web.Request) -> web.Response:
+    """Asked with HEAD by Ollama's CLI before each command; loading and draining are no trouble."""
+    if not request.app[SERVICE].llm.healthy:
+        raise EngineDead("the engine has stopped")
+    return web.Response(text=RUNNING)
 
 
 async def ollama_version(request: web.Request) -> web.Response:

@@ -57,6 +57,7 @@ def timestamp(seconds: float | None = None) -> str:
 class OllamaReply:
     """One answer, from its first token to its end."""
 
+    id = ""
     content_type = LINES
     explain: Callable[[], dict[str, Any]] | None = None
 

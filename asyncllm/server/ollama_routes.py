@@ -69,6 +69,14 @@ ROUTES: Final = (
     ),
     _route(
         method="GET",
+        path="/",
+        handler=ollama_models.ollama_running,
+        summary="Whether the server is alive; Ollama's clients ask here before anything else",
+        refusals=(503,),
+        needs_key=False,
+    ),
+    _route(
+        method="GET",
         path="/api/version",
         handler=ollama_models.ollama_version,
         summary="The version of Ollama whose API this is",

@@ -76,8 +76,9 @@ class OpenAIReply:
         self._prompt_tokens = sum(map(len, prompts))
         self._completion_tokens = 0
         self._cached_tokens = 0
+        self.id = f"{id_prefix}-{request_id.get()}"
         self._head = {
-            "id": f"{id_prefix}-{request_id.get()}",
+            "id": self.id,
             "object": kind,
             "created": int(time.time()),
             "model": model,

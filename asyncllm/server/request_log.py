@@ -1,8 +1,8 @@
-"""RequestLog: what the engine calls the requests that were served lately."""
+"""RequestLog: what clients call the requests that were served lately."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from typing import TYPE_CHECKING
 
 from asyncllm.engine.history import KEPT_REQUESTS
@@ -10,38 +10,46 @@ from asyncllm.engine.history import KEPT_REQUESTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: What the ids of answers begin with; the X-Request-Id follows.
-ID_PREFIXES = ("chatcmpl-", "cmpl-")
+
+class Served:
+    """One HTTP request that the engine works for, or did.
+
+    Attributes:
+        engine_ids: what the engine calls its sequences, in the order of its choices. A beam search
+            has none.
+    """
+
+    __slots__ = ("engine_ids",)
+
+    def __init__(self, engine_ids: Sequence[int] = ()):
+        self.engine_ids = engine_ids
 
 
 class RequestLog:
-    """By tenant and X-Request-Id, so that tenants neither see nor overwrite each other's.
+    """By tenant and name, so that tenants neither see nor overwrite each other's.
 
-    An id that a client uses again names its latest request.
+    A request has several names: its X-Request-Id, and the id of its answer. A name that a client
+    uses again is that of its latest request.
     """
 
     def __init__(self, most: int = KEPT_REQUESTS) -> None:
         self._most = most
-        self._engine_ids: OrderedDict[tuple[str, str], Sequence[int]] = OrderedDict()
+        self._by_name: dict[tuple[str, str], Served] = {}
+        self._requests: deque[tuple[Served, list[tuple[str, str]]]] = deque()
 
     def __len__(self) -> int:
-        return len(self._engine_ids)
+        return len(self._requests)
 
-    def add(self, tenant: str, request_id: str, engine_ids: Sequence[int]) -> None:
+    def add(self, tenant: str, names: Sequence[str], served: Served) -> None:
         """Remember a request, and forget the oldest when there are too many."""
-        self._engine_ids.pop((tenant, request_id), None)
-        self._engine_ids[tenant, request_id] = engine_ids
-        if len(self._engine_ids) > self._most:
-            self._engine_ids.popitem(last=False)
+        keys = [(tenant, name) for name in names if name]
+        self._requests.append((served, keys))
+        self._by_name.update(dict.fromkeys(keys, served))
+        if len(self._requests) > self._most:
+            oldest, keys = self._requests.popleft()
+            for key in keys:
+                if self._by_name.get(key) is oldest:
+                    del self._by_name[key]
 
-    def find(self, tenant: str, name: str) -> Sequence[int]:
-        """The engine's ids of a request's sequences, in the order of its choices; or none.
-
-        Args:
-            name: the request's X-Request-Id, or the id of its answer.
-        """
-        plain = (name.removeprefix(prefix) for prefix in ID_PREFIXES if name.startswith(prefix))
-        for request_id in (name, *plain):
-            if found := self._engine_ids.get((tenant, request_id)):
-                return found
-        return ()
+    def find(self, tenant: str, name: str) -> Served | None:
+        return self._by_name.get((tenant, name))

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from asyncllm.server.delivery import Delivery
-from asyncllm.server.middleware import request_id
 
 if TYPE_CHECKING:
     from asyncllm.server.responses_reply import ResponseReply
@@ -89,9 +88,9 @@ class BackgroundRuns:
         service.check_ready()
         run = BackgroundRun(reply, events)
         with ExitStack() as stack:
-            ids = stack.enter_context(service.live.serve(service.llm, run, [job]))
-            service.log.add(tenant, request_id.get(), ids)
-            name = (tenant, reply.response["id"])
+            served = stack.enter_context(service.live.serve(service.llm, run, [job]))
+            service.name(served, reply, tenant)
+            name = (tenant, reply.id)
             self._runs[name] = run
             stack.callback(self._runs.pop, name)
             task = asyncio.create_task(_attend(run, stack.pop_all()))

@@ -57,6 +57,7 @@ class ResponseReply:
             write_logprobs: None when none were asked for.
         """
         self.response = head
+        self.id: str = head["id"]
         self._turn = conversation.turn()
         self._prompt_tokens = len(conversation.prompt_ids)
         self._completion_tokens = 0

@@ -14,7 +14,7 @@ from asyncllm.server.body import parse, read_body
 from asyncllm.server.delivery import ClientDelivery, LiveRequests, Reply, WholeAnswer
 from asyncllm.server.middleware import ignored_fields, request_id
 from asyncllm.server.protocol import INEFFECTIVE
-from asyncllm.server.request_log import RequestLog
+from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
 from asyncllm.server.unknown import ignored_header, unknown_fields
@@ -38,7 +38,7 @@ class Service:
     Attributes:
         keys: who may ask.
         live: the requests being served.
-        log: what the engine calls those of late.
+        log: what clients call those of late.
         draining: set once, when the server is about to stop: new requests are refused.
     """
 
@@ -81,7 +81,7 @@ class Service:
         # No prompt has fewer tokens.
         self.llm.check_room(1, tenant=self.keys.tenant_of(request))
         asked, fields = parse(body, kind)
-        refuse_unsupported(fields)
+        refuse_unsupported(asked, fields)
         unknown = (name for name in unknown_fields(fields, asked) if name not in UNSUPPORTED)
         ineffective = (name for name in INEFFECTIVE if getattr(asked, name, None) is not None)
         self._note_ignored(unknown, ineffective)
@@ -143,15 +143,23 @@ class Service:
         self.check_ready()  # again: reading and encoding the prompt took a while
         kind: type[ClientDelivery] = EventStream if asked.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
-        with self.live.serve(self.llm, delivery, jobs) as engine_ids:
-            self.log.add(self.keys.tenant_of(request), request_id.get(), engine_ids)
+        with self.live.serve(self.llm, delivery, jobs) as served:
+            self.name(served, reply, self.keys.tenant_of(request))
             if asked.trace:
-                reply.explain = lambda: explain(self.traces(engine_ids))
+                reply.explain = lambda: explain(self.traces(served))
             return await delivery.respond()
 
-    def traces(self, engine_ids: Sequence[int]) -> list[tuple[int, RequestTrace]]:
+    def name(self, served: Served, reply: Reply, tenant: str) -> None:
+        """Have the request of this task found by its X-Request-Id and by the id of its answer."""
+        self.log.add(tenant, (request_id.get(), reply.id), served)
+
+    def find(self, request: web.Request) -> Served | None:
+        """The one that a request is about, if it is of the same tenant and not forgotten."""
+        return self.log.find(self.keys.tenant_of(request), request.match_info["id"])
+
+    def traces(self, served: Served) -> list[tuple[int, RequestTrace]]:
         """What the engine remembers of a request's first sequences, by the index of the choice."""
-        traces = ((i, self.llm.trace(id)) for i, id in enumerate(engine_ids[:MAX_SEQUENCES]))
+        traces = ((i, self.llm.trace(id)) for i, id in enumerate(served.engine_ids[:MAX_SEQUENCES]))
         return [(i, trace) for i, trace in traces if trace is not None]
 
 

@@ -53,13 +53,14 @@ def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
 def _nesting(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     """The fields that may hold Structs: name of the attribute, name in JSON."""
     fields = msgspec.structs.fields(kind)
-    return tuple((f.name, f.encode_name) for f in fields if _may_hold_struct(f.type))
+    return tuple((f.name, f.encode_name) for f in fields if may_hold_struct(f.type))
 
 
-def _may_hold_struct(hint: Any) -> bool:
+def may_hold_struct(hint: Any) -> bool:
+    """Whether values of a type may be Structs, or have some inside."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return True
-    return any(_may_hold_struct(inner) for inner in get_args(hint))
+    return any(may_hold_struct(inner) for inner in get_args(hint))
 
 
 def ignored_header(names: Iterable[str]) -> str:

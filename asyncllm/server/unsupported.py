@@ -29,10 +29,17 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
-def refuse_unsupported(fields: Mapping[str, Any]) -> None:
-    """Raise BadRequest when a JSON object uses a field of the table."""
+def refuse_unsupported(asked: object, fields: Mapping[str, Any]) -> None:
+    """
+    Args:
+        asked: the request.
+        fields: what else was sent.
+
+    Raises:
+        BadRequest: it uses a field of the table, in a way that asks for something.
+    """
     for name, harmless in UNSUPPORTED.items():
-        value = fields.get(name)
+        value = getattr(asked, name, None) or fields.get(name)
         if value is not None and value not in harmless:
             raise unsupported(name)
 

@@ -171,6 +171,18 @@ async def test_constraints_that_exclude_each_other_end_their_request_alone(llm: 
     check_person(beside.text)
 
 
+async def test_a_prompt_whose_constraints_failed_is_in_the_cache(llm: AsyncLLM) -> None:
+    prompt = list(range(100, 150))
+    a = llm.tokenizer.encode("a", False)
+    dead = SamplingParams(grammar=DATE, allowed_token_ids=tuple(a), max_tokens=9)
+    with pytest.raises(ConstraintError):
+        await llm.generate(prompt, dead)
+    usage = (await llm.generate(prompt, SamplingParams(max_tokens=1))).usage
+    size = llm.limits.page_size
+    assert usage.cached_tokens == (len(prompt) - 1) // size * size > 0
+    await give_back(llm)
+
+
 async def test_a_grammar_that_fails_on_the_way_ends_its_request_alone(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,39 @@ def test_a_model_that_can_only_talk(server: Server) -> None:
     assert server.post("/api/show", {}).json["capabilities"] == ["completion"]
 
 
+def test_the_way_of_ollamas_cli(speaking: Server) -> None:
+    """``ollama run``, ``list`` and ``ps``: what they ask, and what they cannot do without."""
+    beat = speaking.request("HEAD", "/")
+    assert (beat.status, beat.body) == (200, b"")
+    assert speaking.post("/api/show", {"model": "nobody"}).status == 404  # it would pull it then
+    shown = speaking.post("/api/show", {"model": "fake", "name": "", "verbose": False})
+    assert shown.status == 200
+    loaded = speaking.post(GENERATE, {"model": "fake", "prompt": "", "stream": None}).json
+    assert loaded["done"] is True
+    chat = {"model": "fake", "messages": say("x")["messages"], "format": "", "options": {}}
+    *_, last = speaking.post(CHAT, chat | {"keep_alive": "5m0s"}).lines
+    assert last["done_reason"] == "stop"
+    unloaded = speaking.post(GENERATE, {"model": "fake", "keep_alive": "0s"})  # ollama stop
+    assert unloaded.status == 200
+    for path in ("/api/tags", "/api/ps"):
+        assert speaking.request("HEAD", path).status == 200
+        [model] = speaking.get(path).json["models"]
+        assert len(model["digest"]) > 12  # that much is shown
+        assert isinstance(model["size"], int)
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+def test_what_some_clients_look_for_first(prefix: str) -> None:
+    with serving(config=ServerConfig(api_key=("secret",)), prefix=prefix) as server:
+        answer = server.get("/")  # they have no key yet
+        assert (answer.status, answer.body) == (200, b"Ollama is running")
+        assert answer.headers.get_content_type() == "text/plain"
+        server.call(lambda: setattr(server.llm, "ready", False))
+        assert server.get("/").status == 200
+        server.call(lambda: setattr(server.llm, "healthy", False))
+        assert error_of(server.get("/"))[0] == 503
+
+
 def test_the_version_is_one_of_ollamas(server: Server) -> None:
     version = server.get("/api/version").json["version"]
     assert [int(part) for part in version.split(".")] >= [0, 6, 4]

@@ -102,7 +102,7 @@ def test_keys_are_described(guarded: Server, document: dict[str, Any]) -> None:
     assert "securitySchemes" not in document["components"]
     for path, methods in with_keys["paths"].items():
         for described in methods.values():
-            free = path in ("/health", "/ready", "/ping")
+            free = path in ("/", "/health", "/ready", "/ping")
             assert ("security" in described) != free
             assert ("401" in described["responses"]) != free
     assert "401" not in document["paths"][CHAT]["post"]["responses"]

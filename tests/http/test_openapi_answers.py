@@ -96,6 +96,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", OLLAMA_GENERATE, {"model": "fake", "prompt": "a", "raw": True}),
     ("GET", "/api/tags", None),
     ("GET", "/api/ps", None),
+    ("GET", "/", None),
     ("GET", "/api/version", None),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/fake", None),

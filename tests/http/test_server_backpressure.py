@@ -38,6 +38,7 @@ class Transport:
 class Texts:
     """A reply whose frames are the text itself."""
 
+    id = ""
     content_type = "text/plain"
     explain: Any = None
 

@@ -221,6 +221,15 @@ def test_bad_bodies(server: Server, path: str, body: bytes) -> None:
     assert answer.json["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("path", ROUTES)
+def test_integers_written_as_floats(server: Server, path: str) -> None:
+    assert server.post(path, ROUTES[path] | {"max_tokens": 2.0, "seed": 1e3}).status == 200
+    params = server.llm.params[-1]
+    assert (params.max_tokens, params.seed) == (2, 1000)
+    check(server.post(path, ROUTES[path] | {"seed": 1.0, "max_tokens": 2.5}), 400, "max_tokens")
+    check(server.post(path, ROUTES[path] | {"max_tokens": "2"}), 400, "max_tokens")
+
+
 def test_content_type_does_not_matter(server: Server) -> None:
     for kind in ("text/plain", "application/json; charset=utf-16", "application/x-www-form"):
         answer = server.post("/v1/completions", {"prompt": "é"}, {"Content-Type": kind})

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from asyncllm.config import ServerConfig
-from asyncllm.server.request_log import RequestLog
+from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.trace import MAX_SEQUENCES
 from tests.http.serving import serving
 
@@ -219,11 +219,13 @@ def test_an_id_that_two_tenants_use(keyed: Server) -> None:
 
 def test_the_log_is_bounded() -> None:
     log = RequestLog(most=3)
+    served = [Served([i]) for i in range(5)]
     for i in range(5):
-        log.add("me", str(i), [i])
-    log.add("me", "2", [7])
-    log.add("you", "9", [9])
+        log.add("me", (str(i), f"resp_{i}"), served[i])
+    log.add("me", ("2", "resp_7"), again := Served([7]))
+    log.add("you", ("9",), Served([9]))
     assert len(log) == 3
-    assert [log.find("me", str(i)) for i in range(5)] == [(), (), [7], (), [4]]
-    assert log.find("me", "chatcmpl-4") == log.find("me", "cmpl-4") == [4]
-    assert log.find("you", "4") == log.find("me", "9") == ()
+    assert [log.find("me", str(i)) for i in range(5)] == [None, None, again, None, served[4]]
+    assert log.find("me", "resp_7") is again
+    assert log.find("me", "resp_4") is served[4]
+    assert log.find("me", "resp_2") is log.find("you", "4") is log.find("me", "9") is None

@@ -15,7 +15,7 @@ from asyncllm.engine.sequence import Sequence
 from asyncllm.engine.trace_file import MAX_BYTES, Trace
 from asyncllm.replay.verify import Replayed, verify
 from asyncllm.types import SamplingParams
-from asyncllm.wire.messages import BAD_TOKEN
+from asyncllm.wire.messages import BAD_TOKEN, unpack
 from tests.unit.scheduling import EOS, FakeDevice, limits, sequence
 
 #: Sequences outgrow what is expected of them, and the pages that there are.
@@ -147,7 +147,9 @@ class Driver:
         error = "planted" if self.errors and self.rng.random() < 0.03 else None
         result = self.device.answer(all_copies=self.rng.random() < 0.6, error=error)
         seconds = 1e-3 * len(result.tokens) * (0.5 + self.rng.random())
-        result = msgspec.structs.replace(result, seconds=seconds)
+        bad = (unpack(result.tokens) == BAD_TOKEN).nonzero()[0].tolist()
+        unmet = tuple((row, "planted") for row in bad if self.rng.random() < 0.5)
+        result = msgspec.structs.replace(result, seconds=seconds, failures=unmet)
         emitted, failed, _ = self.sched.apply(result, self.now)
         for seq, _row, token, finish in emitted:
             if finish is not None or token == BAD_TOKEN:

@@ -158,6 +158,7 @@ async def test_params_are_sent_in_full(script: Script, client: Client) -> None:
         "skip_special_tokens": True,
         "seed": 1,
     }
+    fields["return_tokens_as_token_ids"] = True
     await client.generate("hello", params)
     assert script.body == {"model": "m", "prompt": "hello", **fields, "logprobs": 3}
     await client.generate([{"role": "user", "content": "x"}], params)
@@ -270,6 +271,11 @@ async def test_logprobs_of_both_routes(script: Script, client: Client) -> None:
     chat["choices"][0]["logprobs"] = {"content": [entry, {**entry, "logprob": -9999.0}]}
     script.answer = json.dumps(chat).encode()
     answer = await client.generate([{"role": "user", "content": "x"}])
+    assert answer.logprobs == [TokenLogprob(5, -0.5), TokenLogprob(6, -9999.0)]
+    # Servers that do not know of ids tell texts all the same.
+    entry["top_logprobs"] = [{"token": "a", "logprob": -0.5, "bytes": [97]}]
+    script.answer = json.dumps(chat).encode()
+    answer = await client.generate([{"role": "user", "content": "x"}], SamplingParams(logprobs=1))
     assert answer.logprobs == [TokenLogprob(5, -0.5), TokenLogprob(6, -9999.0)]
     lists = {"tokens": ["a", "b"], "token_logprobs": [-0.5, -1.0], "top_logprobs": [{}, {}]}
     plain = choice(text="ab", token_ids=[5, 6], finish_reason="stop", logprobs=lists)

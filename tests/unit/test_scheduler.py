@@ -21,9 +21,13 @@ def plan(sched: Scheduler, step: int = 0) -> StepPlan:
     return planned.message
 
 
-def apply(sched: Scheduler, *tokens: int, error: str | None = None) -> Applied:
+def apply(
+    sched: Scheduler, *tokens: int, error: str | None = None, unmet: tuple[int, ...] = ()
+) -> Applied:
     data = b"" if error else pack(tokens)
-    return sched.apply(StepResult(0, data, (), error, 0.0, 0.0, (), 0.01), now=0.0)
+    failures = tuple((row, "no token is allowed") for row in unmet)
+    result = StepResult(0, data, (), error, 0.0, 0.0, (), 0.01, failures=failures)
+    return sched.apply(result, now=0.0)
 
 
 def run(sched: Scheduler, steps: int = 100) -> list[int]:
@@ -214,6 +218,44 @@ def test_what_a_failed_sequence_wrote_is_never_a_hit() -> None:
     sched.add(sequence(2, prompt), 0.0)
     assert rows(plan(sched, 3)) == [(0, 0, 8)]
     assert sched.cache.num_cached == 0
+
+
+def test_what_a_sequence_wrote_whose_constraints_failed_is_a_hit() -> None:
+    sched = scheduler()
+    seq = sequence(1, list(range(20)))
+    sched.add(seq, 0.0)
+    plan(sched, 0)
+    apply(sched, 3)
+    plan(sched, 1)
+    plan(sched, 2)  # goes on from a token that there will not be
+    [emitted] = apply(sched, BAD_TOKEN, unmet=(0,)).emitted
+    assert (emitted.token, emitted.finish) == (BAD_TOKEN, None)
+    assert not seq.failed
+    assert apply(sched, BAD_TOKEN, unmet=(0,)).emitted == []
+    assert sched.cache.num_held == 0
+    second = sequence(2, [*range(20), 3, 7])
+    sched.add(second, 0.0)
+    assert rows(plan(sched, 3)) == [(0, 20, 2)]
+
+
+def test_constraints_that_fail_at_once_leave_the_prompt_in_the_cache() -> None:
+    sched = scheduler()
+    sched.add(sequence(1, list(range(20))), 0.0)
+    plan(sched, 0)
+    apply(sched, BAD_TOKEN, unmet=(0,))
+    sched.add(sequence(2, list(range(20))), 0.0)
+    assert rows(plan(sched, 1)) == [(0, 16, 4)]
+
+
+def test_what_is_not_finite_behind_failed_constraints_spoils_all() -> None:
+    sched = scheduler()
+    sched.add(sequence(1, list(range(20))), 0.0)
+    for step in range(3):
+        plan(sched, step)
+    apply(sched, 3)
+    apply(sched, BAD_TOKEN, unmet=(0,))
+    apply(sched, BAD_TOKEN)
+    assert sched.cache.num_free == sched.cache.num_pages
 
 
 def test_a_failed_step_leaves_nothing_in_the_cache() -> None:
