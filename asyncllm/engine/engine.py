@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from asyncllm.config import EngineLimits
 from asyncllm.engine.check import check_deadline, check_request, check_room
 from asyncllm.engine.history import History, RequestTrace
-from asyncllm.engine.live_requests import LiveRequests, Request
+from asyncllm.engine.requests import Request, Requests
 from asyncllm.engine.prompt_scores import PromptScores
 from asyncllm.engine.scheduler import Applied, Scheduler
 from asyncllm.engine.sequence import Sequence
@@ -58,7 +58,7 @@ class Engine:
         self._clock = clock
         self._scheduler = scheduler
         self._wake = asyncio.Event()
-        self._requests = LiveRequests(scheduler, self.stats, self.history, clock)
+        self._requests = Requests(scheduler, self.stats, self.history, clock)
         most = limits.steps_in_flight
         self._steps = StepsInFlight(executor, most, self._wake.set, self.stats, self.history)
         self._next_id = 0

@@ -37,7 +37,7 @@ class Request:
     expiry: asyncio.TimerHandle | None = None
 
 
-class LiveRequests:
+class Requests:
     """Owns every request from the moment it is accepted until it has ended, however it ends.
 
     What ends before the scheduler says so (at a stop string, aborted, failed) the scheduler is told
