@@ -2,11 +2,12 @@
 
     python -m examples.bench_grammar [--vocabulary 128000] [--rows 64] [--suite]
 
-Run it in the repository: the schemas are those of the tests. The large vocabulary is made up of
-pairs of the demo model's tokens. First the time to compile schemas never seen before, then that of
-one row's mask along random outputs, then of whole batches in the filler's threads, and how much a
-busy Python thread gets done meanwhile. With --suite also the official JSON-Schema-Test-Suite, with
-asyncllm's own compiler of schemas and with the library's.
+Run it in the repository, with what the tests need (pip install -e '.[test]'): the schemas are
+theirs. The large vocabulary is made up of pairs of the demo model's tokens. First the time to
+compile schemas never seen before, then that of one row's mask along random outputs, then of whole
+batches in the filler's threads, and how much a busy Python thread gets done meanwhile. With --suite
+also the official JSON-Schema-Test-Suite, with asyncllm's own compiler of schemas and with the
+library's.
 """
 
 from __future__ import annotations

@@ -108,9 +108,10 @@ class TokenLogprob(TopLogprob, kw_only=True):
 
 
 class ChatLogprobs(Answer, kw_only=True):
-    """Of the tokens of this answer, or of this chunk."""
+    """Of the tokens of this answer, or of this chunk; ``refusal`` as in the message."""
 
     content: list[TokenLogprob]
+    refusal: None
 
 
 class FunctionCall(Answer, kw_only=True):
@@ -145,10 +146,14 @@ class ToolCallDelta(Answer, kw_only=True):
 
 
 class AnswerMessage(Answer, kw_only=True):
-    """``reasoning`` and ``reasoning_content`` are the same, for clients know one or the other."""
+    """``reasoning`` and ``reasoning_content`` are the same, for clients know one or the other.
+
+    ``refusal`` is apart from ``content`` at OpenAI; here nothing tells the two apart.
+    """
 
     role: Literal["assistant"]
     content: str | None
+    refusal: None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET

@@ -230,7 +230,7 @@ def _message(message: Message) -> dict[str, Any]:
     """A whole message; as with OpenAI, there is no content beside calls unless there is text."""
     calls = message.calls
     content = message.content if message.content or not calls else None
-    whole: dict[str, Any] = {"role": "assistant", "content": content}
+    whole: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if message.reasoning:
         whole |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
     if calls:

@@ -38,7 +38,7 @@ def token_names(tokenizer: Tokenizer, *, as_ids: bool) -> Callable[[int], str]:
 def chat_logprobs(
     entries: Iterable[TokenLogprob], tokenizer: Tokenizer, *, as_ids: bool = False
 ) -> dict[str, Any]:
-    """``{"content": [...]}`` for the tokens of one frame or of the whole answer."""
+    """Chat's object for the tokens of one frame or of the whole answer."""
     name = token_names(tokenizer, as_ids=as_ids)
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
@@ -52,7 +52,8 @@ def chat_logprobs(
                 "top_logprobs": [entry(token, logprob) for token, logprob in found.top],
             }
             for found in entries
-        ]
+        ],
+        "refusal": None,
     }
 
 

@@ -189,6 +189,7 @@ class OpenAIFields(GeneratingFields, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -233,6 +234,9 @@ class ChatTool(msgspec.Struct):
     function: ToolFunction
 
 
+#: The dict names one function; what must be right about it is checked against the tools.
+ToolChoice = Literal["none", "auto", "required"] | dict[str, Any]
+
 #: What fields refer to that are handed on as they came.
 REFERRED: Final = (ChatMessage, ChatTool)
 
@@ -245,7 +249,7 @@ class ChatRequest(OpenAIFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     echo: bool | None = None
     max_completion_tokens: Count | None = None
-    tool_choice: Any = None
+    tool_choice: ToolChoice | None = None
     reasoning_effort: str | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
@@ -277,7 +281,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     messages: Messages | None = None
     tools: Tools | None = None
-    tool_choice: Any = None
+    tool_choice: ToolChoice | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -89,7 +89,8 @@ class OpenAIReply:
             b'data: %b,"choices":[{"index":%d,%b' % (head, index, text_field)
             for index in range(len(prompts) * self.n)
         ]
-        self._text_tail = text_tail + b"}]}\n\n"
+        no_usage = b',"usage":null' if self._usage_at_end else b""
+        self._text_tail = text_tail + b"}]" + no_usage + b"}\n\n"
 
     def count(self, index: int, delta: TokenDelta) -> None:
         """Add a delta of one choice to the usage.
@@ -129,6 +130,8 @@ class OpenAIReply:
         body = {**self._frame_head, "choices": [choice], **more}
         if self._usage_in_frames:
             body["usage"] = self._usage()
+        elif self._usage_at_end:
+            body["usage"] = None
         return event(body)
 
     def closing(self) -> bytes:

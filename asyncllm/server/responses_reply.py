@@ -99,7 +99,7 @@ class ResponseReply:
         return self._lifecycle("completed" if status == "completed" else "incomplete")
 
     def failure(self, error: Exception) -> bytes:
-        self._end("incomplete")
+        told = self._end("incomplete")
         status = error.status if isinstance(error, AsyncLLMError) else 500
         detail = error_body(error)["error"]
         self.response["status"] = "failed"
@@ -108,7 +108,7 @@ class ResponseReply:
             "message": detail["message"],
         }
         self._keep(self.response)
-        return self._lifecycle("failed")
+        return told + self._lifecycle("failed")
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
         self.frames(0, outputs[0])

@@ -158,4 +158,6 @@ def check_logprobs(asked: ResponsesRequest, opened: OpenedChat) -> None:
         BadRequest: the text may hold reasoning and calls, whose tokens are none of an output text.
     """
     if logprobs_of(asked) is not None and opened.conversation.turn().splits:
-        raise unsupported("include")
+        problem = "is not supported with tools, or of a model that may reason"
+        message = f"include: {WITH_LOGPROBS} {problem}"
+        raise BadRequest(message, param="include", code="unsupported_parameter")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.protocol import ResponseFormat
+from asyncllm.server.protocol import ResponseFormat, StructuredOutputs
 from asyncllm.text.grammar import (
     Choice,
     Ebnf,
@@ -22,7 +22,7 @@ from asyncllm.text.grammar import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncllm.server.protocol import Schema, StructuredOutputs, StructureFields
+    from asyncllm.server.protocol import Schema, StructureFields
     from asyncllm.text.parsing import CallStructure
 
 
@@ -51,6 +51,8 @@ def _asked_for(asked: StructureFields) -> Iterator[tuple[str, GrammarSpec]]:
         if spec is not None:
             yield "response_format", spec
     if asked.structured_outputs is not None:
+        if asked.structured_outputs == StructuredOutputs():
+            raise BadRequest("structured_outputs is empty", param="structured_outputs")
         yield from _structured_outputs(asked.structured_outputs)
     for name in ("guided_json", "json_schema"):
         if (schema := getattr(asked, name)) is not None:

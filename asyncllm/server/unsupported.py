@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: Field -> the values, besides null, that ask for nothing and may pass.
 UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
+    "audio": (),
     "chat_template": (),
     "documents": ([],),
     "function_call": ("none", "auto"),
@@ -22,6 +23,7 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "logits_processors": ([],),
     "logprob_token_ids": (),
     "lora_path": (),
+    "moderation": (),
     "no_stop_trim": (False,),
     "repetition_detection": (),
     "stop_regex": ([],),

@@ -120,4 +120,4 @@ def test_the_texts_are_read_as_meant() -> None:
     assert two["reasoning"] == two["reasoning_content"] == "Two calls"
     assert [call["function"]["name"] for call in two["tool_calls"]] == ["add", "wait"]
     assert two["tool_calls"][0]["function"]["arguments"] == '{"a": "</tool_call>"}'
-    assert messages[4][0] == {"role": "assistant", "content": TEXTS[4]}
+    assert messages[4][0] == {"role": "assistant", "content": TEXTS[4], "refusal": None}

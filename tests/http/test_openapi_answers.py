@@ -244,6 +244,23 @@ def test_answers_are_openais(
         chunk.model_validate_json(json.dumps(frame), strict=True)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_that_openai_requires_is_missing(server: Server, stream: bool) -> None:
+    """Python's types cannot tell: a field that must be there and may be null has a default."""
+    body = VALID[CHAT] | {"logprobs": True, "top_logprobs": 1, "stream": stream}
+    answer = server.post(CHAT, body)
+    for whole in answer.frames if stream else [answer.json]:
+        assert whole.keys() >= {"id", "object", "created", "model", "choices"}
+        for choice in whole["choices"]:
+            part = choice["delta"] if stream else choice["message"]
+            assert part.keys() >= (set() if stream else {"role", "content", "refusal"})
+            assert choice.keys() >= {"index", "finish_reason", "logprobs"}
+            assert choice["logprobs"] is None or choice["logprobs"].keys() == {"content", "refusal"}
+            for token in (choice["logprobs"] or {"content": ()})["content"]:
+                assert token.keys() == {"token", "logprob", "bytes", "top_logprobs"}
+                assert token["top_logprobs"][0].keys() == {"token", "logprob", "bytes"}
+
+
 def test_models_are_openais(server: Server) -> None:
     openai_types.Model.model_validate_json(server.get("/v1/models/fake").body, strict=True)
     for model in server.get("/v1/models").json["data"]:

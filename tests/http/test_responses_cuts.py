@@ -188,9 +188,11 @@ def test_a_failure_keeps_what_there_was() -> None:
     client.read(streamed.opening())
     deltas = deltas_of("<think>a</think>bc", FinishReason.STOP)
     client.read(streamed.frames(0, merged(deltas[:-1])))
-    failed = streamed.failure(KeyError("inside")).decode()
-    response = json.loads(failed.split("data: ")[-1])["response"]
+    failed = streamed.failure(KeyError("inside"))
+    client.read(failed)
+    response = client.response
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
-    assert "inside" not in failed
+    assert b"inside" not in failed
+    assert [item["done"] for item in client.items] == response["output"]
     assert [item["content"][0]["text"] for item in response["output"]] == ["a", "b"]
     assert kept == [response]

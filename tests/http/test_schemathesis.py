@@ -40,6 +40,9 @@ CHECKS = [
 #: Requests for each operation that has a body, and each way to make them.
 EXAMPLES = {"fake": 25, "demo": 12}
 
+#: Bodies of which each field is sent alone.
+BODIES = {"fake": 8, "demo": 1}
+
 #: Operations that have something to get wrong.
 CASES = [
     (route.method, route.path, mode)
@@ -63,8 +66,13 @@ def api(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def load(url: str) -> Any:
+    return schemathesis.openapi.from_dict(described(url))
+
+
+def described(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"{url}/openapi.json", timeout=10) as answer:
-        return schemathesis.openapi.from_dict(json.load(answer))
+        document: dict[str, Any] = json.load(answer)
+    return document
 
 
 def likely(
@@ -83,6 +91,17 @@ def likely(
     return with_integers(fields)
 
 
+def repeatably(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 def with_integers(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: with_integers(item) for key, item in value.items()}
@@ -98,14 +117,7 @@ def test_requests(api: Any, method: str, path: str, mode: GenerationMode) -> Non
     operation = document[path.replace(":.+", "")][method]
     seen: Counter[int] = Counter()
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @repeatably(examples)
     @given(case=operation.as_strategy(generation_mode=mode), data=st.data())
     def run(case: Any, data: st.DataObject) -> None:
         if mode is GenerationMode.POSITIVE and route.body and isinstance(case.body, dict):
@@ -121,3 +133,31 @@ def test_requests(api: Any, method: str, path: str, mode: GenerationMode) -> Non
     run()
     if mode is GenerationMode.POSITIVE and route.event is not None and route.body is not None:
         assert seen[200], "no request was right, so nothing much was tried"
+
+
+@pytest.mark.parametrize("path", [route.path for route in ROUTES if route.body is not None])
+def test_each_field_alone(api: Any, path: str) -> None:
+    """Among many fields one that is wrong hides what the others would have done."""
+    _, url, model, _ = api
+    [kind] = (route.body for route in ROUTES if route.path == path)
+    assert kind is not None
+    names = {field.encode_name for field in msgspec.structs.fields(kind)}
+    document = described(url)
+    # What is made has them all: left to choice, most of them would never be there.
+    schema = document["components"]["schemas"][kind.__name__]
+    assert schema["properties"].keys() == names
+    schema |= {"required": sorted(names), "additionalProperties": False}
+    operation = schemathesis.openapi.from_dict(document)[path]["POST"]
+
+    @repeatably(BODIES["fake" if model == "fake" else "demo"])
+    @given(case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE))
+    def run(case: Any) -> None:
+        body = case.body
+        assert body.keys() == names
+        with requests.Session() as session:
+            for name in names:
+                case.body = likely(kind, body, frozenset({name}), model)
+                response = case.call(base_url=url, session=session, timeout=20)
+                case.validate_response(response, checks=CHECKS)
+
+    run()

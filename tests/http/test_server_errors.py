@@ -13,6 +13,7 @@ from asyncllm.errors import EngineDead, StepError
 from tests.http.serving import Answer, Server, serving
 
 USER = {"role": "user", "content": "a"}
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
 
 
 def check(answer: Answer, status: int, param: str | None = None, code: str | None = None) -> None:
@@ -114,9 +115,14 @@ CHAT: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"tool_choice": "auto"}, 400, "tool_choice", None),
     ({"tool_choice": "required"}, 400, "tool_choice", None),
     ({"tool_choice": {"type": "function"}}, 400, "tool_choice", None),
+    ({"tool_choice": "maybe", "tools": TOOLS}, 400, "tool_choice", None),
+    ({"tool_choice": 1, "tools": TOOLS}, 400, "tool_choice", None),
+    ({"structured_outputs": {}}, 400, "structured_outputs", None),
+    ({"structured_outputs": {"choice": None}}, 400, "structured_outputs", None),
     ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", None),
     ({"chat_template": "x"}, 400, "chat_template", "unsupported_parameter"),
     ({"echo": True}, 400, "echo", "unsupported_parameter"),
+    ({"audio": {"voice": "x", "format": "wav"}}, 400, "audio", "unsupported_parameter"),
 ]
 
 COMPLETIONS: list[tuple[dict[str, Any], int, str, str | None]] = [

@@ -40,7 +40,7 @@ def test_chat_shape(server: Server) -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": ECHO},
+                "message": {"role": "assistant", "content": ECHO, "refusal": None},
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
@@ -76,7 +76,20 @@ def test_chat_stream_shape(server: Server) -> None:
     assert last["choices"] == [{**head, "delta": {}, "finish_reason": "stop", "stop_reason": None}]
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == len(ECHO.encode()) + 1
-    assert not any("usage" in frame for frame in [first, *middle, last])
+    assert [frame["usage"] for frame in [first, *middle, last]] == [None] * (len(middle) + 2)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_comes_on_demand(server: Server, path: str) -> None:
+    """Then every frame has the field: null, but for the last one."""
+    body = {"messages": HELLO} if "chat" in path else {"prompt": "a b"}
+    assert not any("usage" in frame for frame in server.post(path, body | {"stream": True}).frames)
+    for more in ({}, {"return_token_ids": True}, {"echo": True} if "prompt" in body else {"n": 2}):
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *frames, last = server.post(path, body | options | more).frames
+        assert len(frames) > 2
+        assert all(frame["usage"] is None for frame in frames)
+        assert last["usage"]["total_tokens"] > 0
 
 
 def test_chat_usage_in_every_frame(server: Server) -> None:

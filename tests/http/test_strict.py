@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
 
 from asyncllm import Client, SamplingParams
 from asyncllm.config import ServerConfig
@@ -36,6 +38,7 @@ HARMLESS: dict[str, Any] = {
     "safety_identifier": "s",
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
+    "prompt_cache_options": {},
     "stream": True,
     "stream_options": {"include_usage": True, "include_obfuscation": False},
 }
@@ -114,6 +117,22 @@ def test_harmless_fields_are_known(server: Server, strict: Server, path: str) ->
         answer = each.post(path, body)
         assert answer.status == 200, answer.body
         assert HEADER not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "params"),
+    [
+        ("/v1/chat/completions", chat_params.CompletionCreateParamsBase),
+        ("/v1/completions", completion_params.CompletionCreateParamsBase),
+    ],
+)
+def test_fields_of_openais_clients_are_known(strict: Server, path: str, params: type) -> None:
+    """All that its types name; null asks for nothing."""
+    names = get_type_hints(params).keys() - BODIES[path].keys()
+    assert len(names) > 15
+    for name in names:
+        answer = strict.post(path, BODIES[path] | {name: None})
+        assert answer.status == 200, answer.body
 
 
 @pytest.mark.parametrize("field", HARMLESS | HARMLESS_IN_CHAT)

@@ -88,6 +88,7 @@ MUCH: dict[str, Any] = {
     "60 conjunctions": nested(60, "allOf"),
     "60 choices": nested(60, "oneOf"),
     "1000 required properties": closed({f"p{index}": True for index in range(1000)}),
+    "900 optional properties": {"properties": {f"p{index}": True for index in range(900)}},
     "500 properties": closed({f"p{index}": True for index in range(500)}, required=[]),
     "5000 texts": {"enum": [f"value {index}" for index in range(5000)]},
     "2000 numbers that are not": {"type": "integer", "not": {"enum": list(range(2000))}},

@@ -176,6 +176,9 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "unevaluatedProperties", "#/not"),
     "older recursion": ({"items": {"$recursiveRef": "#"}}, "$recursiveRef", "#/items"),
     "unknown dialect": ({"$schema": "https://example.org/meta"}, "$schema", "#"),
+    "1000 optional properties": (
+        closed({"a/b": closed({f"p{index}": True for index in range(1000)}, required=[])}),
+        "properties", "#/properties/a~1b"),
     "malformed type": ({"type": "text"}, "type", "#"),
     "malformed minimum": ({"type": "number", "minimum": "3"}, "minimum", "#"),
     "malformed properties": ({"type": "object", "properties": [1]}, "properties", "#"),

@@ -168,7 +168,14 @@ def test_structure_by_tool_choice() -> None:
 def test_nothing_to_enforce() -> None:
     assert call_structure(formats_of("hermes"), TOOLS, "none") is None
     assert call_structure(formats_of("hermes"), [], "auto") is None
-    assert call_structure(formats_of(None, "think"), TOOLS, "required") is None
+    assert call_structure(formats_of(None, "think"), TOOLS, "auto") is None
+
+
+@pytest.mark.parametrize("tool_choice", ["required", NAMED])
+def test_a_model_that_cannot_call_is_not_made_to(tool_choice: Any) -> None:
+    with pytest.raises(BadRequest, match="no tool calls") as caught:
+        call_structure(formats_of(None, "think"), TOOLS, tool_choice)
+    assert caught.value.param == "tool_choice"
 
 
 @pytest.mark.parametrize(

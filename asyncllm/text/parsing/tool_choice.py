@@ -86,12 +86,17 @@ def call_structure(
         parallel: more than one call is allowed (parallel_tool_calls).
 
     Returns:
-        None when there is nothing to enforce: no tools, "none", or a model without a format.
+        None when there is nothing to enforce: no tools, "none", or, if the model may do without a
+        call, a model without a format.
 
     Raises:
-        BadRequest: the function that was named is not among the tools.
+        BadRequest: the function that was named is not among the tools, or the model cannot call.
     """
-    if not tools or tool_choice == "none" or formats.tools is None:
+    if not tools or tool_choice == "none":
+        return None
+    if formats.tools is None:
+        if tool_choice != "auto":
+            raise BadRequest("tool_choice: the model has no tool calls", param="tool_choice")
         return None
     schemas = parameter_schemas(tools)
     if not isinstance(tool_choice, str):

@@ -33,6 +33,9 @@ from asyncllm.text.grammar.schema.strings import StringShape, json_texts
 
 #: Languages of names that one object may tell apart: their classes are all combinations.
 _MAX_LANGUAGES = 5
+#: Members of one object that may be left out: the library follows each of them at once, with two
+#: items, and gives up at 2000 items while the answer is being made.
+_MAX_OPTIONAL = 900
 
 
 class Writer(arrays.Writer, Protocol):
@@ -195,6 +198,10 @@ def _named_members(writer: Writer, shape: ObjectShape) -> list[Member] | None:
         key = writer.rules.terminal([json_texts([name])])
         assert key is not None
         members.append(Member((key, writer.colon, writer.value(claims)), required))
+    if sum(not member.required for member in members) > _MAX_OPTIONAL:
+        path = next(iter(shape.properties.values()))[0].node.path.rsplit("/", 2)[0]
+        reason = f"has more than {_MAX_OPTIONAL} names that are not required"
+        raise refused(path, "properties", reason)
     return members
 
 
