@@ -12,8 +12,8 @@ from collections.abc import Sequence as Seq
 from asyncllm.config import EngineLimits
 from asyncllm.engine.check import check_deadline, check_request, check_room
 from asyncllm.engine.history import History, RequestTrace
-from asyncllm.engine.requests import Request, Requests
 from asyncllm.engine.prompt_scores import PromptScores
+from asyncllm.engine.requests import Request, Requests
 from asyncllm.engine.scheduler import Applied, Scheduler
 from asyncllm.engine.sequence import Sequence
 from asyncllm.engine.stats import EngineStats

@@ -224,4 +224,4 @@ def _token_logprob(token: int, entry: RowLogprobs) -> TokenLogprob:
     return TokenLogprob(token, entry.sampled, top)
 
 
-__all__ = ["LiveRequests", "Request"]
+__all__ = ["Request", "Requests"]
