@@ -4,6 +4,22 @@ Rows of one new token (decode rows) and longer ones have kernels of their own. B
 device what their rows are, so that a plan is no more than a few small tensors: sent there by the
 host for a step that is launched kernel by kernel, or tensors that a CUDA graph reads anew each time
 it is launched.
+
+In a step of both they run beside each other: reading keys and values of decode rows keeps memory
+busy and longer rows the tensor cores, of as many multiprocessors as they have tiles. Microseconds
+of a layer's attention in a graph of 36 layers, on one H200, with 32 heads, 8 K/V heads of 128:
+
+| decode rows x length + tokens @ start | decode rows | longer rows | in turn | beside | floor |
+|---------------------------------------|-------------|-------------|---------|--------|-------|
+| 130 x 650 + 155 @ 500                 | 100         | 21          | 132     | 105    | 78    |
+| 130 x 650 + 155 @ 1,000               | 100         | 24          | 132     | 109    | 78    |
+| 130 x 650 + 250 @ 300                 | 100         | 21          | 128     | 110    | 77    |
+| 16 x 650 + 155 @ 500                  | 18          | 22          | 50      | 31     | 10    |
+| 64 x 1,000 + 400 @ 4,000              | 81          | 66          | 154     | 121    | 62    |
+| none + 155 @ 500                      | 3           | 22          | 26      | 19     | 2     |
+
+A stream beside, in the graph, takes the same. At the GPU's power limit, a whole layer of Qwen3-8B
+of the first kind takes 343 us instead of 358.
 """
 
 from __future__ import annotations
@@ -157,16 +173,17 @@ class PagedBackend:
             return decode_heads(qkv, encoding, *at, keys, values, table, slots, lengths, spec)
         q, _, _ = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.written)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        count = 0
-        if decodes is not None:
-            count = min(len(decodes.slots), len(q))
-            slots, lengths = decodes.slots[:count], decodes.lengths[:count]
-            # Tokens of longer rows among these are attended below, and overwritten.
-            decode_attention(q[:count], keys, values, table, slots, lengths, spec, out=out[:count])
+        count = 0 if decodes is None else min(len(decodes.slots), len(q))
         if plan.prompts is not None:
             plan.prompts.run(q[count:], spec, out[count:])
         else:
             extend_attention(q, keys, values, table, extends, spec, out=out)
+        if decodes is not None:
+            slots, lengths = decodes.slots[:count], decodes.lengths[:count]
+            decoding = q[:count], keys, values, table, slots, lengths, spec
+            # FlashInfer's kernels and PyTorch's let none start before they have finished.
+            beside = plan.prompts is None
+            decode_attention(*decoding, out=out[:count], beside=beside)
         return out.flatten(1)
 
     def forward_ends(

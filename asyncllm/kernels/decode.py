@@ -24,6 +24,7 @@ def decode_attention(
     spec: AttentionSpec,
     *,
     out: Tensor | None = None,
+    beside: bool = False,
 ) -> Tensor:
     """Attend one query of each row to the row's pages.
 
@@ -42,15 +43,19 @@ def decode_attention(
         lengths: int [rows]; how many positions of the row are written, the query's own included.
             0 for padding, whose result is 0.
         out: where to write the result, contiguous; by default a new tensor.
+        beside: run beside the kernel launched just before this, rather than after it. Nothing that
+            it writes may be read here, and it must have waited for what is, before it let this one
+            start, as ``extend_attention`` does. Results of padding are left as they are.
 
     Returns:
         [rows, num_heads, head_dim], contiguous.
     """
+    rows = q, keys, values, block_table, slots, lengths, spec
     if is_native(q):
         from asyncllm.kernels.triton.decode import decode_attention as launch
 
-        return launch(q, keys, values, block_table, slots, lengths, spec, out=out)
-    return decode_attention_reference(q, keys, values, block_table, slots, lengths, spec, out=out)
+        return launch(*rows, out=out, beside=beside)
+    return decode_attention_reference(*rows, out=out, beside=beside)
 
 
 def decode_heads(
@@ -96,9 +101,12 @@ def decode_attention_reference(
     spec: AttentionSpec,
     *,
     out: Tensor | None = None,
+    beside: bool = False,
 ) -> Tensor:
     """``decode_attention`` in plain torch, row by row, in float32."""
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    if not beside:
+        out.zero_()
     page_size, group = keys.shape[1], spec.num_heads // spec.num_kv_heads
     for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         if length == 0:

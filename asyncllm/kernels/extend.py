@@ -28,16 +28,17 @@ class ExtendRows:
         self.slots = slots
         self.starts = starts
         self.q_offsets = q_offsets
-        self._tiles: dict[int, Tensor] = {}
+        self._tiles: dict[tuple[int, int], Tensor] = {}
 
-    def tiles(self, num_tokens: int, size: int) -> Tensor:
+    def tiles(self, num_tokens: int, size: int, room: int = 1) -> Tensor:
         """See ``kernels.triton.extend_tiles.find_tiles``."""
-        if size not in self._tiles:
+        key = size, room
+        if key not in self._tiles:
             from asyncllm.kernels.triton.extend_tiles import find_tiles
 
             rows = self.slots, self.starts, self.q_offsets
-            self._tiles[size] = find_tiles(*rows, num_tokens, size)
-        return self._tiles[size]
+            self._tiles[key] = find_tiles(*rows, num_tokens, size, room)
+        return self._tiles[key]
 
 
 def extend_attention(
@@ -51,6 +52,9 @@ def extend_attention(
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend each row's new tokens to its sequence in the paged cache, themselves included.
+
+    Tokens before those of all rows are taken for decode rows that the next launch attends beside
+    this one: see ``decode_attention``.
 
     Args:
         q: [tokens, num_heads, head_dim], the last dimension contiguous.

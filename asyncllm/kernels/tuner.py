@@ -29,12 +29,14 @@ from asyncllm.kernels.tuning import (
     Shape,
     StreamTile,
     Tile,
+    WideTile,
     held_bytes,
     stream_stages,
+    wide_stages,
 )
 
 #: Rows that are tuned; other numbers of rows use the next larger entry.
-BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
 
 #: Several times the L2 cache of any GPU.
 _ROTATED_BYTES = 400 * 2**20
@@ -54,16 +56,20 @@ class Job(NamedTuple):
     tile: Tile
 
 
-def candidates(rows: int, shape: Shape, *, hopper: bool) -> Iterator[Tile]:
+def candidates(
+    rows: int, shape: Shape, *, hopper: bool, multiprocessors: int = 132
+) -> Iterator[Tile]:
     """The tiles worth trying; ``hopper``: on a device of compute capability 9.0."""
     halves = 2 if shape.epilogue == "gated" else 1
     if rows == 1:
         yield from _gemv_tiles(shape, halves)
     if rows <= (8 if hopper else 32):
         yield from _direct_tiles(rows, shape, halves)
-    if hopper and rows >= 2:
+    if hopper and 2 <= rows <= 64:
         yield from _held_tiles(rows, shape)
         yield from _stream_tiles(rows, shape)
+    if hopper and rows >= 64:
+        yield from _wide_tiles(rows, shape, multiprocessors)
 
 
 def _gemv_tiles(shape: Shape, halves: int) -> Iterator[GemvTile]:
@@ -146,13 +152,32 @@ def _stream_tiles(rows: int, shape: Shape) -> Iterator[StreamTile]:
         yield from found
 
 
+def _wide_tiles(rows: int, shape: Shape, multiprocessors: int) -> Iterator[WideTile]:
+    is_gated = shape.epilogue == "gated"
+    for parts, splits in itertools.product((1, 2, 3), (1, 2, 4, 8)):
+        blocks, rest = divmod(shape.columns, 64 * splits)
+        programs = -(-shape.size // (parts * 64)) * splits
+        shares = splits > 1 or shape.epilogue == "residual"
+        if (
+            rest > 0
+            or programs < 60
+            or (shares and programs > multiprocessors)
+            or (is_gated and splits > 1)
+        ):
+            continue
+        most = min(wide_stages(rows, parts), blocks, 12)
+        for stages in (most, most - 1):
+            if stages >= max(2, -(-rows // 64)):
+                yield WideTile(parts, splits, stages)
+
+
 def compile_all(layers: Iterable[Sequence[Shape]], dtype: torch.dtype) -> None:
     """Compile all candidates into Triton's cache, in up to sixteen processes."""
     shapes = dict.fromkeys(itertools.chain.from_iterable(layers))
     jobs = [
         Job(rows, shape, tile)
         for rows, shape in itertools.product(BUCKETS, shapes)
-        for tile in candidates(rows, shape, hopper=_is_hopper())
+        for tile in _candidates(rows, shape)
     ]
     workers = min(os.cpu_count() or 1, 16)
     context = multiprocessing.get_context("spawn")
@@ -161,8 +186,15 @@ def compile_all(layers: Iterable[Sequence[Shape]], dtype: torch.dtype) -> None:
             done.result()
 
 
-def _is_hopper() -> bool:
-    return torch.cuda.get_device_capability() == (9, 0)
+def _candidates(rows: int, shape: Shape) -> Iterator[Tile]:
+    """The tiles worth trying on this GPU."""
+    found = torch.cuda.get_device_properties()
+    return candidates(
+        rows,
+        shape,
+        hopper=(found.major, found.minor) == (9, 0),
+        multiprocessors=found.multi_processor_count,
+    )
 
 
 def _compile(jobs: Sequence[Job], dtype: torch.dtype) -> None:
@@ -242,7 +274,7 @@ class _Chain:
         """The candidates of a projection, the fastest first."""
         projection, shape = self.projections[i], self.layer[i]
         times: list[tuple[float, Tile | None]] = []
-        for tile in [None, *candidates(self.rows, shape, hopper=_is_hopper())]:
+        for tile in [None, *_candidates(self.rows, shape)]:
 
             def steps(tile: Tile | None = tile) -> None:
                 for turn in range(self.turns):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: Most rows a kernel of our own takes.
-MAX_ROWS = 64
+MAX_ROWS = 256
 
 #: Shared memory of a Hopper GPU's multiprocessor for one program, less what every program takes.
 SHARED_BYTES = 230_000
@@ -104,13 +104,28 @@ class StreamTile(NamedTuple):
     stagger: bool = False
 
 
-Tile = GemvTile | DirectTile | HeldTile | StreamTile
+class WideTile(NamedTuple):
+    """How the kernel for many rows on Hopper GPUs divides its work; another one normalises x.
+
+    Attributes:
+        parts: groups of 64 rows of the weight of a program, up to three.
+        splits: programs that share a tile of outputs, a power of two.
+        stages: blocks of 64 columns in flight.
+    """
+
+    parts: int
+    splits: int
+    stages: int
+
+
+Tile = GemvTile | DirectTile | HeldTile | StreamTile | WideTile
 
 _KINDS: dict[str, type[Tile]] = {
     "gemv": GemvTile,
     "direct": DirectTile,
     "held": HeldTile,
     "stream": StreamTile,
+    "wide": WideTile,
 }
 
 
@@ -148,13 +163,15 @@ def choose(device_name: str, rows: int, shape: Shape, *, hopper: bool = False) -
     """
     if rows > MAX_ROWS:
         return None
-    bucket = 1 << (rows - 1).bit_length()
+    bucket = 1 << (rows - 1).bit_length() if rows <= 64 else padded_rows(rows)
     tuned = _table(device_name).get(shape.key, {})
     return tuned[bucket] if bucket in tuned else guess(bucket, shape, hopper=hopper)
 
 
 def guess(bucket: int, shape: Shape, *, hopper: bool = False) -> Tile | None:
     """The tile of a projection nobody measured."""
+    if bucket > 64:
+        return None
     if bucket == 1:
         return GemvTile(2 if shape.columns <= 2048 else 1, 1024, 4)
     if hopper and shape.size >= 1024 and shape.columns % 64 == 0:
@@ -214,6 +231,16 @@ def stream_stages(
     outputs = 4 * 64 * x_rows
     x = 2 * fold * x_rows * block_k * x_stages
     return (shared - outputs - x) // (2 * parts * 64 * block_k)
+
+
+def padded_rows(rows: int) -> int:
+    """Rows of x in a ``wide`` program."""
+    return -(-rows // 32) * 32
+
+
+def wide_stages(rows: int, parts: int) -> int:
+    """Stages of a ``wide`` program that shared memory has room for."""
+    return SHARED_BYTES // (128 * (64 * parts + padded_rows(rows)))
 
 
 def user_table(device_name: str) -> Path:

@@ -94,7 +94,9 @@ def launch_decode() -> None:
     from asyncllm.kernels.triton.decode import decode_attention
 
     q = half(8, SPEC.num_heads, SPEC.head_dim)
-    decode_attention(q, pages(), pages(), int32(9, 256), int32(8), int32(8), SPEC)
+    for beside in (False, True):
+        rows = int32(9, 256), int32(8), int32(8)
+        decode_attention(q, pages(), pages(), *rows, SPEC, beside=beside)
 
 
 def launch_decode_heads() -> None:
@@ -106,7 +108,7 @@ def launch_decode_heads() -> None:
 
 def launch_linear() -> None:
     from asyncllm.kernels.triton.linear import project
-    from asyncllm.kernels.tuning import DirectTile, GemvTile, HeldTile, StreamTile
+    from asyncllm.kernels.tuning import DirectTile, GemvTile, HeldTile, StreamTile, WideTile
 
     gemv = GemvTile(block_n=4, block_k=1024, warps=4)
     direct = DirectTile(block_n=16, block_k=512, held=True, warps=4)
@@ -116,6 +118,8 @@ def launch_linear() -> None:
     for rows, tile in ((1, gemv), (8, direct), (32, held), (64, stream)):
         project(tile, half(rows, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
         project(tile, half(rows, HIDDEN), weight, residual=half(rows, INTERMEDIATE))
+    project(WideTile(3, 1, 4), half(250, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
+    project(WideTile(2, 2, 4), half(200, HIDDEN), weight, residual=half(200, INTERMEDIATE))
 
 
 def launch_sampling() -> None:

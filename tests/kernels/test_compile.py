@@ -60,7 +60,7 @@ def test_compiles(module: str, compiled: dict[str, Any]) -> None:
     assert kernels
     for name, programmatic, ptx in kernels:
         assert programmatic, name
-        write = re.search(r"\b(st|red|atom)\.\S*global", ptx)
+        write = re.search(r"\b((st|red|atom)\.\S*|cp\.async\.bulk\.tensor\.\dd\.)global\b", ptx)
         assert write, name
         assert 0 < ptx.find("griddepcontrol.wait") < write.start(), name
         assert "griddepcontrol.launch_dependents" in ptx, name

@@ -16,6 +16,8 @@ from asyncllm.kernels.tuning import (
     Shape,
     StreamTile,
     Tile,
+    WideTile,
+    wide_stages,
 )
 from tests.kernels.device import DEVICE
 from tests.kernels.linear_case import AROUND, DTYPE, Case, poison
@@ -41,6 +43,14 @@ STREAM = [
     StreamTile(1, 2, 64, 1, 3, 2, stagger=True),
     StreamTile(1, 2, 64, 2, 2, 2),
 ]
+WIDE = [
+    WideTile(1, 1, 4),
+    WideTile(2, 1, 5),
+    WideTile(3, 1, 4),
+    WideTile(1, 2, 8),
+    WideTile(2, 2, 4),
+    WideTile(3, 4, 4),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +72,24 @@ class TestHopper:
             assert fits(tile, case.x, Shape(size, 512, case.norm is not None, ""))
             case.check(case.run(tile))
 
-    @pytest.mark.parametrize("tile", [*HELD, *STREAM], ids=str)
-    def test_float16(self, tile: HeldTile | StreamTile) -> None:
+    @pytest.mark.parametrize("around", AROUND, ids=lambda around: "-".join(around) or "plain")
+    @pytest.mark.parametrize("tile", WIDE, ids=str)
+    def test_everything_around_many_rows(self, tile: WideTile, around: dict[str, Any]) -> None:
+        if "act" in around:
+            tile = tile._replace(splits=1)
+        for rows, size in ((20, 336), (70, 80), (130, 144), (224, 1008), (251, 336)):
+            if wide_stages(rows, tile.parts) >= tile.stages:
+                case = Case(rows, size, 1024, DTYPE, **around)
+                assert fits(tile, case.x, Shape(size, 1024, case.norm is not None, ""))
+                case.check(case.run(tile))
+
+    @pytest.mark.parametrize("rows", [66, 128])
+    def test_many_programs_share_a_tile(self, rows: int) -> None:
+        case = Case(rows, 93, 1024, DTYPE, residual=True, bias=True)
+        case.check(case.run(WideTile(1, 8, 2)))
+
+    @pytest.mark.parametrize("tile", [*HELD, *STREAM, *WIDE[:3]], ids=str)
+    def test_float16(self, tile: HeldTile | StreamTile | WideTile) -> None:
         case = Case(20, 144, 512, torch.float16, act="gelu")
         case.check(case.run(tile))
 
@@ -81,8 +107,8 @@ class TestHopper:
         case = Case(10, 144, 512, DTYPE, act=act)
         case.check(case.run(tile))
 
-    @pytest.mark.parametrize("tile", [HELD[-1], STREAM[-1]], ids=str)
-    def test_shared_tiles_can_be_launched_again(self, tile: HeldTile | StreamTile) -> None:
+    @pytest.mark.parametrize("tile", [HELD[-1], STREAM[-1], WideTile(2, 2, 3)], ids=str)
+    def test_shared_tiles_can_be_launched_again(self, tile: Tile) -> None:
         case = Case(40, 640, 512, DTYPE)
         first = case.run(tile)
         assert all(torch.equal(case.run(tile), first) for _ in range(10))
@@ -101,6 +127,22 @@ def test_only_what_the_kernels_for_hopper_can_take(tile: HeldTile | StreamTile) 
     assert not fits(StreamTile(1, 1, 64, 1, 9, 4), x, Shape(72, 512, norm=True, epilogue=""))
 
 
+def test_only_what_the_kernel_for_many_rows_can_take() -> None:
+    x = torch.empty(100, 512, dtype=torch.bfloat16)
+    shape = Shape(4096, 512, norm=True, epilogue="")
+    assert fits(WideTile(1, 2, 4), x, shape, multiprocessors=128)
+    assert not fits(WideTile(1, 2, 4), x, shape, multiprocessors=127)  # which all wait for some
+    assert fits(WideTile(1, 1, 4), x, shape, multiprocessors=1)
+    assert fits(WideTile(2, 2, 4), x, shape._replace(epilogue="residual"), multiprocessors=64)
+    assert not fits(WideTile(1, 1, 4), x, shape._replace(epilogue="residual"), multiprocessors=63)
+    assert not fits(WideTile(2, 2, 4), x, shape._replace(epilogue="gated"))
+    assert not fits(WideTile(2, 1, 4), x, shape._replace(size=4100))
+    assert not fits(WideTile(2, 2, 5), x, shape)  # more stages than blocks
+    assert not fits(WideTile(3, 1, 7), x, shape)  # or than shared memory has room for
+    assert not fits(WideTile(1, 1, 4), x[:, :500], shape._replace(columns=500))
+    assert not fits(WideTile(1, 1, 4), x.float(), shape)
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="kernels overlap on a GPU only")
 @pytest.mark.parametrize(
     ("rows", "tile"),
@@ -116,6 +158,10 @@ def test_only_what_the_kernels_for_hopper_can_take(tile: HeldTile | StreamTile) 
         (16, StreamTile(2, 1, 64, 1, 3, 3)),
         (40, StreamTile(1, 1, 64, 2, 3, 2)),
         (40, StreamTile(1, 1, 64, 1, 3, 3, stagger=True)),
+        (100, WideTile(1, 1, 4)),
+        (150, WideTile(3, 1, 4)),
+        (200, WideTile(1, 2, 4)),
+        (250, WideTile(2, 2, 4)),
     ],
     ids=str,
 )
@@ -125,6 +171,7 @@ def test_overlapping_kernels_wait_for_each_other(
     """A chain in a graph, where kernels overlap, gives what one kernel at a time gives."""
     monkeypatch.undo()  # poisoning would come between the kernels
     size, turns = 512, 30
+    gated = tile._replace(splits=1) if isinstance(tile, WideTile) else tile
     start = torch.randn(rows, size, device=DEVICE).to(DTYPE)
     norm = Norm(torch.rand(size, device=DEVICE).to(DTYPE), 1e-6)
     wide = torch.randn(turns, 2 * size, size, device=DEVICE).to(DTYPE) * size**-0.5
@@ -133,7 +180,7 @@ def test_overlapping_kernels_wait_for_each_other(
     def chain(*, apart: bool) -> Tensor:
         stream = start.clone()
         for up, down in zip(wide, narrow, strict=True):
-            hidden = project(tile, stream, up, norm=norm, act="silu")
+            hidden = project(gated, stream, up, norm=norm, act="silu")
             if apart:
                 torch.cuda.synchronize()
             project(tile, hidden, down, residual=stream)

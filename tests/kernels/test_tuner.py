@@ -10,7 +10,7 @@ import torch
 import asyncllm.demo
 from asyncllm.cli.tune import layers
 from asyncllm.kernels.tuner import BUCKETS, candidates
-from asyncllm.kernels.tuning import HeldTile, Shape, StreamTile, choose, save
+from asyncllm.kernels.tuning import HeldTile, Shape, StreamTile, WideTile, choose, save
 from asyncllm.models.registry import model_class
 from asyncllm.models.spec import read_spec
 
@@ -31,8 +31,9 @@ def test_candidates_can_run(rows: int, shape: Shape) -> None:
 
     tiles = list(candidates(rows, shape, hopper=True))
     elsewhere = list(candidates(rows, shape, hopper=False))
-    assert not any(isinstance(tile, HeldTile | StreamTile) for tile in elsewhere)
-    assert rows == 1 or any(isinstance(tile, HeldTile | StreamTile) for tile in tiles)
+    hopper = HeldTile | StreamTile | WideTile
+    assert not any(isinstance(tile, hopper) for tile in elsewhere)
+    assert rows == 1 or any(isinstance(tile, hopper) for tile in tiles)
     assert 0 < len(tiles) <= 120
     assert len(set(tiles)) == len(tiles)
     x = torch.empty(rows, shape.columns, dtype=torch.bfloat16)

@@ -117,6 +117,7 @@ def decode_attention(
     spec: AttentionSpec,
     *,
     out: Tensor | None = None,
+    beside: bool = False,
     cut: Cut | None = None,
 ) -> Tensor:
     """See ``kernels.decode.decode_attention``."""
@@ -125,7 +126,7 @@ def decode_attention(
         return out
     cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
     rows = Rows(keys, values, block_table, slots, lengths)
-    launch(q, q.stride(0), q.stride(1), _AS_IT_IS, rows, spec, out, cut)
+    launch(q, q.stride(0), q.stride(1), _AS_IT_IS, rows, spec, out, cut, beside)
     return out
 
 
@@ -165,6 +166,7 @@ def launch(
     spec: AttentionSpec,
     out: Tensor,
     cut: Cut,
+    beside: bool = False,
 ) -> None:
     """Attend to rows from their queries, or from what they and the newest token are made from."""
     pieces = len(q) * spec.num_heads * cut.splits
@@ -178,9 +180,10 @@ def launch(
     constants = (
         *(heads.encodes, *heads.constants, spec.softcap is not None, spec.window is not None),
         *(rows.keys.shape[1], spec.num_kv_heads, spec.num_heads // spec.num_kv_heads),
-        *(spec.head_dim, cut.tile, "ieee" if q.dtype == torch.float32 else "tf32"),
+        *(spec.head_dim, cut.tile, "ieee" if q.dtype == torch.float32 else "tf32", beside),
     )
-    _launch((spec.num_kv_heads, cut.splits, len(q)), args, constants, cut.warps, cut.stages)
+    grid = (spec.num_kv_heads, cut.splits, len(q) + beside)
+    _launch(grid, args, constants, cut.warps, cut.stages)
 
 
 @cache
@@ -230,6 +233,7 @@ def _decode(
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
+    BESIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     G: tl.constexpr = triton.next_power_of_2(GROUP)
@@ -237,6 +241,11 @@ def _decode(
     kv_head = tl.program_id(0)
     piece = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
+    if BESIDE and row == tl.num_programs(2) - 1:
+        # One row too many: it keeps whoever waits for this kernel waiting for the one beside, too.
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        return
     # Up to the wait, nothing is read that the kernels before this write; and only what K and V need
     # is used, so that nothing else keeps them waiting.
     of_queries = None
@@ -249,7 +258,7 @@ def _decode(
         row, lengths, slots, block_table, table_stride, window, splits, chunk, HAS_WINDOW, TILE
     )
     begin = first + piece * size
-    if (begin >= stop) & (piece > 0):
+    if (begin >= stop) & ((piece > 0) | (BESIDE & (length == 0))):
         return
     end = tl.minimum(begin + size, stop)
     has_newest = (end == stop) & (length > 0)
@@ -277,7 +286,8 @@ def _decode(
         if start == begin:
             if PDL:
                 tl.extra.cuda.gdc_launch_dependents()
-                tl.extra.cuda.gdc_wait()
+                if not BESIDE:
+                    tl.extra.cuda.gdc_wait()
             queries, acc, total, peak = begin_softmax(
                 q + row * q_row_stride, q_head_stride, kv_head, has_newest, place, of_queries,
                 of_key, keys, values, scale, softcap, ENCODES, q_weight is not None, ROTARY, EPS,

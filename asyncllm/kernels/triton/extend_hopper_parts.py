@@ -14,19 +14,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language import debug_barrier
 
-from asyncllm.kernels.triton.extend_tiles import FIELDS
+from asyncllm.kernels.triton.extend_tiles import FIELDS, KEYS, MIN_BLOCKS
 
-#: Queries of a warpgroup, times the heads that share them, and of both; keys of a block; blocks of
-#: keys, and of values, that shared memory holds.
+#: Queries of a warpgroup, times the heads that share them, and of both; blocks of keys, and of
+#: values, that shared memory holds.
 HALF = gl.constexpr(64)
 QUERIES = gl.constexpr(128)
-KEYS = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 #: Elements of 128 bytes, which is how wide a copy to shared memory can be.
 SPAN = gl.constexpr(64)
-#: The most pieces of a tile, and the fewest blocks of one: adding them up takes time.
-MAX_PIECES = gl.constexpr(8)
-MIN_BLOCKS = gl.constexpr(4)
 
 #: Barriers of each stage: it has been filled, or it has been read by both warpgroups.
 K_FULL, V_FULL, K_FREE, V_FREE = (gl.constexpr(i * STAGES.value) for i in range(4))

@@ -16,7 +16,6 @@ from asyncllm.kernels.triton.extend_hopper_parts import (
     HALF,
     K_FREE,
     K_FULL,
-    KEYS,
     QUERIES,
     ROW,
     SCORES,
@@ -27,6 +26,7 @@ from asyncllm.kernels.triton.extend_hopper_parts import (
     places_of,
     sums_layout,
 )
+from asyncllm.kernels.triton.extend_tiles import KEYS, MAX_PIECES
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 #: Below any score, yet finite: the difference of two is no NaN.
@@ -132,37 +132,84 @@ def store_piece(half: gl.constexpr, results, sums, total, peak, item, layer: gl.
 
 
 @gluon.jit
-def all_stored(half: gl.constexpr, results, pair, pieces):
-    """Whether this piece is the last one of its tile to be stored."""
+def await_pieces(half: gl.constexpr, results, pair, pieces):
+    """Announce that this piece has been stored, and wait until all of its tile have.
+
+    Programs wait for each other: all run at once, and each has but one piece.
+    """
     # All threads have stored before one of them announces it.
     debug_barrier()
     arrival = results.arrivals + pair * 2 + half
-    last = gl.atomic_add(arrival, 1, sem="acq_rel") == pieces - 1
-    gl.store(arrival, 0, mask=last)
-    return last
+    stored = gl.atomic_add(arrival, 1, sem="acq_rel") + 1
+    while stored < pieces:
+        stored = gl.atomic_add(arrival, 0, sem="acquire")
+    # The last one to know leaves zero.
+    known = gl.atomic_add(arrival, 1, sem="relaxed") + 1
+    gl.store(arrival, 0, mask=known == 2 * pieces)
 
 
 @gluon.jit
-def add_up(half: gl.constexpr, results, first_item, pieces, layer: gl.constexpr):
-    """Weighted values of all pieces, and the sums of their weights, in the order of the pieces."""
-    stats = results.stats + half * HALF + gl.arange(0, HALF, layout=ROW)
-    sums = gl.zeros([HALF, layer.head_dim], gl.float32, layout=sums_layout(layer.head_dim))
-    total = gl.zeros([HALF], gl.float32, layout=ROW)
-    peak = gl.full([HALF], LOWEST, gl.float32, layout=ROW)
-    for item in range(first_item, first_item + pieces):
-        stat = stats + item * (2 * QUERIES)
-        piece_total = gl.load(stat, cache_modifier=".cg")
-        piece_peak = gl.load(stat + QUERIES, cache_modifier=".cg")
-        partial = results.partial + _partial_at(half, item, layer.head_dim)
-        values = gl.load(partial, cache_modifier=".cg")
-        new_peak = gl.maximum(peak, piece_peak)
-        fade, gain = gl.exp2(peak - new_peak), gl.exp2(piece_peak - new_peak)
-        total = total * fade + piece_total * gain
-        fade = gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))
-        gain = gl.convert_layout(gain, gl.SliceLayout(1, sums.type.layout))
-        sums = sums * fade[:, None] + values * gain[:, None]
-        peak = new_peak
-    return sums, total
+def add_up(
+    half: gl.constexpr, results, first_item, piece, pieces, tile, kv_head, layer: gl.constexpr
+):
+    """Add up all pieces for this one's share of the queries, and write what they attend to."""
+    if pieces <= 2:
+        _add_up(half, results, first_item, piece, pieces, tile, kv_head, layer, 2)
+    elif pieces <= 4:
+        _add_up(half, results, first_item, piece, pieces, tile, kv_head, layer, 4)
+    elif pieces <= 8:
+        _add_up(half, results, first_item, piece, pieces, tile, kv_head, layer, 8)
+    else:
+        _add_up(half, results, first_item, piece, pieces, tile, kv_head, layer, MAX_PIECES)
+
+
+@gluon.jit
+def _add_up(
+    half: gl.constexpr, results, first_item, piece, pieces, tile, kv_head, layer: gl.constexpr,
+    MOST: gl.constexpr,
+):  # fmt: skip
+    """``add_up`` of at most so many pieces, all of which are read at once."""
+    LANES: gl.constexpr = HALF // MOST
+    ALL: gl.constexpr = pieces_layout(MOST, layer.head_dim)
+    SUMS: gl.constexpr = gl.SliceLayout(0, ALL)
+    one = gl.arange(0, MOST, layout=gl.SliceLayout(1, gl.SliceLayout(2, ALL)))[:, None]
+    lanes = gl.arange(0, LANES, layout=gl.SliceLayout(0, gl.SliceLayout(2, ALL)))[None, :]
+    every = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, gl.SliceLayout(1, ALL)))
+    every = gl.expand_dims(gl.expand_dims(every, 0), 1)
+    exists = (one < pieces) & (lanes >= 0)
+    for first in range(piece * LANES, HALF, pieces * LANES):
+        at = (first_item + one) * (2 * QUERIES) + half * HALF + first + lanes
+        totals = gl.load(results.stats + at, mask=exists, other=0.0, cache_modifier=".cg")
+        peaks = gl.load(
+            results.stats + at + QUERIES, mask=exists, other=LOWEST, cache_modifier=".cg"
+        )
+        row = (first_item + one) * QUERIES + half * HALF + first + lanes
+        at = gl.expand_dims(row * layer.head_dim, 2) + every
+        mask = gl.expand_dims(exists, 2) & (every >= 0)
+        parts = gl.load(results.partial + at, mask=mask, other=0.0, cache_modifier=".cg")
+        peak = gl.max(peaks, 0)
+        gains = gl.exp2(peaks - gl.expand_dims(peak, 0))
+        total = gl.sum(gains * totals, 0)
+        sums = gl.sum(gl.expand_dims(gains, 2) * parts, 0)
+        total = gl.convert_layout(gl.maximum(total, 1e-30), gl.SliceLayout(1, SUMS))
+        lane = half * HALF + first + gl.arange(0, LANES, layout=gl.SliceLayout(1, SUMS))
+        dim = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, SUMS))
+        token = tile.first + lane // layer.group
+        here = (lane < QUERIES // layer.group * layer.group) & (token < tile.end)
+        head = kv_head * layer.group + lane % layer.group
+        place = token.to(gl.int64) * (layer.kv_heads * layer.group) + head
+        gl.store(
+            results.out + place[:, None] * layer.head_dim + dim[None, :],
+            (sums / total[:, None]).to(results.out.dtype.element_ty),
+            mask=here[:, None] & (dim >= 0)[None, :],
+        )
+
+
+@gluon.constexpr_function
+def pieces_layout(most, head_dim):
+    """Of [pieces, lanes, head_dim], all pieces of an element in one thread."""
+    across = head_dim // 4
+    return gl.BlockedLayout([most, 1, 4], [1, 32 // across, across], [1, 4, 1], [2, 1, 0])
 
 
 @gluon.jit

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
 #: Numbers of a tile.
 FIELDS = tl.constexpr(5)
+#: Keys that are attended to at a time; the most pieces of a tile, a power of two, and the fewest
+#: blocks of keys of one.
+KEYS = tl.constexpr(128)
+MAX_PIECES = tl.constexpr(16)
+MIN_BLOCKS = tl.constexpr(2)
+#: What they take, in units of 0.1 us: a block, the rest of a piece, adding up several; and all
+#: programs for a decode row of some 700 tokens.
+BLOCK_TIME = tl.constexpr(18)
+PIECE_TIME = tl.constexpr(40)
+SUM_TIME = tl.constexpr(45)
+DECODE_TIME = tl.constexpr(8)
 #: Rows that are looked at together.
 ROWS = 256
 #: The fewest tiles that are sorted, to compile the kernel for few numbers.
@@ -22,29 +33,30 @@ MIN_TILES = 256
 
 
 def find_tiles(
-    slots: Tensor, starts: Tensor, q_offsets: Tensor, num_tokens: int, size: int
+    slots: Tensor, starts: Tensor, q_offsets: Tensor, num_tokens: int, size: int, room: int = 1
 ) -> Tensor:
     """Cut rows into tiles of up to ``size`` tokens of one row.
 
     Args:
         slots, starts, q_offsets: of ``kernels.extend.ExtendRows``.
         num_tokens: of all rows, at most.
+        room: tiles, or pieces of them, that are attended to at the same time.
 
     Returns:
-        int32 [1 + n, FIELDS], n at least the number of tiles. First that number, alone; then of
-        each tile its first token, the token behind its last, what to add to a token for its
-        position, its slot, and the length of its sequence. Those that see the most keys come
-        first, as they take the longest.
+        int32 [1 + n, FIELDS], n at least the number of tiles. First that number, and how many
+        pieces each should be cut into; then of each tile its first token, the token behind its
+        last, what to add to a token for its position, its slot, and the length of its sequence.
+        Those that see the most keys come first, as they take the longest.
     """
     bound = max(next_power_of_2(num_tokens // size + len(slots)), MIN_TILES)
     tiles = torch.empty(1 + bound, FIELDS.value, dtype=torch.int32, device=slots.device)
     unsorted = torch.empty(bound, FIELDS.value, dtype=torch.int32, device=slots.device)
-    args = (slots, starts, q_offsets, unsorted, tiles, len(slots), size)
+    args = (slots, starts, q_offsets, unsorted, tiles, len(slots), size, room)
     _launch((1, 1, 1), args, (ROWS, bound), num_warps=8)
     return tiles
 
 
-@triton.jit(do_not_specialize=["slots", "starts", "q_offsets", "num_rows", "size"])
+@triton.jit(do_not_specialize=["slots", "starts", "q_offsets", "num_rows", "size", "room"])
 def _find_tiles(
     slots,
     starts,
@@ -53,6 +65,7 @@ def _find_tiles(
     tiles,
     num_rows,
     size,
+    room,
     ROWS: tl.constexpr,
     TILES: tl.constexpr,
     PDL: tl.constexpr,
@@ -75,6 +88,9 @@ def _find_tiles(
         value = tl.load(unsorted + source * FIELDS + field, mask=exists)
         tl.store(tiles + (1 + index) * FIELDS + field, value, mask=exists)
     tl.store(tiles, found)
+    longest = tl.max(tl.where(exists, end + shift, 0), 0)
+    # Tokens before those of all rows are decode rows.
+    tl.store(tiles + 1, _best_pieces(found, tl.cdiv(longest, KEYS), tl.load(q_offsets), room))
 
 
 @triton.jit
@@ -100,7 +116,20 @@ def _cut(slots, starts, q_offsets, unsorted, base, found, num_rows, size, ROWS: 
     return tl.sum(count, 0)
 
 
+@triton.jit
+def _best_pieces(tiles, blocks, decoding, room):
+    """How many pieces of each tile take the least time, decode rows that are attended to beside
+    included: they have programs that are idle meanwhile, and then all."""
+    pieces = 1 + tl.arange(0, MAX_PIECES)
+    share = tl.maximum(tl.cdiv(blocks, pieces), tl.minimum(blocks, MIN_BLOCKS))
+    time = share * BLOCK_TIME + PIECE_TIME + tl.where(pieces > 1, SUM_TIME, 0)
+    idle = tl.maximum(room - tiles * pieces, 0)
+    time += tl.maximum(decoding * DECODE_TIME - time * idle // room, 0)
+    time = tl.where((tiles * pieces <= room) | (pieces == 1), time, 1 << 24)
+    return tl.min(time * MAX_PIECES + pieces - 1, 0) % MAX_PIECES + 1
+
+
 _launch = Launcher(_find_tiles)
 
 
-__all__ = ["FIELDS", "find_tiles"]
+__all__ = ["FIELDS", "KEYS", "MAX_PIECES", "MIN_BLOCKS", "find_tiles"]

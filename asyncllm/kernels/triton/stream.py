@@ -40,8 +40,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from asyncllm.kernels.triton.launch import Launcher
 from asyncllm.kernels.triton.wgmma_tiles import (
+    GATED_SHARED,
     ROWS,
     SHARED,
+    SPAN,
     Output,
     Plan,
     load_residual,
@@ -51,12 +53,6 @@ from asyncllm.kernels.triton.wgmma_tiles import (
     write,
 )
 from asyncllm.kernels.tuning import StreamTile
-
-#: Elements of 128 bytes, which is how wide a copy to shared memory can be.
-SPAN = gl.constexpr(64)
-GATED_SHARED = gl.constexpr(
-    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-)
 
 
 class Rings(NamedTuple):

@@ -28,7 +28,12 @@ from asyncllm.kernels.triton.launch import cdiv, next_power_of_2
 
 #: Rows of the first operand of a warpgroup's product.
 ROWS = gl.constexpr(64)
+#: Elements of 128 bytes, which is how wide a copy to shared memory can be.
+SPAN = gl.constexpr(64)
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
+GATED_SHARED = gl.constexpr(
+    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+)
 
 
 class Plan(NamedTuple):
@@ -210,11 +215,11 @@ def shared_sums(
     if splits == 1:
         return tiles, None, None
     count = tiles * splits * rows * block_m
-    return tiles, torch.empty(count, dtype=torch.float32, device=device), _arrivals(device)
+    return tiles, torch.empty(count, dtype=torch.float32, device=device), arrivals(device)
 
 
 @cache
-def _arrivals(device: torch.device) -> Tensor:
+def arrivals(device: torch.device) -> Tensor:
     """Arrivals at the tiles of a launch: zero whenever no kernel runs.
 
     Launches share them, so they must be on one stream. The first one must not be captured.
