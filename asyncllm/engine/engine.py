@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from asyncllm.config import EngineLimits
 from asyncllm.engine.check import check_request
 from asyncllm.engine.history import History, RequestTrace
-from asyncllm.engine.prompt_scores import PromptScores
+from asyncllm.engine.prompt_reader import PromptReader, reader_of
 from asyncllm.engine.scheduler import Applied, Emitted, Scheduler
 from asyncllm.engine.sequence import Sequence
 from asyncllm.engine.stats import EngineStats
@@ -34,11 +34,11 @@ from asyncllm.types import (
     SamplingParams,
     SchedulingParams,
     Sink,
-    TokenDelta,
     TokenLogprob,
 )
 from asyncllm.wire.messages import (
     BAD_TOKEN,
+    PooledPrompt,
     RowLogprobs,
     ScoredPrompt,
     StepResult,
@@ -60,7 +60,7 @@ class _Request:
     sequence: Sequence
     stream: OutputStream
     is_part: bool
-    scores: PromptScores | None = None
+    reader: PromptReader | None = None
     expiry: asyncio.TimerHandle | None = None
 
     def stop_clock(self) -> None:
@@ -185,9 +185,7 @@ class Engine:
             self.limits.eos_token_ids,
             now,
         )
-        request = _Request(seq, stream, is_part=arrival is not None)
-        if seq.scoring:
-            request.scores = PromptScores(tuple(prompt_ids), seq.prompt_logprobs)
+        request = _Request(seq, stream, is_part=arrival is not None, reader=reader_of(seq))
         if scheduling.deadline_ms is not None:
             self._set_deadline(request, scheduling.deadline_ms / 1000 - (now - seq.arrival))
         self._requests[seq.id] = request
@@ -269,8 +267,8 @@ class Engine:
                 self.stats.cpu_apply += time.perf_counter() - started
                 self._fill()
                 planned = time.perf_counter()
-                if applied.scored:
-                    self._deliver_prompts(applied.scored)
+                if applied.read:
+                    self._deliver_prompts(applied.read)
                 self._deliver(applied.emitted, result)
                 self._fail(applied.failed, StepError, f"the model step failed: {result.error}")
                 self._update_gauges()
@@ -359,15 +357,15 @@ class Engine:
         else:
             self._end(request, finish, now)
 
-    def _deliver_prompts(self, scored: list[tuple[Sequence, ScoredPrompt]]) -> None:
-        for seq, part in scored:
+    def _deliver_prompts(self, parts: list[tuple[Sequence, ScoredPrompt | PooledPrompt]]) -> None:
+        for seq, part in parts:
             request = self._requests.get(seq.id)
-            scores = None if request is None else request.scores
-            if request is None or scores is None or not scores.add(part):
+            reader = None if request is None else request.reader
+            if request is None or reader is None or not reader.add(part):
                 continue
-            request.scores = None
+            request.reader = None
             try:
-                request.stream.sink.emit(TokenDelta(prompt_logprobs=scores))
+                request.stream.sink.emit(reader.delta())
             except Exception as error:
                 self._fail_delivery(seq, error)
 
