@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncllm.beam_search import Beam, BeamSearch, BeamSearchParams
 from asyncllm.config import ServerConfig
+from asyncllm.embedding import EmbeddingParams, embed, embedding_params
 from asyncllm.engine.history import RequestTrace
 from asyncllm.engine.mailbox import Collector, Mailbox
 from asyncllm.engine.prepared import is_prepared, prepare
@@ -27,6 +28,7 @@ from asyncllm.types import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from aiohttp import web
 
 
@@ -105,6 +107,23 @@ class AsyncLLM(ServedModel):
         """
         parts = self._started
         return BeamSearch(parts.engine, parts.tokenizer, prompt_ids, params, scheduling)
+
+    async def embed(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: EmbeddingParams | None = None,
+        scheduling: SchedulingParams | None = None,
+        **options: Any,
+    ) -> np.ndarray:
+        """The vector of a prompt, float32 [dimensions]; of a list, [prompts, dimensions].
+
+        Args:
+            options: fields of ``EmbeddingParams``, instead of ``params``.
+
+        Raises:
+            BadRequest, QueueFull, ...: as ``generate`` does; of a list, nothing is left behind.
+        """
+        return await embed(self, prompts, embedding_params(params, options), scheduling)
 
     async def stream(
         self,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncllm.config import ServerConfig
 
 #: The routes that requests may go to.
-URLS: Final = ("/v1/chat/completions", "/v1/completions")
+URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 #: How long handlers may take to notice that nobody waits for them any more.
 _CLOSE_SECONDS: Final = 2.0

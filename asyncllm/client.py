@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import aiohttp
 import msgspec
+import numpy as np
 
+from asyncllm.embedding import EmbeddingParams, embedding_params
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
 from asyncllm.openai_answers import (
     Answer,
+    EmbeddingList,
     EventDecoder,
     Model,
     ModelList,
@@ -20,7 +25,7 @@ from asyncllm.openai_answers import (
     decode_error,
     decode_frame,
 )
-from asyncllm.openai_requests import sampling_fields, scheduling_fields
+from asyncllm.openai_requests import changed_fields, sampling_fields, scheduling_fields
 from asyncllm.types import (
     Completion,
     Prompt,
@@ -28,11 +33,12 @@ from asyncllm.types import (
     SchedulingParams,
     TokenDelta,
     is_chat,
+    is_single,
     plain_prompt,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 T = TypeVar("T")
 
@@ -133,6 +139,43 @@ class Client:
             usage=answer.to_usage(),
             prompt_logprobs=delta.prompt_logprobs,
         )
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: EmbeddingParams | None = None,
+        scheduling: SchedulingParams | None = None,
+        **options: Any,
+    ) -> np.ndarray:
+        """The vector of a prompt, float32 [dimensions]; of a list, [prompts, dimensions].
+
+        Prompts are texts or token ids, all of them alike. What params leave as it is by default is
+        the server's to choose. Raises like ``generate``.
+
+        Args:
+            options: fields of ``EmbeddingParams``, instead of ``params``.
+        """
+        wanted = embedding_params(params, options)
+        single = is_single(prompts)
+        each = cast("Sequence[Prompt]", [prompts] if single else prompts)
+        plain = [plain_prompt(prompt) for prompt in each]
+        if any(map(is_chat, plain)):
+            raise BadRequest("servers take no chats for embeddings", param="prompt")
+        if not plain:
+            return np.empty((0, 0), dtype=np.float32)
+        body = {
+            "model": self._name or (await self._served_model()).id,
+            "input": plain,
+            "encoding_format": "base64",
+            **changed_fields(wanted),
+            **scheduling_fields(scheduling or SchedulingParams()),
+        }
+        answer = await self._fetch(EmbeddingList, "POST", "/v1/embeddings", body)
+        if len(answer.data) != len(plain):
+            raise AsyncLLMError("the server's answer has not one vector for each prompt")
+        ordered = sorted(answer.data, key=attrgetter("index"))
+        vectors = [np.frombuffer(b64decode(entry.embedding), "<f4") for entry in ordered]
+        return np.stack(vectors)[0 if single else slice(None)]
 
     async def stream(
         self,

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncllm.errors import BadRequest
+from asyncllm.types import Pooling
 from asyncllm.validate import check_types
 
 Device = Literal["auto", "cpu", "cuda", "sim"]
@@ -162,6 +163,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     none; ``page_copy_seconds`` a first guess of what moving one page between the tiers takes.
     ``max_burst`` is the most tokens that a step may compute of each row. ``step_sizes``, rising,
     are numbers of tokens that steps with prompts are padded to, where padding costs time.
+    ``embedding_size`` is the size of a final hidden state, and so of an embedding.
     """
 
     device: str
@@ -183,6 +185,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     max_burst: int = 1
     step_sizes: tuple[int, ...] = ()
+    embedding_size: int = 0
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +209,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     strict: Annotated[
         bool, _doc("answer 400 to fields that nobody knows, instead of naming them in a header")
     ] = False
+    pooling: Annotated[
+        Pooling,
+        _doc("what an embedding is made of by default: the last token's hidden state, or the mean"),
+    ] = "last"
     max_body_bytes: Annotated[int, _doc("largest accepted request body")] = 8 * 1024 * 1024
     request_seconds: Annotated[
         float, _doc("how long a request may take to arrive, and a connection may be idle")

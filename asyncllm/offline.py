@@ -6,12 +6,16 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+
+import numpy as np
 
 from asyncllm.api import AsyncLLM
 from asyncllm.config import EngineConfig
+from asyncllm.embedding import EmbeddingParams, embedding_params
 from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.loop_thread import LoopThread
+from asyncllm.types import is_single
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,7 +126,7 @@ class LLM:
             DeadlineExceeded: a prompt was not answered in time.
             StepError, EngineDead: it failed while running.
         """
-        if _is_single(prompts):
+        if is_single(prompts):
             if isinstance(params, Sequence):
                 raise BadRequest("one prompt takes one SamplingParams", param="params")
             return self._thread.run(self._llm.generate(prompts, params, scheduling))
@@ -158,7 +162,7 @@ class LLM:
         Raises like ``generate``.
         """
         llm, intake = self._llm, self._intake
-        if _is_single(prompts):
+        if is_single(prompts):
             return self._thread.run(llm.beam_search(prompts, params, scheduling))
         each = cast("Sequence[Prompt]", prompts)
         found: dict[int, list[Beam]] = {}
@@ -169,6 +173,32 @@ class LLM:
 
         self._thread.run(intake.run(search, range(len(each))))
         return [found[index] for index in range(len(each))]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: EmbeddingParams | None = None,
+        scheduling: SchedulingParams | None = None,
+        **options: Any,
+    ) -> np.ndarray:
+        """The vector of a prompt, float32 [dimensions]; of a list, [prompts, dimensions].
+
+        Takes what ``AsyncLLM.embed`` takes, and raises like ``generate``.
+        """
+        llm, intake = self._llm, self._intake
+        wanted = embedding_params(params, options)
+        if is_single(prompts) or len(prompts) == 0:
+            return self._thread.run(llm.embed(prompts, wanted, scheduling))
+        each = cast("Sequence[Prompt]", prompts)
+        found: dict[int, np.ndarray] = {}
+
+        async def embed(index: int) -> None:
+            with _naming(index):
+                ids = await intake.encode(each[index])
+                [found[index]] = await llm.embed([ids], wanted, scheduling)
+
+        self._thread.run(intake.run(embed, range(len(each))))
+        return np.stack([found[index] for index in range(len(each))])
 
     def stream(
         self,
@@ -252,10 +282,6 @@ def _naming(index: int) -> Iterator[None]:
         raise BadRequest(
             f"prompt {index}: {error.message}", param=error.param, code=error.code
         ) from error
-
-
-def _is_single(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, dict)))
 
 
 class Speed:

@@ -46,6 +46,17 @@ _BY_STATUS: dict[int, type[AsyncLLMError]] = {
 _STATUS_OF_TYPE = {"invalid_request_error": 400, "timeout_error": 408, "rate_limit_error": 429}
 
 
+class EmbeddingBody(msgspec.Struct):
+    """``embedding`` is base64 of little-endian float32."""
+
+    index: int
+    embedding: str
+
+
+class EmbeddingList(msgspec.Struct):
+    data: list[EmbeddingBody]
+
+
 class Details(msgspec.Struct):
     cached_tokens: int | None = None
 

@@ -11,6 +11,7 @@ from asyncllm.text.grammar import Choice, Ebnf, JsonObject, JsonSchema, Regex, S
 from asyncllm.types import SchedulingParams
 
 if TYPE_CHECKING:
+    from asyncllm.embedding import EmbeddingParams
     from asyncllm.types import SamplingParams
 
 #: What a server works out by itself, from its chat template.
@@ -56,8 +57,13 @@ def scheduling_fields(scheduling: SchedulingParams) -> dict[str, Any]:
     """
     if scheduling.tenant:
         raise BadRequest("a server tells tenants by their API keys", param="tenant")
-    defaults = msgspec.structs.asdict(SchedulingParams())
-    fields = msgspec.structs.asdict(scheduling)
+    return changed_fields(scheduling)
+
+
+def changed_fields(params: SchedulingParams | EmbeddingParams) -> dict[str, Any]:
+    """Those that are not as they are by default."""
+    defaults = msgspec.structs.asdict(type(params)())
+    fields = msgspec.structs.asdict(params)
     return {name: value for name, value in fields.items() if value != defaults[name]}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol, TypeAlias, TypeGuard
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeGuard
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +20,9 @@ MAX_BAD_WORD_LENGTH = 256
 
 Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+#: Which final hidden states make the vector of a prompt: its last token's, or the mean of all.
+Pooling: TypeAlias = Literal["last", "mean"]
 
 #: What a caller may hand in as a prompt: text, token ids, or chat messages.
 Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
@@ -42,6 +45,11 @@ def plain_prompt(prompt: Prompt) -> str | list[int] | list[dict[str, Any]]:
     raise BadRequest(
         "a prompt is text, a list of token ids, or a list of chat messages", param="prompt"
     )
+
+
+def is_single(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
+    """Whether it is one prompt, and not a list of them."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, dict)))
 
 
 def is_chat(prompt: str | list[int] | list[dict[str, Any]]) -> TypeGuard[list[dict[str, Any]]]:
@@ -244,7 +252,8 @@ class TokenDelta(msgspec.Struct):
     last delta, is how many tokens of the prompt were not computed, as their KV was cached.
     ``prompt_logprobs``, where they were asked for, are in the first delta, which comes with or
     before the first token: one entry per prompt token, None for the first. They are unpacked when
-    they are looked at, each time.
+    they are looked at, each time. ``hidden``, float32 [hidden_size], is the prompt's pooled hidden
+    state, where that was asked for (``engine/pooling.py``).
     """
 
     text: str = ""
@@ -254,6 +263,7 @@ class TokenDelta(msgspec.Struct):
     stop_reason: int | str | None = None
     cached_tokens: int = 0
     prompt_logprobs: Sequence[PromptLogprob | None] | None = None
+    hidden: bytes | None = None
 
     def merge(self, later: TokenDelta) -> None:
         """Append a later delta of the same sequence to this one, in place."""
@@ -269,6 +279,8 @@ class TokenDelta(msgspec.Struct):
             self.cached_tokens = later.cached_tokens
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
+        if later.hidden is not None:
+            self.hidden = later.hidden
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -134,7 +134,7 @@ class Admission:
         """Let the head enter, or wait for its prefix."""
         if self._copies.is_for(seq):
             return self._admit_loaded(seq, room)
-        match = self._cache.match(seq, seq.num_scored if seq.scoring else None)
+        match = self._cache.match(seq, seq.num_read + 1 if seq.reading else None)
         if match.pending is not None:
             self.queue.remove(seq)
             seq.timeline.wait_until()

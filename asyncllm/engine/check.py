@@ -27,7 +27,7 @@ def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLi
         raise BadRequest("the prompt is empty", param="prompt")
     least = 1 if params.max_tokens is None else params.max_tokens
     if room < least:
-        asked = "" if params.max_tokens is None else f" and max_tokens {params.max_tokens}"
+        asked = "" if not params.max_tokens else f" and max_tokens {params.max_tokens}"
         raise BadRequest(
             f"the prompt of {len(prompt_ids)} tokens{asked} is more than the context of "
             f"{limits.max_model_len} tokens holds",

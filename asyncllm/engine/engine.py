@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from asyncllm.config import EngineLimits
 from asyncllm.engine.check import check_deadline, check_request, check_room
 from asyncllm.engine.history import History, RequestTrace
-from asyncllm.engine.prompt_scores import PromptScores
+from asyncllm.engine.prompt_reader import reader_of
 from asyncllm.engine.requests import Request, Requests
 from asyncllm.engine.scheduler import Applied, Scheduler
 from asyncllm.engine.sequence import Sequence
@@ -141,9 +141,7 @@ class Engine:
         )
         texts = (params.skip_special_tokens, prompt_ids, params.shown_special_tokens)
         stream = OutputStream(params, sink, self._detokenizer(*texts), eos_ids, now)
-        request = Request(seq, stream, is_part=arrival is not None)
-        if seq.scoring:
-            request.scores = PromptScores(tuple(prompt_ids), seq.prompt_logprobs)
+        request = Request(seq, stream, is_part=arrival is not None, reader=reader_of(seq))
         if scheduling.deadline_ms is not None:
             left = scheduling.deadline_ms / 1000 - (now - seq.arrival)
             check_deadline(left, self._scheduler.least_seconds(seq))
@@ -228,8 +226,8 @@ class Engine:
 
     def _deliver(self, applied: Applied, result: StepResult) -> None:
         started = time.perf_counter()
-        if applied.scored:
-            self._requests.deliver_prompts(applied.scored)
+        if applied.read:
+            self._requests.deliver_prompts(applied.read)
         self._requests.deliver(applied.emitted, result)
         self._requests.fail(applied.failed, StepError, f"the model step failed: {result.error}")
         self.stats.update_gauges(self._scheduler)

@@ -7,7 +7,7 @@ from typing import overload
 
 import numpy as np
 
-from asyncllm.types import PromptLogprob
+from asyncllm.types import PromptLogprob, TokenDelta
 from asyncllm.wire.messages import ScoredPrompt
 
 
@@ -41,6 +41,10 @@ class PromptScores(Sequence[PromptLogprob | None]):
             self._logprobs[rows] = logprobs
             self._ids[rows] = np.frombuffer(part.ids, dtype="<i4").reshape(count, -1)
         return part.end == len(self._prompt)
+
+    def delta(self) -> TokenDelta:
+        """What to deliver, once all is there."""
+        return TokenDelta(prompt_logprobs=self)
 
     def __len__(self) -> int:
         return len(self._prompt)

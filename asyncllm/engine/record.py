@@ -162,7 +162,7 @@ class Recorder:
             surely_full=seq.surely_full,
             arrival=None if seq.arrival == now else seq.arrival,
             deadline=None if seq.deadline == FOREVER else seq.deadline,
-            scored=seq.scoring,
+            scored=seq.reading,
         )
         self.writer.write(event, now)
 

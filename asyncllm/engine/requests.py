@@ -8,14 +8,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from asyncllm.engine.history import History, RequestTrace
-from asyncllm.engine.prompt_scores import PromptScores
+from asyncllm.engine.prompt_reader import PromptReader
 from asyncllm.engine.scheduler import Emitted, Scheduler
 from asyncllm.engine.sequence import Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.stream import OutputStream
 from asyncllm.errors import AsyncLLMError, ConstraintError, StepError
-from asyncllm.types import FinishReason, TokenDelta, TokenLogprob
-from asyncllm.wire.messages import BAD_TOKEN, RowLogprobs, ScoredPrompt, StepResult
+from asyncllm.types import FinishReason, TokenLogprob
+from asyncllm.wire.messages import (
+    BAD_TOKEN,
+    PooledPrompt,
+    RowLogprobs,
+    ScoredPrompt,
+    StepResult,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +32,14 @@ class Request:
 
     Attributes:
         is_part: of another request, which is counted instead of it.
-        scores: of the prompt, until they are delivered.
+        reader: of what is wanted of the prompt, until it is delivered.
         expiry: what ends it when its deadline has passed.
     """
 
     sequence: Sequence
     stream: OutputStream
     is_part: bool
-    scores: PromptScores | None = None
+    reader: PromptReader | None = None
     expiry: asyncio.TimerHandle | None = None
 
 
@@ -109,16 +115,16 @@ class Requests:
                 self._scheduler.finish(seq, now)
                 self._end(request, finish, now)
 
-    def deliver_prompts(self, scored: list[tuple[Sequence, ScoredPrompt]]) -> None:
-        """Keep what a step has scored of prompts, and hand over those that are complete."""
-        for seq, part in scored:
+    def deliver_prompts(self, parts: list[tuple[Sequence, ScoredPrompt | PooledPrompt]]) -> None:
+        """Keep what a step tells of prompts, and hand over those that are complete."""
+        for seq, part in parts:
             request = self._requests.get(seq.id)
-            scores = None if request is None else request.scores
-            if request is None or scores is None or not scores.add(part):
+            reader = None if request is None else request.reader
+            if request is None or reader is None or not reader.add(part):
                 continue
-            request.scores = None
+            request.reader = None
             try:
-                request.stream.sink.emit(TokenDelta(prompt_logprobs=scores))
+                request.stream.sink.emit(reader.delta())
             except Exception as error:
                 self._fail_delivery(seq, error)
 

@@ -32,6 +32,7 @@ from asyncllm.types import FinishReason
 from asyncllm.wire.messages import (
     BAD_TOKEN,
     NO_TOKEN,
+    PooledPrompt,
     ScoredPrompt,
     StepPlan,
     StepResult,
@@ -70,12 +71,12 @@ class Emitted(NamedTuple):
 class Applied(NamedTuple):
     """The new tokens in row order, or the sequences that a failed step has ended.
 
-    ``scored`` are logprobs of prompts, which come before the tokens.
+    ``read`` is what was wanted of prompts, which comes before the tokens.
     """
 
     emitted: list[Emitted]
     failed: list[Sequence]
-    scored: list[tuple[Sequence, ScoredPrompt]]
+    read: list[tuple[Sequence, ScoredPrompt | PooledPrompt]]
 
 
 class Scheduler:
@@ -301,14 +302,15 @@ class Scheduler:
         emitted: list[Emitted] = []
         failed: list[Sequence] = []
         chunks = step.chunks
-        scored = [(chunks[part.row - len(step.decodes)].seq, part) for part in result.prompts]
+        parts: list[ScoredPrompt | PooledPrompt] = [*result.prompts, *result.pooled]
+        read = [(chunks[part.row - len(step.decodes)].seq, part) for part in parts]
         if result.error is not None:
             failed = self._fail(step, now)
         elif step.has_rows:
             unmet = {row for row, _ in result.failures}
             emitted = self._take_tokens(step, unpack(result.tokens).tolist(), unmet, now)
             seconds = result.seconds / step.burst
-            if not step.scores:
+            if not step.reads:
                 self.times.observe(step.shape, seconds)
             if not step.chunks:
                 self._forecast.saw_decode_step(seconds)
@@ -316,7 +318,7 @@ class Scheduler:
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)
         self._admission.stop_sharing()
-        return Applied(emitted, failed, scored)
+        return Applied(emitted, failed, read)
 
     def _take_tokens(
         self, step: Step, tokens: list[int], unmet: set[int], now: float
@@ -336,8 +338,8 @@ class Scheduler:
             seq.failed |= token == BAD_TOKEN and row not in unmet
             if not seq.failed:
                 self.cache.land(seq, chunk.end)
-            if seq.scoring:
-                seq.num_scored = min(chunk.end + 1, seq.num_prompt)
+            if seq.reading:
+                seq.num_read = chunk.end
             if chunk.samples and seq.state is not finished:
                 emitted.append(self._take_first_token(seq, row, token, now))
         return emitted

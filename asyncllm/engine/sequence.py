@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence as Seq
 
 from asyncllm.cache.radix import Node
+from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.prepared import PreparedParams
 from asyncllm.engine.timeline import Timeline
 from asyncllm.types import SamplingParams, SchedulingParams
@@ -43,7 +44,8 @@ class Sequence:
         num_cached: tokens it did not have to compute when it was first admitted.
         prompt_logprobs: how many alternatives are wanted with each prompt token's logprob; -1: no
             logprobs are.
-        num_scored: prompt tokens whose logprobs are known. The first has none, and needs none.
+        pool_from: the first position whose hidden state is wanted; -1: none is.
+        num_read: positions of the prompt of which what was wanted of each is known.
         expected_pages: how many pages it was admitted for.
         charged: what its tenant has been charged for it (``engine/waiting.py``).
         failed: something it computed is not to be trusted.
@@ -63,8 +65,9 @@ class Sequence:
         "node",
         "num_cached",
         "num_prompt",
-        "num_scored",
+        "num_read",
         "pages",
+        "pool_from",
         "priority",
         "prompt_logprobs",
         "row_params",
@@ -130,13 +133,20 @@ class Sequence:
         self.salt = scheduling.cache_salt.encode("utf-8", "surrogatepass")
         self.num_cached = -1
         self.prompt_logprobs = -1 if params.prompt_logprobs is None else params.prompt_logprobs
-        self.num_scored = 0
+        self.pool_from = -1
+        if isinstance(params, PooledParams):
+            self.pool_from = params.first_wanted(len(prompt))
+        self.num_read = 0
         self.expected_pages = 0
         self.charged = 0.0
         self.failed = False
         self.timeline = Timeline(arrival)
 
     @property
-    def scoring(self) -> bool:
-        """Whether logprobs of its prompt are still to be computed."""
-        return self.prompt_logprobs >= 0 and self.num_scored < self.num_prompt
+    def reading(self) -> bool:
+        """Whether something is still wanted of each position of its prompt, be it cached or not.
+
+        That is, logprobs or the sum of all hidden states.
+        """
+        wanted = self.prompt_logprobs >= 0 or self.pool_from == 0
+        return wanted and self.num_read < self.num_prompt

@@ -27,7 +27,7 @@ class Step:
 
     ``decode_rows`` is the decode rows' part of ``StepPlan.rows``; the lists of ints are flat, as
     they travel. Each decode row yields ``burst`` tokens; ``shape`` is that of one of them.
-    ``scores`` says that it also computes logprobs of prompts, which ``shape`` does not tell.
+    ``reads`` says that more than that is wanted of prompts, which ``shape`` does not tell.
     """
 
     number: int
@@ -40,7 +40,7 @@ class Step:
     admits: list[Admit] = field(default_factory=list)
     shape: StepShape = NOTHING
     burst: int = 1
-    scores: bool = False
+    reads: bool = False
 
     @property
     def has_rows(self) -> bool:
@@ -50,8 +50,10 @@ class Step:
         """``seq`` has taken a slot."""
         self.admitted.append(seq)
         tokens = seq.tokens.tobytes()
-        wanted = seq.prompt_logprobs if seq.scoring else -1
-        self.admits.append(Admit(seq.slot, tokens, seq.num_prompt, seq.row_params, wanted))
+        scored = seq.prompt_logprobs if seq.reading else -1
+        # What landed before a preemption is not wanted again.
+        pooled = seq.pool_from if seq.pool_from < 0 else max(seq.pool_from, seq.num_read)
+        self.admits.append(Admit(seq.slot, tokens, seq.num_prompt, seq.row_params, scored, pooled))
         self.add_pages(seq, 0)
 
     def add_pages(self, seq: Sequence, first: int) -> None:
@@ -66,7 +68,7 @@ class Step:
 
     def add_chunk(self, chunk: Chunk, start: int) -> None:
         q_len = chunk.end - start
-        self.scores |= chunk.seq.scoring
+        self.reads |= chunk.seq.reading
         self.chunks.append(chunk)
         self.chunk_rows += (chunk.seq.slot, start, q_len)
         tokens, kv_tokens, attention = self.shape

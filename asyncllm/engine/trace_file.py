@@ -70,7 +70,8 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
         tenant: its name when it is new, else how many new ones came before it.
         arrival: None when it is ``now``.
         deadline: None for none.
-        scored: logprobs of its prompt were asked for, so nothing of it was taken from the cache.
+        scored: something of each position of its prompt was asked for, logprobs or hidden states,
+            so nothing of it was taken from the cache.
     """
 
     now: float

@@ -11,6 +11,7 @@ from torch import Tensor
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.executor.device import Device
 from asyncllm.executor.inputs import StepInputs, StepRows, stage
+from asyncllm.executor.pooling import PooledSums
 from asyncllm.executor.prompt_logprobs import PromptLogprobs
 from asyncllm.executor.sampler import Sampled, Sampler
 from asyncllm.executor.slots import SlotTable
@@ -36,13 +37,14 @@ class Samples:
     """What the rows that sample yield, on the device.
 
     ``tokens`` is int64 [burst, samples]; ``logprobs`` has one for each of the burst, or none.
-    ``prompts`` are of the prompts that are scored, if there are any. ``failures`` tells where in
-    ``tokens`` no token may be, and why.
+    ``prompts`` are of the prompts that are scored, ``pooled`` of those that are pooled, if there
+    are any. ``failures`` tells where in ``tokens`` no token may be, and why.
     """
 
     tokens: Tensor
     logprobs: tuple[Logprobs | None, ...] = ()
     prompts: PromptLogprobs | None = None
+    pooled: PooledSums | None = None
     failures: tuple[tuple[int, int, str], ...] = ()
 
     @classmethod
@@ -79,8 +81,8 @@ class EagerForward:
         self._device = device
 
     def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
-        if step.scored:
-            return self._run_scored(step)
+        if step.reads_prompts:
+            return self._run_reading(step)
         sampled = [self._run(step.continued(after)) for after in range(burst)]
         done = [part for part in sampled if part is not None]
         return Samples.of(done) if done else None
@@ -89,16 +91,24 @@ class EagerForward:
         inputs = stage(step, self._table, self._page_size, self._device)
         return self._sample(self._hidden(step, inputs), step, inputs)
 
-    def _run_scored(self, step: StepRows) -> Samples:
-        """A step with prompts that are scored, and so not of a burst."""
+    def _run_reading(self, step: StepRows) -> Samples:
+        """A step with prompts that are scored or pooled, and so not of a burst."""
         inputs = stage(step, self._table, self._page_size, self._device)
-        hidden = self._hidden(step, inputs)
-        num_scored = len(hidden) - len(step.sampling)
-        prompts = PromptLogprobs(self._device, self._model.logits, hidden[:num_scored], step.scored)
-        sampled = self._sample(hidden[num_scored:], step, inputs)
+        num_scored = sum(len(row.targets) for row in step.scored)
+        num_pooled = sum(row.end - row.start for row in step.pooled)
+        counts = [num_scored, num_pooled, len(step.sampling)]
+        scored, pooled, sampling = self._hidden(step, inputs).split(counts)
+        model, device, logprobs, sums = self._model, self._device, None, None
+        if step.scored:
+            logprobs = PromptLogprobs(device, model.logits, scored, step.scored)
+        if step.pooled:
+            sums = PooledSums(model.final, pooled, step.pooled)
+        sampled = self._sample(sampling, step, inputs)
         if sampled is None:
-            return Samples(inputs.sample_slots.unsqueeze(0), prompts=prompts)  # of no row
-        return replace(Samples.of([sampled]), prompts=prompts)
+            samples = Samples(inputs.sample_slots.unsqueeze(0))  # of no row
+        else:
+            samples = Samples.of([sampled])
+        return replace(samples, prompts=logprobs, pooled=sums)
 
     def _hidden(self, step: StepRows, inputs: StepInputs) -> Tensor:
         batch = ForwardBatch(

@@ -76,7 +76,7 @@ class GraphedForward:
 
     def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
         size = self._programs.size_of(step)
-        if size is None or step.scored:
+        if size is None or step.reads_prompts:
             return self._otherwise(step, burst)
         level = _captured_level(self._sampler.level(step.slots, step.lengths), size)
         if level is Level.EAGER:

@@ -38,6 +38,21 @@ class ScoredRow(NamedTuple):
     num_top: int
 
 
+class PooledRow(NamedTuple):
+    """A row with positions of a prompt whose hidden states are wanted.
+
+    Attributes:
+        row: of the plan.
+        first: index among the step's tokens of the first such position.
+        start, end: they are start .. end-1; at least one.
+    """
+
+    row: int
+    first: int
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """The rows of a plan, on the host.
@@ -49,6 +64,7 @@ class StepRows:
         sample_at: int64 [samples]; their last tokens.
         slots, lengths: int64 [samples]; slot, and sequence length before the sample.
         scored: the rows with tokens of prompts that are scored.
+        pooled: the rows with positions whose hidden states are wanted.
     """
 
     rows: np.ndarray
@@ -58,6 +74,12 @@ class StepRows:
     slots: np.ndarray
     lengths: np.ndarray
     scored: tuple[ScoredRow, ...] = ()
+    pooled: tuple[PooledRow, ...] = ()
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether more is wanted than what rows sample."""
+        return bool(self.scored or self.pooled)
 
     @property
     def each_samples_its_only_token(self) -> bool:
@@ -82,7 +104,7 @@ class StepRows:
     def of(cls, rows: np.ndarray, table: SlotTable) -> Self:
         """Look up the tokens that came with admissions; rows int32 [n, 3], n > 0.
 
-        Of prompts that are scored, the table takes the rows' part for done.
+        Of prompts that are scored or pooled, the table takes the rows' part for done.
         """
         slots, starts, q_lens = rows.astype(np.int64).T
         ends = np.cumsum(q_lens)
@@ -97,8 +119,11 @@ class StepRows:
             tokens = table.known(slots[row], starts[row], q_lens[row])
             ids[ends[row] - q_lens[row] : ends[row]] = tokens
         lengths = (starts + q_lens)[sampling]
-        scored = tuple(_scored_rows(rows, table)) if table.scoring else ()
-        return cls(rows, entries, sampling, ends[sampling] - 1, slots[sampling], lengths, scored)
+        step = cls(rows, entries, sampling, ends[sampling] - 1, slots[sampling], lengths)
+        if not table.scoring and not table.pooling:
+            return step
+        scored, pooled = tuple(_scored_rows(rows, table)), tuple(_pooled_rows(rows, table))
+        return replace(step, scored=scored, pooled=pooled)
 
 
 def _scored_rows(rows: np.ndarray, table: SlotTable) -> Iterator[ScoredRow]:
@@ -112,14 +137,25 @@ def _scored_rows(rows: np.ndarray, table: SlotTable) -> Iterator[ScoredRow]:
         first += q_len
 
 
+def _pooled_rows(rows: np.ndarray, table: SlotTable) -> Iterator[PooledRow]:
+    first = 0
+    for row, (slot, start, q_len) in enumerate(rows.tolist()):
+        end = start + q_len
+        wanted = table.take_pooling(slot, end)
+        if wanted is not None:
+            begin = max(start, wanted)
+            yield PooledRow(row, first + begin - start, begin, end)
+        first += q_len
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """A step's tensors on the device.
 
-    ``sample_rows`` (None: all tokens) are int64 [scored + samples], the tokens that yield logits:
-    those that predict tokens of scored prompts, then those that samples come from. ``sample_slots``
-    are int64 [samples], the latter's slots. ``ends`` is None if there are any of the former: they
-    are too many to be attended one by one.
+    ``sample_rows`` (None: all tokens) are int64 [scored + pooled + samples], the tokens of which
+    hidden states are needed: those that predict tokens of scored prompts, those that are pooled,
+    then those that samples come from. ``sample_slots`` are int64 [samples], the latter's slots.
+    ``ends`` is None if there are any of the former: they are too many to be attended one by one.
     """
 
     tokens: Tokens
@@ -131,15 +167,16 @@ class StepInputs:
 def stage(step: StepRows, table: SlotTable, page_size: int, device: Device) -> StepInputs:
     """Send what the host knows of a step in one copy, and look the rest up on the device."""
     at = step.sample_at
-    if step.scored:
+    if step.reads_prompts:
         scored = [row.first + np.arange(len(row.targets)) for row in step.scored]
-        at = np.concatenate([*scored, at])
+        pooled = [row.first + np.arange(row.end - row.start) for row in step.pooled]
+        at = np.concatenate([*scored, *pooled, at])
     host = (step.entries.reshape(-1), at, step.slots, step.lengths)
     entries, *samples = upload_aligned(host, np.int32, device.upload)
     sample_rows, sample_slots = (part.to(torch.int64) for part in samples[:2])
     return StepInputs(
         locate_tokens(entries.view(3, -1), table.last_token, table.block_table, page_size),
-        None if step.each_samples_its_only_token else sample_rows,
+        None if step.each_samples_its_only_token and not step.pooled else sample_rows,
         sample_slots,
-        None if step.scored else Ends(*samples[1:]),
+        None if step.reads_prompts else Ends(*samples[1:]),
     )

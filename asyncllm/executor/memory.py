@@ -149,6 +149,7 @@ def resolve_limits(
         max_burst=config.max_burst
         or (GRAPH_BURST if device == "cuda" and config.cuda_graphs else 1),
         step_sizes=step_sizes,
+        embedding_size=spec.config.output_size,
     )
 
 

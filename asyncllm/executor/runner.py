@@ -18,6 +18,7 @@ from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
 from asyncllm.wire.messages import (
     NO_TOKEN,
+    PooledPrompt,
     RowLogprobs,
     ScoredPrompt,
     StepPlan,
@@ -27,6 +28,7 @@ from asyncllm.wire.messages import (
 
 if TYPE_CHECKING:
     from asyncllm.executor.logprobs import Logprobs
+    from asyncllm.executor.pooling import PooledSums
     from asyncllm.executor.prompt_logprobs import PromptLogprobs
 
 
@@ -39,6 +41,7 @@ class Landing:
         tokens: int64 [burst, samples], landing.
         logprobs: of each token of the burst, and what is landing of them; None when no row asked.
         prompts: of the prompts that are scored, and what is landing of them; None without any.
+        pooled: of those that are pooled, likewise.
         failures: as in ``StepResult``.
     """
 
@@ -46,6 +49,7 @@ class Landing:
     tokens: np.ndarray
     logprobs: tuple[tuple[Logprobs, np.ndarray] | None, ...]
     prompts: tuple[PromptLogprobs, np.ndarray] | None = None
+    pooled: tuple[PooledSums, np.ndarray] | None = None
     failures: tuple[tuple[int, str], ...] = ()
 
     def row_logprobs(self, num_rows: int) -> Iterator[RowLogprobs]:
@@ -136,6 +140,7 @@ class ModelRunner:
         tokens = np.full((ticket.burst, ticket.num_rows), NO_TOKEN, dtype="<i4")
         logprobs: tuple[RowLogprobs, ...] = ()
         prompts: tuple[ScoredPrompt, ...] = ()
+        pooled: tuple[PooledPrompt, ...] = ()
         ticket.end.wait()
         landed = time.perf_counter()
         if ticket.samples is not None:
@@ -144,6 +149,9 @@ class ModelRunner:
             if ticket.samples.prompts is not None:
                 scored, packed = ticket.samples.prompts
                 prompts = tuple(scored.unpack(packed))
+            if ticket.samples.pooled is not None:
+                sums, totals = ticket.samples.pooled
+                pooled = tuple(sums.unpack(totals))
         return StepResult(
             step=ticket.step,
             tokens=tokens.tobytes(),
@@ -156,6 +164,7 @@ class ModelRunner:
             collect_seconds=time.perf_counter() - landed,
             idle_seconds=None if ticket.rows is None else ticket.rows.idle_seconds(),
             prompts=prompts,
+            pooled=pooled,
             failures=() if ticket.samples is None else ticket.samples.failures,
             # Last, as nothing may fail any more: each is told once.
             copied=self._copier.landed(ticket.step),
@@ -166,10 +175,12 @@ class ModelRunner:
         logprobs = tuple(
             None if part is None else (part, download(part.packed)) for part in samples.logprobs
         )
-        scored = samples.prompts
+        scored, sums = samples.prompts, samples.pooled
         prompts = None if scored is None else (scored, download(scored.packed))
+        pooled = None if sums is None else (sums, download(sums.packed))
         failures = tuple(
             (after * len(step.rows) + int(step.sampling[row]), reason)
             for after, row, reason in samples.failures
         )
-        return Landing(step.sampling, download(samples.tokens), logprobs, prompts, failures)
+        tokens = download(samples.tokens)
+        return Landing(step.sampling, tokens, logprobs, prompts, pooled, failures)

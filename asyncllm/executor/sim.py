@@ -155,6 +155,7 @@ class SimExecutor:
             tokens=step.computed.tokens,
             logprobs=step.computed.logprobs,
             prompts=step.computed.prompts,
+            pooled=step.computed.pooled,
             error=None,
             t_launch=step.t_launch,
             t_done=step.t_done,

@@ -14,8 +14,17 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.executor.sim_pages import OPEN, BrokenPlan, SimPages, fingerprint
+from asyncllm.executor.sim_pooling import SimPooling
 from asyncllm.executor.sim_sampler import SimSampler
-from asyncllm.wire.messages import NO_TOKEN, Admit, RowLogprobs, ScoredPrompt, StepPlan, unpack
+from asyncllm.wire.messages import (
+    NO_TOKEN,
+    Admit,
+    PooledPrompt,
+    RowLogprobs,
+    ScoredPrompt,
+    StepPlan,
+    unpack,
+)
 
 # Rows of ``SimDevice._slots``.
 _KNOWN, _NEXT, _ROOM = range(3)
@@ -32,13 +41,14 @@ class Rows(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a step does: its rows, int32 tokens [n] as they travel, and logprobs."""
+    """What a step does: its rows, int32 tokens [n] as they travel, logprobs and hidden states."""
 
     rows: Rows
     num_samples: int
     tokens: bytes
     logprobs: tuple[RowLogprobs, ...]
     prompts: tuple[ScoredPrompt, ...] = ()
+    pooled: tuple[PooledPrompt, ...] = ()
 
 
 class SimDevice:
@@ -51,6 +61,7 @@ class SimDevice:
         self._page_size = limits.page_size
         self._pages = SimPages(limits.num_pages, limits.host_pages)
         self._sampler = SimSampler(slots, limits.vocab_size, limits.eos_token_ids)
+        self._pooling = SimPooling(limits.embedding_size)
         #: Tokens known at admission, start of the next row, positions the block table has room for.
         self._slots = np.full((3, slots), _FRESH, dtype=np.int64)
         self._tokens = np.zeros((slots, max_pages * limits.page_size + 1), dtype=np.int32)
@@ -106,6 +117,7 @@ class SimDevice:
         self._tokens[admit.slot, :known] = tokens
         self._sampler.admit(admit.slot, admit.params)
         self._sampler.score(admit.slot, admit.num_prompt, admit.prompt_logprobs)
+        self._pooling.admit(admit.slot, admit.pool_from)
         self._admitted.add(admit.slot)
         self._fresh.add(admit.slot)
 
@@ -164,7 +176,8 @@ class SimDevice:
         tokens[sampling] = sampled
         logprobs = self._sampler.logprobs(sampling, whose, sampled)
         prompts = self._sampler.prompts(*rows)
-        return Computed(rows, len(sampling), tokens.tobytes(), logprobs, prompts)
+        pooled = self._pooling.sums(*rows, self._tokens)
+        return Computed(rows, len(sampling), tokens.tobytes(), logprobs, prompts, pooled)
 
     def _check_rows(self, rows: Rows, q_lens: np.ndarray) -> np.ndarray:
         """Refuse rows that cannot run; returns how many tokens each was admitted with."""

@@ -31,6 +31,7 @@ class SlotTable:
             row's input. It never has to reach the host for the next step to run.
         num_known: int64 [slots] on the host; how many tokens came with the admission.
         scoring: prompts of which logprobs are still wanted, by slot.
+        pooling: the next position whose hidden state is wanted, by slot.
     """
 
     def __init__(self, num_slots: int, max_pages: int, device: Device):
@@ -43,6 +44,7 @@ class SlotTable:
         self.last_token = torch.zeros(num_slots + 1, dtype=torch.int64, device=device.torch_device)
         self.num_known = np.zeros(num_slots, dtype=np.int64)
         self.scoring: dict[int, Scoring] = {}
+        self.pooling: dict[int, int] = {}
         self._known: list[np.ndarray] = [np.empty(0, dtype=np.int32)] * num_slots
         self._device = device
 
@@ -52,8 +54,11 @@ class SlotTable:
         self._known[admit.slot] = tokens
         self.num_known[admit.slot] = len(tokens)
         self.scoring.pop(admit.slot, None)
+        self.pooling.pop(admit.slot, None)
         if admit.prompt_logprobs >= 0:
             self.scoring[admit.slot] = Scoring(admit.num_prompt, admit.prompt_logprobs)
+        if admit.pool_from >= 0:
+            self.pooling[admit.slot] = admit.pool_from
         return tokens
 
     def known(self, slot: int, start: int, length: int) -> np.ndarray:
@@ -69,6 +74,20 @@ class SlotTable:
         if scoring is not None and end >= scoring.num_prompt:
             del self.scoring[slot]
         return scoring if scoring is not None and start < scoring.num_prompt else None
+
+    def take_pooling(self, slot: int, end: int) -> int | None:
+        """From which position on, up to a row's ``end``, hidden states are wanted; asked once.
+
+        None when none of them is.
+        """
+        first = self.pooling.get(slot)
+        if first is None or end <= first:
+            return None
+        if end < self.num_known[slot]:
+            self.pooling[slot] = end
+        else:
+            del self.pooling[slot]
+        return first
 
     def add_pages(self, new_pages: np.ndarray) -> None:
         """Enter int32 [m, 3] of (slot, index, page) into the block table."""

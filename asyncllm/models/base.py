@@ -36,6 +36,10 @@ class CausalLM(nn.Module, ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: [samples, hidden] -> [samples, vocab], in the same dtype."""
 
+    @abstractmethod
+    def final(self, hidden: Tensor) -> Tensor:
+        """What ``forward`` returns, after the last norm: [n, hidden] -> [n, hidden]."""
+
     def checkpoint_name(self, name: str) -> str | None:
         """What this class calls a tensor of the checkpoint; None where it has no use for it."""
         tied = name == "lm_head.weight" and self.lm_head is None

@@ -45,6 +45,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """The longest sequence the checkpoint is made for."""
         return self.max_position_embeddings
 
+    @property
+    def output_size(self) -> int:
+        """Elements of a final hidden state."""
+        return self.hidden_size
+
 
 class OPTConfig(Config, frozen=True, kw_only=True):
     """OPT. ``word_embed_proj_dim`` None means ``hidden_size``."""
@@ -57,6 +62,10 @@ class OPTConfig(Config, frozen=True, kw_only=True):
     word_embed_proj_dim: Count | None = None
     enable_bias: bool = True
     layer_norm_elementwise_affine: bool = True
+
+    @property
+    def output_size(self) -> int:
+        return self.word_embed_proj_dim or self.hidden_size
 
 
 class DecoderConfig(Config, frozen=True, kw_only=True):

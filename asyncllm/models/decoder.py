@@ -63,6 +63,10 @@ class DecoderLM(CausalLM, Generic[C]):
         hidden: Tensor = self.model(batch)
         return hidden
 
+    def final(self, hidden: Tensor) -> Tensor:
+        states: Tensor = self.model.norm(hidden)
+        return states
+
     def logits(self, hidden: Tensor) -> Tensor:
         norm = self.model.norm.norm
         if self.lm_head is None:
@@ -72,6 +76,11 @@ class DecoderLM(CausalLM, Generic[C]):
         if self.logit_softcap is None:
             return scores
         return torch.tanh(scores / self.logit_softcap) * self.logit_softcap
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """Those of embedding models are often saved without the wrapper that generates."""
+        bare = name.startswith(("embed_tokens.", "layers.", "norm."))
+        return super().checkpoint_name(f"model.{name}" if bare else name)
 
 
 class _Stack(nn.Module):

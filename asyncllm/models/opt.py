@@ -52,6 +52,9 @@ class OPTForCausalLM(CausalLM):
         hidden: Tensor = self.decoder(batch)
         return hidden
 
+    def final(self, hidden: Tensor) -> Tensor:
+        return hidden  # the norm comes before the projection to the size of embeddings
+
     def logits(self, hidden: Tensor) -> Tensor:
         if self.lm_head is None:
             return F.linear(hidden, self.decoder.embed_tokens.weight)

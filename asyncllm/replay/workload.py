@@ -105,6 +105,8 @@ class PageTree:
         """``count`` new nodes follow ``node``, a new root where that is NEW_ROOT; the last one."""
         if node == NEW_ROOT:
             node = self._run(-1, 1)
+        elif not 0 <= node < self.count:
+            raise IndexError(f"no node {node}")  # or paths would go round in circles
         return self._run(node, count) if count else node
 
     def path(self, node: int) -> tuple[int, list[int]]:

@@ -10,6 +10,8 @@ from asyncllm.server import admin, answers, anthropic_routes, ollama_routes, res
 from asyncllm.server.chat import chat_completions
 from asyncllm.server.completions import completions
 from asyncllm.server.cors import add_cors, answer_preflights
+from asyncllm.server.embeddings import embeddings
+from asyncllm.server.embeddings_protocol import EmbeddingList, EmbeddingRequest
 from asyncllm.server.generate import generate
 from asyncllm.server.metrics import add_metrics, metrics
 from asyncllm.server.middleware import ERROR_WRITERS, answer_errors, require_key, set_headers
@@ -51,6 +53,15 @@ ROUTES: Final = (
         body=CompletionRequest,
         answers=(answers.Completion,),
         event=answers.CompletionChunk,
+        refusals=GENERATES,
+    ),
+    Route(
+        method="POST",
+        path="/v1/embeddings",
+        handler=embeddings,
+        summary="Texts as vectors",
+        body=EmbeddingRequest,
+        answers=(EmbeddingList,),
         refusals=GENERATES,
     ),
     *responses_routes.ROUTES,

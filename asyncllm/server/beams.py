@@ -9,7 +9,7 @@ import msgspec
 
 from asyncllm.beam_search import BeamSearchParams
 from asyncllm.errors import BadRequest
-from asyncllm.server.delivery import ClientDelivery, Delivery, WholeAnswer
+from asyncllm.server.delivery import Delivery, WholeAnswer
 from asyncllm.server.sampling import num_generated
 from asyncllm.server.sse import EventStream
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta
@@ -59,7 +59,7 @@ async def answer_beams(
     wanted = _search_params(asked, params, service.llm.default_params)
     searches = [service.llm.start_beam_search(ids, wanted, scheduling) for ids in prompts]
     n = asked.n or 1
-    kind: type[ClientDelivery] = EventStream if asked.stream else WholeAnswer
+    kind: type[EventStream | WholeAnswer] = EventStream if asked.stream else WholeAnswer
     delivery = kind(request, reply, n * len(searches))
     with service.live.serve(service.llm, delivery, ()) as served:
         service.name(served, reply, scheduling.tenant)

@@ -50,10 +50,10 @@ async def completions(request: web.Request) -> web.StreamResponse:
         prompt_logprobs=_prompt_logprobs_needed(asked),
     )
     scheduling = scheduling_params(asked, service.keys.tenant_of(request))
-    given, count = _split(asked.prompt), num_generated(asked)
+    given, count = split_prompts(asked.prompt), num_generated(asked)
     check_count(len(given), asked, llm.limits.max_waiting)
     check_room(llm, given, count, scheduling.tenant)
-    encoded = await _encode(llm, given, asked)
+    encoded = await encode_prompts(llm, given, asked)
     context = llm.limits.max_model_len
     prompts = [truncate(ids, asked, context, params.max_tokens) for ids in encoded]
     check_scoring(asked, prompts, params.prompt_logprobs)
@@ -74,7 +74,7 @@ def _prompt_logprobs_needed(asked: CompletionRequest) -> int | None:
     return max((most for most in wanted if most is not None), default=None)
 
 
-def _split(prompt: str | list[Any]) -> list[str] | list[list[int]]:
+def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:
     """One text or list of token ids for each prompt, whichever of the four forms was sent."""
     if isinstance(prompt, str):
         prompt = [prompt]
@@ -88,7 +88,7 @@ def _split(prompt: str | list[Any]) -> list[str] | list[list[int]]:
     return prompt
 
 
-async def _encode(
+async def encode_prompts(
     llm: AsyncLLM, given: list[str] | list[list[int]], asked: CompletionRequest
 ) -> list[list[int]]:
     texts = [prompt for prompt in given if isinstance(prompt, str)]

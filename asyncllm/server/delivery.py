@@ -61,8 +61,7 @@ class Reply(Protocol):
 class Delivery(ABC):
     """Where the sequences of one request deliver to, and how who waits learns of their end."""
 
-    def __init__(self, reply: Reply, count: int):
-        self._reply = reply
+    def __init__(self, count: int):
         self._unfinished = set(range(count))
         self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
@@ -96,11 +95,11 @@ class Delivery(ABC):
 class ClientDelivery(Delivery):
     """To the client that waits for the answer."""
 
-    def __init__(self, request: web.Request, reply: Reply, count: int):
+    def __init__(self, request: web.Request, count: int):
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("client disconnected")
-        super().__init__(reply, count)
+        super().__init__(count)
         self._request = request
         self._transport = transport
 
@@ -139,7 +138,8 @@ class WholeAnswer(ClientDelivery):
     """Collects everything, for a request that does not stream."""
 
     def __init__(self, request: web.Request, reply: Reply, count: int):
-        super().__init__(request, reply, count)
+        super().__init__(request, count)
+        self._reply = reply
         self._outputs = [TokenDelta() for _ in range(count)]
 
     def _take(self, index: int, delta: TokenDelta) -> None:

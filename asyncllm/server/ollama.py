@@ -62,7 +62,7 @@ async def _answer(
     service = request.app[SERVICE]
     llm = service.llm
     model = resolve_model(service, asked.model)
-    service.note_ineffective(wanted.ineffective(asked, llm.limits.max_model_len))
+    service.note_ineffective(wanted.ineffective(asked.options, llm.limits.max_model_len))
     chat = wanted.chat_of(asked, model, llm.chat_reader.formats)
     if empty:  # to load the model is all that is asked
         head = {"model": model, "created_at": timestamp()}

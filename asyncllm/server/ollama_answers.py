@@ -71,6 +71,22 @@ class OllamaGenerated(OllamaAnswer, kw_only=True):
     thinking: str | UnsetType = UNSET
 
 
+class OllamaEmbedded(Answer, kw_only=True):
+    """A vector for each input. Durations are in nanoseconds, as in ``OllamaAnswer``."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Answer, kw_only=True):
+    """The vector of the prompt; empty without one."""
+
+    embedding: list[float]
+
+
 class OllamaDetails(Answer, kw_only=True):
     """``quantization_level`` is the type that is computed with."""
 

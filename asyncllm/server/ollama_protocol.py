@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from asyncllm.server.protocol import (
     COMPONENTS,
+    Count,
     Logprobs,
     MinP,
     Penalty,
@@ -149,6 +150,26 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True):
     template: str | None = None
     context: list[int] | None = None
     images: list[str] | None = None
+
+
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    """Without an input, it is only asked that the model be loaded."""
+
+    model: str | None = None
+    input: str | list[Text] | None = None
+    truncate: bool | None = None
+    dimensions: Count | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """The same for one text, as it was before."""
+
+    model: str | None = None
+    prompt: str | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):

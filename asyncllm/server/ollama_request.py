@@ -74,9 +74,8 @@ def chat_of(asked: OllamaFields, model: str, formats: Formats) -> ChatRequest:
     )
 
 
-def ineffective(asked: OllamaFields, context: int) -> Iterator[str]:
-    """What it asks for and does not get; ``context`` is how many tokens there may be."""
-    options = asked.options
+def ineffective(options: OllamaOptions | None, context: int) -> Iterator[str]:
+    """What they ask for and do not get; ``context`` is how many tokens there may be."""
     if options is None:
         return
     for name, harmless in WITHOUT_EFFECT.items():

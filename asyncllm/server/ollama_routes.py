@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from asyncllm.server import ollama, ollama_answers, ollama_models
+from asyncllm.server import ollama, ollama_answers, ollama_embed, ollama_models
 from asyncllm.server.ollama_errors import ollama_error_response
 from asyncllm.server.ollama_protocol import (
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
     OllamaTool,
@@ -40,6 +42,24 @@ ROUTES: Final = (
         answers=(ollama_answers.OllamaGenerated,),
         event=ollama_answers.OllamaGenerated,
         stream_type=LINES,
+        refusals=(*TAKES_JSON, 500),
+    ),
+    _route(
+        method="POST",
+        path="/api/embed",
+        handler=ollama_embed.ollama_embed,
+        summary="Texts as vectors, in Ollama's words",
+        body=OllamaEmbedRequest,
+        answers=(ollama_answers.OllamaEmbedded,),
+        refusals=(*TAKES_JSON, 500),
+    ),
+    _route(
+        method="POST",
+        path="/api/embeddings",
+        handler=ollama_embed.ollama_embeddings,
+        summary="One text as a vector, as Ollama's older clients ask for it",
+        body=OllamaEmbeddingsRequest,
+        answers=(ollama_answers.OllamaEmbedding,),
         refusals=(*TAKES_JSON, 500),
     ),
     _route(

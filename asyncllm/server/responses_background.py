@@ -28,7 +28,7 @@ class BackgroundRun(Delivery):
     """
 
     def __init__(self, reply: ResponseReply, events: EventLog | None):
-        super().__init__(reply, 1)
+        super().__init__(1)
         self.reply = reply
         self.log = events
         self._record(reply.opening())

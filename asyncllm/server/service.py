@@ -11,7 +11,7 @@ from aiohttp import web
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.api_keys import ApiKeys, configured_keys
 from asyncllm.server.body import parse, read_body
-from asyncllm.server.delivery import ClientDelivery, LiveRequests, Reply, WholeAnswer
+from asyncllm.server.delivery import LiveRequests, Reply, WholeAnswer
 from asyncllm.server.middleware import ignored_fields, request_id
 from asyncllm.server.protocol import INEFFECTIVE
 from asyncllm.server.request_log import RequestLog, Served
@@ -141,7 +141,7 @@ class Service:
             AsyncLLMError: the engine refused or failed before the first byte.
         """
         self.check_ready()  # again: reading and encoding the prompt took a while
-        kind: type[ClientDelivery] = EventStream if asked.stream else WholeAnswer
+        kind: type[EventStream | WholeAnswer] = EventStream if asked.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
         with self.live.serve(self.llm, delivery, jobs) as served:
             self.name(served, reply, self.keys.tenant_of(request))

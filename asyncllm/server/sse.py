@@ -36,7 +36,8 @@ class EventStream(ClientDelivery):
     """
 
     def __init__(self, request: web.Request, reply: Reply, count: int):
-        super().__init__(request, reply, count)
+        super().__init__(request, count)
+        self._reply = reply
         self._chunked = request.version >= HttpVersion11
         self._several = count > 1
         self._open = False

@@ -69,7 +69,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     The first ``num_prompt`` are the prompt; more follow when a preempted sequence comes back.
     ``prompt_logprobs`` is -1, or how many of the likeliest tokens are wanted with the logprob of
-    each prompt token that its rows compute.
+    each prompt token that its rows compute. ``pool_from`` is -1, or the position from which on the
+    prompt's hidden states are wanted.
     """
 
     slot: int
@@ -77,6 +78,7 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_prompt: int
     params: RowParams
     prompt_logprobs: int = -1
+    pool_from: int = -1
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -136,6 +138,22 @@ class ScoredPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ids: bytes
 
 
+class PooledPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The sum of the hidden states of one row, as far as they were asked for.
+
+    Attributes:
+        row: of the plan.
+        start, end: it is of the prompt's positions start .. end-1; at least one.
+        total: float32 [hidden_size]; states as the output projection takes them. Values that are
+            not finite are passed on.
+    """
+
+    row: int
+    start: int
+    end: int
+    total: bytes
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The outcome of one StepPlan; there is exactly one, also when the step failed.
 
@@ -153,6 +171,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
         idle_seconds: how long the device had nothing to do between the step before and this one;
             None when that is not known.
         prompts: for the rows with tokens of prompts that are scored.
+        pooled: for the rows with positions whose hidden states are wanted.
         failures: rows, counted as ``tokens`` are, whose constraints leave no token, and why.
     """
 
@@ -169,6 +188,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     idle_seconds: float | None = None
     prompts: tuple[ScoredPrompt, ...] = ()
     failures: tuple[tuple[int, str], ...] = ()
+    pooled: tuple[PooledPrompt, ...] = ()
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from aiohttp import web
 
-from asyncllm import AsyncLLM, Client, SamplingParams
+from asyncllm import AsyncLLM, Client, EmbeddingParams, SamplingParams
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import (
     Choice,
@@ -94,6 +95,16 @@ async def client(llm: AsyncLLM) -> AsyncIterator[Client]:
     async with Client(f"http://127.0.0.1:{site.port}/v1") as client:
         yield client
     await runner.cleanup()
+
+
+async def test_the_same_vectors(llm: AsyncLLM, client: Client) -> None:
+    for prompts in ("Once upon a time", [20, 332, 223], ["One", "two", "three"], [[20], [332]]):
+        for params in (EmbeddingParams(), EmbeddingParams(pooling="mean", dimensions=7)):
+            expected = await llm.embed(prompts, params)
+            found = await client.embed(prompts, params)
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+            # A prefix that is cached changes the last bits.
+            np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 async def test_the_same_answers(llm: AsyncLLM, client: Client) -> None:

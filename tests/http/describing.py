@@ -13,6 +13,7 @@ from tests.http.serving import Answer
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 OLLAMA_CHAT, OLLAMA_GENERATE, RENDER = "/api/chat", "/api/generate", f"{CHAT}/render"
+EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS = "/v1/embeddings", "/api/embed", "/api/embeddings"
 USER = {"role": "user", "content": "aé"}
 VALID: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [USER]},
@@ -27,6 +28,9 @@ VALID: dict[str, dict[str, Any]] = {
     OLLAMA_CHAT: {"model": "fake", "messages": [USER], "stream": False},
     OLLAMA_GENERATE: {"model": "fake", "prompt": "aé", "stream": False},
     "/api/show": {"model": "fake"},
+    EMBEDDINGS: {"input": ["aé", "b"]},
+    OLLAMA_EMBED: {"model": "fake", "input": ["aé", "b"]},
+    OLLAMA_EMBEDDINGS: {"model": "fake", "prompt": "aé"},
 }
 
 

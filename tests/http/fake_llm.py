@@ -10,10 +10,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from asyncllm.beam_search import Beam, BeamSearchParams
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.engine.history import RequestTrace, StepRecord
 from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.timeline import Event
 from asyncllm.errors import BadRequest, QueueFull
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 BOS, EOS, VOCAB = 256, 257, 258
 MAX_LEN = 4096
+EMBEDDING_SIZE = 8
 
 
 class FakeTokenizer:
@@ -58,6 +62,12 @@ class FakeTokenizer:
 
     def min_tokens(self, num_bytes: int) -> int:
         return num_bytes
+
+
+def hidden_of(tokens: Sequence[int]) -> bytes:
+    """Each token's hidden state is one of EMBEDDING_SIZE unit vectors; their mean."""
+    counts = np.bincount(np.array(tokens) % EMBEDDING_SIZE, minlength=EMBEDDING_SIZE)
+    return (counts / len(tokens)).astype("<f4").tobytes()
 
 
 class FakeTemplate:
@@ -88,6 +98,10 @@ class _Sequence:
         if params.max_tokens == 0:
             delta = TokenDelta(finish_reason=FinishReason.LENGTH, cached_tokens=self.cached)
             delta.prompt_logprobs = self._scores()
+            if isinstance(params, PooledParams):
+                delta.hidden = hidden_of(
+                    self.prompt_ids[params.first_wanted(len(self.prompt_ids)) :]
+                )
             return delta
         source = [token for token in self.prompt_ids if token < BOS]
         at_end = self.made >= len(source) and not params.ignore_eos
@@ -186,6 +200,7 @@ class FakeLLM:
             steps_in_flight=1,
             vocab_size=VOCAB,
             eos_token_ids=(EOS,),
+            embedding_size=EMBEDDING_SIZE,
         )
         self.tokenizer = FakeTokenizer()
         tokenizer: Any = self.tokenizer
@@ -287,7 +302,7 @@ class FakeLLM:
 
     def check_prompt(self, prompt_ids: Sequence[int], max_tokens: int | None) -> None:
         room = self.limits.max_model_len - len(prompt_ids)
-        if (max_tokens or 1) > room:
+        if (1 if max_tokens is None else max_tokens) > room:
             param = "prompt" if room < 1 else "max_tokens"
             raise BadRequest("too long", param=param, code="context_length_exceeded")
         if max(prompt_ids) >= VOCAB:

@@ -13,7 +13,7 @@ import pytest
 from asyncllm.batch import BadItem, Item, Result, answered_lines, read_items, run_batch
 from asyncllm.config import ServerConfig
 from asyncllm.errors import EngineDead, QueueFull
-from tests.http.fake_llm import FakeLLM
+from tests.http.fake_llm import EMBEDDING_SIZE, FakeLLM
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "aé"}]}
@@ -103,13 +103,14 @@ async def test_every_item_gets_what_the_server_says() -> None:
     content = (
         line("chat")
         + line("text", COMPLETIONS, {"prompt": ["x", "yy"], "n": 2})
+        + line("vector", "/v1/embeddings", {"input": ["x", "yy"]})
         + b"oops\n"
         + line("model", body=HELLO | {"model": "other"})
         + line("field", body={"messages": []})
         + line("twice", body=HELLO).replace(b'"body": {', b'"body": {"n": 1, "n": 2, ')
     )
     found = await answers_of(read_items(content))
-    assert len(found) == 6
+    assert len(found) == 7
     chat = found["chat"]["response"]
     assert chat["status_code"] == 200
     message = chat["body"]["choices"][0]["message"]
@@ -117,6 +118,8 @@ async def test_every_item_gets_what_the_server_says() -> None:
     assert chat["body"]["id"] == f"chatcmpl-{chat['request_id']}"
     texts = [choice["text"] for choice in found["text"]["response"]["body"]["choices"]]
     assert texts == ["x", "x", "yy", "yy"]
+    vectors = found["vector"]["response"]["body"]["data"]
+    assert [len(entry["embedding"]) for entry in vectors] == [EMBEDDING_SIZE] * 2
     assert found[None]["error"]["code"] == "invalid_request"
     assert found["model"]["response"]["status_code"] == 404
     assert found["model"]["response"]["body"]["error"]["code"] == "model_not_found"

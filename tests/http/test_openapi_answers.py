@@ -16,9 +16,12 @@ from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS, Formats
 from tests.http.describing import (
     CHAT,
     COMPLETIONS,
+    EMBEDDINGS,
     GENERATE,
     MESSAGES,
     OLLAMA_CHAT,
+    OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
     OLLAMA_GENERATE,
     RESPONSES,
     USER,
@@ -91,6 +94,17 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
             {"logprobs": True, "top_logprobs": 2},
         )
     ),
+    *(
+        ("POST", EMBEDDINGS, VALID[EMBEDDINGS] | fields)
+        for fields in (
+            {"input": [97, 98], "encoding_format": "base64", "dimensions": 3},
+            {"input": [[97], [98, 99]], "pooling": "mean", "normalize": False, "user": "me"},
+            {"input": "aé", "truncate_prompt_tokens": 1, "truncation_side": "right", "typo": 1},
+        )
+    ),
+    ("POST", OLLAMA_EMBED, {"model": "fake"}),
+    ("POST", OLLAMA_EMBED, {"model": "fake", "input": "a", "dimensions": 2, "truncate": False}),
+    ("POST", OLLAMA_EMBEDDINGS, {"model": "fake", "options": {"mirostat": 1}}),
     ("POST", OLLAMA_CHAT, {"model": "fake"}),
     ("POST", OLLAMA_GENERATE, {"model": "fake:latest", "keep_alive": "5m"}),
     ("POST", OLLAMA_GENERATE, {"model": "fake", "prompt": "a", "raw": True}),
@@ -259,6 +273,12 @@ def test_nothing_that_openai_requires_is_missing(server: Server, stream: bool) -
             for token in (choice["logprobs"] or {"content": ()})["content"]:
                 assert token.keys() == {"token", "logprob", "bytes", "top_logprobs"}
                 assert token["top_logprobs"][0].keys() == {"token", "logprob", "bytes"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"input": [97], "dimensions": 2}], ids=str)
+def test_embeddings_are_openais(server: Server, fields: dict[str, Any]) -> None:
+    answer = server.post(EMBEDDINGS, VALID[EMBEDDINGS] | fields)
+    openai_types.CreateEmbeddingResponse.model_validate_json(answer.body, strict=True)
 
 
 def test_models_are_openais(server: Server) -> None:

@@ -24,6 +24,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/completions": {"prompt": "a"},
     "/generate": {"prompt": "a"},
+    "/v1/embeddings": {"input": "a", "user": "me"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
 }

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from asyncllm.engine.policy import POLICIES
+from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.record import RecordedScheduler
 from asyncllm.engine.sequence import Sequence
 from asyncllm.engine.trace_file import MAX_BYTES, Trace
@@ -101,13 +102,21 @@ class Driver:
             ]
         )
         max_tokens = min(rng.choice([1, 1, 2, 40]), room)
+        wanted = SamplingParams(max_tokens=max_tokens, **params)
         if "prompt_logprobs" in params and rng.random() < 0.5:
             max_tokens = 0
+            wanted = rng.choice(
+                [
+                    SamplingParams(max_tokens=0, **params),
+                    PooledParams(pooling="last"),
+                    PooledParams(pooling="mean"),
+                ]
+            )
         seq = sequence(
             len(self.ended) + len(self.live) + 1,
             tokens,
             max_tokens,
-            SamplingParams(max_tokens=max_tokens, **params),
+            wanted,
             arrival=self.now - rng.choice([0.0, 0.25]),
             tenant=rng.choice(["", "key-1", "key-2"]),
             priority=rng.randint(-1, 1),

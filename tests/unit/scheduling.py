@@ -17,6 +17,7 @@ from asyncllm.wire.messages import (
     NO_TOKEN,
     TO_DEVICE,
     TO_HOST,
+    PooledPrompt,
     ScoredPrompt,
     StepPlan,
     StepResult,
@@ -84,10 +85,17 @@ def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
 class Step:
     """A step that the device has taken; ``tokens`` are what it samples."""
 
-    def __init__(self, number: int, tokens: list[int], prompts: list[ScoredPrompt]):
+    def __init__(
+        self,
+        number: int,
+        tokens: list[int],
+        prompts: list[ScoredPrompt],
+        pooled: list[PooledPrompt],
+    ):
         self.number = number
         self.tokens = tokens
         self.prompts = prompts
+        self.pooled = pooled
 
 
 class FakeDevice:
@@ -105,6 +113,7 @@ class FakeDevice:
         self.known: dict[int, int] = {}
         self.written: dict[int, int] = {}
         self.scoring: dict[int, int] = {}
+        self.pooling: dict[int, int] = {}
         self.pages: dict[int, dict[int, tuple[int, ...]]] = {}
         self.host: dict[int, dict[int, tuple[int, ...]]] = {}
         self.copies: dict[int, list[tuple[int, int, int]]] = {}
@@ -119,6 +128,7 @@ class FakeDevice:
             self.block_tables[admit.slot] = {}
             self.written.pop(admit.slot, None)
             self.scoring[admit.slot] = admit.num_prompt if admit.prompt_logprobs >= 0 else 0
+            self.pooling[admit.slot] = admit.pool_from if admit.pool_from >= 0 else 2**31
         entries = [(slot, index) for slot, index, _ in unpack(plan.new_pages, 3).tolist()]
         assert len(entries) == len(set(entries)), "one page for an entry of a block table"
         for slot, index, page in unpack(plan.new_pages, 3).tolist():
@@ -136,7 +146,12 @@ class FakeDevice:
             for row, (slot, start, q_len) in enumerate(rows(plan))
             if start < self.scoring[slot]
         ]
-        self.steps.append(Step(plan.step, results, prompts))
+        pooled = [
+            PooledPrompt(row, max(start, self.pooling[slot]), start + q_len, b"")
+            for row, (slot, start, q_len) in enumerate(rows(plan))
+            if start + q_len > self.pooling[slot]
+        ]
+        self.steps.append(Step(plan.step, results, prompts, pooled))
 
     def answer(
         self, *, all_copies: bool = True, error: str | None = None, seconds: float = 0.001
@@ -149,9 +164,17 @@ class FakeDevice:
             for number, _ in copied:
                 self._finish_copies(self.copies.pop(number))
         tokens = b"" if error else pack(step.tokens)
-        prompts = () if error else tuple(step.prompts)
         return StepResult(
-            step.number, tokens, (), error, 0.0, 0.0, tuple(copied), seconds, prompts=prompts
+            step.number,
+            tokens,
+            (),
+            error,
+            0.0,
+            0.0,
+            tuple(copied),
+            seconds,
+            prompts=() if error else tuple(step.prompts),
+            pooled=() if error else tuple(step.pooled),
         )
 
     def _check_order(self, plan: StepPlan) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from asyncllm.engine.policy import POLICIES
+from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.sequence import SeqState, Sequence
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN
@@ -65,12 +66,15 @@ class Run:
         if max_tokens < 0:
             return
         scored = rng.choice([None, None, None, 0])
+        params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=scored)
+        if max_tokens == 0 and rng.random() < 0.5:
+            params = PooledParams(pooling=rng.choice(["last", "mean"]))
         id = len(self.seen) + 1
         seq = sequence(
             id,
             tokens,
             max_tokens,
-            SamplingParams(max_tokens=max_tokens, prompt_logprobs=scored),
+            params,
             arrival=self.now,
             tenant=rng.choice("abc"),
             priority=rng.randint(-1, 1),

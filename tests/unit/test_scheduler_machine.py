@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncllm.engine.policy import POLICIES
+from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.sequence import SeqState, Sequence
-from asyncllm.types import FinishReason, SamplingParams
-from asyncllm.wire.messages import BAD_TOKEN
+from asyncllm.types import FinishReason, Pooling, SamplingParams
+from asyncllm.wire.messages import BAD_TOKEN, PooledPrompt
 from tests.unit.scheduling import EOS, FakeDevice, check_books, scheduler, sequence
 
 
@@ -64,6 +65,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.seen: dict[int, Sequence] = {}
         #: Of prompts that are scored: tokens whose logprobs came. The first has none.
         self.scored: defaultdict[int, int] = defaultdict(lambda: 1)
+        #: Of prompts that are pooled: up to where hidden states came.
+        self.pooled: defaultdict[int, int] = defaultdict(int)
         self.steps = 0
         self.now = 0.0
 
@@ -104,6 +107,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             cache_salt=salt,
         )
+        self.live[id] = self.seen[id] = seq
+        self.sched.add(seq, self.now)
+
+    @rule(
+        family=st.integers(0, 3),
+        prompt=st.integers(1, 30),
+        pooling=st.sampled_from(["last", "mean"]),
+    )
+    def embed(self, family: int, prompt: int, pooling: Pooling) -> None:
+        """The same prompts, of which vectors are made."""
+        tokens = [10 + (family * 7 + i * i) % 50 for i in range(prompt)]
+        if len(tokens) > self.sched.limits.max_model_len:
+            return
+        id = len(self.seen) + 1
+        seq = sequence(id, tokens, 0, PooledParams(pooling=pooling), arrival=self.now)
         self.live[id] = self.seen[id] = seq
         self.sched.add(seq, self.now)
 
@@ -168,8 +186,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def apply(self, copies: bool, error: str | None) -> None:
         result = self.device.answer(all_copies=copies, error=error)
-        emitted, failed, scored = self.sched.apply(result, self.now)
-        for seq, part in scored:
+        emitted, failed, read = self.sched.apply(result, self.now)
+        for seq, part in read:
+            if isinstance(part, PooledPrompt):
+                expected = self.pooled[seq.id] or seq.pool_from
+                assert part.start == expected, "each position once, and in order"
+                self.pooled[seq.id] = part.end
+                continue
             assert seq.prompt_logprobs >= 0
             assert part.start <= self.scored[seq.id], "no token is left out"
             self.scored[seq.id] = max(part.end, self.scored[seq.id])
@@ -177,6 +200,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert seq.id in self.live
             if seq.prompt_logprobs >= 0:
                 assert self.scored[seq.id] == seq.num_prompt, "before the first token"
+            if seq.pool_from >= 0:
+                assert self.pooled[seq.id] == seq.num_prompt, "before the end"
             if token == BAD_TOKEN or finish is not None:
                 assert seq.state is SeqState.FINISHED
                 del self.live[seq.id]

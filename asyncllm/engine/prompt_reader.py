@@ -1,0 +1,30 @@
+"""What is wanted of a prompt beside tokens: which parts of it come, and what they add up to."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from asyncllm.engine.pooling import PooledHidden
+from asyncllm.engine.prompt_scores import PromptScores
+from asyncllm.engine.sequence import Sequence
+from asyncllm.types import TokenDelta
+
+
+class PromptReader(Protocol):
+    """Takes in what the device tells of a prompt, chunk by chunk."""
+
+    def add(self, part: Any) -> bool:
+        """Take in what one row has computed; returns whether that was the last."""
+
+    def delta(self) -> TokenDelta:
+        """What to deliver, once all is there."""
+
+
+def reader_of(seq: Sequence) -> PromptReader | None:
+    """For a new sequence; None when nothing is wanted of its prompt."""
+    if seq.pool_from >= 0:
+        return PooledHidden(seq.num_prompt)
+    return PromptScores(tuple(seq.tokens), seq.prompt_logprobs) if seq.reading else None
+
+
+__all__ = ["PromptReader", "reader_of"]
