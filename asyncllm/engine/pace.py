@@ -9,11 +9,12 @@ from typing import NamedTuple, Protocol
 from asyncllm.engine.batch import RunningBatch
 from asyncllm.engine.forecast import Forecast
 from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.step_time import StepTimeModel
 from asyncllm.engine.waiting import WaitingQueue
 
-#: Prompt tokens worth a step of their own kind: attending to a chunk, however small, takes 20 us a
-#: layer on an H200.
-CHUNK = 512
+#: A step has so many prompt tokens or none, and as many as take so many seconds: attending to a
+#: chunk, however small, takes 20 us a layer on an H200.
+CHUNK, CHUNK_SECONDS = 512, 10e-3
 #: So many steps may pass between two such, at most: those who come meanwhile wait for the next.
 MAX_PAUSE = 16
 
@@ -54,19 +55,20 @@ class Evenly:
     comes too late for its output to end with the longest one (earliest deadline first; the demand
     bound of Baruah, Rosier and Howell, Real-Time Systems 2, 1990).
 
-    Qwen3-8B on an H200, 256 prompts and outputs of 100 to 1,024 tokens, output tokens per second:
+    Qwen3 on an H200, 256 prompts and outputs of 100 to 1,024 tokens, output tokens per second:
 
-    | prompts at once | every step | 512 tokens at a time |
-    |-----------------|------------|----------------------|
-    | 10,072 - 10,129 | 10,415     | **10,431**           |
+    |      | prompts at once | every step | 512 tokens at a time | 1,024  |
+    |------|-----------------|------------|----------------------|--------|
+    | 8B   | 10,072 - 10,129 | 10,415     | **10,431**           |        |
+    | 0.6B | 27,549 - 27,725 | 24,638     | 27,365               | 27,666 |
 
-    Predicted were 8 % more. It is power that both ways run out of: a step with few rows draws less,
-    and so runs at higher clocks. Qwen3-0.6B, whose steps are attention for the most part: 27,725,
-    24,638, 27,365.
+    Predicted were 8 % more for 8B. It is power that both ways run out of: a step with few rows
+    draws less, and so runs at higher clocks. With 0.6B, steps are attention for the most part.
     """
 
-    def __init__(self, forecast: Forecast):
+    def __init__(self, forecast: Forecast, times: StepTimeModel):
         self._forecast = forecast
+        self._times = times
         self._next = 0  # the step that is to have prompt tokens again
 
     def prompt_tokens(
@@ -78,9 +80,11 @@ class Evenly:
         if len(waiting) > batch.num_free or not (waiting or batch.prefilling):
             return math.inf
         rate = self._rate(num_decodes, waiting, batch)
-        pause = min(math.ceil(CHUNK / rate), MAX_PAUSE)
+        per_token = self._times.cost.per_token
+        chunk = max(CHUNK, CHUNK_SECONDS / per_token) if per_token else CHUNK
+        pause = min(math.ceil(chunk / rate), MAX_PAUSE)
         self._next = step + pause
-        return max(math.ceil(rate * pause), CHUNK)
+        return max(math.ceil(rate * pause), chunk)
 
     def _rate(self, num_decodes: int, waiting: WaitingQueue, batch: RunningBatch) -> float:
         """Prompt tokens a step; at least one."""

@@ -99,7 +99,7 @@ class Scheduler:
         self._copies = PageCopies(cache, times)
         self._admission = Admission(limits, cache, policy, self._forecast, self._copies)
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
-        pace = Evenly(self._forecast) if policy.evenly else AtOnce()
+        pace = Evenly(self._forecast, times) if policy.evenly else AtOnce()
         self._prefill = PrefillPlanner(
             limits, cache, policy, times, self._copies, self._admission, self._batch, pace
         )

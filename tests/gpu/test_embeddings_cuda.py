@@ -49,11 +49,11 @@ async def test_bfloat16_is_near(folder_of: Callable[[str], Path]) -> None:
 
 
 async def test_pooling_takes_little_memory(tmp_path: Path) -> None:
-    """The states of a chunk in float32 would take more than the weights."""
+    """A step holds some copies of its hidden states; those of all prompts would take 512 MiB."""
     tiny_models.make("qwen3", tmp_path, hidden_size=1024, max_position_embeddings=8192)
     (tmp_path / "tokenizer.json").write_text(tokenizers_for_tests.byte_level())
     async with AsyncLLM(tmp_path, device="cuda", gpu_memory_utilization=0.5) as llm:
         reserved = torch.cuda.memory_reserved()
-        vectors = await llm.embed([[n] * 8000 for n in range(4, 8)], pooling="mean")
+        vectors = await llm.embed([[n] * 8000 for n in range(4, 20)], pooling="mean")
         assert np.isfinite(vectors).all()
-        assert torch.cuda.memory_reserved() <= reserved + 2**26
+        assert torch.cuda.memory_reserved() <= reserved + 2**28

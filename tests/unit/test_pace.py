@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncllm.engine.pace import CHUNK, MAX_PAUSE
+from asyncllm.engine.pace import CHUNK, CHUNK_SECONDS, MAX_PAUSE
 from asyncllm.engine.policy import LongestFirst
 from asyncllm.engine.scheduler import Scheduler
+from asyncllm.engine.step_time import StepCost
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import StepResult, pack, unpack
 from tests.unit.scheduling import limits, sequence
@@ -113,6 +114,28 @@ def test_who_comes_later_waits_for_some_steps_at_most() -> None:
         tokens = pack([50] * len(unpack(planned.message.rows, 3)))
         scheduler.apply(StepResult(number, tokens, (), None, 0.0, 0.0), 0.0)
     assert len(late.tokens) > late.num_prompt
+
+
+def test_chunks_are_worth_their_time() -> None:
+    scheduler = Scheduler.create(
+        limits(
+            num_pages=20_000,
+            page_size=16,
+            max_model_len=4096,
+            max_num_seqs=64,
+            max_num_batched_tokens=8192,
+            prefill_chunk=8192,
+            itl_target=0.0,
+        ),
+        LongestFirst(),
+    )
+    scheduler.times.cost = StepCost(1e-3, CHUNK_SECONDS / 2000, 0.0, 0.0, 0)
+    for id, (prompt, output) in enumerate(WORK[:60]):
+        params = SamplingParams(max_tokens=output, ignore_eos=True)
+        scheduler.add(sequence(id, prompt, output, params), 0.0)
+    planned = scheduler.plan(0, 0.0)
+    assert planned is not None
+    assert 2000 <= planned.num_tokens < 3000
 
 
 @pytest.mark.parametrize("output", [0, 1])
