@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from asyncllm.config import ServerConfig
 
 #: The routes that requests may go to.
-URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+URLS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+)
 
 #: How long handlers may take to notice that nobody waits for them any more.
 _CLOSE_SECONDS: Final = 2.0
@@ -69,6 +74,7 @@ class _Line(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     stream: bool | None = None
+    background: bool | None = None
 
 
 class _Named(msgspec.Struct):
@@ -101,8 +107,9 @@ def _read(line: bytes, number: int) -> Item | BadItem:
         if asked.url not in URLS:
             raise ValueError(f"the url must be {' or '.join(URLS)}, not {asked.url!r}")
         body = bytes(asked.body)
-        if msgspec.json.decode(body, type=_Body).stream:
-            raise ValueError("answers of a batch are not streamed")
+        how = msgspec.json.decode(body, type=_Body)
+        if how.stream or how.background:
+            raise ValueError("answers of a batch are not streamed, nor made in the background")
     except (ValueError, RecursionError) as error:
         return BadItem(_name_of(line), f"line {number}: {error}")
     return Item(asked.custom_id, asked.url, body)

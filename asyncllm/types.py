@@ -70,16 +70,23 @@ class Reasoning(msgspec.Struct, frozen=True):
 
     Attributes:
         start_ids: tokens each of which begins it, as the first token of the output.
-        end_ids: tokens each of which ends it; at least one.
+        end_ids: tokens each of which ends it.
+        start_texts, end_texts: markers of several tokens that do the same. Before a grammar only
+            ``start_ids`` begin it.
         is_open: the prompt has begun it already.
-        max_tokens: so many tokens of the output, markers included, are followed by the first of
-            ``end_ids`` if it has not come before; None is off.
+        max_tokens: so many tokens of the output, markers included, are followed by ``closing_ids``
+            if its end has not come before; None is off.
+        closing_ids: the marker that ends it when it must, token by token; by default the first of
+            ``end_ids``.
     """
 
     start_ids: tuple[Int32, ...] = ()
     end_ids: tuple[Int32, ...] = ()
     is_open: bool = False
     max_tokens: Int32 | None = None
+    start_texts: tuple[str, ...] = ()
+    end_texts: tuple[str, ...] = ()
+    closing_ids: tuple[Int32, ...] = ()
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,8 +186,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check(all(-100 <= b <= 100 for b in bias.values()), "logit_bias", "between -100 and 100")
         reasoning = self.reasoning
         if reasoning is not None:
-            _check(reasoning.end_ids != (), "reasoning", "ended by some token")
+            ended = reasoning.end_ids != () or reasoning.end_texts != ()
+            _check(ended, "reasoning", "ended by some token or text")
+            texts = reasoning.start_texts + reasoning.end_texts
+            _check(all(texts), "reasoning", "begun and ended by texts that are not empty")
             most = reasoning.max_tokens
+            closed = most is None or reasoning.end_ids or reasoning.closing_ids
+            _check(bool(closed), "reasoning", "closed by some token to be limited")
             _check(most is None or most >= 0, "reasoning", "of at least 0 tokens")
         # Whether the ids exist is known where the model is.
         _check(self.allowed_token_ids != (), "allowed_token_ids", "made of at least one token id")

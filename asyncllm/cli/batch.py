@@ -31,9 +31,9 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "batch",
         help="answer a batch file of OpenAI's requests",
-        description="Answer a batch file, as OpenAI has them: chat completions, completions and "
-        "embeddings, one request a line. A line that is wrong gets an error, and the others their "
-        "answers.",
+        description="Answer a batch file, as OpenAI has them: chat completions, completions, "
+        "embeddings and responses, one request a line. A line that is wrong gets an error, and the "
+        "others their answers.",
         allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, metavar="IN.jsonl", help="the requests")

@@ -50,7 +50,8 @@ def prepare(
     _check_ids("bad_words", list(chain.from_iterable(words)), limits)
     if params.reasoning is not None:
         reasoning = params.reasoning
-        _check_ids("reasoning", reasoning.start_ids + reasoning.end_ids, limits)
+        ids = reasoning.start_ids + reasoning.end_ids + reasoning.closing_ids
+        _check_ids("reasoning", ids, limits)
     constraints = Constraints(
         bias_ids=pack(bias),
         biases=array("f", bias.values()).tobytes(),

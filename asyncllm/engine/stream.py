@@ -70,8 +70,10 @@ class OutputStream:
             text = self._detokenizer.push(token) if wanted else ""
         else:
             text = self._detokenizer.push(token)
-        if self._reasoning is None or not self._reasoning.accept(token):
+        if self._reasoning is None:
             text = self._stop.push(text)
+        else:
+            text = self._push_beyond(self._reasoning, token, text)
         if finish is not None and self._stop.matched is None:
             text += self._stop.push(self._detokenizer.finish())
             if self._stop.matched is None:
@@ -89,6 +91,15 @@ class OutputStream:
             )
         )
         return finish
+
+    def _push_beyond(self, reasoning: ReasoningSpan, token: int, text: str) -> str:
+        """Have stop strings looked for in what is not reasoning."""
+        if not reasoning.accept(token, text.encode() if reasoning.reads_text else b""):
+            return self._stop.push(text)
+        if not reasoning.beyond:
+            return text
+        beyond = reasoning.beyond.decode()  # it begins behind a marker, so with a whole character
+        return text.removesuffix(beyond) + self._stop.push(beyond)
 
     def end(self, finish: FinishReason) -> None:
         """Deliver the end of a sequence that was to generate nothing."""

@@ -117,7 +117,8 @@ class MaskTable:
             except Exception as problem:  # whatever it is, it is this row's alone
                 log.exception("a grammar that was accepted cannot be used")
                 error = f"the grammar cannot be used: {problem}"
-        return Restriction(params, fixed, matcher, error)
+        bytes_of = None if self._grammars is None else self._grammars.token_bytes
+        return Restriction(params, fixed, matcher, error, bytes_of)
 
     def _take_in(self) -> None:
         if self._landing is None:

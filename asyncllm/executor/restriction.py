@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
+import msgspec
 import numpy as np
 
 from asyncllm.text.reasoning import ReasoningSpan
@@ -30,6 +31,9 @@ class Matcher(Protocol):
     def accept(self, token: int) -> object:
         """The sequence goes on with this token; the grammar is not finished."""
 
+    def accept_bytes(self, text: bytes) -> object:
+        """The sequence goes on with this text, which is not a token of its own."""
+
 
 M = TypeVar("M", bound=Matcher)
 
@@ -43,6 +47,9 @@ class Grammars(Protocol[M]):
         Raises:
             Exception: there is no such grammar.
         """
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text."""
 
     def fill(self, matchers: Sequence[M], masks: np.ndarray) -> None:
         """Write which tokens each of them allows next.
@@ -65,6 +72,7 @@ class Restriction:
         fixed: int32 [width], 0 where a token is never allowed.
         matcher: of a sequence that has a grammar.
         error: why it can never sample anything, such as a grammar that could not be made.
+        token_bytes: what a token adds to the text; needed where markers of reasoning are texts.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class Restriction:
         fixed: np.ndarray,
         matcher: Matcher | None = None,
         error: str | None = None,
+        token_bytes: Callable[[int], bytes] | None = None,
     ):
         asked = params.constraints or Constraints()
         self._matcher = matcher
@@ -83,7 +92,12 @@ class Restriction:
         # Without a grammar the sampler bans them itself.
         self._min_length = params.min_length if asked.grammar else 0
         self._stops = np.array(params.stop_ids, dtype=np.int64)
-        self._reasoning = None if asked.reasoning is None else _Progress(asked.reasoning)
+        self._reasoning = None
+        if (reasoning := asked.reasoning) is not None:
+            if asked.grammar:
+                # What its first tokens are not allowed to begin they do not begin.
+                reasoning = msgspec.structs.replace(reasoning, start_texts=())
+            self._reasoning = _Progress(reasoning, token_bytes)
 
     @property
     def matching(self) -> Matcher | None:
@@ -95,6 +109,10 @@ class Restriction:
         if token >= 0:
             self._words.accept(token)
             if self._reasoning is not None and self._reasoning.accept(token):
+                # A token may end the reasoning and begin the answer; space between is markup.
+                beyond = self._reasoning.beyond.lstrip()
+                if beyond and self._matcher is not None:
+                    self._matcher.accept_bytes(beyond)
                 return
             # Rows that were in flight when it ended may have ended it again.
             if self._matcher is not None and not self._matcher.is_finished:
@@ -133,33 +151,50 @@ class Restriction:
 class _Progress:
     """How far the reasoning at the beginning of an output is."""
 
-    def __init__(self, asked: Reasoning):
+    def __init__(self, asked: Reasoning, token_bytes: Callable[[int], bytes] | None):
         self._span = ReasoningSpan(asked)
+        self._token_bytes = token_bytes if self._span.reads_text else None
         self._starts = np.array(() if asked.is_open else asked.start_ids, dtype=np.int64)
-        self._ends = np.array(asked.end_ids, dtype=np.int64)
-        self._left = np.inf if asked.max_tokens is None else asked.max_tokens
+        self._closing = asked.closing_ids or asked.end_ids[:1]
+        self._recent: deque[int] = deque(maxlen=len(self._closing) - 1 if self._closing else 0)
+        self._most = np.inf if asked.max_tokens is None else asked.max_tokens
 
     @property
     def inside(self) -> bool:
         """Whether the next token is part of it."""
         return self._span.inside
 
+    @property
+    def beyond(self) -> bytes:
+        """What the latest token says behind the end that it has completed."""
+        return self._span.beyond
+
     def accept(self, token: int) -> bool:
         """Whether the token is part of it."""
-        part = self._span.accept(token)
-        self._left -= part
-        return part
+        self._recent.append(token)
+        text = b"" if self._token_bytes is None else self._token_bytes(token)
+        return self._span.accept(token, text)
 
     def change(self, mask: np.ndarray, stops: np.ndarray | None) -> None:
         """Let it begin, and have it end in time; ``stops`` are for what comes after it."""
+        left = self._most - self._span.length
         if self.inside:
             if stops is not None:
                 _clear(mask, stops)
-            if self._left <= 0:
+            if left <= 0:
                 mask[:] = 0
-                _set(mask, self._ends[:1])
-        elif self._span.at_start and self._left > 0:
+                _set(mask, np.array([self._next_closing()]))
+        elif self._span.at_start and left > 0:
             _set(mask, self._starts)
+
+    def _next_closing(self) -> int:
+        """The token that goes on with the closing marker, as far as that is there already."""
+        recent = tuple(self._recent)
+        return next(
+            self._closing[count]
+            for count in range(len(recent), -1, -1)
+            if recent[len(recent) - count :] == self._closing[:count]
+        )
 
 
 class _Words:

@@ -34,6 +34,7 @@ NAMES: Final = {
     "prompt": "messages",
     "stop": "stop_sequences",
     "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
 }
 #: Fields that are refused when they ask for something.

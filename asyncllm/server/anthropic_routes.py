@@ -16,6 +16,9 @@ from asyncllm.server.anthropic_protocol import (
 from asyncllm.server.middleware import request_id
 from asyncllm.server.openapi import GENERATES, TAKES_JSON, Route
 
+#: What their paths begin with.
+ROOT: Final = "/v1/messages"
+
 ROUTES: Final = (
     Route(
         method="POST",

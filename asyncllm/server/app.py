@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from asyncllm.server import admin, answers, anthropic_routes, ollama_routes, responses_routes
+from asyncllm.server.anthropic_errors import anthropic_error_response
 from asyncllm.server.chat import chat_completions
 from asyncllm.server.completions import completions
 from asyncllm.server.cors import add_cors, answer_preflights
@@ -14,7 +15,15 @@ from asyncllm.server.embeddings import embeddings
 from asyncllm.server.embeddings_protocol import EmbeddingList, EmbeddingRequest
 from asyncllm.server.generate import generate
 from asyncllm.server.metrics import add_metrics, metrics
-from asyncllm.server.middleware import ERROR_WRITERS, answer_errors, require_key, set_headers
+from asyncllm.server.middleware import (
+    ERROR_ROOTS,
+    ERROR_WRITERS,
+    KNOWN_ROUTE,
+    answer_errors,
+    require_key,
+    set_headers,
+)
+from asyncllm.server.ollama_errors import ollama_error_response
 from asyncllm.server.openapi import GENERATES, PATH, TAKES_JSON, Description, Route
 from asyncllm.server.protocol import (
     ChatRequest,
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
 
     from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
+    from asyncllm.server.errors import ErrorWriter
 
 ROUTES: Final = (
     Route(
@@ -206,6 +216,11 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> web.Application:
     add_responses(app)
     anthropic_routes.add_header(app)
     app[ERROR_WRITERS] = {route.handler: route.write_error for route in ROUTES}
+    roots: dict[str, ErrorWriter] = {
+        anthropic_routes.ROOT: anthropic_error_response,
+        ollama_routes.ROOT: ollama_error_response,
+    }
+    app[ERROR_ROOTS] = roots
     add = {
         "GET": app.router.add_get,  # with it comes HEAD
         "POST": app.router.add_post,
@@ -214,5 +229,5 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> web.Application:
     for route in ROUTES:
         add[route.method](route.path, route.handler)
     description = Description(ROUTES, config, needs_key=bool(service.keys))
-    app.router.add_get(PATH, description.serve)
+    app[KNOWN_ROUTE] = app.router.add_get(PATH, description.serve), PATH
     return app

@@ -9,6 +9,7 @@ from asyncllm.server.beams import answer_beams
 from asyncllm.server.chat_behind import renamed
 from asyncllm.server.conversation import Conversation, open_conversation
 from asyncllm.server.logprobs import chat_logprobs, prompt_logprobs
+from asyncllm.server.messages import allow_tools
 from asyncllm.server.prompts import check_scoring, check_truncation, prompt_fields, truncate
 from asyncllm.server.protocol import ChatRequest
 from asyncllm.server.reply import OpenAIReply
@@ -31,7 +32,6 @@ from asyncllm.text.parsing import (
     Reasoning,
     ToolArguments,
     ToolStart,
-    finish_reason,
     message_of,
 )
 
@@ -54,6 +54,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     with named_for_chat(asked):
         conversation = await open_chat_request(llm, asked, scheduling.tenant)
         prompt, params = conversation.prompt_ids, conversation.params
+        if asked.thinking_token_budget is not None and llm.chat_reader.formats.channels is not None:
+            service.note_ineffective(["thinking_token_budget"])
         reply = ChatReply(asked, model, conversation, llm.tokenizer)
         if asked.use_beam_search:
             return await answer_beams(service, request, [prompt], params, scheduling, reply, asked)
@@ -68,6 +70,7 @@ async def open_chat_request(llm: AsyncLLM, asked: ChatRequest, tenant: str) -> C
         QueueFull, BadRequest: as in ``open_conversation``; the latter by the engine's names.
     """
     _check(asked)
+    allow_tools(asked)
     check_count(1, asked, llm.limits.max_waiting)
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     params = sampling_params(
@@ -147,7 +150,7 @@ class ChatReply(OpenAIReply):
         else:
             frames = self._rich_frames(index, delta, events)
         if delta.finish_reason is not None:
-            reason = finish_reason(delta.finish_reason, turn.num_calls)
+            reason = turn.finish_reason(delta)
             end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
             frames += self.frame(_choice(index, {}, **end))
         return frames
@@ -174,12 +177,11 @@ class ChatReply(OpenAIReply):
             self.count(index, output)
             turn = self._turns[index]
             message = message_of(turn.read(output))
-            assert output.finish_reason is not None
             choice = {
                 "index": index,
                 "message": _message(message),
                 "logprobs": self._logprobs(output.logprobs),
-                "finish_reason": finish_reason(output.finish_reason, turn.num_calls),
+                "finish_reason": turn.finish_reason(output),
                 "stop_reason": output.stop_reason,
             }
             if self.with_ids:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
     from asyncllm.server.protocol import ChatRequest
     from asyncllm.text.chat_reader import ChatReader
-    from asyncllm.text.grammar import GrammarSpec
-    from asyncllm.text.parsing import Formats
+    from asyncllm.text.parsing import CallStructure, Formats
+    from asyncllm.text.token_places import TokenPlaces
     from asyncllm.types import SamplingParams
 
 
@@ -28,6 +28,7 @@ class Conversation(NamedTuple):
     Attributes:
         tools: those that may be called.
         continued: the beginning of the answer that the prompt already has.
+        forced: whether the answer is calls and nothing else; stop strings do not end it then.
     """
 
     prompt_ids: list[int]
@@ -35,11 +36,23 @@ class Conversation(NamedTuple):
     reader: ChatReader
     tools: Sequence[dict[str, Any]]
     continued: str
+    forced: bool = False
 
     def turn(self) -> Turn:
         """For one more answer."""
-        parser = self.reader.parser(self.prompt_ids, self.tools, self.continued)
-        return Turn(parser, self.reader.reasoning_ends)
+        reader = self.reader
+        parser = reader.parser(self.prompt_ids, self.tools, self.continued)
+        places = self.places() if reader.formats.reasoning and not reader.reasoning_ends else None
+        return Turn(parser, reader.reasoning_ends, places, only_calls=self.forced)
+
+    def places(self) -> TokenPlaces:
+        """Where in the text of one more answer its tokens are."""
+        params = self.params
+        return self.reader.places(
+            self.prompt_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            shown=params.shown_special_tokens,
+        )
 
 
 async def open_conversation(
@@ -63,30 +76,29 @@ async def open_conversation(
     changes: dict[str, Any] = {}
     if tools or reader.formats.reasoning is not None:
         changes["shown_special_tokens"] = reader.shown
-    if (calls := _calls_grammar(reader.formats, tools, asked, params.grammar)) is not None:
-        changes["grammar"] = calls
+    structure = _structure(reader.formats, tools, asked)
+    forced = structure is not None and not structure.free_text
+    if structure is not None and (forced or params.grammar is None):
+        changes["grammar"] = calls_grammar(structure)
+    if forced:
+        # They would end the calls that must be made, and leave half of their JSON.
+        changes["stop"] = ()
+    continued = _text_of(asked.messages[-1]) if asked.continue_final_message else ""
     budget = asked.thinking_token_budget
     grammar = changes.get("grammar", params.grammar)
     if budget is not None or grammar is not None or params.stop:
-        changes["reasoning"] = reader.reasoning(prompt_ids, budget)
+        changes["reasoning"] = reader.reasoning(prompt_ids, budget, continued)
     if changes:
         params = msgspec.structs.replace(params, **changes)
-    continued = _text_of(asked.messages[-1]) if asked.continue_final_message else ""
-    return Conversation(prompt_ids, params, reader, tools, continued)
+    return Conversation(prompt_ids, params, reader, tools, continued, forced)
 
 
-def _calls_grammar(
-    formats: Formats,
-    tools: Sequence[dict[str, Any]],
-    asked: ChatRequest,
-    otherwise: GrammarSpec | None,
-) -> GrammarSpec | None:
-    """The grammar of the calls that the model must make, or may if the text is free otherwise."""
+def _structure(
+    formats: Formats, tools: Sequence[dict[str, Any]], asked: ChatRequest
+) -> CallStructure | None:
+    """How the calls are written that the model must make, or may."""
     parallel = asked.parallel_tool_calls is not False
-    structure = call_structure(formats, tools, asked.tool_choice or "auto", parallel=parallel)
-    if structure is None or (structure.free_text and otherwise is not None):
-        return None
-    return calls_grammar(structure)
+    return call_structure(formats, tools, asked.tool_choice or "auto", parallel=parallel)
 
 
 def _text_of(message: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -26,6 +26,10 @@ _RESERVED = frozenset(
 )
 
 
+#: How hard a model may be asked to think; templates know some of them.
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
 class _Chat(msgspec.Struct):
     messages: list[ChatMessage]
     tools: list[ChatTool] | None
@@ -41,6 +45,39 @@ class TemplateFields(Protocol):
     chat_template_kwargs: dict[str, Any] | None
 
 
+def allow_tools(asked: TemplateFields) -> None:
+    """Have OpenAI's ``allowed_tools`` mean what its mode says, with no other tools.
+
+    The model is not even told of these, so it cannot call them.
+
+    Raises:
+        BadRequest: it has not that shape, or allows a tool that is not given, or none.
+    """
+    match asked.tool_choice:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}} if (
+            mode in ("auto", "required") and allowed
+        ):
+            names = [_tool_name(tool) for tool in allowed]
+        case {"type": "allowed_tools"}:
+            problem = "allowed_tools needs a mode, auto or required, and at least one of the tools"
+            raise BadRequest(f"tool_choice: {problem}", param="tool_choice")
+        case _:
+            return
+    tools = asked.tools or []
+    if None in names or not {_tool_name(tool) for tool in tools}.issuperset(names):
+        problem = "tool_choice allows a tool that is not given"
+        raise BadRequest(problem, param="tool_choice")
+    asked.tools = [tool for tool in tools if _tool_name(tool) in names]
+    asked.tool_choice = mode
+
+
+def _tool_name(tool: Any) -> str | None:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    return None
+
+
 async def encode_messages(
     llm: AsyncLLM,
     messages: list[dict[str, Any]],
@@ -52,12 +89,13 @@ async def encode_messages(
 ) -> list[int]:
     """Token ids of a conversation; ``tenant`` and ``any_length`` as in ``AsyncLLM.encode_chat``.
 
-    ``reasoning_effort`` is for the template, which is told nothing when it is None.
+    ``reasoning_effort``, one of ``EFFORTS``, is for the template, which is told nothing when it is
+    None.
 
     Raises:
         QueueFull: a request of the tenant's cannot join the queue now.
-        BadRequest: a message or a tool has not the shape that OpenAI gives it, or the model has no
-            chat template, or the template refuses.
+        BadRequest: a message or a tool has not the shape that OpenAI gives it, or the effort is
+            none that there is, or the model has no chat template, or the template refuses.
     """
     if llm.chat_template is None:
         raise BadRequest("the model has no chat template", param="messages")
@@ -70,6 +108,9 @@ async def encode_messages(
     resume = bool(asked.continue_final_message)
     generate = asked.add_generation_prompt
     if reasoning_effort is not None:
+        if reasoning_effort not in EFFORTS:
+            message = f"reasoning_effort must be one of {', '.join(EFFORTS)}"
+            raise BadRequest(message, param="reasoning_effort")
         options = {"reasoning_effort": reasoning_effort, **options}
     return await llm.encode_chat(
         messages,

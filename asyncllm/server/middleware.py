@@ -48,11 +48,17 @@ async def set_headers(request: web.Request, response: web.StreamResponse) -> Non
 #: How errors are written for handlers whose clients do not read OpenAI's.
 ERROR_WRITERS: Final = web.AppKey("asyncllm_error_writers", dict[Handler, ErrorWriter])
 
+#: The same where no handler is found, by the path that they all begin with.
+ERROR_ROOTS: Final = web.AppKey("asyncllm_error_roots", dict[str, ErrorWriter])
+
+#: A route, and its path in our own application: a host's may have a prefix before it.
+KNOWN_ROUTE: Final = web.AppKey("asyncllm_known_route", tuple[web.AbstractRoute, str])
+
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error that is raised before the first byte becomes an error body."""
-    write = request.app[ERROR_WRITERS].get(request.match_info.handler, error_response)
+    write = _error_writer(request)
     given = request.headers.get("X-Request-Id", "")
     request_id.set(given if _ACCEPTED_ID.fullmatch(given) else new_request_id())
     try:
@@ -62,7 +68,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        response = from_http(request, error)
+        response = from_http(request, error, write)
     except ConnectionError:
         return web.Response()  # the client is gone: aiohttp finds nobody to send this to
     except Exception as error:
@@ -77,13 +83,27 @@ def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
-def from_http(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
+def _error_writer(request: web.Request) -> ErrorWriter:
+    """What the client of this route reads, also of one that we do not have."""
+    known = request.app[ERROR_WRITERS].get(request.match_info.handler)
+    if known is not None:
+        return known
+    route, path = request.app[KNOWN_ROUTE]
+    assert route.resource is not None
+    asked = request.path.removeprefix(route.resource.canonical.removesuffix(path)) + "/"
+    writers = request.app[ERROR_ROOTS].items()
+    return next((write for root, write in writers if asked.startswith(root + "/")), error_response)
+
+
+def from_http(
+    request: web.BaseRequest, error: web.HTTPException, write: ErrorWriter = error_response
+) -> web.Response:
     """aiohttp's own refusals: no such route, wrong method, and what else it may find."""
     allowed = error.headers.get(hdrs.ALLOW)
     if allowed is not None and request.method == hdrs.METH_OPTIONS:
         return web.Response(status=204, headers={hdrs.ALLOW: f"{allowed},OPTIONS"})
     reason = {404: "unknown route", 405: "method not allowed"}.get(error.status, error.reason)
-    response = error_response(HttpError(f"{reason}: {request.method} {request.path}", error.status))
+    response = write(HttpError(f"{reason}: {request.method} {request.path}", error.status))
     if allowed is not None:
         response.headers[hdrs.ALLOW] = allowed
     return response

@@ -64,9 +64,10 @@ async def _answer(
     model = resolve_model(service, asked.model)
     service.note_ineffective(wanted.ineffective(asked.options, llm.limits.max_model_len))
     chat = wanted.chat_of(asked, model, llm.chat_reader.formats)
-    if empty:  # to load the model is all that is asked
+    if empty:  # to load or to unload the model is all that is asked; it stays as it is
+        reason = "unload" if wanted.unloads(asked) else "load"
         head = {"model": model, "created_at": timestamp()}
-        return json_response({**head, **words(Piece()), "done": True, "done_reason": "load"})
+        return json_response({**head, **words(Piece()), "done": True, "done_reason": reason})
     tenant = service.keys.tenant_of(request)
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     try:

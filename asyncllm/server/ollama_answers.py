@@ -48,7 +48,7 @@ class OllamaAnswer(Answer, kw_only=True):
     model: str
     created_at: str
     done: bool
-    done_reason: Literal["stop", "length", "abort", "load"] | UnsetType = UNSET
+    done_reason: Literal["stop", "length", "abort", "load", "unload"] | UnsetType = UNSET
     logprobs: list[TokenLogprob] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -33,6 +34,7 @@ NAMES: Final = {
     "repetition_penalty": "repeat_penalty",
     "response_format": "format",
 }
+_NO_TIME: Final = re.compile(r"0|(?:0+(?:\.0*)?(?:h|m|s|ms|us|µs|ns))+")
 _SAME_NAME: Final = (
     "temperature",
     "top_k",
@@ -96,6 +98,12 @@ def _sampling(options: OllamaOptions) -> dict[str, Any]:
         "max_tokens": most if most is not None and most > 0 else None,
         "seed": None if seed == -1 else seed,
     }
+
+
+def unloads(asked: OllamaFields) -> bool:
+    """Whether the model is to be kept no longer: for zero seconds, hours, or whatever."""
+    kept = asked.keep_alive
+    return _NO_TIME.fullmatch(kept) is not None if isinstance(kept, str) else kept == 0
 
 
 def _format(asked: OllamaFields) -> ResponseFormat | None:

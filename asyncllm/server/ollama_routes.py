@@ -20,6 +20,9 @@ from asyncllm.server.openapi import TAKES_JSON, Route
 
 _route = partial(Route, error=ollama_answers.OllamaError, write_error=ollama_error_response)
 
+#: What their paths begin with, but for one.
+ROOT: Final = "/api"
+
 ROUTES: Final = (
     _route(
         method="POST",

@@ -70,7 +70,6 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 
     with renamed(wanted.NAMES):
         opened = await _open(service, asked, chat, tenant)
-        wanted.check_logprobs(asked, opened)
         reply = ResponseReply(
             _head(asked, chat, opened, model),
             opened.conversation,

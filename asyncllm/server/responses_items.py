@@ -56,10 +56,9 @@ class TextItem:
         scores = b"" if self._reasoning else b',"logprobs":%b' % encode(logprobs)
         return self._deltas.write(text, b'%b,"sequence_number":%d' % (scores, number))
 
-    def done(self, status: str, logprobs: list[Body]) -> list[Body]:
-        """The item is whole; ``logprobs`` are of tokens that brought no text any more."""
+    def done(self, status: str) -> list[Body]:
+        """The item is whole."""
         text = "".join(self._texts)
-        self._logprobs += logprobs
         part = self._part(text, self._logprobs)
         self.item |= {"status": status, "content": [part]}
         ended = {"type": f"response.{self._kind}.done", **self._where, "text": text}
@@ -109,7 +108,7 @@ class CallItem:
         """The event of what was added, as the ``number``-th of its stream."""
         return self._deltas.write(text, b',"sequence_number":%d' % number)
 
-    def done(self, status: str, logprobs: list[Body]) -> list[Body]:
+    def done(self, status: str) -> list[Body]:
         """The item is whole."""
         text = "".join(self._texts)
         self.item |= {"status": status, "arguments": text}

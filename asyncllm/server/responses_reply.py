@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError
+from asyncllm.server.content_logprobs import ContentLogprobs
 from asyncllm.server.errors import error_body
 from asyncllm.server.named_events import named_event
 from asyncllm.server.reply import EVENT_STREAM, encode
@@ -54,7 +55,8 @@ class ResponseReply:
                 "in_progress".
             tells: whether anybody reads the events.
             keep: called once, with the response when it has ended.
-            write_logprobs: None when none were asked for.
+            write_logprobs: how the logprobs of some tokens are written; None when none were asked
+                for.
         """
         self.response = head
         self.id: str = head["id"]
@@ -65,7 +67,9 @@ class ResponseReply:
         self._tells = tells
         self._keep = keep
         self._write_logprobs = write_logprobs
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still to come
+        self._logprobs = None
+        if write_logprobs is not None:
+            self._logprobs = ContentLogprobs(self._turn, conversation.places())
         self._open: OutputItem | None = None
         self._told = 0
         self._finish: FinishReason | None = None
@@ -81,9 +85,8 @@ class ResponseReply:
             self.response["status"] = "in_progress"
             told.append(self._lifecycle("in_progress"))
         self._completion_tokens += len(delta.token_ids)
-        if self._write_logprobs is not None and delta.logprobs:
-            self._logprobs += self._write_logprobs(delta.logprobs)
-        told += [self._add(event) for event in self._turn.read(delta)]
+        events = self._turn.read(delta)
+        told += map(self._add, events, self._scores(delta, events))
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
             self._cached_tokens = min(delta.cached_tokens, self._prompt_tokens)
@@ -139,7 +142,13 @@ class ResponseReply:
             "total_tokens": self._prompt_tokens + self._completion_tokens,
         }
 
-    def _add(self, event: Event) -> bytes:
+    def _scores(self, delta: TokenDelta, events: list[Event]) -> list[list[dict[str, Any]]]:
+        """For each event the logprobs of its tokens, if they are wanted."""
+        if self._logprobs is None or self._write_logprobs is None:
+            return [[] for _ in events]
+        return [self._write_logprobs(each) for each in self._logprobs.of(delta, events)]
+
+    def _add(self, event: Event, logprobs: list[dict[str, Any]]) -> bytes:
         """Tell what an event of the turn adds to the open item, or to one that begins with it."""
         told = b""
         if self._open is None or not self._open.takes(event):
@@ -147,7 +156,6 @@ class ResponseReply:
         assert self._open is not None
         if isinstance(event, ToolStart | End) or not event.text:
             return told
-        logprobs, self._logprobs = self._logprobs, []
         self._open.add(event.text, logprobs)
         if self._tells:
             told += self._open.delta(event.text, logprobs, self._told)
@@ -165,8 +173,7 @@ class ResponseReply:
         if self._open is None:
             return b""
         ended, self._open = self._open, None
-        logprobs, self._logprobs = self._logprobs, []
-        return self._tell(ended.done(status, logprobs))
+        return self._tell(ended.done(status))
 
     def _lifecycle(self, name: str) -> bytes:
         return self._tell([{"type": f"response.{name}", "response": self.response}])

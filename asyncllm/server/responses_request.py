@@ -16,7 +16,6 @@ from asyncllm.server.unsupported import unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.server.chat_behind import OpenedChat
     from asyncllm.server.responses_input import Item
 
 #: What clients call the fields of the chat.
@@ -25,6 +24,7 @@ NAMES: Final = {
     "prompt": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
 }
 #: Fields that are refused when they ask for something.
 _REFUSED: Final = ("conversation", "prompt", "context_management", "return_token_ids")
@@ -150,14 +150,3 @@ def _response_format(asked: ResponsesRequest) -> ResponseFormat | None:
 
 def logprobs_of(asked: ResponsesRequest) -> int | None:
     return (asked.top_logprobs or 0) if WITH_LOGPROBS in (asked.include or ()) else None
-
-
-def check_logprobs(asked: ResponsesRequest, opened: OpenedChat) -> None:
-    """
-    Raises:
-        BadRequest: the text may hold reasoning and calls, whose tokens are none of an output text.
-    """
-    if logprobs_of(asked) is not None and opened.conversation.turn().splits:
-        problem = "is not supported with tools, or of a model that may reason"
-        message = f"include: {WITH_LOGPROBS} {problem}"
-        raise BadRequest(message, param="include", code="unsupported_parameter")

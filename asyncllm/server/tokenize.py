@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from asyncllm.errors import BadRequest
 from asyncllm.server.errors import json_response
 from asyncllm.server.logprobs import token_text
-from asyncllm.server.messages import encode_messages
+from asyncllm.server.messages import allow_tools, encode_messages
 from asyncllm.server.protocol import DetokenizeRequest, TokenizeRequest
 from asyncllm.server.service import SERVICE
 
@@ -22,6 +22,9 @@ async def tokenize(request: web.Request) -> web.Response:
     llm = service.llm
     asked = await service.read(request, TokenizeRequest)
     service.resolve_model(asked.model)
+    if asked.messages is not None and asked.prompt is not None:
+        raise BadRequest("prompt and messages exclude each other", param="messages")
+    allow_tools(asked)
     if asked.messages is not None:
         tokens = await encode_messages(llm, asked.messages, asked)
     elif asked.prompt is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncllm.text.parsing import Content, End, Event, Reasoning
+from asyncllm.text.parsing import Content, End, Event, Reasoning, ToolStart, finish_reason
+from asyncllm.types import FinishReason
 
 if TYPE_CHECKING:
     from asyncllm.text.parsing import Parser
+    from asyncllm.text.token_places import TokenPlaces
     from asyncllm.types import TokenDelta
 
 
@@ -17,22 +19,31 @@ class Turn:
     Args:
         parser: None when all text is content.
         reasoning_ends: token ids that end the reasoning.
+        places: of the sequence's tokens; wanted where no single token ends the reasoning, to count
+            its tokens all the same.
+        only_calls: a grammar sees that the answer is calls and nothing else.
 
     Attributes:
         reasoning_tokens: how many of the tokens were reasoning, its markers included.
     """
 
-    def __init__(self, parser: Parser | None, reasoning_ends: frozenset[int] = frozenset()):
+    def __init__(
+        self,
+        parser: Parser | None,
+        reasoning_ends: frozenset[int] = frozenset(),
+        places: TokenPlaces | None = None,
+        *,
+        only_calls: bool = False,
+    ):
         self.reasoning_tokens = 0
         self._parser = parser
         self._reasoning_ends = reasoning_ends
         self._may_reason = parser is not None
         self._has_reasoned = False
-
-    @property
-    def splits(self) -> bool:
-        """Whether the text may hold more than content."""
-        return self._parser is not None
+        self._places = places
+        self._only_calls = only_calls
+        self._starts: list[int] = []  # of the tokens, by ``places``, while they may be reasoning
+        self._length = 0  # of the text, where there is no parser
 
     @property
     def num_calls(self) -> int:
@@ -42,13 +53,66 @@ class Turn:
     def read(self, delta: TokenDelta) -> list[Event]:
         """What a delta adds, in order; all that was held back comes with the last one."""
         if self._parser is None:
+            self._length += len(delta.text)
             return [Content(delta.text)] if delta.text else []
         events = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
-            events += self._parser.finish()
-        if self._may_reason:
+            events += self._finish(self._parser, delta)
+        if self._may_reason and self._places is not None:
+            self._find_reasoning(self._parser, self._places, delta.token_ids, events)
+        elif self._may_reason:
             self._count_reasoning(delta.token_ids, events)
         return [event for event in events if not isinstance(event, End)]
+
+    def finish_reason(self, delta: TokenDelta) -> str:
+        """OpenAI's word for how an answer has ended, whose last delta was just read."""
+        assert delta.finish_reason is not None
+        if self._parser is None:
+            return delta.finish_reason.value
+        breaks_off = self._parser.in_call and isinstance(delta.stop_reason, str)
+        return finish_reason(delta.finish_reason, self._parser.num_calls, breaks_off=breaks_off)
+
+    def _finish(self, parser: Parser, delta: TokenDelta) -> list[Event]:
+        """What was held back."""
+        stopped = delta.finish_reason is FinishReason.STOP and not isinstance(
+            delta.stop_reason, str
+        )
+        events = parser.finish(cut_off=not stopped)
+        if self._only_calls and not stopped:
+            # Whatever a forced call may be said to begin with, it is markup.
+            return [event for event in events if not isinstance(event, Content)]
+        return events
+
+    def record_places(self) -> None:
+        """Have ``take_places`` know; called before the first delta."""
+        if self._parser is not None:
+            self._parser.record_places()
+
+    def take_places(self, events: list[Event]) -> list[tuple[int, int]]:
+        """Where in the text the content of these events is, which are the latest.
+
+        Start and end, in characters, of its pieces: an event may have several.
+        """
+        if self._parser is not None:
+            return self._parser.take_places()
+        contents = (event for event in events if isinstance(event, Content))
+        return [(self._length - len(event.text), self._length) for event in contents]
+
+    def _find_reasoning(
+        self, parser: Parser, places: TokenPlaces, token_ids: list[int], events: list[Event]
+    ) -> None:
+        """Reasoning comes first: its tokens are those that begin before its end."""
+        self._starts += [places.next(token)[0] for token in token_ids]
+        end = parser.reasoning_end
+        if end is not None:
+            self.reasoning_tokens = sum(start < end for start in self._starts)
+        elif parser.in_reasoning:
+            self.reasoning_tokens = len(self._starts)
+            return
+        elif not any(isinstance(event, Content | ToolStart) for event in events):
+            return  # only whitespace so far, or the beginning of a marker
+        self._may_reason = False
+        self._starts.clear()
 
     def _count_reasoning(self, token_ids: list[int], events: list[Event]) -> None:
         """Reasoning comes first, so what counts is where it ends."""

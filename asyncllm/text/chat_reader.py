@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from asyncllm.text.parsing import Parser, visible_special_tokens
 from asyncllm.text.parsing.formats import ReasoningFormat
+from asyncllm.text.token_places import TokenPlaces
 from asyncllm.types import Reasoning
 
 if TYPE_CHECKING:
@@ -39,25 +42,33 @@ class ChatReader:
         form = formats.reasoning if isinstance(formats.reasoning, ReasoningFormat) else None
         self.reasoning_starts = self._ids_of(() if form is None else form.begins)
         self.reasoning_ends = self._ids_of(() if form is None else form.ends)
+        self._markers: Reasoning | None = None
+        if form is not None:
+            alone = tokenizer.token_id
+            self._markers = Reasoning(
+                tuple(sorted(self.reasoning_starts)),
+                tuple(sorted(self.reasoning_ends)),
+                start_texts=tuple(text for text in form.begins if alone(text) is None),
+                end_texts=tuple(text for text in form.ends if alone(text) is None),
+                closing_ids=tuple(tokenizer.encode(form.ends[0], add_special_tokens=False)),
+            )
 
-    def reasoning(self, prompt_ids: Sequence[int], budget: int | None) -> Reasoning | None:
+    def reasoning(
+        self, prompt_ids: Sequence[int], budget: int | None, continued: str = ""
+    ) -> Reasoning | None:
         """How the answer to a prompt may begin; None when it has no reasoning.
 
         Args:
             budget: most tokens of reasoning; None for no limit.
+            continued: the beginning of the answer, if that is what the prompt ends with.
         """
-        parser = self.parser(prompt_ids)
-        if parser is None or not self.reasoning_ends:
+        parser = self.parser(prompt_ids, continued=continued)
+        markers = self._markers
+        if parser is None or markers is None:
             return None
-        tail = prompt_ids[-_CLOSED:]
-        if not parser.in_reasoning and self.reasoning_ends.intersection(tail):
+        if not parser.in_reasoning and self._ends_reasoning(prompt_ids, markers):
             return None  # ended by the prompt: the model is not to reason
-        return Reasoning(
-            tuple(sorted(self.reasoning_starts)),
-            tuple(sorted(self.reasoning_ends)),
-            is_open=parser.in_reasoning,
-            max_tokens=budget,
-        )
+        return msgspec.structs.replace(markers, is_open=parser.in_reasoning, max_tokens=budget)
 
     def parser(
         self,
@@ -76,6 +87,29 @@ class ChatReader:
         tail = prompt_ids[-(_TAIL + len(continued)) :]
         prompt = self._tokenizer.decode(tail, skip_special_tokens=False)
         return Parser(self.formats, tools=tools, prompt=prompt, continued=continued)
+
+    def places(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool, shown: tuple[int, ...]
+    ) -> TokenPlaces:
+        """Where the tokens of an answer are in its text; the text is made as for the parser.
+
+        Args:
+            shown: special tokens that are not skipped.
+        """
+        tokenizer = self._tokenizer
+        detokenizer = tokenizer.detokenizer(skip_special_tokens, prompt_ids, shown)
+        hidden = tokenizer.special_ids.difference(shown) if skip_special_tokens else ()
+        return TokenPlaces(detokenizer, hidden)
+
+    def _ends_reasoning(self, prompt_ids: Sequence[int], markers: Reasoning) -> bool:
+        """Whether a prompt ends with reasoning that has ended."""
+        if self.reasoning_ends.intersection(prompt_ids[-_CLOSED:]):
+            return True
+        if not markers.end_texts:
+            return False
+        tail = prompt_ids[-_CLOSED - len(markers.closing_ids) :]
+        text = self._tokenizer.decode(tail, skip_special_tokens=False)
+        return text.rstrip().endswith(markers.end_texts)
 
     def _ids_of(self, markers: tuple[str, ...]) -> frozenset[int]:
         ids = (self._tokenizer.token_id(marker) for marker in markers)

@@ -65,6 +65,11 @@ class StructuredOutput:
         spec: GrammarSpec = msgspec.json.decode(grammar, type=GrammarSpec)
         return self._open_compiler().compile(spec).matcher()
 
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text."""
+        assert self._model is not None, "requests come when the model is known"
+        return self._model[0].token_bytes(token)
+
     def fill(self, matchers: Sequence[Matcher], masks: np.ndarray) -> None:
         """Write the masks of their next tokens; int32 [len(matchers), ceil(vocab / 32)]."""
         if self._filler is None:

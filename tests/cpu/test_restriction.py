@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -39,6 +40,9 @@ class ScriptMatcher:
             self.error = f"{token} does not follow {self.accepted}"
         self.accepted.append(token)
 
+    def accept_bytes(self, text: bytes) -> None:
+        self.accept(text[0])
+
     def allowed(self) -> list[int]:
         if self.error is not None:
             return []
@@ -54,6 +58,12 @@ class ScriptGrammars:
     def matcher(self, grammar: bytes) -> ScriptMatcher:
         self.made.append(ScriptMatcher(json.loads(grammar)))
         return self.made[-1]
+
+    def token_bytes(self, token: int) -> bytes:
+        """Letters, and the pieces of a marker."""
+        return {30: b"</", 31: b"end", 32: b">", 33: b">\n{", 34: b"<s", 35: b"> a</end"}.get(
+            token, bytes([65 + token])
+        )
 
     def fill(self, matchers: Sequence[ScriptMatcher], masks: np.ndarray) -> None:
         assert masks.dtype == np.int32
@@ -250,6 +260,34 @@ def test_reasoning_ends_in_time() -> None:
     assert [bench.tokens(2)[0] for _ in range(4)] == [39] * 4
     bench.admit(3, reasoning=Reasoning(end_ids=(30,), is_open=True, max_tokens=0))
     assert [bench.tokens(3)[0] for _ in range(2)] == [30, 39]
+
+
+MARKED = Reasoning(
+    start_texts=("<s>",), end_texts=("</end>",), closing_ids=(30, 31, 32), max_tokens=3
+)
+
+
+def test_markers_of_several_tokens() -> None:
+    bench = Bench()
+    opened = msgspec.structs.replace(MARKED, is_open=True)
+    # 38 is the best token, where it may come.
+    bench.admit(0, **(script([3], [4]) | {"stop_ids": (39,)}), reasoning=opened)
+    assert [bench.tokens(0)[0] for _ in range(8)] == [38, 38, 38, 30, 31, 32, 3, 4]
+    # The marker has begun by itself, with its own tokens or with others.
+    for begun, forced in (((38, 30, 31), [32, 3]), ((38, 38, 35), [32, 3]), ((30, 31, 32), [3, 4])):
+        bench.admit(0, generated=begun, **script([3], [4]), reasoning=opened)
+        if begun[-1] == 35:
+            assert bench.tokens(0)[0] == 30  # nothing tells how to go on with other tokens
+            continue
+        assert [bench.tokens(0)[0] for _ in range(2)] == forced
+    # What a token says after the marker is the beginning of the answer.
+    bench.admit(1, generated=(30, 31, 33), **script([ord("{")], [5]), reasoning=opened)
+    assert bench.tokens(1)[0] == 5
+    # Begun by the output itself, which is possible without a grammar only.
+    bench.admit(2, generated=(34, 32), reasoning=MARKED)
+    assert [bench.tokens(2)[0] for _ in range(5)] == [39, 30, 31, 32, 39]
+    bench.admit(3, generated=(36, 34, 32), reasoning=MARKED)
+    assert [bench.tokens(3)[0] for _ in range(3)] == [39, 39, 39]
 
 
 def test_seeds_and_preemptions_do_not_show() -> None:

@@ -22,6 +22,7 @@ from asyncllm.engine.timeline import Event
 from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.executor.startup import StartupBill
 from asyncllm.text.chat_reader import ChatReader
+from asyncllm.text.detokenizer import ByteDetokenizer
 from asyncllm.text.parsing import Formats
 from asyncllm.types import (
     FinishReason,
@@ -59,6 +60,15 @@ class FakeTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < BOS else b""
+
+    def detokenizer(
+        self,
+        skip_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
+        shown: tuple[int, ...] = (),
+    ) -> ByteDetokenizer:
+        table = {token: self.token_bytes(token) for token in range(VOCAB)}
+        return ByteDetokenizer(table, strip_first_space=False)
 
     def min_tokens(self, num_bytes: int) -> int:
         return num_bytes

@@ -129,7 +129,7 @@ def test_the_texts_are_read_as_meant() -> None:
         contents.append([block["type"] for block in json.loads(body)["content"]])
     assert contents == [
         *(["text"], ["thinking", "text"], ["thinking", "text", "tool_use", "tool_use"]),
-        *(["tool_use"], ["text"], ["thinking"]),
+        *(["tool_use"], ["text"], ["thinking"], ["text", "tool_use", "text"]),
     ]
 
 

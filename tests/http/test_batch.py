@@ -72,6 +72,7 @@ def test_lines_that_are_requests() -> None:
         (line("b", "/v1/models"), "b", "url"),
         (line("b", body=[]), "b", "object"),
         (line("b", body=HELLO | {"stream": True}), "b", "not streamed"),
+        (line("b", "/v1/responses", {"input": "a", "background": True}), "b", "background"),
         (b'{"custom_id": "b", "method": "POST", "url": "/v1/completions"}\n', "b", "body"),
     ],
     ids=lambda value: str(value)[:30],
@@ -104,13 +105,17 @@ async def test_every_item_gets_what_the_server_says() -> None:
         line("chat")
         + line("text", COMPLETIONS, {"prompt": ["x", "yy"], "n": 2})
         + line("vector", "/v1/embeddings", {"input": ["x", "yy"]})
+        + line("response", "/v1/responses", {"input": "aé"})
         + b"oops\n"
         + line("model", body=HELLO | {"model": "other"})
         + line("field", body={"messages": []})
         + line("twice", body=HELLO).replace(b'"body": {', b'"body": {"n": 1, "n": 2, ')
     )
     found = await answers_of(read_items(content))
-    assert len(found) == 7
+    assert len(found) == 8
+    response = found["response"]["response"]["body"]
+    assert (response["object"], response["status"]) == ("response", "completed")
+    assert response["output"][0]["content"][0]["text"] == "user: aé\nassistant: "
     chat = found["chat"]["response"]
     assert chat["status_code"] == 200
     message = chat["body"]["choices"][0]["message"]

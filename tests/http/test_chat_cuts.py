@@ -14,7 +14,7 @@ from asyncllm.server.conversation import Conversation
 from asyncllm.server.middleware import request_id
 from asyncllm.server.protocol import ChatRequest
 from asyncllm.text.chat_reader import ChatReader
-from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS, Formats
+from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS, Content, Formats
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta, TokenLogprob
 from tests.http.fake_llm import FakeTokenizer
 
@@ -29,6 +29,7 @@ TEXTS = [
     '<tool_call>{"name": "add", "arguments": {"a": [1, {"b": "\\u00e9"}',
     '<tool_call>{"name": "nobody", "arguments": {}}</tool_call> and more',
     "<think>cut off in the mid",
+    'So:<tool_call>\n{"name": "wait", "arguments": {}}</tool_call><tool_call>\n{"name": "add", "ar',
 ]
 
 
@@ -90,6 +91,8 @@ def add_up(frames: bytes) -> dict[str, Any]:
 def test_any_cut_gives_the_same_message(text: str, rich: bool, data: st.DataObject) -> None:
     finish = data.draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
     deltas = deltas_of(text, finish)
+    if finish is FinishReason.STOP:
+        deltas[-1].stop_reason = data.draw(st.sampled_from([None, "END"]))
     cuts = data.draw(st.lists(st.integers(1, len(deltas) - 1), unique=True).map(sorted))
     streamed, whole = reply(rich=rich), reply(rich=rich)
     frames = b""
@@ -114,10 +117,40 @@ def test_the_texts_are_read_as_meant() -> None:
         [choice] = json.loads(body)["choices"]
         messages.append((choice["message"], choice["finish_reason"]))
     assert [reason for _, reason in messages] == [
-        *("stop", "stop", "tool_calls", "tool_calls", "stop", "stop")
+        *("stop", "stop", "tool_calls", "tool_calls", "stop", "stop", "tool_calls")
     ]
     two = messages[2][0]
     assert two["reasoning"] == two["reasoning_content"] == "Two calls"
     assert [call["function"]["name"] for call in two["tool_calls"]] == ["add", "wait"]
     assert two["tool_calls"][0]["function"]["arguments"] == '{"a": "</tool_call>"}'
     assert messages[4][0] == {"role": "assistant", "content": TEXTS[4], "refusal": None}
+
+
+def test_calls_that_are_cut_off() -> None:
+    """One that a stop string breaks off is not to be made; what is hardly begun is not told."""
+    half, begun = TEXTS[3], TEXTS[6]
+    cases = [
+        (half, FinishReason.LENGTH, None, "length", 1),
+        (half, FinishReason.STOP, "END", "stop", 1),
+        (half, FinishReason.STOP, None, "tool_calls", 1),
+        (begun, FinishReason.LENGTH, None, "length", 1),
+        (begun, FinishReason.STOP, "END", "tool_calls", 1),
+    ]
+    for text, finish, stop, reason, calls in cases:
+        deltas = deltas_of(text, finish)
+        deltas[-1].stop_reason = stop
+        [choice] = json.loads(reply(rich=False).body([merged(deltas)]))["choices"]
+        message = choice["message"]
+        assert (choice["finish_reason"], len(message["tool_calls"])) == (reason, calls)
+        assert message["content"] == ("So:" if text is begun else None)
+
+
+@pytest.mark.parametrize("stop", [None, "END"])
+def test_a_forced_call_is_no_content_wherever_it_is_cut(stop: str | None) -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    for end in range(1, len(text)):
+        deltas = deltas_of(text[:end], FinishReason.STOP if stop else FinishReason.LENGTH)
+        deltas[-1].stop_reason = stop
+        turn = Conversation([1], SamplingParams(), READER, TOOLS, "", forced=True).turn()
+        events = [event for delta in deltas for event in turn.read(delta)]
+        assert not any(isinstance(event, Content) for event in events)

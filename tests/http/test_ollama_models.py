@@ -105,14 +105,20 @@ def test_a_stream_that_fails(server: Server, monkeypatch: pytest.MonkeyPatch) ->
 # -- models ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep_alive", [None, 0, -1, "5m"])
-def test_loading_is_done(server: Server, keep_alive: Any) -> None:
+@pytest.mark.parametrize(
+    ("keep_alive", "reason"),
+    [
+        *((None, "load"), (-1, "load"), ("5m", "load"), ("0m10s", "load"), ("0.5s", "load")),
+        *((0, "unload"), ("0", "unload"), ("0s", "unload"), ("0h0m", "unload")),
+    ],
+)
+def test_loading_is_done(server: Server, keep_alive: Any, reason: str) -> None:
     fields = {"model": "fake", "keep_alive": keep_alive}
     chat = server.post(CHAT, fields | {"messages": []}).json
-    assert (chat["done"], chat["done_reason"]) == (True, "load")
+    assert (chat["done"], chat["done_reason"]) == (True, reason)
     assert chat["message"] == {"role": "assistant", "content": ""}
     generate = server.post(GENERATE, fields).json
-    assert (generate["done"], generate["done_reason"], generate["response"]) == (True, "load", "")
+    assert (generate["done"], generate["done_reason"], generate["response"]) == (True, reason, "")
 
 
 def test_models_by_the_official_client(speaking: Server) -> None:

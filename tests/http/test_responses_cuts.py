@@ -25,11 +25,13 @@ PLAIN = ChatReader(Formats(), TOKENIZER)
 EVENT: Any = pydantic.TypeAdapter(openai_types.ResponseStreamEvent)
 
 
-def reply(kept: list[Any], *, streams: bool, scored: bool = False) -> ResponseReply:
+def reply(
+    kept: list[Any], *, streams: bool, scored: bool = False, reads: bool = True
+) -> ResponseReply:
     head = {"id": "resp_1", "object": "response", "created_at": 1, "status": "in_progress"}
     head |= {"model": "m", "output": [], "usage": None, "error": None, "completed_at": None}
     head |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-    reader, tools = (PLAIN, []) if scored else (READER, TOOLS)
+    reader, tools = (READER, TOOLS) if reads else (PLAIN, [])
     conversation = Conversation([1], SamplingParams(), reader, tools, "")
     write = partial(written, tokenizer=TOKENIZER) if scored else None
     return ResponseReply(head, conversation, tells=streams, keep=kept.append, write_logprobs=write)
@@ -96,16 +98,20 @@ def without_call_ids(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [item | {"call_id": None} for item in output]
 
 
-@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize(("scored", "reads"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("text", TEXTS)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_cut_gives_the_same_response(text: str, scored: bool, data: st.DataObject) -> None:
+def test_any_cut_gives_the_same_response(
+    text: str, scored: bool, reads: bool, data: st.DataObject
+) -> None:
     finish = data.draw(st.sampled_from(FinishReason))
     deltas = deltas_of(text, finish)
     cuts = data.draw(st.lists(st.integers(1, len(deltas) - 1), unique=True).map(sorted))
     kept: list[Any] = []
-    streamed, whole = (reply(kept, streams=each, scored=scored) for each in (True, False))
+    streamed, whole = (
+        reply(kept, streams=each, scored=scored, reads=reads) for each in (True, False)
+    )
     client = Reader()
     client.read(streamed.opening())
     for start, end in zip([0, *cuts], [*cuts, len(deltas)], strict=True):
@@ -121,10 +127,14 @@ def test_any_cut_gives_the_same_response(text: str, scored: bool, data: st.DataO
     )
     assert [response["id"] for response in kept] == ["resp_1", "resp_1"]
     if scored:
-        [item] = body["output"]
-        [part] = item["content"]
-        assert (part["text"], len(part["logprobs"])) == (text, len(deltas))
-        assert client.items[0]["scores"] == part["logprobs"]
+        for item, told in zip(body["output"], client.items, strict=True):
+            if item["type"] == "message":
+                [part] = item["content"]
+                made = bytes(byte for entry in part["logprobs"] for byte in entry["bytes"])
+                assert made.decode() == part["text"] == told["so_far"]
+                assert told["scores"] == part["logprobs"]
+    if not reads:
+        assert body["output"][0]["content"][0]["text"] == text
 
 
 def test_the_texts_are_read_as_meant() -> None:
@@ -136,7 +146,7 @@ def test_the_texts_are_read_as_meant() -> None:
     call = "function_call"
     assert outputs == [
         *(["message"], ["reasoning", "message"], ["reasoning", "message", call, call]),
-        *([call], ["message"], ["reasoning"]),
+        *([call], ["message"], ["reasoning"], ["message", call, "message"]),
     ]
 
 

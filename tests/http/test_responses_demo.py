@@ -101,6 +101,28 @@ def test_a_call(client: openai.OpenAI, stream: bool) -> None:
     assert following.usage.output_tokens
 
 
+def test_logprobs_are_of_the_text(client: openai.OpenAI) -> None:
+    """The model's format of reasoning leaves them: those of the answer's text, and no others."""
+    fields: Any = {
+        "model": MODEL,
+        "input": SUM,
+        "max_output_tokens": 20,
+        "temperature": 0,
+        "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"],
+    }
+    whole = client.responses.create(**fields)
+    events = [*client.responses.create(**fields, stream=True)]
+    [message] = whole.output
+    [part] = message.content
+    assert bytes(byte for entry in part.logprobs for byte in entry.bytes).decode() == part.text
+    assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
+    assert events[-1].response.output[0].content == [part]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    streamed = [entry.to_dict() for event in deltas for entry in event.logprobs]
+    assert [entry["token"] for entry in streamed] == [entry.token for entry in part.logprobs]
+
+
 def test_background(client: openai.OpenAI) -> None:
     made = client.responses.create(
         model=MODEL, input=STORY, background=True, max_output_tokens=20, temperature=0

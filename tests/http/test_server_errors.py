@@ -16,6 +16,12 @@ USER = {"role": "user", "content": "a"}
 TOOLS = [{"type": "function", "function": {"name": "now"}}]
 
 
+def allowing(*names: str, mode: str = "auto") -> dict[str, Any]:
+    """OpenAI's choice of some of the tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def check(answer: Answer, status: int, param: str | None = None, code: str | None = None) -> None:
     error = answer.json["error"]
     assert (answer.status, error["param"], error["code"]) == (status, param, code), error
@@ -116,6 +122,12 @@ CHAT: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"tool_choice": "required"}, 400, "tool_choice", None),
     ({"tool_choice": {"type": "function"}}, 400, "tool_choice", None),
     ({"tool_choice": "maybe", "tools": TOOLS}, 400, "tool_choice", None),
+    ({"tool_choice": {"type": "allowed_tools"}, "tools": TOOLS}, 400, "tool_choice", None),
+    ({"tool_choice": allowing(), "tools": TOOLS}, 400, "tool_choice", None),
+    ({"tool_choice": allowing("nobody"), "tools": TOOLS}, 400, "tool_choice", None),
+    ({"tool_choice": allowing("now", mode="none"), "tools": TOOLS}, 400, "tool_choice", None),
+    ({"tool_choice": allowing("now")}, 400, "tool_choice", None),
+    ({"reasoning_effort": "bogus"}, 400, "reasoning_effort", None),
     ({"tool_choice": 1, "tools": TOOLS}, 400, "tool_choice", None),
     ({"structured_outputs": {}}, 400, "structured_outputs", None),
     ({"structured_outputs": {"choice": None}}, 400, "structured_outputs", None),
@@ -256,6 +268,32 @@ def test_unknown_routes(server: Server) -> None:
     check(server.get("/v1/models/other"), 404, "model", "model_not_found")
 
 
+@pytest.mark.parametrize("prefix", ["", "/deep/down"])
+def test_unknown_routes_of_other_apis_answer_in_their_words(prefix: str) -> None:
+    with serving(prefix=prefix) as mounted:
+        for method, path, status in (
+            ("GET", "/v1/messages", 405),
+            ("PUT", "/v1/messages/count_tokens", 405),
+            ("POST", "/v1/messages/batches", 404),
+        ):
+            answer = mounted.request(method, path, {} if method == "POST" else None)
+            body = answer.json
+            kind = "not_found_error" if status == 404 else "invalid_request_error"
+            assert (answer.status, body["type"], body["error"]["type"]) == (status, "error", kind)
+            assert answer.headers.get("Allow") == (None if status == 404 else "POST")
+        for method, path, status in (
+            ("GET", "/api/chat", 405),
+            ("DELETE", "/api/delete", 404),
+            ("GET", "/api", 404),
+        ):
+            answer = mounted.request(method, path)
+            assert answer.status == status
+            assert list(answer.json) == ["error"]
+            assert isinstance(answer.json["error"], str)
+        for path in ("/v1/messages_", "/apis", "/v1/api"):
+            check(mounted.get(path), 404)
+
+
 def test_body_too_large() -> None:
     with serving(config=ServerConfig(max_body_bytes=1000)) as server:
         check(server.post("/generate", {"prompt": "a" * 1000}), 413)
@@ -350,3 +388,30 @@ def test_error_bodies_are_json_numbers(server: Server) -> None:
 
     raw = server.post("/v1/chat/completions", body).body
     json.loads(raw, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\uDBFF\\n", "\\udc00", "\\ud83d\\u0041"])
+def test_half_of_a_surrogate_pair_is_named(server: Server, half: str) -> None:
+    body = '{"prompt": "\\\\ud800 \\ud83d\\ude00 é %s"}' % half  # noqa: UP031
+    message = server.post("/generate", body.encode()).json["error"]["message"]
+    at = body.encode().index(half.encode(), 30)
+    assert message == (
+        f"the body is not valid JSON: the surrogate {half[:6]} at byte {at} is half of a pair"
+    )
+
+
+def test_tokenize_takes_one_of_two(server: Server) -> None:
+    both = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    check(server.post("/tokenize", both), 400, "messages")
+    assert server.post("/tokenize", both | {"prompt": None}).status == 200
+
+
+def test_what_effort_there_is(server: Server) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "reasoning_effort": "bogus"}
+    error = server.post("/v1/chat/completions", chat).json["error"]
+    assert "none, minimal, low, medium, high" in error["message"]
+    response = {"input": "a", "reasoning": {"effort": "bogus"}}
+    check(server.post("/v1/responses", response), 400, "reasoning.effort")
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh"):
+        answer = server.post("/v1/chat/completions", chat | {"reasoning_effort": effort})
+        assert answer.status == 200

@@ -282,6 +282,23 @@ def test_chat_template_options(server: Server) -> None:
     )
 
 
+def test_allowed_tools(server: Server, client: openai.OpenAI) -> None:
+    """Those that are not allowed the model does not even see."""
+    named: list[Any] = [{"type": "function", "function": {"name": name}} for name in "abc"]
+    allowed = {"mode": "auto", "tools": [named[2], named[1]]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    fields: dict[str, Any] = {"messages": HELLO, "tools": named, "tool_choice": choice}
+    client.chat.completions.create(model="fake", **fields)
+    template: Any = server.llm.chat_template
+    assert template.seen[1]["tools"] == named[1:]
+    rendered = [
+        server.post(f"{path}", fields | more).status
+        for path in ("/v1/chat/completions/render", "/tokenize")
+        for more in ({}, {"tools": named[:2]})
+    ]
+    assert rendered == [200, 400, 200, 400]
+
+
 def test_client_chat(client: openai.OpenAI) -> None:
     completion = client.chat.completions.create(
         model="fake", messages=HELLO, n=2, logprobs=True, top_logprobs=1, stop=["l"]

@@ -123,6 +123,23 @@ def test_a_required_call_is_made(client: openai.OpenAI, seed: int) -> None:
     assert choice.message.content is None
 
 
+def test_a_forced_call_that_is_cut_short_is_no_content(client: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    options: Any = {"tools": TOOLS, "tool_choice": named, "temperature": 0}
+    for most in (1, 2, 3, 5, 8, 12, 16):
+        [choice] = chat(client, max_tokens=most, **options).choices
+        assert choice.finish_reason == "length"
+        assert not choice.message.content
+
+
+def test_stop_strings_do_not_end_a_forced_call(client: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    options: Any = {"tools": TOOLS, "tool_choice": named, "stop": ["{", ":", '"', "arg"]}
+    [choice] = chat(client, temperature=1.0, seed=1, **options).choices
+    assert choice.finish_reason == "tool_calls"
+    jsonschema.validate(json.loads(choice.message.tool_calls[0].function.arguments), CITY)
+
+
 def test_a_named_call_is_made_and_streams(client: openai.OpenAI) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     options: Any = {"tools": TOOLS, "tool_choice": named, "temperature": 1.0}
@@ -137,6 +154,16 @@ def test_a_named_call_is_made_and_streams(client: openai.OpenAI) -> None:
             arguments += part.function.arguments or ""
         finish = frame.choices[0].finish_reason or finish
     assert (name, arguments, finish) == ("weather", call.function.arguments, "tool_calls")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_allowed_tool_is_called(client: openai.OpenAI, seed: int) -> None:
+    one = {"type": "function", "function": {"name": "weather"}}
+    allowed = {"mode": "required", "tools": [one]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    options: Any = {"tools": TOOLS, "tool_choice": choice, "temperature": 1.5, "seed": seed}
+    [answer] = chat(client, parallel_tool_calls=False, **options).choices
+    assert [call.function.name for call in answer.message.tool_calls] == ["weather"]
 
 
 def test_without_a_choice_the_text_is_free(client: openai.OpenAI) -> None:

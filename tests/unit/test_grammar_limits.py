@@ -90,6 +90,19 @@ MUCH: dict[str, Any] = {
     "1000 required properties": closed({f"p{index}": True for index in range(1000)}),
     "900 optional properties": {"properties": {f"p{index}": True for index in range(900)}},
     "500 properties": closed({f"p{index}": True for index in range(500)}, required=[]),
+    "alternatives with 900 optional properties": {
+        "anyOf": [closed({f"{char}{index}": True for index in range(300)}, required=[])
+                  for char in "abc"]},
+    "alternatives told apart by their kinds": {
+        "anyOf": [closed({"kind": {"const": char}, **{f"p{index}": True for index in range(500)}},
+                         required=["kind"]) for char in "abcdef"]},
+    "alternatives told apart by what they require": {
+        "anyOf": [closed({char: True, **{f"{char}{index}": True for index in range(500)}},
+                         required=[char]) for char in "abcdef"]},
+    "200 tools": {
+        "anyOf": [closed({"tool": {"const": f"t{tool}"},
+                          **{f"a{tool}_{index}": {"type": "integer"} for index in range(8)}},
+                         required=["tool"]) for tool in range(200)]},
     "5000 texts": {"enum": [f"value {index}" for index in range(5000)]},
     "2000 numbers that are not": {"type": "integer", "not": {"enum": list(range(2000))}},
     "2 ** 30 references": references("allOf", 30),

@@ -152,6 +152,11 @@ def test_what_is_admitted(name: str) -> None:
             assert not validator.is_valid(value), "the test is wrong"
 
 
+def optional(letter: str, count: int) -> dict[str, Any]:
+    """An object that may have so many members."""
+    return closed({f"{letter}{index}": True for index in range(count)}, required=[])
+
+
 #: What is refused: the keyword that the message names, and the place.
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "look-behind": ({"pattern": "(?<=a)b"}, "pattern", "#"),
@@ -179,6 +184,14 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "1000 optional properties": (
         closed({"a/b": closed({f"p{index}": True for index in range(1000)}, required=[])}),
         "properties", "#/properties/a~1b"),
+    "alternatives with 1000 optional properties": (
+        {"items": {"anyOf": [optional(char, 340) for char in "abc"]}}, "anyOf", "#/items"),
+    "alternatives that are told apart too late": (
+        {"oneOf": [optional(char, 550) | {"required": [f"{char}549"]} for char in "ab"]},
+        "oneOf", "#"),
+    "alternatives by a reference": (
+        {"$defs": {"one": {"anyOf": [optional("a", 550), optional("b", 550)]}},
+         "properties": {"x": {"$ref": "#/$defs/one"}}}, "anyOf", "#/$defs/one"),
     "malformed type": ({"type": "text"}, "type", "#"),
     "malformed minimum": ({"type": "number", "minimum": "3"}, "minimum", "#"),
     "malformed properties": ({"type": "object", "properties": [1]}, "properties", "#"),

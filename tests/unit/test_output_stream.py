@@ -59,6 +59,14 @@ def test_reasoning_is_not_stopped(reasoning: Reasoning | None, expected: str) ->
     assert (whole.text, whole.stop_reason) == (expected, "stop")
 
 
+def test_reasoning_whose_end_is_several_tokens_is_not_stopped() -> None:
+    reasoning = Reasoning(end_texts=("</e>", "[e]"), is_open=True)
+    params = SamplingParams(stop=("st",), reasoning=reasoning)
+    for pieces in cuts("ést</e>cst d".encode()):
+        whole = delivered(pieces, params)
+        assert (whole.text, whole.stop_reason) == ("ést</e>c", "st"), pieces
+
+
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize(
     ("text", "stops", "expected", "reason"),

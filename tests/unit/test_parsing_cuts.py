@@ -19,6 +19,7 @@ from tests.unit.parsing_texts import (
     events_of,
     formats_of,
     fragments,
+    new_parser,
     written,
 )
 
@@ -147,3 +148,17 @@ def test_any_cut_of_any_text_gives_the_same(
     whole = events_of([text], formats, **options)
     assert events_of(pieces, formats, **options) == whole
     assert events_of(text, formats, **options) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cut_texts(), in_reasoning=st.booleans())
+def test_content_is_found_where_it_was_generated(
+    case: tuple[Formats, str, list[str]], in_reasoning: bool
+) -> None:
+    formats, text, pieces = case
+    parser = new_parser(formats, **({"prompt": "<think>\n"} if in_reasoning else {}))
+    parser.record_places()
+    for piece in [*pieces, None]:
+        events = parser.finish() if piece is None else parser.feed(piece)
+        content = [event.text for event in events if isinstance(event, Content)]
+        assert "".join(content) == "".join(text[a:b] for a, b in parser.take_places())

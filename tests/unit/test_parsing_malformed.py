@@ -7,13 +7,14 @@ import re
 
 import pytest
 
-from asyncllm.text.parsing import Content, End, Formats, Message, ToolArguments
+from asyncllm.text.parsing import Content, End, Formats, Message, ToolArguments, message_of
 from asyncllm.text.parsing.formats import ToolFormat
 from tests.unit.parsing_texts import (
     TAGGED_NAMES,
     TOOL_NAMES,
     events_of,
     formats_of,
+    new_parser,
     read,
     written,
 )
@@ -165,3 +166,48 @@ def beginning_at_end(text: str, formats: Formats) -> str:
     markers = [marker for plain in formats.markers() for marker in (plain, "\n" + plain)]
     ends = (text[at:] for at in range(len(text)))
     return next((end for end in ends if any(marker.startswith(end) for marker in markers)), "")
+
+
+@pytest.mark.parametrize("name", TOOL_NAMES)
+def test_markup_that_is_cut_off_is_no_content(name: str) -> None:
+    """It was not the model that ended the text: what has begun is a call by then, or nothing."""
+    calls = written(name, [("get_weather", {"city": "x"}), ("now", {})])
+    formats = formats_of(name)
+    # Those of harmony are single tokens.
+    markers = re.finditer(r"<\|\w+\|>", calls) if name == "harmony" else ()
+    within = {at for found in markers for at in range(found.start() + 1, found.end())}
+    for end in set(range(len(calls))) - within:
+        for size in (1, 4, end + 1):
+            parser = new_parser(formats)
+            events = [
+                e
+                for at in range(0, end, size)
+                for e in parser.feed(calls[at : min(at + size, end)])
+            ]
+            message = message_of(events + parser.finish(cut_off=True))
+            assert message.content == "", calls[:end]
+            assert [call.name for call in message.calls] == ["get_weather", "now"][
+                : len(message.calls)
+            ]
+            assert parser.in_call == events_of([calls[:end]], formats)[-1].open_call  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("tools", "text", "content"),
+    [
+        ("hermes", 'Sure.<tool_call>\n{"name": "now", "arg', "Sure."),
+        (
+            "hermes",
+            '<tool_call>\n{"name": "nope", "arguments": {',
+            '<tool_call>\n{"name": "nope", "arguments": {',
+        ),
+        ("hermes", "1 <tool_c", "1 <tool_c"),  # in the middle of a text it may be anything
+        ("hermes", "  ", "  "),
+        ("harmony", "<|channel|>final<|message|>So<|end|><|start|>assi", "So"),
+        ("qwen3_coder", "a\n<tool_call>\n<function=no", "a\n"),
+        ("llama3_json", '{"name": "now", "par', '{"name": "now", "par'),  # it may be an answer
+    ],
+)
+def test_what_is_left_of_a_text_that_is_cut_off(tools: str, text: str, content: str) -> None:
+    parser = new_parser(formats_of(tools))
+    assert message_of(parser.feed(text) + parser.finish(cut_off=True)) == Message(content, "", [])

@@ -81,6 +81,10 @@ class Matcher:
         # What is no token at all would raise; one past the last is an error like any other.
         return self._matcher.consume_token(token if 0 <= token < size else size)
 
+    def accept_bytes(self, text: bytes) -> bool:
+        """Go on by a text, whatever its tokens; False, and an error, if it is not allowed."""
+        return all(map(self.accept, self._vocabulary.tokenizer.tokenize_bytes(text)))
+
     def count_allowed(self, tokens: Sequence[int]) -> int:
         """How many of these tokens, up to an end token, could follow one after the other.
 

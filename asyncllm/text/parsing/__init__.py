@@ -13,7 +13,9 @@ Decisions, all of them independent of how the text is cut:
 
 - A call begins with the first character of its arguments, in one event with the whole name. Until
   then its text is held back. If it does not fit the format by then, or names a tool that was not
-  offered, the call is not made: its text is content, as it was generated, markers included.
+  offered, the call is not made: its text is content, as it was generated, markers included. But if
+  the answer was cut off by then (``Parser.finish``), it is left out: what would have become of it
+  is not known, and nobody wants to read a marker and half a name.
 - Arguments are passed on as generated, whitespace, number formats, escapes and all. Arguments that
   are given as a JSON string are what the string stands for; parameters written one by one become a
   JSON object, their values typed by the tool's schema; missing arguments are ``{}``.

@@ -36,12 +36,13 @@ class CallReader:
         self._out = out
         self._tools = tools
 
-    def read(self, call: CallSyntax, stops: Markers, lead: str) -> Steps[bool]:
+    def read(self, call: CallSyntax, stops: Markers, lead: str, *, announced: bool) -> Steps[bool]:
         """Read what follows ``call.begin``, which is consumed.
 
         Args:
             stops: markers that end arguments which are not JSON.
             lead: text before ``call.begin`` that is content if this is not a call.
+            announced: a marker has told that calls follow: a bracket alone may begin an answer.
 
         Returns:
             Whether what was read last is markup; otherwise it is content.
@@ -58,6 +59,9 @@ class CallReader:
             else:
                 raise NotACall
         except NotACall:
+            if source.cut_off and announced:
+                source.drop()  # there is no telling what it would have become
+                return True
             self._out.content(source.give_back())
             return False
         return not call.end or (yield from self._end(call.end))
@@ -142,13 +146,16 @@ class CallReader:
         """Read the end of a call, or as much of it as there is; False if content was found."""
         source = self._source
         surplus = yield from source.run(_SURPLUS)
+        after_surplus = source.consumed
         found = False
         for marker in markers:
             yield from source.skip_space()
             ending = markers_of(marker)
             found |= bool((yield from source.at(ending)) or (yield from source.breaks_off(ending)))
         if surplus.strip() and not found:
-            self._out.content(surplus.strip())
+            text = surplus.rstrip()
+            after = source.consumed - after_surplus + len(surplus) - len(text)
+            self._out.content(text.lstrip(), after)
             return False
         return True
 

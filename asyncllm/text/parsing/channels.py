@@ -30,6 +30,8 @@ class ChannelReader:
 
     Attributes:
         in_reasoning: whether the text now being read is reasoning.
+        reasoning_end: how many characters come before the end of the first message of reasoning,
+            once it is there.
     """
 
     def __init__(self, source: Source, out: Outbox, calls: CallReader, form: ChannelFormat):
@@ -43,6 +45,7 @@ class ChannelReader:
         self._in_header = markers_of(form.channel, form.constrain, form.message)
         self._channel = re.compile(re.escape(form.channel) + r"\s*(\w+)")
         self.in_reasoning = False
+        self.reasoning_end: int | None = None
 
     def read(self, prompt: str, continued: str = "") -> Steps[None]:
         """Read to the end of the text, which continues ``prompt``."""
@@ -85,6 +88,9 @@ class ChannelReader:
         while not begins_body:
             header += yield from source.run(_PLAIN, max(0, _MAX_HEADER - len(header)))
             marker = yield from source.at(self._in_header)
+            if not marker and self._source.cut_off:
+                source.drop()
+                return
             if not marker or len(header) >= _MAX_HEADER:
                 self._out.content(source.give_back())
                 return
@@ -103,10 +109,14 @@ class ChannelReader:
             else:
                 yield from self._call(recipient[1])
         except NotACall:
+            if source.cut_off:
+                source.drop()
             emit(source.give_back())
         if (yield from source.until(self._stops, emit)):
-            self.in_reasoning = False
+            reasoned, self.in_reasoning = self.in_reasoning, False
             yield from source.at(self._ends)
+            if reasoned and self.reasoning_end is None:
+                self.reasoning_end = source.consumed
             yield from source.skip_space()
 
     def _call(self, recipient: str) -> Steps[None]:

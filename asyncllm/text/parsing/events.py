@@ -96,10 +96,13 @@ def message_of(events: Iterable[Event]) -> Message:
     return Message("".join(content), "".join(reasoning), calls)
 
 
-def finish_reason(reason: FinishReason, calls: int) -> str:
+def finish_reason(reason: FinishReason, calls: int, *, breaks_off: bool = False) -> str:
     """OpenAI's finish_reason of a message with so many calls.
 
     "tool_calls" when at least one call was made and the model ended by itself. A text that was cut
-    off says so ("length") whether or not it holds calls: the last one may not be whole.
+    off says so ("length") whether or not it holds calls: the last one may not be whole. The same
+    goes for "stop" if a stop string ``breaks_off`` the arguments of a call: what has been streamed
+    of it cannot be taken back, but nobody should make it.
     """
-    return "tool_calls" if calls and reason is FinishReason.STOP else reason.value
+    made = calls and reason is FinishReason.STOP and not breaks_off
+    return "tool_calls" if made else reason.value

@@ -15,7 +15,7 @@ from asyncllm.text.parsing.events import (
 )
 
 if TYPE_CHECKING:
-    from asyncllm.text.parsing.source import Emit
+    from asyncllm.text.parsing.source import Emit, Source
 
 #: Makes the id of a call, of its index in the message and its tool's name.
 NewId: TypeAlias = Callable[[int, str], str]
@@ -27,19 +27,35 @@ class Outbox:
     Attributes:
         calls: how many calls have begun.
         open_call: the last of them has not ended.
+        places: where in the text the content is, (start, end) of each piece; None: not recorded.
     """
 
-    __slots__ = ("_events", "_kind", "_new_id", "_pieces", "calls", "open_call")
+    __slots__ = (
+        "_events",
+        "_kind",
+        "_new_id",
+        "_pieces",
+        "_source",
+        "calls",
+        "open_call",
+        "places",
+    )
 
-    def __init__(self, new_id: NewId):
+    def __init__(self, new_id: NewId, source: Source):
         self._new_id = new_id
+        self._source = source
+        self.places: list[tuple[int, int]] | None = None
         self._events: list[Event] = []
         self._kind: Callable[[str], Event] | None = None  # of the pieces
         self._pieces: list[str] = []
         self.calls = 0
         self.open_call = False
 
-    def content(self, text: str) -> None:
+    def content(self, text: str, after: int = 0) -> None:
+        """Text that was consumed last, but for so many characters ``after`` it."""
+        if self.places is not None and text:
+            end = self._source.consumed - after
+            self.places.append((end - len(text), end))
         self._add(Content, text)
 
     def reasoning(self, text: str) -> None:

@@ -54,7 +54,7 @@ class Parser:
         if new_id is None:
             new_id = _NEW_ID[formats.tools.call_ids if formats.tools else "random"]
         self._source = Source()
-        self._out = Outbox(new_id)
+        self._out = Outbox(new_id, self._source)
         calls = CallReader(self._source, self._out, parameter_schemas(tools))
         reader: ChannelReader | TaggedReader
         if formats.channels is not None:
@@ -80,15 +80,42 @@ class Parser:
         """How many calls have begun."""
         return self._out.calls
 
+    @property
+    def reasoning_end(self) -> int | None:
+        """How many characters of the text come before the answer, once reasoning has ended."""
+        return self._reader.reasoning_end
+
+    def record_places(self) -> None:
+        """Have ``take_places`` know; called before the first text."""
+        self._out.places = []
+
+    def take_places(self) -> list[tuple[int, int]]:
+        """Where in the text the content is that came since the last time: pieces, start and end.
+
+        Joined they are the texts of the ``Content`` events.
+        """
+        places, self._out.places = self._out.places, []
+        return places or []
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text so far ends within the arguments of a call."""
+        return self._out.open_call
+
     def feed(self, text: str) -> list[Event]:
         """Take the next piece of text; return what has become certain."""
         self._source.feed(text)
         next(self._steps, None)
         return self._out.drain()
 
-    def finish(self) -> list[Event]:
-        """The text has ended: return what was held back, and the end. Called once, last."""
-        self._source.end()
+    def finish(self, *, cut_off: bool = False) -> list[Event]:
+        """The text has ended: return what was held back, and the end. Called once, last.
+
+        Args:
+            cut_off: it was not the model that ended it. Then markup that has begun, and of which
+                nothing is known yet, is left out; otherwise it is content.
+        """
+        self._source.end(cut_off=cut_off)
         for _ in self._steps:
             pass
         self._out.end(open_reasoning=self._reader.in_reasoning)

@@ -87,22 +87,34 @@ class Source:
 
     Text that may turn out not to be markup is read with ``keep``; ``give_back`` then returns what
     was consumed since.
+
+    Attributes:
+        cut_off: the text has ended, and not where the model would have ended it.
     """
 
-    __slots__ = ("_ended", "_kept", "_pos", "_text")
+    __slots__ = ("_before", "_ended", "_kept", "_pos", "_text", "cut_off")
 
     def __init__(self) -> None:
+        self._before = 0  # characters that came before ``_text``
         self._text = ""
         self._pos = 0
         self._ended = False
+        self.cut_off = False
         self._kept: list[str] | None = None
 
+    @property
+    def consumed(self) -> int:
+        """How many characters have been consumed in all."""
+        return self._before + self._pos
+
     def feed(self, piece: str) -> None:
+        self._before += self._pos
         self._text = self._text[self._pos :] + piece if self._pos < len(self._text) else piece
         self._pos = 0
 
-    def end(self) -> None:
+    def end(self, *, cut_off: bool = False) -> None:
         self._ended = True
+        self.cut_off = cut_off
 
     def keep(self, consumed: str = "") -> None:
         """From now on keep what is consumed, after what was ``consumed`` before."""
@@ -112,6 +124,11 @@ class Source:
         """What was consumed since ``keep``, "" if nothing is kept; it is kept no longer."""
         kept, self._kept = self._kept, None
         return "".join(kept or ())
+
+    def drop(self) -> None:
+        """Nobody gets what is kept, nor the rest of a text that has ended."""
+        self._kept = None
+        self._pos = len(self._text)
 
     def peek(self) -> Steps[str]:
         """The next character, which is not consumed; "" at the end."""

@@ -26,6 +26,7 @@ class TaggedReader:
 
     Attributes:
         in_reasoning: whether the text now being read is reasoning.
+        reasoning_end: how many characters come before the end of the reasoning, once it is there.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class TaggedReader:
         self._markup = (*self._calls_by_begin, *(tools.ignored if tools else ()))
         self._margin = re.compile(rf"[ \t\r\n{re.escape(tools.separators if tools else '')}]+")
         self._fresh = True  # neither content nor a call so far
+        self._announced = False  # there was a marker of calls
         self.in_reasoning = False
+        self.reasoning_end: int | None = None
 
     def read(self, prompt: str, continued: str) -> Steps[None]:
         """Read to the end of the text, which continues ``prompt``."""
@@ -79,13 +82,18 @@ class TaggedReader:
         ``lead``: whitespace before it, part of the content if it is that.
         """
         opening = self._openings if self._fresh else ()
-        marker = yield from self._source.at(markers_of(*self._markup, *opening))
+        markers = markers_of(*self._markup, *opening)
+        marker = yield from self._source.at(markers)
+        if not marker and self._source.cut_off and (yield from self._breaks_off(markers)):
+            return True
         call = self._calls_by_begin.get(marker)
         if not marker and self._bare and (yield from self._source.peek()) in _BRACKETS:
             call = self._bare
         if call is not None:
             self._fresh = False
-            return (yield from self._calls.read(call, self._stops(call), lead))
+            self._announced |= bool(call.begin)
+            announced = self._announced
+            return (yield from self._calls.read(call, self._stops(call), lead, announced=announced))
         if not marker:
             self._fresh = False
             self._out.content(lead)
@@ -94,7 +102,14 @@ class TaggedReader:
             yield from self._read_reasoning(self._reasoning)
         elif marker == self._answer[0] and self._answer[1] not in self._markup:
             self._markup = (*self._markup, self._answer[1])
+        else:
+            self._announced = True
         return True
+
+    def _breaks_off(self, markers: Markers) -> Steps[bool]:
+        """Whether the text ends with the beginning of a marker where one may stand."""
+        more = yield from self._source.peek()
+        return bool(more) and (yield from self._source.breaks_off(markers))
 
     def _read_text(self) -> Steps[None]:
         """Read content up to the next marker, or a line that may begin a bare call."""
@@ -120,6 +135,7 @@ class TaggedReader:
             return
         yield from source.at(ends)
         self.in_reasoning = False
+        self.reasoning_end = source.consumed
 
     def _stops(self, call: CallSyntax) -> Markers:
         """What ends arguments that are not JSON: the end of the call, or else the next one."""

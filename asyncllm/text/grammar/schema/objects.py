@@ -35,7 +35,7 @@ from asyncllm.text.grammar.schema.strings import StringShape, json_texts
 _MAX_LANGUAGES = 5
 #: Members of one object that may be left out: the library follows each of them at once, with two
 #: items, and gives up at 2000 items while the answer is being made.
-_MAX_OPTIONAL = 900
+MAX_OPTIONAL = 900
 
 
 class Writer(arrays.Writer, Protocol):
@@ -198,9 +198,9 @@ def _named_members(writer: Writer, shape: ObjectShape) -> list[Member] | None:
         key = writer.rules.terminal([json_texts([name])])
         assert key is not None
         members.append(Member((key, writer.colon, writer.value(claims)), required))
-    if sum(not member.required for member in members) > _MAX_OPTIONAL:
+    if sum(not member.required for member in members) > MAX_OPTIONAL:
         path = next(iter(shape.properties.values()))[0].node.path.rsplit("/", 2)[0]
-        reason = f"has more than {_MAX_OPTIONAL} names that are not required"
+        reason = f"has more than {MAX_OPTIONAL} names that are not required"
         raise refused(path, "properties", reason)
     return members
 

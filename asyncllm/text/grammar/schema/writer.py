@@ -33,6 +33,7 @@ from asyncllm.text.grammar.schema import (
     string_keywords,
     strings,
 )
+from asyncllm.text.grammar.schema.alternatives import check_alternatives
 from asyncllm.text.grammar.schema.atoms import (
     KINDS,
     Atom,
@@ -168,8 +169,10 @@ class _SchemaWriter:
 
     def _add(self, rule: Rule, claims: Claims, kind: Kind) -> None:
         """Add the options for values of one JSON type."""
-        branches = self.logic.expand(claims, kind)
-        for branch in dict.fromkeys(branches):
+        branches = dict.fromkeys(self.logic.expand(claims, kind))
+        if kind == "object":
+            check_alternatives(branches, lambda a, b: self._clearly_nothing("object", a + b))
+        for branch in branches:
             for symbols in self._options(kind, branch):
                 self.rules.add(rule, *symbols)
 
