@@ -301,9 +301,9 @@ class Scheduler:
             self._copies.done(number, took)
         emitted: list[Emitted] = []
         failed: list[Sequence] = []
-        chunks = step.chunks
         parts: list[ScoredPrompt | PooledPrompt] = [*result.prompts, *result.pooled]
-        read = [(chunks[part.row - len(step.decodes)].seq, part) for part in parts]
+        told = [(step.chunks[part.row - len(step.decodes)].seq, part) for part in parts]
+        read = [(seq, part) for seq, part in told if seq.state is not SeqState.FINISHED]
         if result.error is not None:
             failed = self._fail(step, now)
         elif step.has_rows:

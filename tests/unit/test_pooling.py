@@ -91,6 +91,18 @@ def test_a_prompt_that_comes_back_goes_on_where_it_was(pooling: Pooling) -> None
     assert (seq.num_cached, seq.num_read) == (0, 8 if pooling == "mean" else 0)
 
 
+def test_nothing_is_told_of_a_prompt_that_has_ended() -> None:
+    """Its first chunk failed; the second was on its way by then."""
+    sched = scheduler(prefill_chunk=4, page_size=4)
+    sched.add(sequence(1, 10, 0, PooledParams(pooling="mean")), 0.0)
+    for number in range(2):
+        assert sched.plan(number, 0.0) is not None
+    assert len(sched.apply(StepResult(0, b"", (), "planted", 0.0, 0.0), 0.1).failed) == 1
+    pooled = (PooledPrompt(0, 4, 8, b""),)
+    result = StepResult(1, pack([NO_TOKEN]), (), None, 0.0, 0.0, pooled=pooled)
+    assert sched.apply(result, 0.2).read == []
+
+
 # -- vectors ---------------------------------------------------------------------------------------
 
 

@@ -188,6 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         result = self.device.answer(all_copies=copies, error=error)
         emitted, failed, read = self.sched.apply(result, self.now)
         for seq, part in read:
+            assert seq.id in self.live
             if isinstance(part, PooledPrompt):
                 expected = self.pooled[seq.id] or seq.pool_from
                 assert part.start == expected, "each position once, and in order"
