@@ -16,7 +16,6 @@ from safetensors import safe_open
 from transformers import AutoModel
 
 from asyncllm import LLM, AsyncLLM, EmbeddingParams, SamplingParams
-from asyncllm.engine.mailbox import Collector
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest, QueueFull, StepError
 from asyncllm.executor.runner import ModelRunner, Ticket
@@ -24,8 +23,8 @@ from asyncllm.types import Pooling, Prompt
 from asyncllm.wire.messages import StepResult
 from examples.embeddings import nearest
 from tests.cpu import tiny_models
+from tests.cpu.preempting import answer_of_a_preempted
 from tests.cpu.test_library import idle, until
-from tests.cpu.test_parity import expect_short_outputs
 from tests.cpu.test_prompt_logprobs import SCORE_AND_GO, prompt_of
 from tests.cpu.test_prompt_logprobs import check as check_scores
 from tests.unit import tokenizers_for_tests
@@ -140,35 +139,10 @@ async def test_a_preempted_prompt_goes_on_where_it_was(
     pooling: Pooling, folder_of: Callable[[str], Path]
 ) -> None:
     folder = folder_of("llama")
-    prompt = prompt_of(60)
-    options: dict[str, Any] = {
-        "dtype": "float32",
-        "cpu_threads": 1,
-        "prefill_chunk": 1,
-        "page_size": 2,
-        "kv_cache_tokens": 250,
-    }
-    async with AsyncLLM(folder, device="cpu", **options) as llm:
-        expect_short_outputs(llm)
-        # A stop string, for they must not look as if they were sure to become that long.
-        endless = SamplingParams(max_tokens=100, ignore_eos=True, stop=("never there",))
-        others = [asyncio.create_task(llm.generate([n] * 10, endless)) for n in (4, 5)]
-        await until(lambda: llm.stats.generation_tokens >= 60)
-        collector = Collector()
-        id = llm.submit(prompt, PooledParams(pooling=pooling), collector)
-        hidden = (await collector.whole()).hidden
-        assert hidden is not None
-        check(EmbeddingParams().vector(hidden), folder, prompt, pooling)
-        trace = llm.trace(id)
-        assert trace is not None
-        events = [(event.kind, event.b) for event in trace.events]
-        assert ("preempted", 0) in events
-        [first, *later] = [cached for kind, cached in events if kind == "admitted"]
-        assert first == 0
-        assert later
-        assert max(later) > 0, "what was computed is not computed again"
-        await asyncio.gather(*others)
-        await idle(llm)
+    pooled = PooledParams(pooling=pooling)
+    hidden = (await answer_of_a_preempted(folder, prompt_of(60), pooled)).hidden
+    assert hidden is not None
+    check(EmbeddingParams().vector(hidden), folder, prompt_of(60), pooling)
 
 
 async def test_prefixes_are_shared_as_far_as_that_is_right(

@@ -14,11 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
-from asyncllm.engine.mailbox import Collector, Mailbox
+from asyncllm.engine.mailbox import Mailbox
 from asyncllm.errors import StepError
 from asyncllm.types import FinishReason, PromptLogprob, TokenDelta
+from tests.cpu.preempting import answer_of_a_preempted
 from tests.cpu.test_library import idle, until
-from tests.cpu.test_parity import expect_short_outputs
 
 LENGTHS = (1, 2, 16, 17, 100, 300)
 TOP = 3
@@ -104,34 +104,8 @@ async def test_they_equal_transformers(
 
 async def test_a_preempted_prompt_goes_on_where_it_was(folder_of: Callable[[str], Path]) -> None:
     folder = folder_of("llama")
-    prompt = prompt_of(60)
-    options: dict[str, Any] = {
-        "dtype": "float32",
-        "cpu_threads": 1,
-        "prefill_chunk": 1,
-        "page_size": 2,
-        "kv_cache_tokens": 250,
-    }
-    async with AsyncLLM(folder, device="cpu", **options) as llm:
-        expect_short_outputs(llm)
-        # A stop string, for they must not look as if they were sure to become that long.
-        endless = SamplingParams(max_tokens=100, ignore_eos=True, stop=("never there",))
-        others = [asyncio.create_task(llm.generate([n] * 10, endless)) for n in (4, 5)]
-        await until(lambda: llm.stats.generation_tokens >= 60)
-        collector = Collector()
-        id = llm.submit(prompt, SCORE_AND_GO, collector)
-        answer = await collector.whole()
-        check(answer.prompt_logprobs, folder, prompt)
-        trace = llm.trace(id)
-        assert trace is not None
-        events = [(event.kind, event.b) for event in trace.events]
-        assert ("preempted", 0) in events
-        [first, *later] = [cached for kind, cached in events if kind == "admitted"]
-        assert first == 0
-        assert later
-        assert max(later) > 0, "what was scored is not computed again"
-        await asyncio.gather(*others)
-        await idle(llm)
+    answer = await answer_of_a_preempted(folder, prompt_of(60), SCORE_AND_GO)
+    check(answer.prompt_logprobs, folder, prompt_of(60))
 
 
 async def test_scoring_leaves_its_pages_to_the_cache(folder_of: Callable[[str], Path]) -> None:
