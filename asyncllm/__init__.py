@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from asyncllm.beam_search import Beam, BeamSearchParams
     from asyncllm.client import Client
     from asyncllm.config import EngineConfig
-    from asyncllm.embedding import EmbeddingParams
+    from asyncllm.embedding_params import EmbeddingParams
     from asyncllm.engine.policy import Policy
     from asyncllm.errors import (
         AsyncLLMError,
@@ -44,7 +44,7 @@ _HOMES = {
     "Client": "asyncllm.client",
     "Completion": "asyncllm.types",
     "DeadlineExceeded": "asyncllm.errors",
-    "EmbeddingParams": "asyncllm.embedding",
+    "EmbeddingParams": "asyncllm.embedding_params",
     "EngineConfig": "asyncllm.config",
     "EngineDead": "asyncllm.errors",
     "FinishReason": "asyncllm.types",

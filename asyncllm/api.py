@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncllm.beam_search import Beam, BeamSearch, BeamSearchParams
 from asyncllm.config import ServerConfig
-from asyncllm.embedding import EmbeddingParams, embed, embedding_params
+from asyncllm.embedding import embed
+from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.engine.history import RequestTrace
 from asyncllm.engine.mailbox import Collector, Mailbox
 from asyncllm.engine.prepared import is_prepared, prepare

@@ -206,7 +206,7 @@ class BeamSearch:
                     tokens, self._step, collector, self._scheduling, arrival=arrival
                 )
                 ids.append(engine_id)
-            deltas = await asyncio.gather(*(collector.whole() for collector in collectors))
+            deltas = await Collector.all(collectors)
         finally:
             for engine_id in ids:
                 self._engine.abort(engine_id)

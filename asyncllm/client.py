@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import aiohttp
 import msgspec
-import numpy as np
 
-from asyncllm.embedding import EmbeddingParams, embedding_params
+from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
 from asyncllm.openai_answers import (
     Answer,
@@ -39,6 +38,8 @@ from asyncllm.types import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+    import numpy as np
 
 T = TypeVar("T")
 
@@ -155,6 +156,8 @@ class Client:
         Args:
             options: fields of ``EmbeddingParams``, instead of ``params``.
         """
+        import numpy as np
+
         wanted = embedding_params(params, options)
         single = is_single(prompts)
         each = cast("Sequence[Prompt]", [prompts] if single else prompts)

@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncllm.api import AsyncLLM
 from asyncllm.config import EngineConfig
-from asyncllm.embedding import EmbeddingParams, embedding_params
+from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.loop_thread import LoopThread
 from asyncllm.types import is_single

@@ -11,7 +11,7 @@ from asyncllm.text.grammar import Choice, Ebnf, JsonObject, JsonSchema, Regex, S
 from asyncllm.types import SchedulingParams
 
 if TYPE_CHECKING:
-    from asyncllm.embedding import EmbeddingParams
+    from asyncllm.embedding_params import EmbeddingParams
     from asyncllm.types import SamplingParams
 
 #: What a server works out by itself, from its chat template.

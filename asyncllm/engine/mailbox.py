@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from asyncllm.types import TokenDelta
 
@@ -62,3 +63,8 @@ class Collector:
     async def whole(self) -> TokenDelta:
         """Everything, merged into one delta. Raises what the request failed with."""
         return await self._finished
+
+    @staticmethod
+    async def all(collectors: Iterable[Collector]) -> list[TokenDelta]:
+        """The ``whole`` of each; raises as soon as one of them does."""
+        return await asyncio.gather(*(collector._finished for collector in collectors))

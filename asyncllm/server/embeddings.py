@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from asyncllm.embedding import EmbeddingParams
+from asyncllm.embedding_params import EmbeddingParams
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
 from asyncllm.server.completions import encode_prompts, split_prompts

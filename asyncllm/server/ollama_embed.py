@@ -19,7 +19,7 @@ from asyncllm.server.service import SERVICE, Service
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.embedding import EmbeddingParams
+    from asyncllm.embedding_params import EmbeddingParams
     from asyncllm.server.sampling import Job
 
 

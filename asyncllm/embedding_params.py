@@ -1,0 +1,80 @@
+"""What is asked of embeddings: prompts as vectors, made of the model's final hidden states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncllm.errors import BadRequest, StepError
+from asyncllm.types import Pooling
+from asyncllm.validate import check_types
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How hidden states, those after the last norm, become a vector.
+
+    Attributes:
+        pooling: ``last`` takes the last token's; ``mean`` the mean of all tokens', and then nothing
+            of the prompt is taken from the prefix cache.
+        normalize: scale the vector to length 1.
+        dimensions: keep so many of its first elements, before that; None keeps all. It makes sense
+            for models that are trained for it (Kusupati et al., Matryoshka, NeurIPS 2022).
+
+    Raises:
+        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
+    """
+
+    pooling: Pooling = "last"
+    normalize: bool = True
+    dimensions: int | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.dimensions is not None and self.dimensions < 1:
+            raise BadRequest("dimensions must be at least 1", param="dimensions")
+
+    def check(self, size: int) -> None:
+        """Whether vectors of a model whose hidden states have ``size`` elements can be so.
+
+        Raises:
+            BadRequest: they have fewer ``dimensions``.
+        """
+        if self.dimensions is not None and self.dimensions > size:
+            raise BadRequest(
+                f"dimensions must be at most {size}, the size of the model's hidden states",
+                param="dimensions",
+            )
+
+    def vector(self, hidden: bytes) -> npt.NDArray[np.float32]:
+        """float32 [dimensions], of a pooled hidden state as ``TokenDelta`` has it.
+
+        Raises:
+            StepError: it is not finite.
+        """
+        import numpy as np
+
+        vector = np.frombuffer(hidden, dtype="<f4")[: self.dimensions]
+        if not np.isfinite(vector).all():
+            raise StepError("the model's hidden states were not finite")
+        # In float64: the squares of float32 may be too large for it.
+        length = np.linalg.norm(vector.astype(np.float64)) if self.normalize else 1.0
+        scaled: np.ndarray = (vector / length if length > 0 else vector).astype(np.float32)
+        return scaled
+
+
+def embedding_params(params: EmbeddingParams | None, options: dict[str, Any]) -> EmbeddingParams:
+    """Whichever is given; raises BadRequest when both are, or an option is none."""
+    if params is not None and options:
+        raise BadRequest("give either params or options, not both", param="params")
+    try:
+        return params or EmbeddingParams(**options)
+    except TypeError as error:
+        raise BadRequest(str(error), param="params") from None
+
+
+__all__ = ["EmbeddingParams", "embedding_params"]
