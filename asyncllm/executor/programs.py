@@ -26,7 +26,7 @@ FREE_TOKENS = 256
 #: Tokens of mixed steps that are captured, as far as ``captured_tokens`` says.
 MIXED_TOKENS = (
     *(32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1280, 1536),
-    *(2048, 2560, 3072, 4096),
+    *(2048, 2560, 3072, 3584, 4096, 4608, 5120, 5632, 6144, 7168, 8192),
 )
 #: Launching a layer's kernels one by one, in seconds, on a host whose event loop takes the
 #: interpreter's lock every other moment.
@@ -201,7 +201,7 @@ class StepPrograms:
 
 
 def captured_tokens(model: CausalLM) -> int:
-    """Up to how many tokens a mixed step is worth a graph: 4,096 of Qwen3-0.6B, 1,050 of 8B.
+    """Up to how many tokens a mixed step is worth a graph: 8,192 of Qwen3-0.6B, 1,050 of 8B.
 
     A larger one keeps the device busy for longer than it takes to launch its kernels one by one,
     and then padding it to a size would only cost.

@@ -99,6 +99,15 @@ def launch_decode() -> None:
         decode_attention(q, pages(), pages(), *rows, SPEC, beside=beside)
 
 
+def launch_decode_hopper() -> None:
+    from asyncllm.kernels.triton.decode import decode_attention
+
+    q = half(70, SPEC.num_heads, SPEC.head_dim)
+    for beside in (False, True):
+        rows = int32(71, 256), int32(70), int32(70)
+        decode_attention(q, pages(), pages(), *rows, SPEC, beside=beside)
+
+
 def launch_decode_heads() -> None:
     from asyncllm.kernels.triton.decode_heads import decode_heads
 

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from asyncllm.kernels.heads import split_heads
-from asyncllm.kernels.triton.decode import (
-    Cut,
-    Heads,
-    Rows,
-    choose_cut,
-    decode_attention,
-    fitted,
-    launch,
-)
+from asyncllm.kernels.triton.decode import Heads, Rows, decode_attention, launch
+from asyncllm.kernels.triton.decode_cuts import Cut, choose_cut, fitted
 from asyncllm.kernels.triton.heads import encode_heads, encoding_of
 
 if TYPE_CHECKING:

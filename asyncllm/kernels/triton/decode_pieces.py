@@ -50,29 +50,54 @@ def load_page(table, token, exists, PAGE_SIZE: tl.constexpr):
 
 
 @triton.jit
+def place_of(
+    page,
+    token,
+    kv_head,
+    PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    IS_LARGE: tl.constexpr,
+):
+    """Where the heads of tokens begin in the flattened pages.
+
+    In 32 bits if those suffice: with 64 the loop over tiles would have half as many instructions
+    again, which costs where the GPU is at its power limit.
+    """
+    if IS_LARGE:
+        page = page.to(tl.int64)
+    return ((page * PAGE_SIZE + token % PAGE_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
+
+
+@triton.jit
 def take_tile(
     queries,
     k,
     v,
     exists,
     acc,
-    total,
+    totals,
     peak,
     scale,
     softcap,
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take the tokens of a tile that exist into a running softmax; k and v are finite."""
+    """Take the tokens of a tile that exist into a running softmax; k and v are finite.
+
+    Args:
+        totals: [G, TILE]; what there is of the total at each place of a tile. Threads have places
+            of their own, so nothing passes between them before the end.
+    """
     scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
     scores = in_log2(scores, scale, softcap, HAS_SOFTCAP)
     scores = tl.where(exists[None, :], scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_peak[:, None])
     fade = tl.exp2(peak - new_peak)
-    total = total * fade + tl.sum(weights, axis=1)
+    totals = totals * fade[:, None] + weights
     acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
-    return acc, total, new_peak
+    return acc, totals, new_peak
 
 
 @triton.jit

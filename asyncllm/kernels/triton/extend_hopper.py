@@ -61,7 +61,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from asyncllm.kernels.triton.extend_hopper_parts import (
@@ -70,8 +69,6 @@ from asyncllm.kernels.triton.extend_hopper_parts import (
     K_FULL,
     QUERIES,
     ROW,
-    SHARED,
-    SPAN,
     STAGES,
     V_FREE,
     V_FULL,
@@ -99,6 +96,7 @@ from asyncllm.kernels.triton.extend_hopper_steps import (
 )
 from asyncllm.kernels.triton.extend_tiles import KEYS
 from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,18 +104,12 @@ if TYPE_CHECKING:
     from asyncllm.attention.base import AttentionSpec
     from asyncllm.kernels.extend import ExtendRows
 
-HEAD_DIMS = (64, 128)
-
 
 def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
     """Whether this GPU, these types and these sizes are those that the kernel is written for."""
-    page_size = keys.shape[1]
     return (
-        torch.cuda.get_device_capability(q.device) == (9, 0)
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and spec.head_dim in HEAD_DIMS
-        and page_size % 16 == 0
-        and (KEYS.value % page_size == 0 or page_size % KEYS.value == 0)
+        can_copy(keys, spec, KEYS.value)
+        and q.dtype == keys.dtype
         and spec.num_heads // spec.num_kv_heads <= QUERIES.value
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
     )
@@ -138,25 +130,18 @@ def extend_attention(
     Launches of one device must follow each other on a stream.
     """
     group = spec.num_heads // spec.num_kv_heads
-    page_size = keys.shape[1]
-    box = [min(page_size, KEYS.value), SPAN.value]
-    k, v = (
-        TensorDescriptor.from_tensor(
-            pages.view(-1, spec.num_kv_heads * spec.head_dim), box, SHARED.value
-        )
-        for pages in (keys, values)
-    )
     programs = torch.cuda.get_device_properties(q.device).multi_processor_count
     workspace = workspace_of(q.device, programs, spec.head_dim)
     room = max(programs // spec.num_kv_heads, 1)
     tiles = rows.tiles(len(q), QUERIES.value // group, room)
     strides = (block_table.stride(0), q.stride(0), q.stride(1))
+    k, v = describe(keys, KEYS.value), describe(values, KEYS.value)
     _launch(
         (programs, 1, 1),
         (q, k, v, out, *workspace, block_table, tiles, *strides),
         (
             *(spec.scale, spec.softcap or 0.0, spec.window or 0),
-            *(page_size, spec.num_kv_heads, group, spec.head_dim),
+            *(keys.shape[1], spec.num_kv_heads, group, spec.head_dim),
         ),
         num_warps=4,
     )

@@ -7,22 +7,17 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language import debug_barrier
 
 from asyncllm.kernels.triton.extend_tiles import FIELDS, KEYS, MIN_BLOCKS
+from asyncllm.kernels.triton.page_copies import copy_block, find_cells
 
 #: Queries of a warpgroup, times the heads that share them, and of both; blocks of keys, and of
 #: values, that shared memory holds.
 HALF = gl.constexpr(64)
 QUERIES = gl.constexpr(128)
 STAGES = gl.constexpr(2)
-#: Elements of 128 bytes, which is how wide a copy to shared memory can be.
-SPAN = gl.constexpr(64)
 
 #: Barriers of each stage: it has been filled, or it has been read by both warpgroups.
 K_FULL, V_FULL, K_FREE, V_FREE = (gl.constexpr(i * STAGES.value) for i in range(4))
@@ -31,7 +26,6 @@ SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS.value,
 ROW = gl.constexpr(gl.SliceLayout(1, SCORES.value))
 #: For tensors in global memory: 16 bytes of each thread.
 WIDE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 
 
 class Layer(NamedTuple):
@@ -178,40 +172,19 @@ def produce(
         table = block_table + tile.slot.to(gl.int64) * table_stride
         column = pair % layer.kv_heads * layer.head_dim
         for i in range(blocks.last - blocks.first + 1):
-            cells = ()
-            for part in gl.static_range(KEYS // COPIED):
-                # There may be no page behind that of the last position: that one is copied again.
-                at = gl.minimum((blocks.last - i) * KEYS + part * COPIED, tile.length - 1)
-                page = gl.load(table + at // PAGE_SIZE)
-                cell = page * PAGE_SIZE + at % PAGE_SIZE // COPIED * COPIED
-                cells += (cell,)  # type: ignore[assignment]
+            start = (blocks.last - i) * KEYS
+            cells = find_cells(table, start, tile.length, KEYS, COPIED, PAGE_SIZE)
             stage = number % STAGES
             parity = (number // STAGES + 1) & 1
             mbarrier.wait(shared.barriers.index(K_FREE + stage), parity)
             full = shared.barriers.index(K_FULL + stage)
-            _copy(keys, cells, column, shared.k, stage, full, layer)
+            copy_block(keys, cells, column, shared.k, stage, full)
             mbarrier.wait(shared.barriers.index(V_FREE + stage), parity)
             full = shared.barriers.index(V_FULL + stage)
-            _copy(values, cells, column, shared.v, stage, full, layer)
+            copy_block(values, cells, column, shared.v, stage, full)
             number += 1
         turn += 1
         item = item_of(turn)
-
-
-@gluon.jit
-def _copy(pages, cells, column, copies, stage, full, layer: gl.constexpr):
-    """Have a block copied, whose parts begin at ``cells`` of the flattened pages."""
-    COPIED: gl.constexpr = pages.block_type.shape[0]
-    PARTS: gl.constexpr = KEYS // COPIED
-    SPANS: gl.constexpr = layer.head_dim // SPAN
-    # In shared memory all rows of the first 128 bytes lie before those of the next.
-    boxes = copies._reinterpret(copies.dtype, [STAGES * SPANS * PARTS, COPIED, SPAN], SHARED)
-    mbarrier.expect(full, KEYS * layer.head_dim * 2)
-    for part in gl.static_range(PARTS):
-        for span in gl.static_range(SPANS):
-            box = boxes.index((stage * SPANS + span) * PARTS + part)
-            at = [cells[part], column + span * SPAN]
-            tma.async_copy_global_to_shared(pages, at, full, box)
 
 
 @gluon.jit

@@ -1,0 +1,131 @@
+"""What ``decode_hopper`` works on: pieces of rows, their layouts, and their tokens, copied."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from asyncllm.kernels.triton.page_copies import copy_block, find_cells
+
+#: Tokens that a program attends to at a time, and how many times so many shared memory holds: of
+#: two programs on a multiprocessor, one has tokens on their way while the other begins or ends.
+TILE = gl.constexpr(64)
+STAGES = gl.constexpr(3)
+#: Barriers of each stage: it has been filled, or is free.
+K_FULL, V_FULL, K_FREE, V_FREE = (gl.constexpr(i * STAGES.value) for i in range(4))
+
+
+class Heads(NamedTuple):
+    """Constants of a layer.
+
+    Attributes:
+        group: query heads of a K/V head.
+        columns: of a product; those, and padding.
+    """
+
+    scale: Any
+    page_size: Any
+    kv_heads: Any
+    group: Any
+    head_dim: Any
+    columns: Any
+
+
+class Shared(NamedTuple):
+    """Shared memory.
+
+    Attributes:
+        q: [columns, head_dim].
+        p: [columns, TILE]; weights of a tile.
+        k, v: [STAGES, TILE, head_dim].
+    """
+
+    q: Any
+    p: Any
+    k: Any
+    v: Any
+    barriers: Any
+
+
+class Piece(NamedTuple):
+    """A program's share: older tokens begin .. end-1 of a row, for one K/V head.
+
+    Attributes:
+        number: of the ``pieces`` of the row.
+        table: page numbers of the row.
+        newest: the position of the row's newest token, if it goes with this piece; else -1.
+    """
+
+    row: Any
+    kv_head: Any
+    number: Any
+    pieces: Any
+    begin: Any
+    end: Any
+    table: Any
+    newest: Any
+
+
+@gluon.constexpr_function
+def products_layout(columns):
+    """Of scores, [TILE, columns], and of sums of values, [head_dim, columns]."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.constexpr_function
+def heads_layout(head_dim):
+    """Of [columns, head_dim] or [TILE, head_dim]: 16 bytes of each thread."""
+    lanes = head_dim // 8
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+
+
+@gluon.jit
+def piece_of(lengths, slots, block_table, table_stride, splits, chunk):
+    """This program's piece, as ``decode_pieces.cut_row`` cuts rows.
+
+    Returns:
+        It; whether the row has so many pieces, of which one may be without tokens; and whether it
+        is a row, not padding.
+    """
+    number = gl.program_id(1)
+    row = gl.program_id(2).to(gl.int64)
+    length = gl.load(lengths + row).to(gl.int32)
+    slot = gl.load(slots + row).to(gl.int64)
+    stop = gl.maximum(length - 1, 0)
+    share = (stop + splits - 1) // splits
+    size = gl.maximum((share + TILE - 1) // TILE * TILE, chunk)
+    begin = number * size
+    end = gl.minimum(begin + size, stop)
+    newest = gl.where((end == stop) & (length > 0), length - 1, -1)
+    pieces = gl.maximum((stop + size - 1) // size, 1)
+    table = block_table + slot * table_stride
+    piece = Piece(row, gl.program_id(0), number, pieces, begin, end, table, newest)
+    return piece, number < pieces, length > 0
+
+
+@gluon.jit
+def tiles_of(piece):
+    """How many tiles a piece has, of which the last may not be whole."""
+    return (piece.end - piece.begin + TILE - 1) // TILE
+
+
+@gluon.jit
+def produce(keys, values, piece, shared, heads: gl.constexpr):
+    """Have tile after tile copied, as stages become free."""
+    COPIED: gl.constexpr = keys.block_type.shape[0]
+    column = piece.kv_head * heads.head_dim
+    for number in range(tiles_of(piece)):
+        start = piece.begin + number * TILE
+        cells = find_cells(piece.table, start, piece.end, TILE, COPIED, heads.page_size)
+        stage = number % STAGES
+        parity = (number // STAGES + 1) & 1
+        mbarrier.wait(shared.barriers.index(K_FREE + stage), parity)
+        copy_block(keys, cells, column, shared.k, stage, shared.barriers.index(K_FULL + stage))
+        mbarrier.wait(shared.barriers.index(V_FREE + stage), parity)
+        copy_block(values, cells, column, shared.v, stage, shared.barriers.index(V_FULL + stage))
+        if number == 0:
+            gdc_launch_dependents()

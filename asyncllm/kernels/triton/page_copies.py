@@ -1,0 +1,81 @@
+"""Tokens of pages, copied to shared memory by the tensor memory accelerator of Hopper GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asyncllm.attention.base import AttentionSpec
+
+HEAD_DIMS = (64, 128)
+#: Elements of 128 bytes, which is how wide a copy to shared memory can be.
+SPAN = gl.constexpr(64)
+SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
+
+
+def can_copy(keys: Tensor, spec: AttentionSpec, block: int) -> bool:
+    """Whether this GPU can copy ``block`` tokens at a time of pages such as these."""
+    page_size = keys.shape[1]
+    return (
+        torch.cuda.get_device_capability(keys.device) == (9, 0)
+        and keys.dtype in (torch.bfloat16, torch.float16)
+        and spec.head_dim in HEAD_DIMS
+        and page_size % 16 == 0
+        and (block % page_size == 0 or page_size % block == 0)
+    )
+
+
+def describe(pages: Tensor, block: int) -> TensorDescriptor:
+    """Pages [num_pages, page_size, num_kv_heads, head_dim], for ``copy_block``."""
+    box = [min(pages.shape[1], block), SPAN.value]
+    return TensorDescriptor.from_tensor(pages.flatten(2).flatten(0, 1), box, SHARED.value)
+
+
+@gluon.jit
+def find_cells(table, start, end, BLOCK: gl.constexpr, COPIED: gl.constexpr, PAGE: gl.constexpr):
+    """Where in the flattened pages the parts of a block lie, which begins with token ``start``.
+
+    There may be no page behind that of the last token before ``end``: that one is copied again.
+    """
+    cells = ()
+    for part in gl.static_range(BLOCK // COPIED):
+        at = gl.minimum(start + part * COPIED, end - 1)
+        page = gl.load(table + at // PAGE)
+        cells += (page * PAGE + at % PAGE // COPIED * COPIED,)  # type: ignore[assignment]
+    return cells
+
+
+@gluon.jit
+def copy_block(pages, cells, column, ring, stage, full):
+    """Have a block copied.
+
+    Args:
+        pages: what ``describe`` made.
+        cells: of ``find_cells``.
+        column: where the head begins.
+        ring: shared memory, [stages, BLOCK, head_dim].
+        full: the barrier of this stage.
+    """
+    COPIED: gl.constexpr = pages.block_type.shape[0]
+    STAGES: gl.constexpr = ring.shape[0]
+    PARTS: gl.constexpr = ring.shape[1] // COPIED
+    SPANS: gl.constexpr = ring.shape[2] // SPAN
+    # In shared memory all rows of the first 128 bytes lie before those of the next.
+    boxes = ring._reinterpret(ring.dtype, [STAGES * SPANS * PARTS, COPIED, SPAN], SHARED)
+    mbarrier.expect(full, ring.shape[1] * ring.shape[2] * 2)
+    for part in gl.static_range(PARTS):
+        for span in gl.static_range(SPANS):
+            box = boxes.index((stage * SPANS + span) * PARTS + part)
+            at = [cells[part], column + span * SPAN]
+            tma.async_copy_global_to_shared(pages, at, full, box)
+
+
+__all__ = ["HEAD_DIMS", "SHARED", "SPAN", "can_copy", "copy_block", "describe", "find_cells"]

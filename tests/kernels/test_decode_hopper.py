@@ -1,0 +1,167 @@
+"""The kernel for decode attention of many rows on Hopper GPUs, against plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncllm.kernels.decode import decode_attention_reference
+from asyncllm.kernels.norm import Norm
+from tests.kernels.device import DEVICE
+from tests.kernels.test_decode import (
+    Cache,
+    assert_close,
+    make_cache,
+    make_encoding,
+    make_queries,
+    make_spec,
+)
+
+pytest.importorskip("triton")
+
+from asyncllm.attention.base import AttentionSpec
+from asyncllm.kernels.triton import decode
+from asyncllm.kernels.triton.decode_cuts import MAX_PROGRAMS, arrivals_of
+from asyncllm.kernels.triton.decode_heads import decode_heads
+from asyncllm.kernels.triton.decode_hopper import (
+    FEW_PAIRS,
+    choose_pieces,
+    decode_attention,
+    supports,
+)
+from asyncllm.kernels.triton.norm import rms_norm
+
+on_hopper = pytest.mark.skipif(
+    DEVICE == "cpu" or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+)
+
+LENGTHS = (0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 127, 128, 129, 130, 500, 1000, 1337, 640, 641)
+#: Rows in a single piece, and in several.
+WHOLE, SPLIT = (1, 4096), (8, 128)
+
+
+def check(
+    spec: AttentionSpec,
+    dtype: torch.dtype = torch.bfloat16,
+    cut: tuple[int, int] = WHOLE,
+    page_size: int = 16,
+) -> None:
+    cache = make_cache(spec, dtype, page_size, row_lengths=LENGTHS)
+    q = make_queries(spec, dtype, len(LENGTHS))
+    expected = decode_attention_reference(q, *cache, spec)
+    splits, chunk = cut
+    for _ in range(2):  # the second time with what the first left behind
+        out = torch.full_like(expected, torch.nan)
+        decode_attention(q, *cache, spec, out=out, splits=splits, chunk=chunk)
+        assert_close(out, expected)
+        assert (out[cache.lengths == 0] == 0).all()
+    assert not arrivals_of(cache.keys.device).any()
+
+
+@on_hopper
+@pytest.mark.parametrize("cut", [WHOLE, SPLIT, (3, 64)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attends_like_the_reference(dtype: torch.dtype, cut: tuple[int, int]) -> None:
+    check(make_spec(32, 8, 128), dtype, cut)
+
+
+@on_hopper
+@pytest.mark.parametrize("cut", [WHOLE, SPLIT])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        make_spec(4, 4, 64),
+        make_spec(16, 8, 128),
+        make_spec(10, 2, 128),
+        make_spec(16, 2, 64),
+        make_spec(32, 2, 128),
+        make_spec(24, 2, 64),
+    ],
+    ids=str,
+)
+def test_attends_in_every_form(spec: AttentionSpec, cut: tuple[int, int]) -> None:
+    check(spec, cut=cut)
+
+
+@on_hopper
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+def test_any_page_size_that_it_supports(page_size: int) -> None:
+    check(make_spec(16, 4, 128), cut=SPLIT, page_size=page_size)
+
+
+@on_hopper
+def test_beside_another_kernel_padding_is_left_alone() -> None:
+    spec = make_spec(32, 8, 128)
+    cache = make_cache(spec, torch.bfloat16, row_lengths=LENGTHS)
+    q = make_queries(spec, torch.bfloat16, len(LENGTHS))
+    expected = decode_attention_reference(q, *cache, spec)
+    out = torch.full_like(expected, 7.0)
+    decode_attention(q, *cache, spec, out=out, beside=True)
+    living = cache.lengths > 0
+    assert_close(out[living], expected[living])
+    assert (out[~living] == 7.0).all()
+
+
+def many_rows(spec: AttentionSpec, dtype: torch.dtype, new: int = 0) -> Cache:
+    lengths = torch.randint(1, 300, (FEW_PAIRS // spec.num_kv_heads + 70,)).tolist()
+    return make_cache(spec, dtype, new=new, row_lengths=(0, *lengths, 1, 1300))
+
+
+@on_hopper
+def test_takes_what_it_supports() -> None:
+    """Of many rows, and as ``decode`` calls it."""
+    spec = make_spec(32, 8, 128)
+    cache = many_rows(spec, torch.bfloat16)
+    q = make_queries(spec, torch.bfloat16, len(cache.lengths))
+    assert supports(q, cache.keys, spec)
+    assert not supports(q[: FEW_PAIRS // 8], cache.keys, spec)
+    assert not supports(q.float(), cache.keys.float(), spec)
+    assert not supports(q, cache.keys, make_spec(32, 8, 128, window=99))
+    assert not supports(q, cache.keys, make_spec(32, 8, 128, softcap=9.0))
+    out = decode.decode_attention(q, *cache, spec, out=torch.full_like(q, torch.nan))
+    assert_close(out, decode_attention_reference(q, *cache, spec))
+
+
+@on_hopper
+def test_launches_that_overlap() -> None:
+    """Each starts before what writes its input has finished, with other inputs each time."""
+    spec = make_spec(num_heads=16, num_kv_heads=8, head_dim=128)
+    encoding = make_encoding(spec, torch.bfloat16, "whole")
+    cache = many_rows(spec, torch.bfloat16, new=1)
+    rows, positions = len(cache.lengths), cache.lengths.long()
+    last = (positions - 1).clamp(min=0)
+    pages = cache.block_table[cache.slots.long(), last // 16].long()
+    written = torch.where(positions > 0, pages * 16 + last % 16, -1)
+    inputs = torch.randn(10, rows, 32 * spec.head_dim, device=DEVICE).bfloat16()
+    plain = Norm(torch.ones(inputs.shape[-1], dtype=inputs.dtype, device=DEVICE), 1e-5)
+
+    def run(between: Callable[[], None]) -> list[Tensor]:
+        outs = []
+        for x in inputs:
+            qkv = rms_norm(x, plain)
+            between()
+            outs.append(decode_heads(qkv, encoding, positions, written, *cache, spec))
+            between()
+        return outs
+
+    run(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = run(lambda: None)
+    for _ in range(10):
+        inputs.normal_()
+        graph.replay()
+        for out, expected in zip(outs, run(torch.cuda.synchronize), strict=True):
+            assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("rows", [17, 64, 65, 256, 1000])
+@pytest.mark.parametrize("max_length", [16, 4096, 1 << 17])
+def test_pieces_fit_the_rows(rows: int, max_length: int) -> None:
+    spec = make_spec(32, 8, 128)
+    splits, chunk = choose_pieces(rows, spec, max_length)
+    assert 1 <= splits <= max(max_length // chunk, 1)
+    assert rows * 8 * splits <= max(MAX_PROGRAMS, rows * 8)
