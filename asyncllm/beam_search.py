@@ -121,7 +121,7 @@ class BeamSearch:
             QueueFull: too much is waiting already.
         """
         whole = SamplingParams(max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids)
-        self._most = check_request(prompt_ids, whole, engine.limits) - len(prompt_ids)
+        self._most = check_request(prompt_ids, whole, engine.limits).max_length - len(prompt_ids)
         self._scheduling = scheduling or SchedulingParams()
         engine.check_room(len(prompt_ids), tenant=self._scheduling.tenant)
         own_ends = () if params.ignore_eos else engine.limits.eos_token_ids

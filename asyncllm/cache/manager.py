@@ -5,8 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple, Protocol
 
+from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
-from asyncllm.cache.radix import Match, Node, PrefixTree
+from asyncllm.cache.radix import Match, PrefixTree
 
 
 class PageHolder(Protocol):
@@ -140,29 +141,15 @@ class KVCacheManager:
         """A step that computes positions up to ``num_tokens`` is planned.
 
         Its full pages are entered in the tree, for others to wait for; as long as they are new.
+        Where another computes them too, whose will be kept is seen at release.
         """
-        if not self.prefix_caching:
-            return
-        assert holder.node is not None, "it holds pages"
-        node = holder.node
-        for index in range(node.depth, num_tokens // self.page_size):
-            child = self._tree.insert(
-                node, self._key(holder, index), holder.pages[index], ready=False
-            )
-            if child is None:
-                break  # another computes them too; whose will be kept is seen at release
-            self._tree.lock_child(child)
-            holder.first_own = holder.first_own or child
-            node = child
-        holder.node = node
+        if self.prefix_caching:
+            self._enter(holder, num_tokens // self.page_size, ready=False)
 
     def land(self, holder: PageHolder, num_tokens: int) -> None:
         """Positions up to ``num_tokens`` have been computed."""
-        node = holder.node
-        while node is not None and not node.ready:
-            if node.depth * self.page_size <= num_tokens:
-                self._tree.set_ready(node)
-            node = node.parent
+        if holder.node is not None:
+            self._tree.set_path_ready(holder.node, num_tokens // self.page_size)
 
     def release(self, holder: PageHolder, num_tokens: int) -> None:
         """Give the pages up; the full ones of ``num_tokens`` computed positions stay cached.
@@ -176,10 +163,8 @@ class KVCacheManager:
         """Give the pages up, and trust nothing that the holder has written."""
         if holder.first_own is not None:
             self._tree.forget(holder.first_own)
-        node = holder.node
-        while node is not None and not node.ready:
-            self._tree.set_ready(node)  # in the sense that no step writes it any more
-            node = node.parent
+        if holder.node is not None:  # ready in the sense that no step writes it any more
+            self._tree.set_path_ready(holder.node, holder.node.depth)
         self._let_go(holder)
 
     def commit(self, holder: PageHolder, num_tokens: int) -> None:
@@ -187,28 +172,38 @@ class KVCacheManager:
         node = holder.node
         if node is None or not self.prefix_caching:
             return
-        for index in range(node.depth, num_tokens // self.page_size):
-            key = self._key(holder, index)
-            child = self._tree.insert(node, key, holder.pages[index], ready=True)
-            if child is not None:
-                holder.first_own = holder.first_own or child
-            else:
-                child = node.children.get(key)
-            if child is None or not child.ready:
-                break  # somebody else is computing it
-            self._tree.lock_child(child)
+        num_pages = num_tokens // self.page_size
+        for index in range(node.depth, num_pages):
+            child = node.children.get(self._key(holder, index))
+            if child is None or not child.ready or child.page == NO_PAGE:
+                break
+            self._tree.lock_child(child)  # somebody else has computed it, too, and was faster
             node = child
         holder.node = node
+        self._enter(holder, num_pages, ready=True)
+
+    def _enter(self, holder: PageHolder, num_pages: int, *, ready: bool) -> None:
+        """Have the tree take the first ``num_pages`` pages; as far as they are new to it."""
+        assert holder.node is not None, "it holds pages"
+        size, first = self.page_size, holder.node.depth
+        tokens = holder.tokens[first * size : num_pages * size]
+        added = self._tree.insert(holder.node, tokens, holder.pages[first:num_pages], ready=ready)
+        if added:
+            holder.first_own = holder.first_own or added[0]
+            holder.node = added[-1]
 
     def _let_go(self, holder: PageHolder) -> None:
-        shared = set()
-        node = holder.node
-        while node is not None:
-            shared.add(node.page)
+        end = holder.node
+        if end is None:
+            return
+        node, own = end, holder.pages[end.depth :]
+        for page in reversed(holder.pages[: end.depth]):
+            if node.page != page:
+                own.append(page)  # the tree has another's, of the same tokens
+            assert node.parent is not None, "roots have no page"
             node = node.parent
-        self._pages.give_back([page for page in holder.pages if page not in shared])
-        if holder.node is not None:
-            self._tree.unlock(holder.node)
+        self._pages.give_back(own)
+        self._tree.unlock(end)
         holder.node = holder.first_own = None
         holder.pages = []
 

@@ -11,65 +11,9 @@ from array import array
 from collections import OrderedDict
 from typing import NamedTuple
 
+from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.lazy_heap import LazyHeap
-
-NO_PAGE = -1
-
-
-class Node:
-    """One page's worth of tokens, after those of its ancestors. Roots hold none.
-
-    Attributes:
-        page: its device page or NO_PAGE; a node with one has ancestors with one.
-        ready: the device page holds the KV; False while a step or a copy still writes it.
-        host: its host page or NO_PAGE; valid unless ``saving``.
-        saving: a copy of the device page to the host page is under way.
-        locks: users of the device page: sequences on this node or below it, and that copy.
-        on_device: children with a device page.
-        linked: found by ``match``; an unlinked node's pages go with its last lock.
-        tick: logical time of its last use.
-    """
-
-    __slots__ = (
-        "children",
-        "depth",
-        "host",
-        "key",
-        "linked",
-        "locks",
-        "on_device",
-        "page",
-        "parent",
-        "ready",
-        "saving",
-        "tick",
-    )
-
-    def __init__(self, parent: Node | None, key: bytes, page: int, *, ready: bool):
-        self.parent = parent
-        self.key = key
-        self.page = page
-        self.ready = ready
-        self.host = NO_PAGE
-        self.saving = False
-        self.children: dict[bytes, Node] = {}
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.locks = 0
-        self.on_device = 0
-        self.linked = True
-        self.tick = 0
-
-    def evictable(self, *, leaf: bool = True) -> bool:
-        """Nobody uses the device page; of a leaf also: no descendant needs it to stay."""
-        unused = self.locks == 0 and self.ready and self.linked and self.page != NO_PAGE
-        return unused and not (leaf and self.on_device)
-
-    def host_evictable(self) -> bool:
-        """The host page is a mere copy, or the end of a branch."""
-        if self.host == NO_PAGE or self.saving:
-            return False
-        return self.ready if self.page != NO_PAGE else not self.children
 
 
 class Match(NamedTuple):
@@ -156,25 +100,42 @@ class PrefixTree:
 
     # -- growing ---------------------------------------------------------------------------------
 
-    def insert(self, parent: Node, key: bytes, page: int, *, ready: bool) -> Node | None:
-        """Add a child whose page becomes the tree's; None when that cannot be.
+    def insert(
+        self, parent: Node, tokens: array[int], pages: list[int], *, ready: bool
+    ) -> list[Node]:
+        """Add a chain of locked nodes below ``parent``, whose pages become the tree's.
 
-        That is when the same tokens are there already, or nobody could find the child. A page that
-        is only in host memory takes the given one as its device page.
+        It ends before a page of the same tokens that is there already, and does not even begin
+        where nobody could find it. A page that is only in host memory takes the given one as its
+        device page.
+
+        Args:
+            parent: locked, and with it its ancestors.
+            tokens: int32 [len(pages) * page_size].
+
+        Returns:
+            The nodes added, from the top down.
         """
-        node = parent.children.get(key)
-        if not parent.linked or (node is not None and node.page != NO_PAGE):
-            return None
-        if node is None:
-            node = parent.children[key] = Node(parent, key, page, ready=ready)
-        else:
-            node.page, node.ready = page, ready
-        parent.on_device += 1
-        node.tick = self._clock
-        self.num_cached += ready
-        self._offer(node)
-        self._offer_host(node)
-        return node
+        added: list[Node] = []
+        if not parent.linked:
+            return added
+        step = self.page_size * tokens.itemsize
+        data = tokens.tobytes()
+        for start, page in zip(range(0, len(data), step), pages, strict=True):
+            key = data[start : start + step]
+            node = parent.children.get(key)
+            if node is None:
+                node = Node(parent, key, page, ready, parent.depth + 1, self._clock, locks=1)
+                parent.children[key] = node
+            elif node.page == NO_PAGE:
+                node.page, node.ready, node.tick, node.locks = page, ready, self._clock, 1
+                self._offer_host(node)  # the device page is locked, and not to be had
+            else:
+                break
+            parent.on_device += 1
+            added.append(node)
+            parent = node
+        return added
 
     def lock(self, node: Node) -> None:
         """Keep the device pages of ``node`` and its ancestors."""
@@ -191,18 +152,33 @@ class PrefixTree:
             parent = walker.parent
             walker.tick = self._clock
             self._unlock_one(walker)
-            self._offer_host(walker)
+            if walker.host != NO_PAGE:
+                self._offer_host(walker)
             walker = parent
 
     def set_ready(self, node: Node) -> None:
         """The device page holds its KV now."""
         node.ready = True
-        if node.linked:
-            self.num_cached += node.locks == 0
-            self._offer(node)
+        if node.locks == 0:
+            if node.linked:
+                self.num_cached += 1
+                self._offer(node)
+            else:
+                self._free(node)
+        if node.host != NO_PAGE:
             self._offer_host(node)
-        elif node.locks == 0:
-            self._free(node)
+
+    def set_path_ready(self, node: Node, depth: int) -> None:
+        """Those of the first ``depth`` pages of a path that a step was writing hold their KV now.
+
+        Args:
+            node: the end of the path; its pages are written from the top down.
+        """
+        walker: Node | None = node
+        while walker is not None and not walker.ready:
+            if walker.depth <= depth:
+                self.set_ready(walker)
+            walker = walker.parent
 
     def forget(self, node: Node) -> None:
         """No one shall find ``node`` and what is below it; who uses it may go on doing so."""
@@ -293,7 +269,8 @@ class PrefixTree:
                 self._free(node)
         elif node.page != NO_PAGE:
             self.num_cached += node.ready
-            self._offer(node)
+            if not node.on_device:
+                self._offer(node)
             if node.host == NO_PAGE and self._host_pages.num_pages:
                 self._unsaved[node] = None
                 self._unsaved.move_to_end(node)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 
 from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.radix import Match, Node
+from asyncllm.cache.node import Node
+from asyncllm.cache.radix import Match
 from asyncllm.config import EngineLimits
 from asyncllm.engine.copies import PageCopies
 from asyncllm.engine.forecast import Forecast

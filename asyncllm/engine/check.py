@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+from array import array
 from collections.abc import Sequence as Seq
+from operator import index
+from typing import NamedTuple
+
+import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.prepared import is_prepared
@@ -16,11 +22,19 @@ TENANT_SHARE = 8
 RETRY_SHARE = 0.1
 
 
-def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLimits) -> int:
-    """The length at which the sequence must end.
+class Checked(NamedTuple):
+    """The prompt, int32, and the length at which the sequence must end."""
+
+    prompt: array[int]
+    max_length: int
+
+
+def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLimits) -> Checked:
+    """What a request comes down to that can be served.
 
     Raises:
         BadRequest: it can never be served (empty, too long, a token id out of range).
+        TypeError: the prompt is not made of integers.
     """
     room = limits.max_model_len - len(prompt_ids)
     if not prompt_ids:
@@ -39,11 +53,7 @@ def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLi
     stops = len(params.stop_token_ids) + len(limits.eos_token_ids)
     if params.min_tokens and stops >= limits.vocab_size:
         raise BadRequest("stop_token_ids leave no token for min_tokens", param="stop_token_ids")
-    if min(prompt_ids) < 0 or max(prompt_ids) >= limits.vocab_size:
-        raise BadRequest(
-            f"prompt token ids must be between 0 and {limits.vocab_size - 1}",
-            param="prompt",
-        )
+    prompt = _token_array(prompt_ids, limits.vocab_size)
     if any(t >= limits.vocab_size for t in params.stop_token_ids):
         raise BadRequest(
             f"stop_token_ids must be between 0 and {limits.vocab_size - 1}",
@@ -51,7 +61,25 @@ def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLi
         )
     if not is_prepared(params):
         raise BadRequest("constraints on tokens must be made ready by AsyncLLM.prepare")
-    return len(prompt_ids) + (room if params.max_tokens is None else params.max_tokens)
+    return Checked(prompt, len(prompt) + (room if params.max_tokens is None else params.max_tokens))
+
+
+def _token_array(prompt_ids: Seq[int], vocab_size: int) -> array[int]:
+    """A prompt in int32; it may be long, so no token of it is looked at in Python.
+
+    Raises: as ``check_request`` does.
+    """
+    try:
+        # Takes half as long as making an array of the ids themselves.
+        prompt = array("i", struct.pack(f"{len(prompt_ids)}i", *prompt_ids))
+        known = bool(np.frombuffer(prompt, np.uint32).max() < vocab_size)  # negative is large
+    except struct.error:
+        for token_id in prompt_ids:
+            index(token_id)  # a TypeError, if it is no integer
+        known = False
+    if not known:
+        raise BadRequest(f"prompt token ids must be between 0 and {vocab_size - 1}", param="prompt")
+    return prompt
 
 
 def check_room(

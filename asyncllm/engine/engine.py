@@ -117,6 +117,7 @@ class Engine:
 
         Raises:
             BadRequest: it can never be served (empty, too long, a token id out of range).
+            TypeError: the prompt is not made of integers.
             QueueFull: too much is waiting already.
             DeadlineExceeded: it cannot be served in time.
             EngineDead: the executor is gone.
@@ -124,14 +125,14 @@ class Engine:
         if self._dead is not None:
             raise EngineDead(self._dead)
         scheduling = scheduling or SchedulingParams()
-        max_length = check_request(prompt_ids, params, self.limits)
+        prompt, max_length = check_request(prompt_ids, params, self.limits)
         if arrival is None:
-            self.check_room(len(prompt_ids), tenant=scheduling.tenant)
+            self.check_room(len(prompt), tenant=scheduling.tenant)
         self._next_id += 1
         now, eos_ids = self._clock(), self.limits.eos_token_ids
         seq = Sequence(
             self._next_id,
-            prompt_ids,
+            prompt,
             params,
             scheduling,
             max_length=max_length,
@@ -139,7 +140,7 @@ class Engine:
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             arrival=now if arrival is None else arrival,
         )
-        texts = (params.skip_special_tokens, prompt_ids, params.shown_special_tokens)
+        texts = (params.skip_special_tokens, prompt, params.shown_special_tokens)
         stream = OutputStream(params, sink, self._detokenizer(*texts), eos_ids, now)
         request = Request(seq, stream, is_part=arrival is not None, reader=reader_of(seq))
         if scheduling.deadline_ms is not None:

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from asyncllm import __version__
 from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.radix import Node
+from asyncllm.cache.node import Node
 from asyncllm.config import EngineLimits
 from asyncllm.engine.page_ids import PageIds, Place
 from asyncllm.engine.policy import POLICIES, Policy

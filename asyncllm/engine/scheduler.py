@@ -206,6 +206,8 @@ class Scheduler:
     def _plan_decodes(self, step: Step, now: float) -> None:
         batch = self._batch
         slots = batch.slots()
+        if not len(slots):
+            return
         starts = batch.computed[slots]
         step.burst = burst = self._burst(slots, starts)
         full = slots[starts + burst > batch.capacity[slots]]

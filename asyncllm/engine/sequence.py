@@ -6,7 +6,7 @@ import enum
 from array import array
 from collections.abc import Sequence as Seq
 
-from asyncllm.cache.radix import Node
+from asyncllm.cache.node import Node
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.prepared import PreparedParams
 from asyncllm.engine.timeline import Timeline

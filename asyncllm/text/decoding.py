@@ -166,8 +166,8 @@ class ByteDecoding:
         self, prompt_ids: Sequence[int], *, skip_special: bool, shown: tuple[int, ...] = ()
     ) -> ByteDetokenizer:
         table = self._table(skip_special, shown)
-        begins = not any(table[token_id] for token_id in prompt_ids)
-        return ByteDetokenizer(table, strip_first_space=self._strip_first_space and begins)
+        strip = self._strip_first_space and not any(table[token_id] for token_id in prompt_ids)
+        return ByteDetokenizer(table, strip_first_space=strip)
 
     def _table(self, skip_special: bool, shown: tuple[int, ...] = ()) -> TokenBytes:
         return self._without_special(shown) if skip_special else self._all

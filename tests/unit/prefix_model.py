@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
-from asyncllm.cache.radix import NO_PAGE, Node, PrefixTree
+from asyncllm.cache.radix import PrefixTree
 from tests.unit.scheduling import path
 
 #: A salt, and the tokens of one or more whole pages.
@@ -162,14 +163,19 @@ class TreeMachine(RuleBasedStateMachine):
         self.enter(salt, pages, 1, len(pages), False)
         self.leave(-1, trusted=True)
 
-    @rule(which=st.integers(0, 99), load=st.sampled_from([True, True, False]), own=PAGES)
-    def come_back(self, which: int, load: bool, own: list[int]) -> None:
+    @rule(
+        which=st.integers(0, 99),
+        load=st.sampled_from([True, True, False]),
+        own=PAGES,
+        ready=st.booleans(),
+    )
+    def come_back(self, which: int, load: bool, own: list[int], ready: bool) -> None:
         """For something that may be in host memory only, and more."""
         prefixes = [e.prefix for e in self.known.values() if e.page is None or e.saving]
         if prefixes:
             salt, tokens = prefixes[which % len(prefixes)]
             self.look_up(salt, [*tokens, 7], load)
-            self.grow(-1, own, False)
+            self.grow(-1, own, ready)
 
     def look_up(self, salt: bytes, tokens: list[int], load: bool) -> None:
         match = self.tree.match(array("i", tokens), salt)
@@ -200,37 +206,41 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99), pages=PAGES, ready=st.booleans())
     def grow(self, which: int, pages: list[int], ready: bool) -> None:
         user = self.users[which % len(self.users)]
-        for token in pages:
-            if user.num_found == len(user.chain) and not user.node.ready:
-                return  # it is being loaded
-            taken = self.take(1)
-            if taken is None:
-                return
+        if user.num_found == len(user.chain) and not user.node.ready:
+            return  # it is being loaded
+        taken: list[int] = []
+        while len(taken) < len(pages) and (one := self.take(1)):
+            taken += one
+        tokens = array("i", [token for token in pages for _ in range(self.page_size)])
+        del tokens[len(taken) * self.page_size :]
+        now_ready = ready and user.node.ready
+        above, num_before = user.node, len(user.chain)
+        lost = bool(user.chain) and user.chain[-1].forgotten
+        added = self.tree.insert(user.node, tokens, taken, ready=now_ready)
+        for token, page in zip(pages, taken, strict=False):
             prefix = (user.salt, (*user.tokens, *[token] * self.page_size))
-            key = array("i", [token] * self.page_size).tobytes()
-            now_ready = ready and user.node.ready
             known = self.known.get(prefix)
-            child = self.tree.insert(user.node, key, taken[0], ready=now_ready)
-            lost = bool(user.chain) and user.chain[-1].forgotten
             if lost or (known is not None and known.page is not None):
-                assert child is None
-                self.pages.give_back(taken)
-                return
-            assert child is not None
+                break
             if known is None:
-                known = self.known[prefix] = Entry(prefix, taken[0], self.now, ready=now_ready)
-            known.page, known.ready, known.used, known.users = taken[0], now_ready, self.now, 1
-            self.tree.lock_child(child)
-            user.node = child
+                known = self.known[prefix] = Entry(prefix, page, self.now, ready=now_ready)
+            known.page, known.ready, known.used, known.users = page, now_ready, self.now, 1
             user.chain.append(known)
+        assert len(added) == len(user.chain) - num_before
+        for node in added:
+            assert node.parent is above
+            above = node
+        user.node = above
+        self.pages.give_back(taken[len(added) :])
 
     def land(self, user: User, count: int) -> None:
         """So many of the pages that it writes are written."""
         nodes = list(path(user.node))[::-1][1:]
         written = [(n, e) for n, e in zip(nodes, user.chain, strict=True) if not e.ready]
         own = [pair for pair in written if pair[1] in user.chain[user.num_found :]]
-        for node, entry in own[:count]:
-            self.tree.set_ready(node)
+        if own[:count]:
+            self.tree.set_path_ready(user.node, own[:count][-1][0].depth)
+        for _, entry in own[:count]:
             entry.ready = True
 
     @precondition(lambda self: self.users)
@@ -349,6 +359,7 @@ class TreeMachine(RuleBasedStateMachine):
             assert node.host == (NO_PAGE if entry.host is None else entry.host)
             assert (node.ready, node.saving) == (entry.ready, entry.saving)
             assert node.locks == entry.users + entry.saving
+            assert node.tick == entry.used
         assert self.tree.num_cached == sum(entry.cached() for entry in self.known.values())
         entries = [*self.known.values(), *self.forgotten]
         for allocator, used in (

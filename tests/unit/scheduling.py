@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.radix import NO_PAGE, Node
+from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Fair, Policy
 from asyncllm.engine.scheduler import Scheduler

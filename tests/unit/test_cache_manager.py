@@ -431,6 +431,37 @@ def test_what_fails_after_it_was_committed_is_forgotten() -> None:
     assert cache.num_free == 8
 
 
+def test_what_was_generated_is_found_behind_pages_that_another_computed() -> None:
+    cache = KVCacheManager(12, 1)
+    first, second = sequence(1, [1, 2, 3]), sequence(2, [1, 2, 3])
+    for seq in (first, second):
+        cache.hold(seq, cache.match(seq))
+        cache.extend(seq, 5)
+    for seq in (first, second):
+        cache.begin(seq, 3)
+    for seq in (first, second):
+        cache.land(seq, 3)
+    second.tokens.extend([4, 5])
+    expected = first.pages[:3] + second.pages[3:]
+    cache.release(second, 5)
+    assert cache.match(sequence(3, [1, 2, 3, 4, 5, 6])).pages == expected
+    assert (cache.num_held, cache.num_cached, cache.num_free) == (5, 2, 5)
+
+
+def test_of_what_failed_no_earlier_chunk_is_found_either() -> None:
+    cache = KVCacheManager(8, 1)
+    first, second = sequence(1, [1, 2, 3, 4, 5]), sequence(2, [1, 2, 3, 4, 5])
+    cache.hold(first, cache.match(first))
+    cache.extend(first, 5)
+    for end in (2, 4):
+        cache.begin(first, end)
+        cache.land(first, end)
+        assert len(cache.match(second).pages) == end
+    cache.discard(first)
+    assert cache.match(second).pages == []
+    assert cache.num_free == 8
+
+
 def test_a_bad_row_of_an_ended_sequence_leaves_nothing_in_the_cache() -> None:
     """Else each request that finds the page fails, and keeps it in use."""
     sched = scheduler(page_size=4)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncllm.config import EngineLimits
@@ -14,7 +17,7 @@ from asyncllm.engine.policy import Fair
 from asyncllm.engine.scheduler import Scheduler
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead, QueueFull, StepError
 from asyncllm.types import FinishReason, SamplingParams
-from asyncllm.wire.messages import BAD_TOKEN
+from asyncllm.wire.messages import BAD_TOKEN, unpack
 from tests.unit.fake_executor import CharDetokenizer, FakeExecutor, ListSink
 from tests.unit.scheduling import limits
 
@@ -230,6 +233,11 @@ async def test_a_sink_may_abort_its_own_request() -> None:
         ([1] * 10, SamplingParams(max_tokens=60), "max_tokens"),
         ([1000], SamplingParams(), "prompt"),
         ([-1], SamplingParams(), "prompt"),
+        ([1, 2, -(2**31)], SamplingParams(), "prompt"),
+        ([2**31, 1, 2], SamplingParams(), "prompt"),
+        ([1, 2**64, 2], SamplingParams(), "prompt"),
+        ([1, -(2**64), 2], SamplingParams(), "prompt"),
+        ([1, 1000] * 20, SamplingParams(), "prompt"),
         ([1], SamplingParams(stop_token_ids=(1000,)), "stop_token_ids"),
         ([1] * 10, SamplingParams(min_tokens=60), "min_tokens"),
         ([1], SamplingParams(min_tokens=1, stop_token_ids=tuple(range(999))), "stop_token_ids"),
@@ -242,6 +250,25 @@ async def test_requests_that_can_never_be_served(
         with pytest.raises(BadRequest) as caught:
             engine.add(prompt, params, ListSink())
         assert caught.value.param == param
+
+
+@pytest.mark.parametrize("prompt", [[1, 2.0], [1, "2"], [None, 1], "text"])
+async def test_a_prompt_is_made_of_integers(prompt: Any) -> None:
+    async with running() as (engine, _executor):
+        with pytest.raises(TypeError, match="integer"):
+            engine.add(prompt, SamplingParams(), ListSink())
+        assert engine.stats.waiting == 0
+
+
+@pytest.mark.parametrize("prompt", [(0, 1, 999), range(3), array("i", [1, 2]), [True, np.int64(2)]])
+async def test_any_sequence_of_integers_is_a_prompt(prompt: Any) -> None:
+    async with running() as (engine, executor):
+        sink = ListSink()
+        engine.add(prompt, SamplingParams(max_tokens=1), sink)
+        await sink.over.wait()
+        [admit] = executor.plans[0].admits
+        assert unpack(admit.tokens).tolist() == list(prompt)
+        assert (admit.num_prompt, sink.text) == (len(prompt), chr(alphabet(len(prompt))))
 
 
 async def test_the_queue_is_bounded_beyond_the_free_slots() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from asyncllm import BadRequest, EngineConfig, SamplingParams, TokenDelta
+from asyncllm.beam_search import BeamSearchParams
 from asyncllm.config import ServerConfig
-from asyncllm.types import TokenLogprob
+from asyncllm.embedding_params import EmbeddingParams
+from asyncllm.types import SchedulingParams, TokenLogprob
 from asyncllm.wire.messages import RowParams, encode
 
 BAD_PARAMS: list[tuple[str, Any]] = [
@@ -53,6 +56,23 @@ def test_what_can_be_converted_is() -> None:
     params = SamplingParams(top_p=Decimal("0.5"), stop=["a"])  # type: ignore[arg-type]
     assert (params.top_p, type(params.top_p)) == (0.5, float)
     assert params.stop == ("a",)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SamplingParams,
+        SchedulingParams,
+        BeamSearchParams,
+        EmbeddingParams,
+        EngineConfig,
+        ServerConfig,
+    ],
+)
+def test_defaults_fit_unchanged(kind: type[msgspec.Struct]) -> None:
+    for field in msgspec.structs.fields(kind):
+        if field.default is not msgspec.NODEFAULT:
+            assert msgspec.convert(field.default, field.type) is field.default, field.name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""A node of the prefix tree: one page of KV, and where it is."""
+
+from __future__ import annotations
+
+import msgspec
+
+NO_PAGE = -1
+
+
+class Node(msgspec.Struct, eq=False):
+    """One page's worth of tokens, after those of its ancestors. Roots hold none.
+
+    Attributes:
+        page: its device page or NO_PAGE; a node with one has ancestors with one.
+        ready: the device page holds the KV; False while a step or a copy still writes it.
+        depth: how many pages its path has, itself included; 0 of roots.
+        tick: logical time of its last use.
+        locks: users of the device page: sequences on this node or below it, a copy to the host.
+        on_device: children with a device page.
+        host: its host page or NO_PAGE; valid unless ``saving``.
+        saving: a copy of the device page to the host page is under way.
+        linked: found by ``match``; an unlinked node's pages go with its last lock.
+    """
+
+    # A struct, which is made in C: a long prompt needs hundreds at once.
+    parent: Node | None
+    key: bytes
+    page: int
+    ready: bool
+    depth: int = 0
+    tick: int = 0
+    locks: int = 0
+    on_device: int = 0
+    host: int = NO_PAGE
+    saving: bool = False
+    linked: bool = True
+    children: dict[bytes, Node] = msgspec.field(default_factory=dict)
+
+    __repr__ = object.__repr__  # a struct's would tell of the whole tree
+
+    def evictable(self, *, leaf: bool = True) -> bool:
+        """Nobody uses the device page; of a leaf also: no descendant needs it to stay."""
+        unused = self.locks == 0 and self.ready and self.linked and self.page != NO_PAGE
+        return unused and not (leaf and self.on_device)
+
+    def host_evictable(self) -> bool:
+        """The host page is a mere copy, or the end of a branch."""
+        if self.host == NO_PAGE or self.saving:
+            return False
+        return self.ready if self.page != NO_PAGE else not self.children
