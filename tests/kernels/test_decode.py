@@ -179,7 +179,9 @@ def test_no_rows() -> None:
     assert decode_attention(q, *nobody, spec).shape == q.shape
 
 
-def make_encoding(spec: AttentionSpec, dtype: torch.dtype, kind: str) -> HeadEncoding:
+def make_encoding(
+    spec: AttentionSpec, dtype: torch.dtype, kind: str, positions: int = max(LENGTHS) + 7
+) -> HeadEncoding:
     if kind == "plain":
         return HeadEncoding(None, None, None)
 
@@ -187,7 +189,7 @@ def make_encoding(spec: AttentionSpec, dtype: torch.dtype, kind: str) -> HeadEnc
         return Norm(torch.randn(spec.head_dim, device=DEVICE).to(dtype), 1e-5, kind == "offset")
 
     rotary_dim = spec.head_dim if kind == "whole" else spec.head_dim // 2
-    angles = torch.randn(max(LENGTHS) + 7, rotary_dim // 2, device=DEVICE)
+    angles = torch.randn(positions, rotary_dim // 2, device=DEVICE)
     rope = torch.cat((angles.cos(), angles.sin()), dim=1)
     return HeadEncoding(norm(), norm(), rope)
 

@@ -129,8 +129,8 @@ def test_takes_what_it_supports() -> None:
 def test_launches_that_overlap() -> None:
     """Each starts before what writes its input has finished, with other inputs each time."""
     spec = make_spec(num_heads=16, num_kv_heads=8, head_dim=128)
-    encoding = make_encoding(spec, torch.bfloat16, "whole")
     cache = many_rows(spec, torch.bfloat16, new=1)
+    encoding = make_encoding(spec, torch.bfloat16, "whole", int(cache.lengths.max()) + 1)
     rows, positions = len(cache.lengths), cache.lengths.long()
     last = (positions - 1).clamp(min=0)
     pages = cache.block_table[cache.slots.long(), last // 16].long()
