@@ -111,7 +111,6 @@ class MaskFiller:
 
     def __init__(self, vocabulary: Vocabulary, *, threads: int = 4):
         self._vocabulary = vocabulary
-        self._threads = threads
         self._executor = llguidance.LLExecutor(threads)
 
     def fill_rows(self, matchers: Sequence[Matcher | None], mask: Mask) -> None:
