@@ -20,8 +20,9 @@ CPU_COPY_SPEED = 5e9
 GPU_COPY_SPEED = 50e9
 #: Of a GPU's memory, for what nobody counts: libraries that load kernels, and gaps between blocks.
 SPARE_BYTES = 256 << 20
-#: What the driver keeps of all captured graphs, for each layer of the model (measured: 7 to 8).
-GRAPHS_LAYER_BYTES = 8 << 20
+#: What the driver keeps of all captured graphs, for each layer of the model (measured: 7 to 8 of 96
+#: graphs; a small model has up to 30 more).
+GRAPHS_LAYER_BYTES = 12 << 20
 
 
 class GpuMemory(NamedTuple):

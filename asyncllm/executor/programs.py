@@ -26,7 +26,7 @@ FREE_TOKENS = 256
 #: Tokens of mixed steps that are captured, as far as ``captured_tokens`` says.
 MIXED_TOKENS = (
     *(32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1280, 1536),
-    *(2048, 2560, 3072, 3584, 4096, 4608, 5120, 5632, 6144, 7168, 8192),
+    *range(2048, 8193, 512),
 )
 #: Launching a layer's kernels one by one, in seconds, on a host whose event loop takes the
 #: interpreter's lock every other moment.

@@ -57,7 +57,7 @@ async def test_overlap_on_and_off_give_the_same_tokens(attention: str) -> None:
 
 
 async def test_closing_gives_the_memory_back() -> None:
-    """What this process has of the GPU's memory: other tests may run beside this one."""
+    """What this process has by PyTorch's allocator: other tests may use the GPU beside this one."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     for _ in range(2):

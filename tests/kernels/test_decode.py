@@ -129,12 +129,6 @@ def test_any_page_size(page_size: int) -> None:
     check_attention(make_spec(), torch.float16, SPLIT, page_size)
 
 
-def test_places_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the cache has more elements than 32 bits can count."""
-    monkeypatch.setattr("asyncllm.kernels.triton.decode.MAX_INDEX", 0)
-    check_attention(make_spec(), torch.float16, SPLIT)
-
-
 def test_adds_up_more_pieces_than_it_loads_at_once() -> None:
     check_attention(
         make_spec(num_heads=16, num_kv_heads=1, head_dim=128),

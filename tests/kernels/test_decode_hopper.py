@@ -105,9 +105,12 @@ def test_beside_another_kernel_padding_is_left_alone() -> None:
     assert (out[~living] == 7.0).all()
 
 
-def many_rows(spec: AttentionSpec, dtype: torch.dtype, new: int = 0) -> Cache:
-    lengths = torch.randint(1, 300, (FEW_PAIRS // spec.num_kv_heads + 70,)).tolist()
-    return make_cache(spec, dtype, new=new, row_lengths=(0, *lengths, 1, 1300))
+def many_rows(
+    spec: AttentionSpec, dtype: torch.dtype, new: int = 0, more: int = 70, longest: int = 1300
+) -> Cache:
+    """More rows than ``decode`` is as fast for, and padding."""
+    lengths = torch.randint(1, 300, (FEW_PAIRS // spec.num_kv_heads + more,)).tolist()
+    return make_cache(spec, dtype, new=new, row_lengths=(0, *lengths, 1, longest))
 
 
 @on_hopper
@@ -126,10 +129,11 @@ def test_takes_what_it_supports() -> None:
 
 
 @on_hopper
-def test_launches_that_overlap() -> None:
+@pytest.mark.parametrize(("more", "longest"), [(70, 1300), (1, 3000)], ids=["whole", "pieces"])
+def test_launches_that_overlap(more: int, longest: int) -> None:
     """Each starts before what writes its input has finished, with other inputs each time."""
     spec = make_spec(num_heads=16, num_kv_heads=8, head_dim=128)
-    cache = many_rows(spec, torch.bfloat16, new=1)
+    cache = many_rows(spec, torch.bfloat16, 1, more, longest)
     encoding = make_encoding(spec, torch.bfloat16, "whole", int(cache.lengths.max()) + 1)
     rows, positions = len(cache.lengths), cache.lengths.long()
     last = (positions - 1).clamp(min=0)
@@ -156,6 +160,7 @@ def test_launches_that_overlap() -> None:
         graph.replay()
         for out, expected in zip(outs, run(torch.cuda.synchronize), strict=True):
             assert torch.equal(out, expected)
+    assert not arrivals_of(cache.keys.device).any()
 
 
 @pytest.mark.parametrize("rows", [17, 64, 65, 256, 1000])

@@ -106,7 +106,7 @@ def decode_attention(
     """See ``kernels.decode.decode_attention``; for what ``supports`` approves of.
 
     Args:
-        splits, chunk: as in ``Cut``; by default as is best.
+        splits, chunk: as in ``Cut``, ``chunk`` a multiple of TILE; by default as is best.
     """
     group = spec.num_heads // spec.num_kv_heads
     page_size = keys.shape[1]
