@@ -24,7 +24,7 @@ from asyncllm.models.base import CausalLM
 #: Up to about so many tokens, products take what reading the weights takes: padding is free.
 FREE_TOKENS = 256
 #: Tokens of mixed steps that are captured, as far as ``captured_tokens`` says.
-MIXED_TOKENS = (
+MIXED_TOKENS: tuple[int, ...] = (
     *(32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1280, 1536),
     *range(2048, 8193, 512),
 )
