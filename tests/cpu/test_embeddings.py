@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModel
 
-from asyncllm import LLM, AsyncLLM, EmbeddingParams, SamplingParams
+from asyncllm import LLM, AsyncLLM, EmbeddingParams
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest, QueueFull, StepError
 from asyncllm.executor.runner import ModelRunner, Ticket
@@ -25,13 +25,11 @@ from examples.embeddings import nearest
 from tests.cpu import tiny_models
 from tests.cpu.preempting import answer_of_a_preempted
 from tests.cpu.test_library import idle, until
-from tests.cpu.test_prompt_logprobs import SCORE_AND_GO, prompt_of
+from tests.cpu.test_prompt_logprobs import LENGTHS, PLAIN, SCORE_AND_GO, prompt_of
 from tests.cpu.test_prompt_logprobs import check as check_scores
 from tests.unit import tokenizers_for_tests
 
-LENGTHS = (1, 2, 16, 17, 100, 300)
 POOLINGS: tuple[Pooling, ...] = ("last", "mean")
-PLAIN = SamplingParams(temperature=0.0, max_tokens=4)
 
 #: How the engine may run without any number changing.
 MODES: dict[str, dict[str, Any]] = {

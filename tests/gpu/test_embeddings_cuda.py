@@ -12,8 +12,8 @@ import torch
 
 from asyncllm import AsyncLLM
 from tests.cpu import tiny_models
-from tests.cpu.test_embeddings import LENGTHS, PLAIN, POOLINGS, check
-from tests.cpu.test_prompt_logprobs import prompt_of
+from tests.cpu.test_embeddings import POOLINGS, check
+from tests.cpu.test_prompt_logprobs import LENGTHS, PLAIN, prompt_of
 from tests.gpu.test_prompt_logprobs_cuda import MODES
 from tests.unit import tokenizers_for_tests
 

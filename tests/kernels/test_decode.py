@@ -225,17 +225,23 @@ def check_heads(
     torch.testing.assert_close(cache.values, expected_cache.values, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA graphs")
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("warps", [1, 4])
-def test_launches_that_overlap(warps: int, fused: bool) -> None:
-    """Each starts before what writes its input has finished, with other inputs each time."""
-    spec = make_spec(num_heads=16, num_kv_heads=8, head_dim=128)
-    cut = Cut(splits=8, chunk=32, tile=32, warps=warps, stages=2)
-    encoding = make_encoding(spec, torch.bfloat16, "whole")
-    cache = make_cache(spec, torch.bfloat16, new=1, row_lengths=(1, 99, 33, 0, 64))
+def check_overlap(
+    spec: AttentionSpec,
+    cache: Cache,
+    times: int,
+    cut: Cut | None = None,
+    fused: bool | None = None,
+) -> None:
+    """Each launch starts before what writes its input has finished, with other inputs each time.
+
+    Args:
+        cache: rows whose newest token is not yet written.
+        times: launches of a graph, and replays of it.
+    """
     positions, written = cache.lengths.long(), last_cells(cache)
-    inputs = torch.randn(20, 5, 32 * spec.head_dim, device=DEVICE).bfloat16()
+    encoding = make_encoding(spec, torch.bfloat16, "whole", int(positions.max()) + 1)
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    inputs = torch.randn(times, len(positions), heads * spec.head_dim, device=DEVICE).bfloat16()
     plain = Norm(torch.ones(inputs.shape[-1], dtype=inputs.dtype, device=DEVICE), 1e-5)
 
     def run(between: Callable[[], None]) -> list[Tensor]:
@@ -252,12 +258,22 @@ def test_launches_that_overlap(warps: int, fused: bool) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outs = run(lambda: None)
-    for _ in range(20):
+    for _ in range(times):
         inputs.normal_()
         graph.replay()
         for out, expected in zip(outs, run(torch.cuda.synchronize), strict=True):
             assert torch.equal(out, expected)
     assert not arrivals_of(cache.keys.device).any()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA graphs")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("warps", [1, 4])
+def test_launches_that_overlap(warps: int, fused: bool) -> None:
+    spec = make_spec(num_heads=16, num_kv_heads=8, head_dim=128)
+    cache = make_cache(spec, torch.bfloat16, new=1, row_lengths=(1, 99, 33, 0, 64))
+    cut = Cut(splits=8, chunk=32, tile=32, warps=warps, stages=2)
+    check_overlap(spec, cache, 20, cut, fused)
 
 
 @pytest.mark.parametrize("cut", [WHOLE, SPLIT])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 
 from asyncllm.kernels.decode import decode_attention_reference
-from asyncllm.kernels.norm import Norm
 from tests.kernels.device import DEVICE
 from tests.kernels.test_decode import (
     Cache,
     assert_close,
+    check_overlap,
     make_cache,
-    make_encoding,
     make_queries,
     make_spec,
 )
@@ -25,14 +21,12 @@ pytest.importorskip("triton")
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.kernels.triton import decode
 from asyncllm.kernels.triton.decode_cuts import MAX_PROGRAMS, arrivals_of
-from asyncllm.kernels.triton.decode_heads import decode_heads
 from asyncllm.kernels.triton.decode_hopper import (
     FEW_PAIRS,
     choose_pieces,
     decode_attention,
     supports,
 )
-from asyncllm.kernels.triton.norm import rms_norm
 
 on_hopper = pytest.mark.skipif(
     DEVICE == "cpu" or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
@@ -131,36 +125,8 @@ def test_takes_what_it_supports() -> None:
 @on_hopper
 @pytest.mark.parametrize(("more", "longest"), [(70, 1300), (1, 3000)], ids=["whole", "pieces"])
 def test_launches_that_overlap(more: int, longest: int) -> None:
-    """Each starts before what writes its input has finished, with other inputs each time."""
     spec = make_spec(num_heads=16, num_kv_heads=8, head_dim=128)
-    cache = many_rows(spec, torch.bfloat16, 1, more, longest)
-    encoding = make_encoding(spec, torch.bfloat16, "whole", int(cache.lengths.max()) + 1)
-    rows, positions = len(cache.lengths), cache.lengths.long()
-    last = (positions - 1).clamp(min=0)
-    pages = cache.block_table[cache.slots.long(), last // 16].long()
-    written = torch.where(positions > 0, pages * 16 + last % 16, -1)
-    inputs = torch.randn(10, rows, 32 * spec.head_dim, device=DEVICE).bfloat16()
-    plain = Norm(torch.ones(inputs.shape[-1], dtype=inputs.dtype, device=DEVICE), 1e-5)
-
-    def run(between: Callable[[], None]) -> list[Tensor]:
-        outs = []
-        for x in inputs:
-            qkv = rms_norm(x, plain)
-            between()
-            outs.append(decode_heads(qkv, encoding, positions, written, *cache, spec))
-            between()
-        return outs
-
-    run(torch.cuda.synchronize)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outs = run(lambda: None)
-    for _ in range(10):
-        inputs.normal_()
-        graph.replay()
-        for out, expected in zip(outs, run(torch.cuda.synchronize), strict=True):
-            assert torch.equal(out, expected)
-    assert not arrivals_of(cache.keys.device).any()
+    check_overlap(spec, many_rows(spec, torch.bfloat16, 1, more, longest), 10)
 
 
 @pytest.mark.parametrize("rows", [17, 64, 65, 256, 1000])

@@ -65,9 +65,14 @@ def fitted(cut: Cut, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut
     """No more pieces than there can be, and no larger tiles than shared memory has room for."""
     token_bytes = next_power_of_2(spec.head_dim) * itemsize
     return cut._replace(
-        splits=max(min(cut.splits, max_length // cut.chunk), 1),
+        splits=fitting_splits(cut.splits, cut.chunk, max_length),
         tile=max(min(cut.tile, MAX_TILE_BYTES // token_bytes), 16),
     )
+
+
+def fitting_splits(splits: int, chunk: int, max_length: int) -> int:
+    """No more pieces than there can be, and at least one."""
+    return max(min(splits, max_length // chunk), 1)
 
 
 class Workspace(NamedTuple):
@@ -106,5 +111,6 @@ __all__ = [
     "arrivals_of",
     "choose_cut",
     "fitted",
+    "fitting_splits",
     "workspace_of",
 ]

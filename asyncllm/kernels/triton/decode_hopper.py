@@ -45,7 +45,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
-from asyncllm.kernels.triton.decode_cuts import MANY_PAIRS, MAX_PROGRAMS, workspace_of
+from asyncllm.kernels.triton.decode_cuts import (
+    MANY_PAIRS,
+    MAX_PROGRAMS,
+    fitting_splits,
+    workspace_of,
+)
 from asyncllm.kernels.triton.decode_hopper_parts import (
     K_FREE,
     K_FULL,
@@ -61,6 +66,7 @@ from asyncllm.kernels.triton.decode_hopper_parts import (
     products_layout,
     tiles_of,
 )
+from asyncllm.kernels.triton.decode_pieces import LOG2_E, LOWEST
 from asyncllm.kernels.triton.launch import Launcher
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
 
@@ -72,9 +78,6 @@ if TYPE_CHECKING:
 MAX_GROUP = 16
 #: Rows times K/V heads that ``decode`` is as fast for.
 FEW_PAIRS = 128
-LOG2_E = gl.constexpr(1.4426950408889634)
-#: Below any score, yet finite: the difference of two is no NaN.
-LOWEST = gl.constexpr(-1e30)
 
 
 def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
@@ -131,7 +134,7 @@ def choose_pieces(rows: int, spec: AttentionSpec, max_length: int) -> tuple[int,
     """
     pairs = rows * spec.num_kv_heads
     splits, chunk = (8, 1024) if pairs <= MANY_PAIRS else (MAX_PROGRAMS // pairs, 4096)
-    return max(min(splits, max_length // chunk), 1), chunk
+    return fitting_splits(splits, chunk, max_length), chunk
 
 
 class Memory(NamedTuple):

@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from asyncllm.kernels.triton.decode_pieces import cut_row
 from asyncllm.kernels.triton.page_copies import copy_block, find_cells
 
 #: Tokens that a program attends to at a time, and how many times so many shared memory holds: of
@@ -85,7 +86,7 @@ def heads_layout(head_dim):
 
 @gluon.jit
 def piece_of(lengths, slots, block_table, table_stride, splits, chunk):
-    """This program's piece, as ``decode_pieces.cut_row`` cuts rows.
+    """This program's piece.
 
     Returns:
         It; whether the row has so many pieces, of which one may be without tokens; and whether it
@@ -93,16 +94,13 @@ def piece_of(lengths, slots, block_table, table_stride, splits, chunk):
     """
     number = gl.program_id(1)
     row = gl.program_id(2).to(gl.int64)
-    length = gl.load(lengths + row).to(gl.int32)
-    slot = gl.load(slots + row).to(gl.int64)
-    stop = gl.maximum(length - 1, 0)
-    share = (stop + splits - 1) // splits
-    size = gl.maximum((share + TILE - 1) // TILE * TILE, chunk)
+    length, table, _, stop, size = cut_row(
+        row, lengths, slots, block_table, table_stride, 0, splits, chunk, False, TILE
+    )
     begin = number * size
     end = gl.minimum(begin + size, stop)
     newest = gl.where((end == stop) & (length > 0), length - 1, -1)
     pieces = gl.maximum((stop + size - 1) // size, 1)
-    table = block_table + slot * table_stride
     piece = Piece(row, gl.program_id(0), number, pieces, begin, end, table, newest)
     return piece, number < pieces, length > 0
 

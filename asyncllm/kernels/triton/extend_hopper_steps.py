@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language import debug_barrier
 
+from asyncllm.kernels.triton.decode_pieces import LOG2_E, LOWEST
 from asyncllm.kernels.triton.extend_hopper_parts import (
     HALF,
     K_FREE,
@@ -27,10 +28,6 @@ from asyncllm.kernels.triton.extend_hopper_parts import (
     sums_layout,
 )
 from asyncllm.kernels.triton.extend_tiles import KEYS, MAX_PIECES
-
-LOG2_E = gl.constexpr(1.4426950408889634)
-#: Below any score, yet finite: the difference of two is no NaN.
-LOWEST = gl.constexpr(-1e30)
 
 
 @gluon.jit
