@@ -157,6 +157,7 @@ def _build(
             )
             if device.torch_device.type == "cuda":
                 sampler.warm_up(dtype)
+                table.warm_up()
             forward = _forward(config, model, backend, sampler, table, limits, device)
         runner = ModelRunner(forward, sampler, table, copier, device)
     watch.start_serving()

@@ -48,7 +48,10 @@ class _Buffer:
 
     def wait(self, num_bytes: int) -> None:
         """Return once it is free and large enough."""
-        self.copied.synchronize()  # at once, if nothing was ever recorded
+        # Done, if nothing was ever recorded. Waiting would give up the interpreter's lock, and then
+        # wait for that, too.
+        if not self.copied.query():
+            self.copied.synchronize()
         if self._memory.nbytes < num_bytes:
             self._memory = _pinned(1 << (num_bytes - 1).bit_length())
 

@@ -69,6 +69,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     backend.warm_up(model.attention_specs, dtype, meta)
     eager = EagerForward(model, backend, sampler, table, page_size, device)
     sampler.warm_up(dtype)
+    table.warm_up()
     size = StepSize(max_rows, step_tokens(config, "cuda"), length, most_captured, page_size)
     for step in largest_steps(size, spec.vocab_size, table, sampler):
         eager(step)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.device import Device
+from asyncllm.kernels.tokens import enter_pages
 from asyncllm.wire.messages import Admit, unpack
 
 
@@ -47,6 +48,10 @@ class SlotTable:
         self.pooling: dict[int, int] = {}
         self._known: list[np.ndarray] = [np.empty(0, dtype=np.int32)] * num_slots
         self._device = device
+
+    def warm_up(self) -> None:
+        """Launch what enters pages once, with one that nobody reads."""
+        self.add_pages(np.array([[self.dummy_slot, 0, 0]], dtype=np.int32))
 
     def admit(self, admit: Admit) -> np.ndarray:
         """A sequence takes its slot; returns its known tokens, int32."""
@@ -93,15 +98,8 @@ class SlotTable:
         """Enter int32 [m, 3] of (slot, index, page) into the block table."""
         if len(new_pages) == 0:
             return
-        slots, indices, pages = new_pages.T
-        cells = slots.astype(np.int64) * self.block_table.shape[1] + indices
-        packed = np.concatenate([cells.view(np.uint8), np.ascontiguousarray(pages).view(np.uint8)])
-        on_device = self._device.upload(packed)
-        self.block_table.view(-1).index_copy_(
-            0,
-            on_device[: cells.nbytes].view(torch.int64),
-            on_device[cells.nbytes :].view(torch.int32),
-        )
+        # A copy, as a plan's array is read-only, which PyTorch warns of.
+        enter_pages(self._device.upload(new_pages.copy()), self.block_table)
 
     def relay(self, slots: Tensor, tokens: Tensor) -> None:
         """Keep sampled tokens (int64) for the next step's decode rows of these slots."""

@@ -1,4 +1,4 @@
-"""From the tokens of a plan to what the model is given."""
+"""From the tokens and pages of a plan to what the model is given."""
 
 from __future__ import annotations
 
@@ -53,4 +53,31 @@ def locate_tokens_reference(
     return Tokens(ids, positions, written)
 
 
-__all__ = ["Tokens", "locate_tokens", "locate_tokens_reference"]
+def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:
+    """Write pages to a block table.
+
+    Args:
+        new_pages: int32 [n, 3], contiguous: a slot, an index, and the slot's page there.
+        block_table: int32 [slots, max_pages].
+    """
+    if is_native(new_pages):
+        from asyncllm.kernels.triton.tokens import enter_pages as launch
+
+        launch(new_pages, block_table)
+    else:
+        enter_pages_reference(new_pages, block_table)
+
+
+def enter_pages_reference(new_pages: Tensor, block_table: Tensor) -> None:
+    """``enter_pages`` in plain torch."""
+    slots, indices, pages = new_pages.unbind(1)
+    block_table[slots.long(), indices.long()] = pages
+
+
+__all__ = [
+    "Tokens",
+    "enter_pages",
+    "enter_pages_reference",
+    "locate_tokens",
+    "locate_tokens_reference",
+]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncllm.kernels.tokens import locate_tokens_reference
+from asyncllm.kernels.tokens import enter_pages_reference, locate_tokens_reference
 from tests.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.tokens import locate_tokens
+from asyncllm.kernels.triton.tokens import enter_pages, locate_tokens
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 700])
@@ -34,3 +34,16 @@ def test_matches_reference(page_size: int, count: int) -> None:
         assert found.dtype == torch.int64
         assert found.is_contiguous()
         assert found.tolist() == right.tolist()
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 700])
+def test_enters_pages(count: int) -> None:
+    slots, max_pages = 9, 100
+    block_table = torch.randint(2**31 - 1, (slots, max_pages), device=DEVICE).int()
+    cells = torch.randperm(slots * max_pages, device=DEVICE)[:count]
+    pages = torch.randint(2**31 - 1, (count,), device=DEVICE)
+    new_pages = torch.stack((cells // max_pages, cells % max_pages, pages), dim=1).int()
+    expected = block_table.clone()
+    enter_pages_reference(new_pages, expected)
+    enter_pages(new_pages, block_table)
+    assert torch.equal(block_table, expected)

@@ -1,4 +1,4 @@
-"""Ids, positions and page slots of a step's tokens."""
+"""Ids, positions and page slots of a step's tokens; pages for the block table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,30 @@ def _locate_tokens(
     tl.store(located + 2 * count + tokens, tl.where(real, written, -1), mask=exists)
 
 
+@triton.jit(
+    do_not_specialize=["count"], do_not_specialize_on_alignment=["new_pages", "block_table"]
+)
+def _enter_pages(
+    new_pages,
+    block_table,
+    count,
+    MAX_PAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = entries < count
+    slots = tl.load(new_pages + 3 * entries, mask=exists).to(tl.int64)
+    indices = tl.load(new_pages + 3 * entries + 1, mask=exists)
+    pages = tl.load(new_pages + 3 * entries + 2, mask=exists)
+    tl.store(block_table + slots * MAX_PAGES + indices, pages, mask=exists)
+
+
 _launch = Launcher(_locate_tokens)
+_launch_enter = Launcher(_enter_pages)
 
 
 def locate_tokens(
@@ -60,3 +83,12 @@ def locate_tokens(
         _launch(grid, tensors, (block_table.shape[1], page_size, _BLOCK), num_warps=4)
     input_ids, positions, written = located.unbind()
     return input_ids, positions, written
+
+
+def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:
+    """See ``kernels.tokens.enter_pages``; the table is contiguous."""
+    count = len(new_pages)
+    if count:
+        grid = (cdiv(count, _BLOCK), 1, 1)
+        tensors = (new_pages, block_table, count)
+        _launch_enter(grid, tensors, (block_table.shape[1], _BLOCK), num_warps=4)
