@@ -75,9 +75,10 @@ def launch_heads() -> None:
 
 
 def launch_tokens() -> None:
-    from asyncllm.kernels.triton.tokens import locate_tokens
+    from asyncllm.kernels.triton.tokens import enter_pages, locate_tokens
 
     locate_tokens(int32(3, 50), int64(9), int32(9, 256), PAGE_SIZE)
+    enter_pages(int32(50, 3), int32(9, 256))
 
 
 def launch_extend() -> None:
@@ -101,11 +102,13 @@ def launch_decode() -> None:
 
 def launch_decode_hopper() -> None:
     from asyncllm.kernels.triton.decode import decode_attention
+    from asyncllm.kernels.triton.decode_heads import decode_heads
 
+    rows = pages(), pages(), int32(71, 256), int32(70), int32(70)
     q = half(70, SPEC.num_heads, SPEC.head_dim)
     for beside in (False, True):
-        rows = int32(71, 256), int32(70), int32(70)
-        decode_attention(q, pages(), pages(), *rows, SPEC, beside=beside)
+        decode_attention(q, *rows, SPEC, beside=beside)
+    decode_heads(qkv(70), encoding(), int64(70), int64(70), *rows, SPEC)
 
 
 def launch_decode_heads() -> None:

@@ -18,8 +18,8 @@ from tests.kernels.device import DEVICE
 pytest.importorskip("triton")
 
 from asyncllm.kernels.triton.decode import decode_attention
-from asyncllm.kernels.triton.decode_cuts import Cut, arrivals_of, choose_cut
 from asyncllm.kernels.triton.decode_heads import decode_heads
+from asyncllm.kernels.triton.decode_launch import Cut, arrivals_of, choose_cut
 from asyncllm.kernels.triton.norm import rms_norm
 
 #: Triton's interpreter multiplies no bfloat16 matrices.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from asyncllm.kernels.decode import decode_attention_reference
+from asyncllm.kernels.decode import decode_attention_reference, decode_heads_reference
 from tests.kernels.device import DEVICE
 from tests.kernels.test_decode import (
     Cache,
     assert_close,
     check_overlap,
+    last_cells,
     make_cache,
+    make_encoding,
     make_queries,
     make_spec,
 )
@@ -20,13 +23,10 @@ pytest.importorskip("triton")
 
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.kernels.triton import decode
-from asyncllm.kernels.triton.decode_cuts import MAX_PROGRAMS, arrivals_of
-from asyncllm.kernels.triton.decode_hopper import (
-    FEW_PAIRS,
-    choose_pieces,
-    decode_attention,
-    supports,
-)
+from asyncllm.kernels.triton.decode_heads import decode_heads
+from asyncllm.kernels.triton.decode_hopper import FEW_PAIRS, choose_pieces, launch, supports
+from asyncllm.kernels.triton.decode_launch import AS_IT_IS, MAX_PROGRAMS, Rows, arrivals_of
+from asyncllm.kernels.triton.heads import encode_heads
 
 on_hopper = pytest.mark.skipif(
     DEVICE == "cpu" or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
@@ -35,6 +35,18 @@ on_hopper = pytest.mark.skipif(
 LENGTHS = (0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 127, 128, 129, 130, 500, 1000, 1337, 640, 641)
 #: Rows in a single piece, and in several.
 WHOLE, SPLIT = (1, 4096), (8, 128)
+
+
+def attend(
+    q: Tensor,
+    cache: Cache,
+    spec: AttentionSpec,
+    out: Tensor,
+    beside: bool = False,
+    pieces: tuple[int, int] | None = None,
+) -> None:
+    strides = q.stride(0), q.stride(1)
+    launch(q, *strides, AS_IT_IS, Rows(*cache), spec, out, beside, pieces)
 
 
 def check(
@@ -46,10 +58,9 @@ def check(
     cache = make_cache(spec, dtype, page_size, row_lengths=LENGTHS)
     q = make_queries(spec, dtype, len(LENGTHS))
     expected = decode_attention_reference(q, *cache, spec)
-    splits, chunk = cut
     for _ in range(2):  # the second time with what the first left behind
         out = torch.full_like(expected, torch.nan)
-        decode_attention(q, *cache, spec, out=out, splits=splits, chunk=chunk)
+        attend(q, cache, spec, out, pieces=cut)
         assert_close(out, expected)
         assert (out[cache.lengths == 0] == 0).all()
     assert not arrivals_of(cache.keys.device).any()
@@ -93,7 +104,7 @@ def test_beside_another_kernel_padding_is_left_alone() -> None:
     q = make_queries(spec, torch.bfloat16, len(LENGTHS))
     expected = decode_attention_reference(q, *cache, spec)
     out = torch.full_like(expected, 7.0)
-    decode_attention(q, *cache, spec, out=out, beside=True)
+    attend(q, cache, spec, out, beside=True)
     living = cache.lengths > 0
     assert_close(out[living], expected[living])
     assert (out[~living] == 7.0).all()
@@ -113,20 +124,47 @@ def test_takes_what_it_supports() -> None:
     spec = make_spec(32, 8, 128)
     cache = many_rows(spec, torch.bfloat16)
     q = make_queries(spec, torch.bfloat16, len(cache.lengths))
-    assert supports(q, cache.keys, spec)
-    assert not supports(q[: FEW_PAIRS // 8], cache.keys, spec)
-    assert not supports(q.float(), cache.keys.float(), spec)
-    assert not supports(q, cache.keys, make_spec(32, 8, 128, window=99))
-    assert not supports(q, cache.keys, make_spec(32, 8, 128, softcap=9.0))
+    rows = Rows(*cache)
+    assert supports(q, rows, spec)
+    assert not supports(q[: FEW_PAIRS // 8], rows, spec)
+    assert not supports(q.half(), rows, spec)
+    assert not supports(q.float(), rows._replace(keys=cache.keys.float()), spec)
+    assert not supports(q, rows, make_spec(32, 8, 128, window=99))
+    assert not supports(q, rows, make_spec(32, 8, 128, softcap=9.0))
     out = decode.decode_attention(q, *cache, spec, out=torch.full_like(q, torch.nan))
     assert_close(out, decode_attention_reference(q, *cache, spec))
 
 
 @on_hopper
+@pytest.mark.parametrize("kind", ["plain", "half", "whole", "offset"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_encodes_writes_and_attends(dtype: torch.dtype, kind: str) -> None:
+    spec = make_spec(16, 8, 128)
+    cache = many_rows(spec, dtype, new=1)
+    encoding = make_encoding(spec, dtype, kind, int(cache.lengths.max()) + 5)
+    rows, written = len(cache.lengths), last_cells(cache)
+    positions = cache.lengths.long() + 4  # not where the tokens are
+    qkv = torch.randn(rows, 32 * spec.head_dim + 8, device=DEVICE).to(dtype)[:, :-8]
+    expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
+    expected = decode_heads_reference(qkv, encoding, positions, written, *expected_cache, spec)
+    out = torch.full_like(expected, torch.nan)
+    decode_heads(qkv, encoding, positions, written, *cache, spec, out=out)
+    assert_close(out, expected)
+    # The kernel for heads alone rounds where this one does, which the reference does not.
+    encode_heads(qkv.clone(), spec, encoding, positions, *expected_cache[:2], written)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        cache.keys, expected_cache.keys, rtol=eps, atol=4 * eps, equal_nan=True
+    )
+    torch.testing.assert_close(cache.values, expected_cache.values, rtol=0, atol=0, equal_nan=True)
+
+
+@on_hopper
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("more", "longest"), [(70, 1300), (1, 3000)], ids=["whole", "pieces"])
-def test_launches_that_overlap(more: int, longest: int) -> None:
+def test_launches_that_overlap(more: int, longest: int, fused: bool) -> None:
     spec = make_spec(num_heads=16, num_kv_heads=8, head_dim=128)
-    check_overlap(spec, many_rows(spec, torch.bfloat16, 1, more, longest), 10)
+    check_overlap(spec, many_rows(spec, torch.bfloat16, 1, more, longest), 10, fused=fused)
 
 
 @pytest.mark.parametrize("rows", [17, 64, 65, 256, 1000])

@@ -43,15 +43,22 @@ Equal shares of all rows' tokens for each program, found on the device, were slo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
 from asyncllm.kernels.triton import decode_hopper
-from asyncllm.kernels.triton.decode_cuts import Cut, choose_cut, workspace_of
 from asyncllm.kernels.triton.decode_encode import begin_softmax, load_encoding, softmax_of_none
+from asyncllm.kernels.triton.decode_launch import (
+    AS_IT_IS,
+    Cut,
+    Heads,
+    Rows,
+    choose_cut,
+    workspace_of,
+)
 from asyncllm.kernels.triton.decode_pieces import (
     cut_row,
     finish,
@@ -84,40 +91,13 @@ def decode_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if len(q) == 0:
         return out
-    if cut is None and q.is_cuda and decode_hopper.supports(q, keys, spec):
-        at = keys, values, block_table, slots, lengths
-        return decode_hopper.decode_attention(q, *at, spec, out=out, beside=beside)
-    cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
     rows = Rows(keys, values, block_table, slots, lengths)
-    launch(q, q.stride(0), q.stride(1), _AS_IT_IS, rows, spec, out, cut, beside)
+    if cut is None and decode_hopper.supports(q, rows, spec):
+        decode_hopper.launch(q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, beside)
+        return out
+    cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
+    launch(q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, cut, beside)
     return out
-
-
-class Rows(NamedTuple):
-    """Where the keys and values of a launch's rows are; see ``kernels.decode``."""
-
-    keys: Tensor
-    values: Tensor
-    block_table: Tensor
-    slots: Tensor
-    lengths: Tensor
-
-
-class Heads(NamedTuple):
-    """How a launch gets its queries, keys and values.
-
-    Attributes:
-        encodes: q is a projection's output, which is encoded; the newest key and value are written.
-        tensors: q_weight, k_weight, rope, positions and written.
-        constants: ROTARY, EPS and OFFSET.
-    """
-
-    encodes: bool
-    tensors: tuple[Tensor | None, ...]
-    constants: tuple[int, float, bool]
-
-
-_AS_IT_IS = Heads(False, (None,) * 5, (0, 0.0, False))
 
 
 def launch(

@@ -1,4 +1,5 @@
-"""Decode rows from their projection to their attention, in one Triton kernel while they are few.
+"""Decode rows from their projection to their attention, in one kernel: while they are few, and on
+Hopper GPUs, for which ``decode_hopper`` is.
 
 Every program of a row and K/V head encodes the query heads anew. The one with the row's newest
 token also encodes its key, writes key and value to their page, and takes them into its softmax from
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from asyncllm.kernels.heads import split_heads
-from asyncllm.kernels.triton.decode import Heads, Rows, decode_attention, launch
-from asyncllm.kernels.triton.decode_cuts import Cut, choose_cut, fitted
+from asyncllm.kernels.triton import decode_hopper
+from asyncllm.kernels.triton.decode import decode_attention, launch
+from asyncllm.kernels.triton.decode_launch import Cut, Heads, Rows, choose_cut, fitted
 from asyncllm.kernels.triton.heads import encode_heads, encoding_of
 
 if TYPE_CHECKING:
@@ -56,19 +58,22 @@ def decode_heads(
         out = torch.empty(num_rows, size, dtype=qkv.dtype, device=qkv.device)
     if num_rows == 0:
         return out
-    at = keys, values, block_table, slots, lengths
+    rows = Rows(keys, values, block_table, slots, lengths)
+    weights, constants = encoding_of(encoding)
+    heads = Heads(True, (*weights, positions, written), constants)
+    if cut is None and fused is not False and decode_hopper.supports(qkv, rows, spec):
+        decode_hopper.launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out)
+        return out
     if fused is None:
         fused = num_rows * spec.num_kv_heads <= FUSED_PAIRS
     if not fused:
         encode_heads(qkv, spec, encoding, positions, keys, values, written)
         q, _, _ = split_heads(qkv, spec)
-        decode_attention(q, *at, spec, out=out.view(q.shape), cut=cut)
+        decode_attention(q, *rows, spec, out=out.view(q.shape), cut=cut)
         return out
     max_length = block_table.shape[1] * keys.shape[1]
     cut = cut or choose_fused_cut(num_rows, spec, max_length, qkv.itemsize)
-    weights, constants = encoding_of(encoding)
-    heads = Heads(True, (*weights, positions, written), constants)
-    launch(qkv, qkv.stride(0), spec.head_dim, heads, Rows(*at), spec, out, cut)
+    launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out, cut)
     return out
 
 

@@ -32,41 +32,34 @@ Programs that find nothing to do cost next to nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.language import debug_barrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_wait
 
-from asyncllm.kernels.triton.decode_cuts import (
-    MANY_PAIRS,
-    MAX_PROGRAMS,
-    fitting_splits,
-    workspace_of,
-)
+from asyncllm.kernels.triton.decode_hopper_encode import load_heads, load_turns
 from asyncllm.kernels.triton.decode_hopper_parts import (
-    K_FREE,
-    K_FULL,
     STAGES,
     TILE,
-    V_FREE,
-    V_FULL,
-    Heads,
+    Layer,
+    Memory,
     Shared,
     heads_layout,
     piece_of,
     produce,
-    products_layout,
     tiles_of,
 )
-from asyncllm.kernels.triton.decode_pieces import LOG2_E, LOWEST
+from asyncllm.kernels.triton.decode_hopper_steps import attend, begin, finish
+from asyncllm.kernels.triton.decode_launch import (
+    MANY_PAIRS,
+    MAX_PROGRAMS,
+    Heads,
+    Rows,
+    fitting_splits,
+    workspace_of,
+)
 from asyncllm.kernels.triton.launch import Launcher
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
 
@@ -80,51 +73,54 @@ MAX_GROUP = 16
 FEW_PAIRS = 128
 
 
-def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
-    """Whether this is what the kernel is written for, and so many rows that it is faster."""
+def supports(q: Tensor, rows: Rows, spec: AttentionSpec) -> bool:
+    """Whether this is what the kernel is written for, and so many rows that it is faster.
+
+    Args:
+        q: of ``launch``.
+    """
     return (
         len(q) * spec.num_kv_heads > FEW_PAIRS
-        and can_copy(keys, spec, TILE.value)
-        and q.dtype == keys.dtype
+        and can_copy(rows.keys, spec, TILE.value)
+        and q.dtype == rows.keys.dtype
         and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
         and spec.window is None
         and spec.softcap is None
     )
 
 
-def decode_attention(
+def launch(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
+    row_stride: int,
+    head_stride: int,
+    heads: Heads,
+    rows: Rows,
     spec: AttentionSpec,
-    *,
     out: Tensor,
     beside: bool = False,
-    splits: int | None = None,
-    chunk: int | None = None,
-) -> Tensor:
-    """See ``kernels.decode.decode_attention``; for what ``supports`` approves of.
+    pieces: tuple[int, int] | None = None,
+) -> None:
+    """As ``decode.launch``; for what ``supports`` approves of.
 
     Args:
-        splits, chunk: as in ``Cut``, ``chunk`` a multiple of TILE; by default as is best.
+        pieces: ``splits`` and ``chunk`` of a ``Cut``, ``chunk`` a multiple of TILE; by default as
+            is best.
     """
-    group = spec.num_heads // spec.num_kv_heads
-    page_size = keys.shape[1]
-    if splits is None or chunk is None:
-        splits, chunk = choose_pieces(len(q), spec, block_table.shape[1] * page_size)
+    keys, values, block_table, slots, lengths = rows
+    group, page_size = spec.num_heads // spec.num_kv_heads, keys.shape[1]
+    splits, chunk = pieces or choose_pieces(len(q), spec, block_table.shape[1] * page_size)
     boxes = describe(keys, TILE.value), describe(values, TILE.value)
     args = (
-        *(q, q.stride(0), q.stride(1), keys, values, *boxes, block_table, slots, lengths),
-        *(out, *workspace_of(q.device, len(q), spec, splits)),
+        *(q, row_stride, head_stride, *heads.tensors, keys, values, *boxes),
+        *(block_table, slots, lengths, out, *workspace_of(q.device, len(q), spec, splits)),
         *(block_table.stride(0), splits, chunk),
     )
     columns = 8 if group <= 8 else MAX_GROUP
-    constants = (spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns, beside)
+    constants = (
+        *(spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns),
+        *(heads.encodes, *heads.constants, beside),
+    )
     _launch((spec.num_kv_heads, splits, len(q) + beside), args, constants, num_warps=4)
-    return out
 
 
 def choose_pieces(rows: int, spec: AttentionSpec, max_length: int) -> tuple[int, int]:
@@ -137,30 +133,20 @@ def choose_pieces(rows: int, spec: AttentionSpec, max_length: int) -> tuple[int,
     return fitting_splits(splits, chunk, max_length), chunk
 
 
-class Memory(NamedTuple):
-    """Global memory; see ``kernels.decode`` and ``Workspace``."""
-
-    q: Any
-    q_row_stride: Any
-    q_head_stride: Any
-    k: Any
-    v: Any
-    out: Any
-    partial: Any
-    stats: Any
-    arrivals: Any
-    splits: Any
-
-
 # What there is of each row is often a slice of an upload, which starts anywhere.
 @gluon.jit(
     do_not_specialize=["table_stride", "splits", "chunk"],
-    do_not_specialize_on_alignment=["slots", "lengths"],
+    do_not_specialize_on_alignment=["positions", "written", "slots", "lengths"],
 )
 def _decode_hopper(
     q,
     q_row_stride,
     q_head_stride,
+    q_weight,
+    k_weight,
+    rope,
+    positions,
+    written,
     keys,
     values,
     key_boxes,
@@ -181,10 +167,16 @@ def _decode_hopper(
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     COLUMNS: gl.constexpr,
+    ENCODES: gl.constexpr,
+    ROTARY: gl.constexpr,
+    EPS: gl.constexpr,
+    OFFSET: gl.constexpr,
     BESIDE: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    heads: gl.constexpr = Heads(SCALE, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, COLUMNS)
+    layer: gl.constexpr = Layer(
+        SCALE, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, COLUMNS, ROTARY, EPS, OFFSET
+    )
     if BESIDE and gl.program_id(2) == gl.num_programs(2) - 1:
         # One row too many: it keeps whoever waits for this kernel waiting for the one beside, too.
         gdc_wait()
@@ -193,8 +185,18 @@ def _decode_hopper(
     # Of padding there is a result as well, unless it is somebody else's.
     if not exists or (BESIDE and not is_row):
         return
+    # Up to the wait, nothing is read that the kernels before this write.
+    position = 0
+    if ENCODES:
+        position = gl.load(positions + piece.row).to(gl.int64)
+        place = gl.load(written + piece.row).to(gl.int64)
+    else:
+        newest = gl.maximum(piece.newest, 0)
+        page = gl.load(piece.table + newest // PAGE_SIZE)
+        place = page.to(gl.int64) * PAGE_SIZE + newest % PAGE_SIZE
     memory = Memory(
-        q, q_row_stride, q_head_stride, keys, values, out, partial, stats, arrivals, splits
+        *(q, q_row_stride, q_head_stride, q_weight, k_weight, rope, position, place),
+        *(keys, values, out, partial, stats, arrivals, splits),
     )
     dtype: gl.constexpr = q.dtype.element_ty
     shared = Shared(
@@ -209,8 +211,8 @@ def _decode_hopper(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (memory, piece, shared, heads, BESIDE)),
-            (produce, (key_boxes, value_boxes, piece, shared, heads)),
+            (_consume, (memory, piece, shared, layer, ENCODES, BESIDE)),
+            (produce, (key_boxes, value_boxes, piece, shared, layer)),
         ],
         [1],
         [40],
@@ -222,165 +224,24 @@ _launch = Launcher(_decode_hopper, max_registers=128)
 
 
 @gluon.jit
-def _consume(memory, piece, shared, heads: gl.constexpr, BESIDE: gl.constexpr):
+def _consume(
+    memory, piece, shared, layer: gl.constexpr, ENCODES: gl.constexpr, BESIDE: gl.constexpr
+):
     """Attend to a piece, and write what comes out."""
-    LAYOUT: gl.constexpr = heads_layout(heads.head_dim)
-    # Up to here nothing was read that the kernels before this write.
+    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
+    turns = None
+    if ENCODES and layer.rotary > 0:
+        turns = load_turns(memory.rope, memory.position, layer)
     if not BESIDE:
         gdc_wait()
-    sums, totals, peak = _begin(memory, piece, shared, heads)
+    queries, key, value = load_heads(memory, piece, turns, layer, ENCODES)
+    sums, totals, peak = begin(queries, key, value, piece, shared, layer)
     for number in range(tiles_of(piece)):
-        sums, totals, peak = _attend(sums, totals, peak, shared, piece, number, heads)
+        sums, totals, peak = attend(sums, totals, peak, shared, piece, number, layer)
     sums = gl.convert_layout(gl.permute(sums, (1, 0)), LAYOUT)
     total = gl.convert_layout(gl.sum(totals, 0), gl.SliceLayout(1, LAYOUT))
     peak = gl.convert_layout(peak, gl.SliceLayout(1, LAYOUT))
-    _finish(sums, total, peak, memory, piece, heads)
+    finish(sums, total, peak, memory, piece, layer)
 
 
-@gluon.jit
-def _begin(memory, piece, shared, heads: gl.constexpr):
-    """Copy the queries to shared memory, and take the newest token, if it goes with this piece.
-
-    The kernels before this have written it, so it is in none of the tiles, which may come sooner.
-
-    Returns:
-        sums [head_dim, columns], totals [TILE, columns] and peak [columns] of the softmax; what
-        there is of the total at each place of a tile, so that threads keep it to themselves.
-    """
-    LAYOUT: gl.constexpr = heads_layout(heads.head_dim)
-    PRODUCTS: gl.constexpr = products_layout(heads.columns)
-    COLUMN: gl.constexpr = gl.SliceLayout(0, PRODUCTS)
-    head = gl.arange(0, heads.columns, layout=gl.SliceLayout(1, LAYOUT))
-    dim = gl.arange(0, heads.head_dim, layout=gl.SliceLayout(0, LAYOUT))
-    at = memory.q + piece.row * memory.q_row_stride
-    at += (piece.kv_head * heads.group + head)[:, None] * memory.q_head_stride + dim[None, :]
-    queries = gl.load(at, mask=(head < heads.group)[:, None] & (dim >= 0)[None, :], other=0.0)
-    shared.q.store(queries)
-
-    exists = piece.newest >= 0
-    newest = gl.maximum(piece.newest, 0)
-    page = gl.load(piece.table + newest // heads.page_size)
-    cell = page.to(gl.int64) * heads.page_size + newest % heads.page_size
-    cell = (cell * heads.kv_heads + piece.kv_head) * heads.head_dim
-    key = gl.load(memory.k + cell + dim, mask=(dim >= 0) & exists, other=0.0)
-    scores = gl.sum(queries.to(gl.float32) * key.to(gl.float32)[None, :], 1)
-    scores = gl.convert_layout(scores, COLUMN) * (heads.scale * LOG2_E)
-    lowest = gl.full([heads.columns], LOWEST, gl.float32, layout=COLUMN)
-    peak = gl.where(exists, scores, lowest)
-    dim = gl.arange(0, heads.head_dim, layout=gl.SliceLayout(1, PRODUCTS))
-    value = gl.load(memory.v + cell + dim, mask=(dim >= 0) & exists, other=0.0)
-    sums = gl.zeros([heads.head_dim, heads.columns], gl.float32, layout=PRODUCTS)
-    sums += value.to(gl.float32)[:, None]
-    place = gl.arange(0, TILE, layout=gl.SliceLayout(1, PRODUCTS))
-    none = gl.zeros([TILE, heads.columns], gl.float32, layout=PRODUCTS)
-    totals = gl.where(((place == 0) & exists)[:, None], none + 1.0, none)
-    fence_async_shared()
-    debug_barrier()  # all threads have stored their queries
-    return sums, totals, peak
-
-
-@gluon.jit
-def _attend(sums, totals, peak, shared, piece, number, heads: gl.constexpr):
-    """Take a tile, the one of this number, into the softmax."""
-    PRODUCTS: gl.constexpr = products_layout(heads.columns)
-    stage = number % STAGES
-    parity = (number // STAGES) & 1
-    none = gl.zeros([TILE, heads.columns], gl.float32, layout=PRODUCTS)
-    mbarrier.wait(shared.barriers.index(K_FULL + stage), parity)
-    q = shared.q.permute((1, 0))
-    scores = warpgroup_mma(shared.k.index(stage), q, none, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(0, deps=(scores,))
-    mbarrier.arrive(shared.barriers.index(K_FREE + stage), count=1)
-    scores *= heads.scale * LOG2_E
-    count = piece.end - piece.begin - number * TILE
-    if count < TILE:
-        place = gl.arange(0, TILE, layout=gl.SliceLayout(1, PRODUCTS))
-        scores = gl.where((place < count)[:, None], scores, float("-inf"))
-    new_peak = gl.maximum(peak, gl.max(scores, 0))
-    weights = gl.exp2(scores - new_peak[None, :])
-    fade = gl.exp2(peak - new_peak)
-    totals = totals * fade[None, :] + weights
-    p = shared.p.permute((1, 0))
-    p.store(weights.to(shared.p.dtype))
-    mbarrier.wait(shared.barriers.index(V_FULL + stage), parity)
-    if count < TILE:
-        _clear(shared.v.index(stage), count, heads)
-    fence_async_shared()
-    debug_barrier()  # all threads have stored their weights
-    v = shared.v.index(stage).permute((1, 0))
-    sums = warpgroup_mma(v, p, sums * fade[None, :], is_async=True)
-    sums = warpgroup_mma_wait(0, deps=(sums,))
-    mbarrier.arrive(shared.barriers.index(V_FREE + stage), count=1)
-    return sums, totals, new_peak
-
-
-@gluon.jit
-def _clear(values, count, heads: gl.constexpr):
-    """Keep so many of a tile: where nothing was written may be NaN, and 0 * NaN is NaN."""
-    LAYOUT: gl.constexpr = heads_layout(heads.head_dim)
-    token = gl.arange(0, TILE, layout=gl.SliceLayout(1, LAYOUT))
-    v = values.load(LAYOUT)
-    values.store(gl.where((token < count)[:, None], v, gl.zeros_like(v)))
-
-
-@gluon.jit
-def _finish(sums, total, peak, memory, piece, heads: gl.constexpr):
-    """Write the result of a row's only piece, or add it up if this is the last piece to arrive."""
-    LAYOUT: gl.constexpr = heads_layout(heads.head_dim)
-    SIZE: gl.constexpr = heads.group * heads.head_dim
-    head = gl.arange(0, heads.columns, layout=gl.SliceLayout(1, LAYOUT))
-    dim = gl.arange(0, heads.head_dim, layout=gl.SliceLayout(0, LAYOUT))
-    at = head[:, None] * heads.head_dim + dim[None, :]
-    exists = head < heads.group
-    inside = exists[:, None] & (dim >= 0)[None, :]
-    pair = piece.row * heads.kv_heads + piece.kv_head
-    out = memory.out + pair * SIZE + at
-    if piece.pieces > 1:
-        first = pair * memory.splits
-        partial = memory.partial + first * SIZE + at
-        stats = memory.stats + first * (2 * heads.group) + head
-        stat = stats + piece.number * (2 * heads.group)
-        gl.store(partial + piece.number * SIZE, sums, mask=inside)
-        gl.store(stat, peak, mask=exists)
-        gl.store(stat + heads.group, total, mask=exists)
-        debug_barrier()  # all threads have stored before one of them announces it
-        arrived = gl.atomic_add(memory.arrivals + pair, 1, sem="acq_rel") + 1
-        if arrived == piece.pieces:
-            gl.store(memory.arrivals + pair, 0)
-            sums, total = _add_up(partial, stats, piece.pieces, inside, exists, heads)
-            _store(out, sums, total, inside)
-    else:
-        _store(out, sums, total, inside)
-
-
-@gluon.jit
-def _add_up(partial, stats, pieces, inside, exists, heads: gl.constexpr):
-    """Sums and total of all pieces of a row, taken in their order."""
-    LAYOUT: gl.constexpr = heads_layout(heads.head_dim)
-    LANE: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    sums = gl.zeros([heads.columns, heads.head_dim], gl.float32, layout=LAYOUT)
-    total = gl.zeros([heads.columns], gl.float32, layout=LANE)
-    peak = gl.full([heads.columns], LOWEST, gl.float32, layout=LANE)
-    for number in range(pieces):
-        stat = stats + number * (2 * heads.group)
-        at = partial + number * (heads.group * heads.head_dim)
-        its_peak = gl.load(stat, mask=exists, other=LOWEST, cache_modifier=".cg")
-        its_total = gl.load(stat + heads.group, mask=exists, other=0.0, cache_modifier=".cg")
-        part = gl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-        new_peak = gl.maximum(peak, its_peak)
-        fade = gl.exp2(peak - new_peak)
-        gain = gl.exp2(its_peak - new_peak)
-        total = total * fade + its_total * gain
-        sums = sums * fade[:, None] + part * gain[:, None]
-        peak = new_peak
-    return sums, total
-
-
-@gluon.jit
-def _store(out, sums, total, inside):
-    # The total of padding is 0.
-    total = gl.maximum(total, 1e-30)
-    gl.store(out, (sums / total[:, None]).to(out.dtype.element_ty), mask=inside)
-
-
-__all__ = ["decode_attention", "supports"]
+__all__ = ["choose_pieces", "launch", "supports"]

@@ -20,12 +20,13 @@ STAGES = gl.constexpr(3)
 K_FULL, V_FULL, K_FREE, V_FREE = (gl.constexpr(i * STAGES.value) for i in range(4))
 
 
-class Heads(NamedTuple):
-    """Constants of a layer.
+class Layer(NamedTuple):
+    """Constants.
 
     Attributes:
         group: query heads of a K/V head.
         columns: of a product; those, and padding.
+        rotary, eps, offset: of the encoding, if heads are still to be encoded.
     """
 
     scale: Any
@@ -34,6 +35,9 @@ class Heads(NamedTuple):
     group: Any
     head_dim: Any
     columns: Any
+    rotary: Any
+    eps: Any
+    offset: Any
 
 
 class Shared(NamedTuple):
@@ -69,6 +73,32 @@ class Piece(NamedTuple):
     end: Any
     table: Any
     newest: Any
+
+
+class Memory(NamedTuple):
+    """Global memory; see ``kernels.decode`` and ``Workspace``.
+
+    Attributes:
+        q: queries; or, if they are still to be encoded, all heads.
+        position, place: of the newest token: to encode it with, and where it goes in the flattened
+            pages.
+    """
+
+    q: Any
+    q_row_stride: Any
+    q_head_stride: Any
+    q_weight: Any
+    k_weight: Any
+    rope: Any
+    position: Any
+    place: Any
+    k: Any
+    v: Any
+    out: Any
+    partial: Any
+    stats: Any
+    arrivals: Any
+    splits: Any
 
 
 @gluon.constexpr_function
@@ -112,13 +142,13 @@ def tiles_of(piece):
 
 
 @gluon.jit
-def produce(keys, values, piece, shared, heads: gl.constexpr):
+def produce(keys, values, piece, shared, layer: gl.constexpr):
     """Have tile after tile copied, as stages become free."""
     COPIED: gl.constexpr = keys.block_type.shape[0]
-    column = piece.kv_head * heads.head_dim
+    column = piece.kv_head * layer.head_dim
     for number in range(tiles_of(piece)):
         start = piece.begin + number * TILE
-        cells = find_cells(piece.table, start, piece.end, TILE, COPIED, heads.page_size)
+        cells = find_cells(piece.table, start, piece.end, TILE, COPIED, layer.page_size)
         stage = number % STAGES
         parity = (number // STAGES + 1) & 1
         mbarrier.wait(shared.barriers.index(K_FREE + stage), parity)

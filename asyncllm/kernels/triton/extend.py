@@ -62,7 +62,7 @@ def extend_attention(
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // spec.num_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    if blocks is None and q.is_cuda and extend_hopper.supports(q, keys, spec):
+    if blocks is None and extend_hopper.supports(q, keys, spec):
         return extend_hopper.extend_attention(q, keys, values, block_table, rows, spec, out=out)
     blocks = choose_blocks(q) if blocks is None else blocks
     queries = max(blocks.queries, next_power_of_2(group))

@@ -25,7 +25,8 @@ def can_copy(keys: Tensor, spec: AttentionSpec, block: int) -> bool:
     """Whether this GPU can copy ``block`` tokens at a time of pages such as these."""
     page_size = keys.shape[1]
     return (
-        torch.cuda.get_device_capability(keys.device) == (9, 0)
+        keys.is_cuda
+        and torch.cuda.get_device_capability(keys.device) == (9, 0)
         and keys.dtype in (torch.bfloat16, torch.float16)
         and spec.head_dim in HEAD_DIMS
         and page_size % 16 == 0

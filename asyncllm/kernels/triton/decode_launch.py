@@ -1,4 +1,4 @@
-"""How a launch of decode attention is cut, and the memory in which its pieces are added up."""
+"""What launches of decode attention share: rows, heads, how they are cut, and a workspace."""
 
 from __future__ import annotations
 
@@ -22,6 +22,33 @@ MANY_PAIRS = 512
 MAX_PROGRAMS = 8192
 #: K of a tile; its V takes as much again.
 MAX_TILE_BYTES = 32 << 10
+
+
+class Rows(NamedTuple):
+    """Where the keys and values of a launch's rows are; see ``kernels.decode``."""
+
+    keys: Tensor
+    values: Tensor
+    block_table: Tensor
+    slots: Tensor
+    lengths: Tensor
+
+
+class Heads(NamedTuple):
+    """How a launch gets its queries, keys and values.
+
+    Attributes:
+        encodes: q is a projection's output, which is encoded; the newest key and value are written.
+        tensors: q_weight, k_weight, rope, positions and written.
+        constants: ROTARY, EPS and OFFSET.
+    """
+
+    encodes: bool
+    tensors: tuple[Tensor | None, ...]
+    constants: tuple[int, float, bool]
+
+
+AS_IT_IS = Heads(False, (None,) * 5, (0, 0.0, False))
 
 
 class Cut(NamedTuple):
@@ -104,9 +131,12 @@ def arrivals_of(device: torch.device) -> Tensor:
 
 
 __all__ = [
+    "AS_IT_IS",
     "MANY_PAIRS",
     "MAX_PROGRAMS",
     "Cut",
+    "Heads",
+    "Rows",
     "Workspace",
     "arrivals_of",
     "choose_cut",
