@@ -60,7 +60,7 @@ from asyncllm.kernels.triton.decode_launch import (
     fitting_splits,
     workspace_of,
 )
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
 MAX_GROUP = 16
 #: Rows times K/V heads that ``decode`` is as fast for.
 FEW_PAIRS = 128
+#: Of rows of 16 bytes, one after the other.
+PLAIN = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=1, order=[1, 0])
 
 
 def supports(q: Tensor, rows: Rows, spec: AttentionSpec) -> bool:
@@ -115,9 +117,9 @@ def launch(
         *(block_table, slots, lengths, out, *workspace_of(q.device, len(q), spec, splits)),
         *(block_table.stride(0), splits, chunk),
     )
-    columns = 8 if group <= 8 else MAX_GROUP
+    columns, lanes = (max(next_power_of_2(n), 8) for n in (group, group + 2))
     constants = (
-        *(spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns),
+        *(spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns, lanes),
         *(heads.encodes, *heads.constants, beside),
     )
     _launch((spec.num_kv_heads, splits, len(q) + beside), args, constants, num_warps=4)
@@ -167,6 +169,7 @@ def _decode_hopper(
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     COLUMNS: gl.constexpr,
+    LANES: gl.constexpr,
     ENCODES: gl.constexpr,
     ROTARY: gl.constexpr,
     EPS: gl.constexpr,
@@ -175,7 +178,7 @@ def _decode_hopper(
     PDL: gl.constexpr,
 ):
     layer: gl.constexpr = Layer(
-        SCALE, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, COLUMNS, ROTARY, EPS, OFFSET
+        SCALE, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, COLUMNS, LANES, ROTARY, EPS, OFFSET
     )
     if BESIDE and gl.program_id(2) == gl.num_programs(2) - 1:
         # One row too many: it keeps whoever waits for this kernel waiting for the one beside, too.
@@ -200,6 +203,7 @@ def _decode_hopper(
     )
     dtype: gl.constexpr = q.dtype.element_ty
     shared = Shared(
+        gl.allocate_shared_memory(dtype, [LANES, HEAD_DIM], PLAIN),
         gl.allocate_shared_memory(dtype, [COLUMNS, HEAD_DIM], SHARED),
         gl.allocate_shared_memory(dtype, [COLUMNS, TILE], SHARED),
         gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], SHARED),
@@ -234,8 +238,8 @@ def _consume(
         turns = load_turns(memory.rope, memory.position, layer)
     if not BESIDE:
         gdc_wait()
-    queries, key, value = load_heads(memory, piece, turns, layer, ENCODES)
-    sums, totals, peak = begin(queries, key, value, piece, shared, layer)
+    heads = load_heads(memory, piece, turns, layer, ENCODES)
+    sums, totals, peak = begin(heads, piece, shared, layer)
     for number in range(tiles_of(piece)):
         sums, totals, peak = attend(sums, totals, peak, shared, piece, number, layer)
     sums = gl.convert_layout(gl.permute(sums, (1, 0)), LAYOUT)

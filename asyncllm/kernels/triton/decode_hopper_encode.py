@@ -35,77 +35,77 @@ def load_turns(rope, position, layer: gl.constexpr):
 
 
 @gluon.jit
-def _encode(heads, exists, weight, turns, layer: gl.constexpr):
-    """Load heads, normalise and rotate them; [heads, head_dim].
+def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr):
+    """Queries of a group and, after them, key and value of the newest token; [lanes, head_dim].
+
+    Key and value are 0 if the newest token does not go with this piece. If heads are still to be
+    encoded, both are also written to their page.
+    """
+    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
+    lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
+    dim = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, LAYOUT))
+    is_query = lane < layer.group
+    is_key = lane == layer.group
+    is_new = (lane >= layer.group) & (lane < layer.group + 2) & (piece.newest >= 0)
+    exists = is_query | is_new
+    row = memory.q + piece.row * memory.q_row_stride
+    cell = (memory.place * layer.kv_heads + piece.kv_head) * layer.head_dim
+    page = gl.where(is_key, memory.k + cell, memory.v + cell)
+    query = piece.kv_head * layer.group + lane
+    if ENCODES:
+        # Of a row of all queries, all keys and all values.
+        number = gl.where(is_query, query, lane * layer.kv_heads + piece.kv_head)
+        heads = _encode(row + number * memory.q_head_stride, exists, memory, turns, layer)
+        mask = (is_new & (memory.place >= 0))[:, None] & (dim >= 0)[None, :]
+        gl.store(page[:, None] + dim[None, :], heads, mask=mask)
+    else:
+        at = gl.where(is_query, row + query * memory.q_head_stride, page)
+        mask = exists[:, None] & (dim >= 0)[None, :]
+        heads = gl.load(at[:, None] + dim[None, :], mask=mask, other=0.0)
+    return heads
+
+
+@gluon.jit
+def _encode(heads, exists, memory, turns, layer: gl.constexpr):
+    """Load heads of a group, and normalise and rotate all but the value; [lanes, head_dim].
 
     Each element meets its partner by a second load, not by an exchange between threads.
 
     Args:
-        heads: addresses, [heads].
+        heads: addresses, [lanes].
         exists: which there are.
-        weight: of the norm, or None.
         turns: what ``load_turns`` returned, or None.
     """
+    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
+    lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
     dim, partner = _dims(layer)
     mask = exists[:, None] & (dim >= 0)[None, :]
-    x = gl.load(heads[:, None] + dim[None, :], mask=mask, other=0.0)
-    dtype: gl.constexpr = x.dtype
+    plain = gl.load(heads[:, None] + dim[None, :], mask=mask, other=0.0)
+    dtype: gl.constexpr = plain.dtype
+    x = plain.to(gl.float32)
     y = x
     if turns is not None:
-        y = gl.load(heads[:, None] + partner[None, :], mask=mask, other=0.0)
-    x = x.to(gl.float32)
-    y = y.to(gl.float32)
-    if weight is not None:
+        y = gl.load(heads[:, None] + partner[None, :], mask=mask, other=0.0).to(gl.float32)
+    if memory.q_weight is not None:
+        weight = gl.where(lane < layer.group, memory.q_weight, memory.k_weight)[:, None]
         scale = gl.rsqrt(gl.sum(x * x, 1) / layer.head_dim + layer.eps)[:, None]
-        x = _scaled(x * scale, gl.load(weight + dim), dtype, layer)
+        x = _scaled(x * scale, gl.load(weight + dim[None, :]), dtype, layer)
         if turns is not None:
-            y = _scaled(y * scale, gl.load(weight + partner), dtype, layer)
+            y = _scaled(y * scale, gl.load(weight + partner[None, :]), dtype, layer)
     if turns is not None:
         cos, sin = turns
         x = x * cos[None, :] + y * sin[None, :]
-    return x.to(dtype)
+    return gl.where((lane <= layer.group)[:, None], x.to(dtype), plain)
 
 
 @gluon.jit
 def _scaled(x, weight, dtype: gl.constexpr, layer: gl.constexpr):
     """Normalised x times the norm's weights, rounded as ``encode_heads`` does; float32."""
-    weight = weight.to(gl.float32)[None, :]
+    weight = weight.to(gl.float32)
     if layer.offset:
         return x * (weight + 1.0)
     else:
         return x.to(dtype).to(gl.float32) * weight
-
-
-@gluon.jit
-def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr):
-    """Queries of a group [columns, head_dim], and of the newest token key, in every column, and
-    value [head_dim]; both 0 if it does not go with this piece.
-
-    If heads are still to be encoded, key and value are also written to their page.
-    """
-    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
-    lane = gl.arange(0, layer.columns, layout=gl.SliceLayout(1, LAYOUT))
-    dim = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, LAYOUT))
-    exists = (lane >= 0) & (piece.newest >= 0)
-    row = memory.q + piece.row * memory.q_row_stride
-    heads = row + (piece.kv_head * layer.group + lane) * memory.q_head_stride
-    cell = (memory.place * layer.kv_heads + piece.kv_head) * layer.head_dim
-    if ENCODES:
-        queries = _encode(heads, lane < layer.group, memory.q_weight, turns, layer)
-        number = layer.kv_heads * layer.group + piece.kv_head + lane * 0
-        key_head = row + number * memory.q_head_stride
-        value_head = key_head + layer.kv_heads * memory.q_head_stride
-        key = _encode(key_head, exists, memory.k_weight, turns, layer)
-        value = _encode(value_head, exists, None, None, layer)
-        mask = ((lane == 0) & exists & (memory.place >= 0))[:, None] & (dim >= 0)[None, :]
-        at = cell + (lane * 0)[:, None] + dim[None, :]
-        gl.store(memory.k + at, key, mask=mask)
-        gl.store(memory.v + at, value, mask=mask)
-    else:
-        queries = _encode(heads, lane < layer.group, None, None, layer)
-        key = _encode(memory.k + cell + lane * 0, exists, None, None, layer)
-        value = _encode(memory.v + cell + lane * 0, exists, None, None, layer)
-    return queries, key, value
 
 
 __all__ = ["load_heads", "load_turns"]

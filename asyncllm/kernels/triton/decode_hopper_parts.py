@@ -26,6 +26,7 @@ class Layer(NamedTuple):
     Attributes:
         group: query heads of a K/V head.
         columns: of a product; those, and padding.
+        lanes: heads loaded at a time; those, a key and a value, and padding.
         rotary, eps, offset: of the encoding, if heads are still to be encoded.
     """
 
@@ -35,6 +36,7 @@ class Layer(NamedTuple):
     group: Any
     head_dim: Any
     columns: Any
+    lanes: Any
     rotary: Any
     eps: Any
     offset: Any
@@ -44,11 +46,13 @@ class Shared(NamedTuple):
     """Shared memory.
 
     Attributes:
+        heads: [lanes, head_dim]; queries, key and value as they were loaded.
         q: [columns, head_dim].
         p: [columns, TILE]; weights of a tile.
         k, v: [STAGES, TILE, head_dim].
     """
 
+    heads: Any
     q: Any
     p: Any
     k: Any
@@ -109,7 +113,7 @@ def products_layout(columns):
 
 @gluon.constexpr_function
 def heads_layout(head_dim):
-    """Of [columns, head_dim] or [TILE, head_dim]: 16 bytes of each thread."""
+    """Of [lanes, head_dim] or [TILE, head_dim]: 16 bytes of each thread."""
     lanes = head_dim // 8
     return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 

@@ -28,25 +28,35 @@ from asyncllm.kernels.triton.decode_pieces import LOG2_E, LOWEST
 
 
 @gluon.jit
-def begin(queries, key, value, piece, shared, layer: gl.constexpr):
+def begin(heads, piece, shared, layer: gl.constexpr):
     """Copy the queries to shared memory, and take the newest token, if it goes with this piece.
 
     The kernels before this, or this one, write it: so it is in none of the tiles, which may come
     sooner.
 
+    Args:
+        heads: what ``load_heads`` returned.
+
     Returns:
         sums [head_dim, columns], totals [TILE, columns] and peak [columns] of the softmax; what
         there is of the total at each place of a tile, so that threads keep it to themselves.
     """
+    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     PRODUCTS: gl.constexpr = products_layout(layer.columns)
     COLUMN: gl.constexpr = gl.SliceLayout(0, PRODUCTS)
+    shared.heads.store(heads)
+    queries = shared.heads.slice(0, layer.columns).load(LAYOUT)
+    key = shared.heads.slice(layer.group, 1).load(LAYOUT)
+    value = shared.heads.slice(layer.group + 1, 1).permute((1, 0)).load(PRODUCTS)
+    # What is behind the queries are columns as well, whose results nobody wants.
     shared.q.store(queries)
     exists = piece.newest >= 0
     scores = gl.sum(queries.to(gl.float32) * key.to(gl.float32), 1)
     scores = gl.convert_layout(scores, COLUMN) * (layer.scale * LOG2_E)
     lowest = gl.full([layer.columns], LOWEST, gl.float32, layout=COLUMN)
     peak = gl.where(exists, scores, lowest)
-    sums = gl.convert_layout(gl.permute(value.to(gl.float32), (1, 0)), PRODUCTS)
+    sums = gl.zeros([layer.head_dim, layer.columns], gl.float32, layout=PRODUCTS)
+    sums += value.to(gl.float32)
     place = gl.arange(0, TILE, layout=gl.SliceLayout(1, PRODUCTS))
     none = gl.zeros([TILE, layer.columns], gl.float32, layout=PRODUCTS)
     totals = gl.where(((place == 0) & exists)[:, None], none + 1.0, none)
