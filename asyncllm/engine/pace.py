@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -15,8 +16,9 @@ from asyncllm.engine.waiting import WaitingQueue
 #: A step has so many prompt tokens or none, and as many as take so many seconds: attending to a
 #: chunk, however small, takes 20 us a layer on an H200.
 CHUNK, CHUNK_SECONDS = 512, 10e-3
-#: So many steps may pass between two such, at most: those who come meanwhile wait for the next.
-MAX_PAUSE = 16
+#: So many steps pass until it is asked again whether prompts are to begin, and so many at most
+#: until one does: those who come meanwhile wait for it.
+PAUSE, MAX_PAUSE = 4, 64
 
 
 class Pace(Protocol):
@@ -46,30 +48,22 @@ class AtOnce:
 
 
 class Evenly:
-    """No faster than it takes to end a batch as soon as it can end.
+    """In as few rows as end a batch as soon as it can end.
 
-    A batch takes as many steps as its longest output has tokens. Prompts first would leave only
-    decode rows to most of them, ever fewer; yet up to some hundred tokens a step takes what reading
-    the weights takes. So prompts with shorter outputs, whose lengths are known, are kept to fill
-    steps: each step gets its share of all tokens, prompt and output, that are left. But no prompt
-    comes too late for its output to end with the longest one (earliest deadline first; the demand
+    A batch takes as many steps as its longest output has tokens. Prompts at once would make all of
+    them rows first, and leave few to most steps; yet another row costs the more, the more there
+    are. So prompts whose lengths are known wait while the rows that there are will do: if the
+    longest of them begins whenever a row ends, nothing ends too late (list scheduling, longest
+    first; Graham, SIAM Journal on Applied Mathematics 17, 1969). If not, prompts are taken, and
+    none too late for its output to end with the longest one (earliest deadline first; the demand
     bound of Baruah, Rosier and Howell, Real-Time Systems 2, 1990).
-
-    Qwen3 on an H200, 256 prompts and outputs of 100 to 1,024 tokens, output tokens per second:
-
-    |      | prompts at once | every step | 512 tokens at a time | 1,024  |
-    |------|-----------------|------------|----------------------|--------|
-    | 8B   | 10,072 - 10,129 | 10,415     | **10,431**           |        |
-    | 0.6B | 27,549 - 27,725 | 24,638     | 27,365               | 27,666 |
-
-    Predicted were 8 % more for 8B. It is power that both ways run out of: a step with few rows
-    draws less, and so runs at higher clocks. With 0.6B, steps are attention for the most part.
     """
 
     def __init__(self, forecast: Forecast, times: StepTimeModel):
         self._forecast = forecast
         self._times = times
-        self._next = 0  # the step that is to have prompt tokens again
+        self._next = 0  # the step that may have prompt tokens again
+        self._latest = 0  # the one that has some in any case
 
     def prompt_tokens(
         self, step: int, num_decodes: int, waiting: WaitingQueue, batch: RunningBatch
@@ -79,24 +73,17 @@ class Evenly:
             return 0
         if len(waiting) > batch.num_free or not (waiting or batch.prefilling):
             return math.inf
-        rate = self._rate(num_decodes, waiting, batch)
-        per_token = self._times.cost.per_token
-        chunk = max(CHUNK, CHUNK_SECONDS / per_token) if per_token else CHUNK
-        pause = min(math.ceil(chunk / rate), MAX_PAUSE)
-        self._next = step + pause
-        return max(math.ceil(rate * pause), chunk)
-
-    def _rate(self, num_decodes: int, waiting: WaitingQueue, batch: RunningBatch) -> float:
-        """Prompt tokens a step; at least one."""
         prompts = [self._work(seq, len(seq.tokens)) for seq in waiting]
         prompts += [self._work(seq, batch.remaining(seq)[1]) for seq in batch.prefilling.values()]
-        decodes = [self._work(seq, 0) for seq in batch.decoding]
-        steps = max(1, *(work.output for work in prompts + decodes))
-        due = sorted((steps - work.output if work.certain else 0, work.prompt) for work in prompts)
-        sums = accumulate(tokens for _, tokens in due)
-        needed = max(tokens / (slack + 1) for tokens, (slack, _) in zip(sums, due, strict=True))
-        share = sum(work.prompt + work.output for work in prompts + decodes) / steps
-        return max(needed, share - num_decodes, 1.0)
+        rows = [self._work(seq, 0) for seq in batch.decoding]
+        steps = max(work.output for work in prompts + rows)
+        if num_decodes and step < self._latest and _will_do(rows, prompts, steps):
+            self._next = step + PAUSE
+            return 0
+        self._latest = step + MAX_PAUSE
+        per_token = self._times.cost.per_token
+        chunk = max(CHUNK, CHUNK_SECONDS / per_token) if per_token else CHUNK
+        return math.ceil(max(_demand(prompts, steps), chunk))
 
     def _work(self, seq: Sequence, prompt: int) -> _Work:
         return _Work(prompt, self._forecast.length(seq) - len(seq.tokens), seq.surely_full)
@@ -108,6 +95,27 @@ class _Work(NamedTuple):
     prompt: int
     output: int
     certain: bool
+
+
+def _will_do(rows: list[_Work], prompts: list[_Work], steps: int) -> bool:
+    """Whether, with no more rows than there are, all outputs end in so many steps."""
+    if not all(work.certain for work in prompts):
+        return False
+    ends = [row.output for row in rows]
+    heapq.heapify(ends)
+    for output in sorted((work.output for work in prompts), reverse=True):
+        end = ends[0] + PAUSE + output
+        if end > steps:
+            return False
+        heapq.heapreplace(ends, end)
+    return True
+
+
+def _demand(prompts: list[_Work], steps: int) -> float:
+    """Prompt tokens a step with which none comes too late for its output to end in so many."""
+    due = sorted((steps - work.output if work.certain else 0, work.prompt) for work in prompts)
+    sums = accumulate(tokens for _, tokens in due)
+    return max(tokens / (slack + 1) for tokens, (slack, _) in zip(sums, due, strict=True))
 
 
 __all__ = ["AtOnce", "Evenly", "Pace"]
