@@ -94,9 +94,9 @@ def launch_extend() -> None:
 def launch_decode() -> None:
     from asyncllm.kernels.triton.decode import decode_attention
 
-    q = half(8, SPEC.num_heads, SPEC.head_dim)
+    q = half(2, SPEC.num_heads, SPEC.head_dim)
     for beside in (False, True):
-        rows = int32(9, 256), int32(8), int32(8)
+        rows = int32(3, 256), int32(2), int32(2)
         decode_attention(q, pages(), pages(), *rows, SPEC, beside=beside)
 
 
@@ -114,8 +114,8 @@ def launch_decode_hopper() -> None:
 def launch_decode_heads() -> None:
     from asyncllm.kernels.triton.decode_heads import decode_heads
 
-    at = (int64(8), int64(8), pages(), pages(), int32(9, 256), int32(8), int32(8))
-    decode_heads(qkv(8), encoding(), *at, SPEC, fused=True)
+    at = (int64(2), int64(2), pages(), pages(), int32(3, 256), int32(2), int32(2))
+    decode_heads(qkv(2), encoding(), *at, SPEC, fused=True)
 
 
 def launch_linear() -> None:

@@ -138,13 +138,17 @@ def test_takes_what_it_supports() -> None:
 @on_hopper
 @pytest.mark.parametrize("kind", ["plain", "half", "whole", "offset"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_encodes_writes_and_attends(dtype: torch.dtype, kind: str) -> None:
-    spec = make_spec(16, 8, 128)
-    cache = many_rows(spec, dtype, new=1)
+@pytest.mark.parametrize(("num_heads", "more"), [(16, 70), (32, 1), (64, 1)])
+def test_encodes_writes_and_attends(
+    num_heads: int, more: int, dtype: torch.dtype, kind: str
+) -> None:
+    spec = make_spec(num_heads, 8, 128)
+    cache = many_rows(spec, dtype, 1, more)
     encoding = make_encoding(spec, dtype, kind, int(cache.lengths.max()) + 5)
     rows, written = len(cache.lengths), last_cells(cache)
     positions = cache.lengths.long() + 4  # not where the tokens are
-    qkv = torch.randn(rows, 32 * spec.head_dim + 8, device=DEVICE).to(dtype)[:, :-8]
+    qkv = torch.randn(rows, (num_heads + 16) * spec.head_dim + 8, device=DEVICE)
+    qkv = qkv.to(dtype)[:, :-8]
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
     expected = decode_heads_reference(qkv, encoding, positions, written, *expected_cache, spec)
     out = torch.full_like(expected, torch.nan)
@@ -161,13 +165,13 @@ def test_encodes_writes_and_attends(dtype: torch.dtype, kind: str) -> None:
 
 @on_hopper
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize(("more", "longest"), [(70, 1300), (1, 3000)], ids=["whole", "pieces"])
+@pytest.mark.parametrize(("more", "longest"), [(70, 1300), (40, 3000), (1, 3000)])
 def test_launches_that_overlap(more: int, longest: int, fused: bool) -> None:
     spec = make_spec(num_heads=16, num_kv_heads=8, head_dim=128)
     check_overlap(spec, many_rows(spec, torch.bfloat16, 1, more, longest), 10, fused=fused)
 
 
-@pytest.mark.parametrize("rows", [17, 64, 65, 256, 1000])
+@pytest.mark.parametrize("rows", [3, 8, 17, 64, 65, 256, 1000])
 @pytest.mark.parametrize("max_length", [16, 4096, 1 << 17])
 def test_pieces_fit_the_rows(rows: int, max_length: int) -> None:
     spec = make_spec(32, 8, 128)

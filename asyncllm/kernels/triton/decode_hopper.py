@@ -70,7 +70,9 @@ if TYPE_CHECKING:
 
 MAX_GROUP = 16
 #: Rows times K/V heads that ``decode`` is as fast for.
-FEW_PAIRS = 128
+FEW_PAIRS = 16
+#: Programs that run at once, two on each multiprocessor.
+ONE_WAVE = 264
 #: Of rows of 16 bytes, one after the other.
 PLAIN = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=1, order=[1, 0])
 
@@ -128,10 +130,16 @@ def launch(
 def choose_pieces(rows: int, spec: AttentionSpec, max_length: int) -> tuple[int, int]:
     """``splits`` and ``chunk`` for so many rows of up to ``max_length`` tokens.
 
-    Only what is very long is cut, lest all wait for it.
+    Of few rows, so that all programs run at once. Of more, only what is very long, lest all wait
+    for it.
     """
     pairs = rows * spec.num_kv_heads
-    splits, chunk = (8, 1024) if pairs <= MANY_PAIRS else (MAX_PROGRAMS // pairs, 4096)
+    if pairs <= ONE_WAVE // 2:
+        splits, chunk = ONE_WAVE // pairs, 256
+    elif pairs <= MANY_PAIRS:
+        splits, chunk = 8, 1024
+    else:
+        splits, chunk = MAX_PROGRAMS // pairs, 4096
     return fitting_splits(splits, chunk, max_length), chunk
 
 
