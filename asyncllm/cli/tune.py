@@ -21,7 +21,7 @@ def add_tune(actions: Commands) -> None:
         "tune",
         help="measure how a model's projections run best on this GPU",
         description="Measure how a model's projections run best on this GPU, for batches of up to "
-        "64 rows, and keep it in the user's cache folder, where later runs find it. Takes minutes "
+        "256 rows, and keep it in the user's cache folder, where later runs find it. Takes minutes "
         "and the whole GPU.",
         allow_abbrev=False,
     )

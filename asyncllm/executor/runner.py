@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from asyncllm.executor.copies import PageCopier
 from asyncllm.executor.device import Device, Mark, Span
-from asyncllm.executor.eager import Samples, StepForward
+from asyncllm.executor.eager import StepForward
 from asyncllm.executor.inputs import StepRows
+from asyncllm.executor.landing import Landing, read
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
 from asyncllm.wire.messages import (
@@ -25,42 +23,6 @@ from asyncllm.wire.messages import (
     StepResult,
     unpack,
 )
-
-if TYPE_CHECKING:
-    from asyncllm.executor.logprobs import Logprobs
-    from asyncllm.executor.pooling import PooledSums
-    from asyncllm.executor.prompt_logprobs import PromptLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class Landing:
-    """Sampled tokens and logprobs on their way to the host.
-
-    Attributes:
-        rows: int64 [samples]; the rows of the plan they belong to.
-        tokens: int64 [burst, samples], landing.
-        logprobs: of each token of the burst, and what is landing of them; None when no row asked.
-        prompts: of the prompts that are scored, and what is landing of them; None without any.
-        pooled: of those that are pooled, likewise.
-        failures: as in ``StepResult``.
-    """
-
-    rows: np.ndarray
-    tokens: np.ndarray
-    logprobs: tuple[tuple[Logprobs, np.ndarray] | None, ...]
-    prompts: tuple[PromptLogprobs, np.ndarray] | None = None
-    pooled: tuple[PooledSums, np.ndarray] | None = None
-    failures: tuple[tuple[int, str], ...] = ()
-
-    def row_logprobs(self, num_rows: int) -> Iterator[RowLogprobs]:
-        """By place in ``StepResult.tokens``; waits for them."""
-        for after, part in enumerate(self.logprobs):
-            if part is None:
-                continue
-            logprobs, packed = part
-            for entry in logprobs.unpack(packed):
-                row = after * num_rows + int(self.rows[entry.row])
-                yield msgspec.structs.replace(entry, row=row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +88,7 @@ class ModelRunner:
         step = StepRows.of(rows, self._table)
         begun = self._device.begin()
         sampled = self._forward(step, plan.burst)
-        samples = None if sampled is None else self._download(step, sampled)
+        samples = None if sampled is None else Landing.of(step, sampled, self._device.download)
         span = begun.end()
         seconds = time.perf_counter() - t_launch
         return Ticket(plan.step, len(rows), plan.burst, t_launch, samples, span, span, seconds)
@@ -146,12 +108,7 @@ class ModelRunner:
         if ticket.samples is not None:
             tokens[:, ticket.samples.rows] = ticket.samples.tokens
             logprobs = tuple(ticket.samples.row_logprobs(ticket.num_rows))
-            if ticket.samples.prompts is not None:
-                scored, packed = ticket.samples.prompts
-                prompts = tuple(scored.unpack(packed))
-            if ticket.samples.pooled is not None:
-                sums, totals = ticket.samples.pooled
-                pooled = tuple(sums.unpack(totals))
+            prompts, pooled = read(ticket.samples.prompts), read(ticket.samples.pooled)
         return StepResult(
             step=ticket.step,
             tokens=tokens.tobytes(),
@@ -169,18 +126,3 @@ class ModelRunner:
             # Last, as nothing may fail any more: each is told once.
             copied=self._copier.landed(ticket.step),
         )
-
-    def _download(self, step: StepRows, samples: Samples) -> Landing:
-        download = self._device.download
-        logprobs = tuple(
-            None if part is None else (part, download(part.packed)) for part in samples.logprobs
-        )
-        scored, sums = samples.prompts, samples.pooled
-        prompts = None if scored is None else (scored, download(scored.packed))
-        pooled = None if sums is None else (sums, download(sums.packed))
-        failures = tuple(
-            (after * len(step.rows) + int(step.sampling[row]), reason)
-            for after, row, reason in samples.failures
-        )
-        tokens = download(samples.tokens)
-        return Landing(step.sampling, tokens, logprobs, prompts, pooled, failures)

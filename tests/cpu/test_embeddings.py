@@ -226,7 +226,7 @@ async def test_a_failing_step_fails_them(
 
     def collect_not_finite(self: ModelRunner, ticket: Ticket) -> StepResult:
         if ticket.samples is not None and ticket.samples.pooled is not None and broken.is_set():
-            ticket.samples.pooled[1][:] = np.inf
+            ticket.samples.pooled.packed[:] = np.inf
         return collect(self, ticket)
 
     monkeypatch.setattr(ModelRunner, "collect", collect_not_finite)
