@@ -57,6 +57,16 @@ class Evenly:
     first; Graham, SIAM Journal on Applied Mathematics 17, 1969). If not, prompts are taken, and
     none too late for its output to end with the longest one (earliest deadline first; the demand
     bound of Baruah, Rosier and Howell, Real-Time Systems 2, 1990).
+
+    Qwen3 on an H200, 256 prompts and outputs of 100 to 1,024 tokens, output tokens per second; with
+    as many tokens in every step, prompt and output, as a first form of this had it; and so:
+
+    |      | prompts at once | equal tokens    | few rows            |
+    |------|-----------------|-----------------|---------------------|
+    | 8B   | 10,472          | 10,748 - 10,761 | **11,010 - 11,031** |
+    | 0.6B | 28,909          | 29,486 - 29,504 | **29,583 - 29,827** |
+
+    Predicted were 2.3 % for 8B: products of 208 rows take a fifth longer than those of 192.
     """
 
     def __init__(self, forecast: Forecast, times: StepTimeModel):

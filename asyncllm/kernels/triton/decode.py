@@ -12,7 +12,7 @@ has as many rows as there are query heads, which the compiler pads for the tenso
 Where rows are many, a GPU is at its limit of power, and instructions cost time. Places in 32 bits,
 and totals that threads keep to themselves, make a tile take 480 instead of 680 instructions of a
 warp, and a layer of Qwen3-8B with 160 rows 272 instead of 278 us. Hopper GPUs have a kernel that
-takes fewer still, ``decode_hopper``, for more than 16 rows of 8 K/V heads.
+takes fewer still, ``decode_hopper``, for more than two rows of 8 K/V heads.
 
 Microseconds that attention adds to a layer of Qwen3-0.6B on an H200, encoding included, in a graph
 of layers with shuffled pages, before those two changes; bfloat16, 16 query and 8 K/V heads of 128,
