@@ -7,6 +7,7 @@ import math
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
+from asyncllm.config import EngineLimits
 from asyncllm.engine.batch import RunningBatch
 from asyncllm.engine.forecast import Forecast
 from asyncllm.engine.sequence import Sequence
@@ -16,9 +17,12 @@ from asyncllm.engine.waiting import WaitingQueue
 #: A step has so many prompt tokens or none, and as many as take so many seconds: attending to a
 #: chunk, however small, takes 20 us a layer on an H200.
 CHUNK, CHUNK_SECONDS = 512, 10e-3
-#: So many steps pass until it is asked again whether prompts are to begin, and so many at most
-#: until one does: those who come meanwhile wait for it.
-PAUSE, MAX_PAUSE = 4, 64
+#: So many steps pass until it is asked again whether prompts are to begin.
+PAUSE = 4
+#: Requests that come within so many steps of each other are a batch.
+GAP = 16
+#: So many rows take as long as one.
+FEW_ROWS = 16
 
 
 class Pace(Protocol):
@@ -52,11 +56,15 @@ class Evenly:
 
     A batch takes as many steps as its longest output has tokens. Prompts at once would make all of
     them rows first, and leave few to most steps; yet another row costs the more, the more there
-    are. So prompts whose lengths are known wait while the rows that there are will do: if the
-    longest of them begins whenever a row ends, nothing ends too late (list scheduling, longest
-    first; Graham, SIAM Journal on Applied Mathematics 17, 1969). If not, prompts are taken, and
-    none too late for its output to end with the longest one (earliest deadline first; the demand
-    bound of Baruah, Rosier and Howell, Real-Time Systems 2, 1990).
+    are. So prompts wait while the rows that there are will do: if the longest of them begins
+    whenever a row ends, nothing ends too late (list scheduling, longest first; Graham, SIAM Journal
+    on Applied Mathematics 17, 1969). If not, prompts are taken, and none too late for its output to
+    end with the longest one (earliest deadline first; the demand bound of Baruah, Rosier and
+    Howell, Real-Time Systems 2, 1990).
+
+    Nobody waits for what is not known or not part of the batch: prompts are taken at once if an
+    output may end before its last token, if there are not slots and pages for all at a time, or if
+    one has come later than the rest.
 
     Qwen3 on an H200, 256 prompts and outputs of 100 to 1,024 tokens, output tokens per second; with
     as many tokens in every step, prompt and output, as a first form of this had it; and so:
@@ -69,48 +77,71 @@ class Evenly:
     Predicted were 2.3 % for 8B: products of 208 rows take a fifth longer than those of 192.
     """
 
-    def __init__(self, forecast: Forecast, times: StepTimeModel):
+    def __init__(self, limits: EngineLimits, forecast: Forecast, times: StepTimeModel):
+        self._limits = limits
         self._forecast = forecast
         self._times = times
         self._next = 0  # the step that may have prompt tokens again
-        self._latest = 0  # the one that has some in any case
+        self._newest = -1  # the batch's newest request, and the step at which it was seen first
+        self._joined = 0
 
     def prompt_tokens(
         self, step: int, num_decodes: int, waiting: WaitingQueue, batch: RunningBatch
     ) -> float:
-        """See ``Pace.prompt_tokens``. Those who cannot all run at once had better begin soon."""
+        """See ``Pace.prompt_tokens``."""
         if num_decodes and step < self._next:
             return 0
-        if len(waiting) > batch.num_free or not (waiting or batch.prefilling):
-            return math.inf
+        begun = batch.prefilling.values()
         prompts = [self._work(seq, len(seq.tokens)) for seq in waiting]
-        prompts += [self._work(seq, batch.remaining(seq)[1]) for seq in batch.prefilling.values()]
+        has_later = self._has_later(step, num_decodes, waiting)
+        if len(prompts) > batch.num_free or has_later or not (prompts or begun):
+            return math.inf
+        prompts += [self._work(seq, batch.remaining(seq)[1]) for seq in begun]
         rows = [self._work(seq, 0) for seq in batch.decoding]
-        steps = max(work.output for work in prompts + rows)
-        if num_decodes and step < self._latest and _will_do(rows, prompts, steps):
+        works = prompts + rows
+        if not (all(work.certain for work in works) and self._fit(works)):
+            return math.inf
+        steps = max(work.output for work in works)
+        demand = _demand(prompts, steps)
+        # What is due until it is asked again must fit in a step.
+        is_early = demand * PAUSE <= self._limits.max_num_batched_tokens
+        if num_decodes > FEW_ROWS and is_early and _will_do(rows, prompts, steps):
             self._next = step + PAUSE
             return 0
-        self._latest = step + MAX_PAUSE
         per_token = self._times.cost.per_token
         chunk = max(CHUNK, CHUNK_SECONDS / per_token) if per_token else CHUNK
-        return math.ceil(max(_demand(prompts, steps), chunk))
+        return math.ceil(max(demand, chunk))
+
+    def _has_later(self, step: int, num_decodes: int, waiting: WaitingQueue) -> bool:
+        """Whether somebody waits who came after the batch."""
+        newest = max((seq.id for seq in waiting), default=-1)
+        if newest > self._newest and (not num_decodes or step - self._joined <= GAP):
+            self._newest, self._joined = newest, step
+        return newest > self._newest
+
+    def _fit(self, works: list[_Work]) -> bool:
+        """Whether there are pages for all of them at a time."""
+        page_size = self._limits.page_size
+        return sum(-(-work.length // page_size) for work in works) <= self._limits.num_pages
 
     def _work(self, seq: Sequence, prompt: int) -> _Work:
-        return _Work(prompt, self._forecast.length(seq) - len(seq.tokens), seq.surely_full)
+        length = self._forecast.length(seq)
+        return _Work(prompt, length - len(seq.tokens), length, seq.surely_full)
 
 
 class _Work(NamedTuple):
-    """Tokens left of a sequence, and whether that is certain."""
+    """Of a sequence: tokens of prompt and output that are left, its length in the end, and whether
+    that is certain.
+    """
 
     prompt: int
     output: int
+    length: int
     certain: bool
 
 
 def _will_do(rows: list[_Work], prompts: list[_Work], steps: int) -> bool:
     """Whether, with no more rows than there are, all outputs end in so many steps."""
-    if not all(work.certain for work in prompts):
-        return False
     ends = [row.output for row in rows]
     heapq.heapify(ends)
     for output in sorted((work.output for work in prompts), reverse=True):
@@ -123,7 +154,7 @@ def _will_do(rows: list[_Work], prompts: list[_Work], steps: int) -> bool:
 
 def _demand(prompts: list[_Work], steps: int) -> float:
     """Prompt tokens a step with which none comes too late for its output to end in so many."""
-    due = sorted((steps - work.output if work.certain else 0, work.prompt) for work in prompts)
+    due = sorted((steps - work.output, work.prompt) for work in prompts)
     sums = accumulate(tokens for _, tokens in due)
     return max(tokens / (slack + 1) for tokens, (slack, _) in zip(sums, due, strict=True))
 

@@ -43,7 +43,7 @@ class Policy:
     """First come, first served; the base of all others.
 
     Attributes:
-        evenly: prompts may wait as long as no output ends later for it than the last one does (see
+        evenly: prompts of a batch may wait as long as it ends no later for that (see
             ``engine/pace.py``).
     """
 

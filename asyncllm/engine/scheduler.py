@@ -99,7 +99,8 @@ class Scheduler:
         self._copies = PageCopies(cache, times)
         self._admission = Admission(limits, cache, policy, self._forecast, self._copies)
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
-        pace = Evenly(self._forecast, times) if policy.evenly else AtOnce()
+        evenly = policy.evenly and not limits.itl_target  # which gives steps their size
+        pace = Evenly(limits, self._forecast, times) if evenly else AtOnce()
         self._prefill = PrefillPlanner(
             limits, cache, policy, times, self._copies, self._admission, self._batch, pace
         )

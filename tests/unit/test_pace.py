@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncllm.engine.pace import CHUNK, CHUNK_SECONDS, MAX_PAUSE
+from asyncllm.engine.pace import CHUNK, CHUNK_SECONDS, GAP
 from asyncllm.engine.policy import LongestFirst
 from asyncllm.engine.scheduler import Scheduler
 from asyncllm.engine.step_time import StepCost
@@ -23,9 +24,9 @@ class AllAtOnce(LongestFirst):
     evenly = False
 
 
-def steps_of(work: Work, policy: LongestFirst, **changes: Any) -> list[tuple[int, int]]:
-    """Decode rows and prompt tokens of each step, for prompts and outputs of such lengths."""
-    certain = changes.pop("certain", True)
+def scheduler_of(work: Work, policy: LongestFirst, **changes: Any) -> Scheduler:
+    """With requests of such lengths; ``certain``: which of them nothing but their length ends."""
+    certain = changes.pop("certain", [True] * len(work))
     roomy = {
         "num_pages": 20_000,
         "page_size": 16,
@@ -38,23 +39,43 @@ def steps_of(work: Work, policy: LongestFirst, **changes: Any) -> list[tuple[int
     }
     scheduler = Scheduler.create(limits(**{**roomy, **changes}), policy)
     for id, (prompt, output) in enumerate(work):
-        params = SamplingParams(max_tokens=output, ignore_eos=certain)
+        params = SamplingParams(max_tokens=output, ignore_eos=certain[id])
         scheduler.add(sequence(id, prompt, output, params), 0.0)
+    return scheduler
+
+
+def steps_of(
+    work: Work, policy: LongestFirst, in_flight: int = 1, **changes: Any
+) -> list[tuple[int, int]]:
+    """Decode rows and prompt tokens of each step, for prompts and outputs of such lengths."""
+    scheduler = scheduler_of(work, policy, **changes)
     steps: list[tuple[int, int]] = []
-    while (planned := scheduler.plan(len(steps), 0.0)) is not None:
-        q_lens = unpack(planned.message.rows, 3)[:, 2]
-        num_prompt = sum(q_len for _, q_len in _chunks(scheduler))
-        steps.append((planned.num_tokens - num_prompt, num_prompt))
-        tokens = pack([50] * len(q_lens))
-        scheduler.apply(StepResult(len(steps) - 1, tokens, (), None, 0.0, 0.0), 0.0)
+    rows: deque[int] = deque()
+    while True:
+        planned = scheduler.plan(len(steps), 0.0)
+        if planned is not None:
+            q_lens = unpack(planned.message.rows, 3)[:, 2]
+            num_prompt = sum(q_len for _, q_len in _chunks(scheduler))
+            steps.append((planned.num_tokens - num_prompt, num_prompt))
+            rows.append(len(q_lens))
+        elif not rows:
+            break
+        if planned is None or len(rows) == in_flight:
+            number = len(steps) - len(rows)
+            apply(scheduler, number, rows.popleft())
     assert not scheduler.running
     assert scheduler.num_waiting == 0
-    assert sum(tokens for _, tokens in steps) == sum(prompt for prompt, _ in work)
+    assert sum(tokens for _, tokens in steps) >= sum(prompt for prompt, _ in work)
     return steps
 
 
+def apply(scheduler: Scheduler, number: int, num_rows: int) -> None:
+    tokens = pack([50] * num_rows)
+    scheduler.apply(StepResult(number, tokens, (), None, 0.0, 0.0), 0.0)
+
+
 def _chunks(scheduler: Scheduler) -> list[tuple[int, int]]:
-    [step] = scheduler._in_flight
+    step = scheduler._in_flight[-1]
     return list(zip(step.chunk_rows[1::3], step.chunk_rows[2::3], strict=True))
 
 
@@ -73,23 +94,58 @@ def test_steps_are_more_alike_and_no_more() -> None:
     assert most < 1.2 * rows
 
 
-@given(st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 300)), min_size=1, max_size=40))
-def test_no_prompt_comes_so_late_that_the_batch_ends_later(work: Work) -> None:
-    evenly, at_once = (steps_of(work, policy) for policy in (LongestFirst(), AllAtOnce()))
-    assert len(evenly) <= len(at_once) + 3
+@given(
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 300)), min_size=1, max_size=40),
+    st.sampled_from([1, 2]),
+    st.sampled_from([{}, {"max_num_batched_tokens": 300}, {"num_pages": 400}, {"max_num_seqs": 8}]),
+)
+def test_no_prompt_comes_so_late_that_the_batch_ends_later(
+    work: Work, in_flight: int, scarce: dict[str, int]
+) -> None:
+    evenly, at_once = (
+        steps_of(work, policy, in_flight, **scarce) for policy in (LongestFirst(), AllAtOnce())
+    )
+    assert len(evenly) <= len(at_once) + 6
     assert all(rows or prompts for rows, prompts in evenly)
 
 
-def test_outputs_of_one_length_begin_at_once() -> None:
-    work = [(prompt, 100) for prompt, _ in WORK]
-    assert steps_of(work, LongestFirst()) == steps_of(work, AllAtOnce())
-
-
-def test_outputs_that_may_end_sooner_begin_at_once() -> None:
+def begin_alike(work: Work, **changes: Any) -> bool:
+    """Whether prompts begin when they would without a pace."""
     evenly, at_once = (
-        steps_of(WORK, policy, certain=False) for policy in (LongestFirst(), AllAtOnce())
+        steps_of(work, policy, **dict(changes)) for policy in (LongestFirst(), AllAtOnce())
     )
-    assert evenly == at_once
+    return evenly == at_once
+
+
+def test_prompts_begin_at_once_unless_they_can_wait() -> None:
+    assert not begin_alike(WORK)
+    assert begin_alike([(prompt, 100) for prompt, _ in WORK])
+    assert begin_alike(WORK, itl_target=0.05)
+
+
+@pytest.mark.parametrize("num_pages", [2000, 4000, 6000, 7187])
+def test_prompts_that_wait_for_pages_begin_at_once(num_pages: int) -> None:
+    assert sum(-(-(prompt + output) // 16) for prompt, output in WORK) == 7188
+    evenly, at_once = (
+        steps_of(WORK, policy, num_pages=num_pages) for policy in (LongestFirst(), AllAtOnce())
+    )
+    assert evenly[:10] == at_once[:10]
+    assert len(evenly) <= len(at_once) + 3
+
+
+def test_small_steps_end_no_later() -> None:
+    evenly, at_once = (
+        steps_of(WORK, policy, in_flight=2, max_num_batched_tokens=256)
+        for policy in (LongestFirst(), AllAtOnce())
+    )
+    assert len(evenly) <= len(at_once) + 3
+
+
+@pytest.mark.parametrize("number", [0, 1, 100])
+def test_nobody_waits_for_an_output_that_may_end_sooner(number: int) -> None:
+    longest_first = sorted(WORK, key=lambda lengths: -lengths[1])
+    certain = [i != number for i in range(len(WORK))]
+    assert begin_alike(longest_first, certain=certain)
 
 
 def test_prompts_that_wait_for_a_slot_begin_at_once() -> None:
@@ -101,40 +157,29 @@ def test_prompts_that_wait_for_a_slot_begin_at_once() -> None:
     assert len(evenly) <= len(at_once) + 3
 
 
-def test_who_comes_later_waits_for_some_steps_at_most() -> None:
-    scheduler = Scheduler.create(
-        limits(num_pages=20_000, page_size=16, max_model_len=4096, max_num_seqs=64), LongestFirst()
-    )
-    params = SamplingParams(max_tokens=1000, ignore_eos=True)
-    scheduler.add(sequence(0, 20, 1000, params), 0.0)
-    late = sequence(1, 30, 10, SamplingParams(max_tokens=10, ignore_eos=True))
-    for number in range(50 + MAX_PAUSE):
-        if number == 50:
-            scheduler.add(late, 0.0)
+@pytest.mark.parametrize("late", [1, GAP // 2, 3 * GAP, 100])
+def test_who_comes_late_waits_for_nobody(late: int) -> None:
+    """Unless it is still of the batch: then it waits as others of its length do."""
+    output = 10
+    scheduler = scheduler_of([(20, 1000), *[(20, 600)] * 20], LongestFirst())
+    params = SamplingParams(max_tokens=output, ignore_eos=True)
+    seq = sequence(100, 30, output, params)
+    ended = 0
+    for number in range(700):
+        if number == late:
+            scheduler.add(seq, 0.0)
         planned = scheduler.plan(number, 0.0)
         assert planned is not None
-        tokens = pack([50] * len(unpack(planned.message.rows, 3)))
-        scheduler.apply(StepResult(number, tokens, (), None, 0.0, 0.0), 0.0)
-    assert len(late.tokens) > late.num_prompt
+        apply(scheduler, number, len(unpack(planned.message.rows, 3)))
+        if not ended and len(seq.tokens) == 30 + output:
+            ended = number
+    assert (ended == late + output - 1) == (late > GAP)
+    assert ended > 0
 
 
 def test_chunks_are_worth_their_time() -> None:
-    scheduler = Scheduler.create(
-        limits(
-            num_pages=20_000,
-            page_size=16,
-            max_model_len=4096,
-            max_num_seqs=64,
-            max_num_batched_tokens=8192,
-            prefill_chunk=8192,
-            itl_target=0.0,
-        ),
-        LongestFirst(),
-    )
+    scheduler = scheduler_of(WORK[:60], LongestFirst())
     scheduler.times.cost = StepCost(1e-3, CHUNK_SECONDS / 2000, 0.0, 0.0, 0)
-    for id, (prompt, output) in enumerate(WORK[:60]):
-        params = SamplingParams(max_tokens=output, ignore_eos=True)
-        scheduler.add(sequence(id, prompt, output, params), 0.0)
     planned = scheduler.plan(0, 0.0)
     assert planned is not None
     assert 2000 <= planned.num_tokens < 3000

@@ -1,4 +1,4 @@
-"""Decode attention for Hopper GPUs, in Gluon; faster than ``decode`` unless there are very few rows.
+"""Decode attention for Hopper GPUs, in Gluon; faster than ``decode``, but for one row or two.
 
 Cut and added up as in ``decode``, with fewer instructions: reading K and V takes all of the power
 that a GPU may draw, so whatever else draws some takes time. One warp has the tensor memory
