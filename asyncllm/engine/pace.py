@@ -23,6 +23,8 @@ PAUSE = 4
 GAP = 16
 #: So many rows take as long as one.
 FEW_ROWS = 16
+#: The share of all pages that a batch may take: some are kept free for those that run.
+PAGES_SHARE = 0.9
 
 
 class Pace(Protocol):
@@ -122,7 +124,8 @@ class Evenly:
     def _fit(self, works: list[_Work]) -> bool:
         """Whether there are pages for all of them at a time."""
         page_size = self._limits.page_size
-        return sum(-(-work.length // page_size) for work in works) <= self._limits.num_pages
+        pages = sum(-(-work.length // page_size) for work in works)
+        return pages <= PAGES_SHARE * self._limits.num_pages
 
     def _work(self, seq: Sequence, prompt: int) -> _Work:
         length = self._forecast.length(seq)
