@@ -10,6 +10,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -106,9 +107,12 @@ def launch_decode_hopper() -> None:
 
     rows = pages(), pages(), int32(71, 256), int32(70), int32(70)
     q = half(70, SPEC.num_heads, SPEC.head_dim)
-    for beside in (False, True):
-        decode_attention(q, *rows, SPEC, beside=beside)
-    decode_heads(qkv(70), encoding(), int64(70), int64(70), *rows, SPEC)
+    decode_attention(q, *rows, SPEC, beside=True)
+    for num_heads in (16, 64, 128):
+        spec = replace(SPEC, num_heads=num_heads)
+        decode_attention(half(70, num_heads, SPEC.head_dim), *rows, spec)
+        qkv = half(70, (num_heads + 2 * SPEC.num_kv_heads) * SPEC.head_dim)
+        decode_heads(qkv, encoding(), int64(70), int64(70), *rows, spec)
 
 
 def launch_decode_heads() -> None:
@@ -195,20 +199,21 @@ LAUNCHES: dict[str, Callable[[], None]] = {
 }
 
 
-def compile_to_ptx(variant: Variant, target: Any) -> str:
+def compiled(variant: Variant, target: Any) -> tuple[str, int]:
+    """PTX, and bytes of shared memory."""
     from triton.compiler import ASTSource
     from triton.compiler import compile as compile_kernel
     from triton.experimental.gluon._runtime import GluonASTSource
 
     kind = GluonASTSource if variant.function.is_gluon() else ASTSource
     source = kind(variant.function, variant.signature, variant.constants, variant.attributes)
-    ptx: str = compile_kernel(source, target=target, options=variant.options).asm["ptx"]
-    return ptx
+    kernel = compile_kernel(source, target=target, options=variant.options)
+    return kernel.asm["ptx"], kernel.metadata.shared
 
 
 def compile_modules(names: Iterable[str]) -> dict[str, Any]:
-    """Of each, [kernel, whether it is launched programmatically, PTX] of what it launches; or an
-    error."""
+    """Of each, [kernel, whether it is launched programmatically, PTX, bytes of shared memory] of
+    what it launches; or an error."""
     (gpu,) = gpus_of(["9.0a"])
     launched: dict[str, Any] = {}
     with rehearsing(gpu) as variants, torch.device("meta"):
@@ -228,7 +233,7 @@ def compile_modules(names: Iterable[str]) -> dict[str, Any]:
                 (
                     f"{variant.function.__module__}.{variant.function.__name__}",
                     variant.options["launch_pdl"],
-                    compile_to_ptx(variant, gpu.target),
+                    *compiled(variant, gpu.target),
                 )
                 for variant in found
             ]

@@ -58,9 +58,18 @@ def test_compiles(module: str, compiled: dict[str, Any]) -> None:
     kernels = compiled[module]
     assert isinstance(kernels, list), kernels
     assert kernels
-    for name, programmatic, ptx in kernels:
+    for name, programmatic, ptx, _ in kernels:
         assert programmatic, name
         write = re.search(r"\b((st|red|atom)\.\S*|cp\.async\.bulk\.tensor\.\dd\.)global\b", ptx)
         assert write, name
         assert 0 < ptx.find("griddepcontrol.wait") < write.start(), name
         assert "griddepcontrol.launch_dependents" in ptx, name
+
+
+def test_two_programs_of_decode_attention_fit_on_a_multiprocessor(
+    compiled: dict[str, Any],
+) -> None:
+    kernels = compiled["decode_hopper"]
+    assert len(kernels) == 7
+    for *_, shared in kernels:
+        assert 2 * (shared + 1024) <= 228 << 10  # 1 KiB of each is the system's

@@ -179,16 +179,21 @@ def test_no_rows() -> None:
     assert decode_attention(q, *nobody, spec).shape == q.shape
 
 
+#: Norms and rotary positions; half: of half of a head's elements.
+KINDS = ("plain", "norm", "rotary", "half", "whole", "offset")
+
+
 def make_encoding(
     spec: AttentionSpec, dtype: torch.dtype, kind: str, positions: int = max(LENGTHS) + 7
 ) -> HeadEncoding:
-    if kind == "plain":
-        return HeadEncoding(None, None, None)
-
-    def norm() -> Norm:
+    def norm() -> Norm | None:
+        if kind in ("plain", "rotary"):
+            return None
         return Norm(torch.randn(spec.head_dim, device=DEVICE).to(dtype), 1e-5, kind == "offset")
 
-    rotary_dim = spec.head_dim if kind == "whole" else spec.head_dim // 2
+    if kind in ("plain", "norm"):
+        return HeadEncoding(norm(), norm(), None)
+    rotary_dim = spec.head_dim if kind in ("rotary", "whole") else spec.head_dim // 2
     angles = torch.randn(positions, rotary_dim // 2, device=DEVICE)
     rope = torch.cat((angles.cos(), angles.sin()), dim=1)
     return HeadEncoding(norm(), norm(), rope)
@@ -286,7 +291,7 @@ def test_encodes_and_attends_in_two_kernels() -> None:
     check_heads(make_spec(), torch.float16, SPLIT, "half", fused=False)
 
 
-@pytest.mark.parametrize("kind", ["plain", "whole", "offset"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_encoding(kind: str) -> None:
     check_heads(make_spec(), torch.float16, SPLIT, kind)
 

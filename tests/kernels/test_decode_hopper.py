@@ -9,6 +9,7 @@ from torch import Tensor
 from asyncllm.kernels.decode import decode_attention_reference, decode_heads_reference
 from tests.kernels.device import DEVICE
 from tests.kernels.test_decode import (
+    KINDS,
     Cache,
     assert_close,
     check_overlap,
@@ -24,7 +25,13 @@ pytest.importorskip("triton")
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.kernels.triton import decode
 from asyncllm.kernels.triton.decode_heads import decode_heads
-from asyncllm.kernels.triton.decode_hopper import FEW_PAIRS, choose_pieces, launch, supports
+from asyncllm.kernels.triton.decode_hopper import (
+    FEW_PAIRS,
+    ONE_WAVE,
+    choose_pieces,
+    launch,
+    supports,
+)
 from asyncllm.kernels.triton.decode_launch import AS_IT_IS, MAX_PROGRAMS, Rows, arrivals_of
 from asyncllm.kernels.triton.heads import encode_heads
 
@@ -98,13 +105,14 @@ def test_any_page_size_that_it_supports(page_size: int) -> None:
 
 
 @on_hopper
-def test_beside_another_kernel_padding_is_left_alone() -> None:
+@pytest.mark.parametrize("pieces", [None, WHOLE, SPLIT])
+def test_beside_another_kernel_padding_is_left_alone(pieces: tuple[int, int] | None) -> None:
     spec = make_spec(32, 8, 128)
     cache = make_cache(spec, torch.bfloat16, row_lengths=LENGTHS)
     q = make_queries(spec, torch.bfloat16, len(LENGTHS))
     expected = decode_attention_reference(q, *cache, spec)
     out = torch.full_like(expected, 7.0)
-    attend(q, cache, spec, out, beside=True)
+    attend(q, cache, spec, out, True, pieces)
     living = cache.lengths > 0
     assert_close(out[living], expected[living])
     assert (out[~living] == 7.0).all()
@@ -136,19 +144,28 @@ def test_takes_what_it_supports() -> None:
 
 
 @on_hopper
-@pytest.mark.parametrize("kind", ["plain", "half", "whole", "offset"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("num_heads", "more"), [(16, 70), (32, 1), (64, 1)])
+@pytest.mark.parametrize(
+    ("spec", "more"),
+    [
+        (make_spec(16, 8, 128), 70),
+        (make_spec(32, 8, 128), 1),
+        (make_spec(64, 8, 64), 1),
+        (make_spec(20, 4, 128), 1),
+        (make_spec(128, 8, 128), 1),
+    ],
+    ids=str,
+)
 def test_encodes_writes_and_attends(
-    num_heads: int, more: int, dtype: torch.dtype, kind: str
+    spec: AttentionSpec, more: int, dtype: torch.dtype, kind: str
 ) -> None:
-    spec = make_spec(num_heads, 8, 128)
     cache = many_rows(spec, dtype, 1, more)
     encoding = make_encoding(spec, dtype, kind, int(cache.lengths.max()) + 5)
     rows, written = len(cache.lengths), last_cells(cache)
     positions = cache.lengths.long() + 4  # not where the tokens are
-    qkv = torch.randn(rows, (num_heads + 16) * spec.head_dim + 8, device=DEVICE)
-    qkv = qkv.to(dtype)[:, :-8]
+    size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    qkv = torch.randn(rows, size + 8, device=DEVICE).to(dtype)[:, :size]
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
     expected = decode_heads_reference(qkv, encoding, positions, written, *expected_cache, spec)
     out = torch.full_like(expected, torch.nan)
@@ -178,3 +195,6 @@ def test_pieces_fit_the_rows(rows: int, max_length: int) -> None:
     splits, chunk = choose_pieces(rows, spec, max_length)
     assert 1 <= splits <= max(max_length // chunk, 1)
     assert rows * 8 * splits <= max(MAX_PROGRAMS, rows * 8)
+    if rows * 8 <= ONE_WAVE // 2:
+        assert rows * 8 * splits <= ONE_WAVE
+        assert 2 * rows * 8 * splits > ONE_WAVE or splits == max(max_length // chunk, 1)

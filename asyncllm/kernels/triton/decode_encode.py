@@ -32,7 +32,7 @@ def load_encoding(
     own, other, cos, sin = every, every, every, every
     if weight is not None:
         weight += every
-        partner = _partners(dim, ROTARY)
+        partner = partners(dim, ROTARY)
         own = tl.load(weight + dim, mask=inside, other=0.0, eviction_policy="evict_last")
         other = tl.load(weight + partner, mask=inside, other=0.0, eviction_policy="evict_last")
     if ROTARY > 0:
@@ -138,30 +138,33 @@ def _encode(
     x = tl.load(heads + dim, mask=inside, other=0.0)
     dtype: tl.constexpr = x.dtype
     if ROTARY > 0:
-        y = tl.load(heads + _partners(dim, ROTARY), mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(heads + partners(dim, ROTARY), mask=inside, other=0.0).to(tl.float32)
     x = x.to(tl.float32)
     if NORM:
         inverse = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HEAD_DIM + EPS)
-        x = _scaled(x * inverse, own, OFFSET, dtype)
+        x = scaled(x * inverse, own, OFFSET, dtype)
         if ROTARY > 0:
-            y = _scaled(y * inverse, other, OFFSET, dtype)
+            y = scaled(y * inverse, other, OFFSET, dtype)
     if ROTARY > 0:
         x = x * cos + y * tl.where(dim < ROTARY // 2, -sin, sin)
     return x.to(dtype)
 
 
 @triton.jit
-def _partners(dim, ROTARY: tl.constexpr):
+def partners(dim, ROTARY: tl.constexpr):
     """The element of a head that each turns with; beyond the rotary ones, itself."""
     HALF: tl.constexpr = ROTARY // 2
     return tl.where(dim < ROTARY, tl.where(dim < HALF, dim + HALF, dim - HALF), dim)
 
 
 @triton.jit
-def _scaled(x, weights, OFFSET: tl.constexpr, DTYPE: tl.constexpr):
+def scaled(x, weights, OFFSET: tl.constexpr, DTYPE: tl.constexpr):
     """Normalised x times the norm's weights, rounded as ``encode_heads`` does; float32."""
     weights = weights.to(tl.float32)
     if OFFSET:
         return x * (weights + 1.0)
     else:
         return x.to(DTYPE).to(tl.float32) * weights
+
+
+__all__ = ["begin_softmax", "load_encoding", "partners", "scaled", "softmax_of_none"]

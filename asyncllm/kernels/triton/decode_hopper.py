@@ -64,7 +64,6 @@ from triton.language.extra.cuda import gdc_wait
 
 from asyncllm.kernels.triton.decode_hopper_encode import load_heads, load_turns
 from asyncllm.kernels.triton.decode_hopper_parts import (
-    STAGES,
     TILE,
     Layer,
     Memory,
@@ -94,7 +93,7 @@ if TYPE_CHECKING:
 MAX_GROUP = 16
 #: Rows times K/V heads that ``decode`` is as fast for.
 FEW_PAIRS = 16
-#: Programs that run at once, two on each multiprocessor.
+#: Programs that run at once: two on each multiprocessor of an H200.
 ONE_WAVE = 264
 #: Of rows of 16 bytes, one after the other.
 PLAIN = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=1, order=[1, 0])
@@ -143,8 +142,9 @@ def launch(
         *(block_table.stride(0), splits, chunk),
     )
     columns, lanes = (max(next_power_of_2(n), 8) for n in (group, group + 2))
+    stages = 3 if columns == 8 else 2  # two programs fit on a multiprocessor
     constants = (
-        *(spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns, lanes),
+        *(spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns, lanes, stages),
         *(heads.encodes, *heads.constants, beside),
     )
     _launch((spec.num_kv_heads, splits, len(q) + beside), args, constants, num_warps=4)
@@ -201,6 +201,7 @@ def _decode_hopper(
     HEAD_DIM: gl.constexpr,
     COLUMNS: gl.constexpr,
     LANES: gl.constexpr,
+    STAGES: gl.constexpr,
     ENCODES: gl.constexpr,
     ROTARY: gl.constexpr,
     EPS: gl.constexpr,
@@ -209,7 +210,7 @@ def _decode_hopper(
     PDL: gl.constexpr,
 ):
     layer: gl.constexpr = Layer(
-        SCALE, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, COLUMNS, LANES, ROTARY, EPS, OFFSET
+        SCALE, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, COLUMNS, LANES, STAGES, ROTARY, EPS, OFFSET
     )
     if BESIDE and gl.program_id(2) == gl.num_programs(2) - 1:
         # One row too many: it keeps whoever waits for this kernel waiting for the one beside, too.

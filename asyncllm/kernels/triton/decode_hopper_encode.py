@@ -7,16 +7,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from asyncllm.kernels.triton.decode_encode import partners, scaled
 from asyncllm.kernels.triton.decode_hopper_parts import heads_layout
 
 
 @gluon.jit
 def _dims(layer: gl.constexpr):
-    """Elements of a head, [head_dim]; and the one that each turns with, or itself."""
-    HALF: gl.constexpr = layer.rotary // 2
-    dim = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, heads_layout(layer.head_dim)))
-    partner = gl.where(dim < layer.rotary, gl.where(dim < HALF, dim + HALF, dim - HALF), dim)
-    return dim, partner
+    """Elements of a head, [head_dim]."""
+    return gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, heads_layout(layer.head_dim)))
 
 
 @gluon.jit
@@ -26,7 +24,7 @@ def load_turns(rope, position, layer: gl.constexpr):
     The sine is negative where the partner is subtracted.
     """
     HALF: gl.constexpr = layer.rotary // 2
-    dim, _ = _dims(layer)
+    dim = _dims(layer)
     angle = rope + position * layer.rotary + gl.where(dim < HALF, dim, dim - HALF)
     turns = dim < layer.rotary
     cos = gl.load(angle, mask=turns, other=1.0)
@@ -43,7 +41,7 @@ def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr)
     """
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
-    dim = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, LAYOUT))
+    dim = _dims(layer)
     is_query = lane < layer.group
     is_key = lane == layer.group
     is_new = (lane >= layer.group) & (lane < layer.group + 2) & (piece.newest >= 0)
@@ -78,7 +76,8 @@ def _encode(heads, exists, memory, turns, layer: gl.constexpr):
     """
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
-    dim, partner = _dims(layer)
+    dim = _dims(layer)
+    partner = partners(dim, layer.rotary)
     mask = exists[:, None] & (dim >= 0)[None, :]
     plain = gl.load(heads[:, None] + dim[None, :], mask=mask, other=0.0)
     dtype: gl.constexpr = plain.dtype
@@ -89,23 +88,13 @@ def _encode(heads, exists, memory, turns, layer: gl.constexpr):
     if memory.q_weight is not None:
         weight = gl.where(lane < layer.group, memory.q_weight, memory.k_weight)[:, None]
         scale = gl.rsqrt(gl.sum(x * x, 1) / layer.head_dim + layer.eps)[:, None]
-        x = _scaled(x * scale, gl.load(weight + dim[None, :]), dtype, layer)
+        x = scaled(x * scale, gl.load(weight + dim[None, :]), layer.offset, dtype)
         if turns is not None:
-            y = _scaled(y * scale, gl.load(weight + partner[None, :]), dtype, layer)
+            y = scaled(y * scale, gl.load(weight + partner[None, :]), layer.offset, dtype)
     if turns is not None:
         cos, sin = turns
         x = x * cos[None, :] + y * sin[None, :]
     return gl.where((lane <= layer.group)[:, None], x.to(dtype), plain)
-
-
-@gluon.jit
-def _scaled(x, weight, dtype: gl.constexpr, layer: gl.constexpr):
-    """Normalised x times the norm's weights, rounded as ``encode_heads`` does; float32."""
-    weight = weight.to(gl.float32)
-    if layer.offset:
-        return x * (weight + 1.0)
-    else:
-        return x.to(dtype).to(gl.float32) * weight
 
 
 __all__ = ["load_heads", "load_turns"]

@@ -12,21 +12,21 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from asyncllm.kernels.triton.decode_pieces import cut_row
 from asyncllm.kernels.triton.page_copies import copy_block, find_cells
 
-#: Tokens that a program attends to at a time, and how many times so many shared memory holds: of
-#: two programs on a multiprocessor, one has tokens on their way while the other begins or ends.
+#: Tokens that a program attends to at a time.
 TILE = gl.constexpr(64)
-STAGES = gl.constexpr(3)
-#: Barriers of each stage: it has been filled, or is free.
-K_FULL, V_FULL, K_FREE, V_FREE = (gl.constexpr(i * STAGES.value) for i in range(4))
+#: Kinds of barriers, of which each stage has one: it has been filled, or is free.
+K_FULL, V_FULL, K_FREE, V_FREE = map(gl.constexpr, range(4))
 
 
 class Layer(NamedTuple):
-    """Constants.
+    """Constants of a model's layer, and of the programs for it.
 
     Attributes:
         group: query heads of a K/V head.
         columns: of a product; those, and padding.
         lanes: heads loaded at a time; those, a key and a value, and padding.
+        stages: how many tiles shared memory holds: of two programs on a multiprocessor, one has
+            tokens on their way while the other begins or ends.
         rotary, eps, offset: of the encoding, if heads are still to be encoded.
     """
 
@@ -37,6 +37,7 @@ class Layer(NamedTuple):
     head_dim: Any
     columns: Any
     lanes: Any
+    stages: Any
     rotary: Any
     eps: Any
     offset: Any
@@ -49,7 +50,8 @@ class Shared(NamedTuple):
         heads: [lanes, head_dim]; queries, key and value as they were loaded.
         q: [columns, head_dim].
         p: [columns, TILE]; weights of a tile.
-        k, v: [STAGES, TILE, head_dim].
+        k, v: [stages, TILE, head_dim].
+        barriers: [4 * stages], by kind.
     """
 
     heads: Any
@@ -146,6 +148,12 @@ def tiles_of(piece):
 
 
 @gluon.jit
+def barrier(shared, kind: gl.constexpr, stage, layer: gl.constexpr):
+    """The barrier of this kind of a stage."""
+    return shared.barriers.index(kind * layer.stages + stage)
+
+
+@gluon.jit
 def produce(keys, values, piece, shared, layer: gl.constexpr):
     """Have tile after tile copied, as stages become free."""
     COPIED: gl.constexpr = keys.block_type.shape[0]
@@ -153,11 +161,11 @@ def produce(keys, values, piece, shared, layer: gl.constexpr):
     for number in range(tiles_of(piece)):
         start = piece.begin + number * TILE
         cells = find_cells(piece.table, start, piece.end, TILE, COPIED, layer.page_size)
-        stage = number % STAGES
-        parity = (number // STAGES + 1) & 1
-        mbarrier.wait(shared.barriers.index(K_FREE + stage), parity)
-        copy_block(keys, cells, column, shared.k, stage, shared.barriers.index(K_FULL + stage))
-        mbarrier.wait(shared.barriers.index(V_FREE + stage), parity)
-        copy_block(values, cells, column, shared.v, stage, shared.barriers.index(V_FULL + stage))
+        stage = number % layer.stages
+        parity = (number // layer.stages + 1) & 1
+        mbarrier.wait(barrier(shared, K_FREE, stage, layer), parity)
+        copy_block(keys, cells, column, shared.k, stage, barrier(shared, K_FULL, stage, layer))
+        mbarrier.wait(barrier(shared, V_FREE, stage, layer), parity)
+        copy_block(values, cells, column, shared.v, stage, barrier(shared, V_FULL, stage, layer))
         if number == 0:
             gdc_launch_dependents()

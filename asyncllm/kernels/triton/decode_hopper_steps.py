@@ -17,10 +17,10 @@ from triton.language import debug_barrier
 from asyncllm.kernels.triton.decode_hopper_parts import (
     K_FREE,
     K_FULL,
-    STAGES,
     TILE,
     V_FREE,
     V_FULL,
+    barrier,
     heads_layout,
     products_layout,
 )
@@ -69,14 +69,14 @@ def begin(heads, piece, shared, layer: gl.constexpr):
 def attend(sums, totals, peak, shared, piece, number, layer: gl.constexpr):
     """Take a tile, the one of this number, into the softmax."""
     PRODUCTS: gl.constexpr = products_layout(layer.columns)
-    stage = number % STAGES
-    parity = (number // STAGES) & 1
+    stage = number % layer.stages
+    parity = (number // layer.stages) & 1
     none = gl.zeros([TILE, layer.columns], gl.float32, layout=PRODUCTS)
-    mbarrier.wait(shared.barriers.index(K_FULL + stage), parity)
+    mbarrier.wait(barrier(shared, K_FULL, stage, layer), parity)
     q = shared.q.permute((1, 0))
     scores = warpgroup_mma(shared.k.index(stage), q, none, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    mbarrier.arrive(shared.barriers.index(K_FREE + stage), count=1)
+    mbarrier.arrive(barrier(shared, K_FREE, stage, layer), count=1)
     scores *= layer.scale * LOG2_E
     count = piece.end - piece.begin - number * TILE
     if count < TILE:
@@ -88,7 +88,7 @@ def attend(sums, totals, peak, shared, piece, number, layer: gl.constexpr):
     totals = totals * fade[None, :] + weights
     p = shared.p.permute((1, 0))
     p.store(weights.to(shared.p.dtype))
-    mbarrier.wait(shared.barriers.index(V_FULL + stage), parity)
+    mbarrier.wait(barrier(shared, V_FULL, stage, layer), parity)
     if count < TILE:
         _clear(shared.v.index(stage), count, layer)
     fence_async_shared()
@@ -96,7 +96,7 @@ def attend(sums, totals, peak, shared, piece, number, layer: gl.constexpr):
     v = shared.v.index(stage).permute((1, 0))
     sums = warpgroup_mma(v, p, sums * fade[None, :], is_async=True)
     sums = warpgroup_mma_wait(0, deps=(sums,))
-    mbarrier.arrive(shared.barriers.index(V_FREE + stage), count=1)
+    mbarrier.arrive(barrier(shared, V_FREE, stage, layer), count=1)
     return sums, totals, new_peak
 
 
