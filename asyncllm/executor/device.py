@@ -116,7 +116,8 @@ class CpuDevice:
         self._latest: _Started | None = None
 
     def upload(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array)
+        # PyTorch has no tensors that are read-only, as what a plan holds is.
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def upload_into(self, target: Tensor, array: np.ndarray) -> None:
         target.copy_(torch.from_numpy(array))

@@ -95,11 +95,13 @@ class SlotTable:
         return first
 
     def add_pages(self, new_pages: np.ndarray) -> None:
-        """Enter int32 [m, 3] of (slot, index, page) into the block table."""
-        if len(new_pages) == 0:
-            return
-        # A copy, as a plan's array is read-only, which PyTorch warns of.
-        enter_pages(self._device.upload(new_pages.copy()), self.block_table)
+        """Enter int32 [m, 3] of (slot, index, page) into the block table.
+
+        The upload of a step's rows comes after it, and waits for it: so attention may look pages up
+        before the kernels before it have finished.
+        """
+        if len(new_pages):
+            enter_pages(self._device.upload(new_pages), self.block_table)
 
     def relay(self, slots: Tensor, tokens: Tensor) -> None:
         """Keep sampled tokens (int64) for the next step's decode rows of these slots."""

@@ -58,7 +58,7 @@ def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:
 
     Args:
         new_pages: int32 [n, 3], contiguous: a slot, an index, and the slot's page there.
-        block_table: int32 [slots, max_pages].
+        block_table: int32 [slots, max_pages], contiguous.
     """
     if is_native(new_pages):
         from asyncllm.kernels.triton.tokens import enter_pages as launch

@@ -16,8 +16,8 @@ takes fewer still, ``decode_hopper``, for more than two rows of 8 K/V heads.
 
 Microseconds that attention adds to a layer of Qwen3-0.6B on an H200, encoding included, in a graph
 of layers with shuffled pages, before those two changes; bfloat16, 16 query and 8 K/V heads of 128,
-page size 16. Bold: what is chosen here. Mixed: lengths of 100 to 1,300, uniform. Floor: bytes of K
-and V at 4.5 TB/s.
+page size 16. Bold: what is chosen where ``decode_hopper`` is not. Mixed: lengths of 100 to 1,300,
+uniform. Floor: bytes of K and V at 4.5 TB/s.
 
 | rows x length | 1 x 300 | 1 x 640 | 1 x 1,500 | 2 x 640 | 4 x 640 | 8 x 300 | 8 x 640 |
 |---------------|---------|---------|-----------|---------|---------|---------|---------|

@@ -2,8 +2,8 @@
 Hopper GPUs, for which ``decode_hopper`` is.
 
 Every program of a row and K/V head encodes the query heads anew. The one with the row's newest
-token also encodes its key, writes key and value to their page, and takes them into its softmax from
-registers: no program reads what another writes. ``decode`` has the measurements.
+token also encodes its key, writes key and value to their page, and takes them into its softmax
+itself: no program reads what another writes. ``decode`` has the measurements.
 """
 
 from __future__ import annotations
