@@ -156,8 +156,9 @@ def _captured_level(level: Level, size: Size) -> Level:
     """The level of the graph that runs a step of this one.
 
     A graph that can do more costs a few microseconds, and one fewer to capture saves thousands of
-    them; for the smallest steps those few matter.
+    them; for the smallest decode steps those few matter.
     """
-    if level is Level.EAGER or (level is Level.GREEDY and size.rows <= BURST_ROWS):
+    is_small = size.rows <= BURST_ROWS and not size.mixed
+    if level is Level.EAGER or (level is Level.GREEDY and is_small):
         return level
     return Level.FILTER

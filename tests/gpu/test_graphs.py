@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
+from asyncllm.executor.graphs import GraphedForward
 from tests.cpu import tiny_models
 
 pytestmark = pytest.mark.gpu
@@ -93,6 +94,28 @@ async def test_mixed_sampling_in_one_batch(folder_of: Callable[[str], Path]) -> 
     alone = [tokens(await answers(folder, requests, **options)) for requests in kinds]
     together = await answers(folder, [r for requests in kinds for r in requests], **options)
     assert tokens(together) == [ids for part in alone for ids in part]
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 5, 40])
+async def test_nothing_is_captured_while_serving(
+    max_num_seqs: int, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[object] = []
+    capture = GraphedForward._capture
+
+    def noted(self: GraphedForward, kind: Any) -> Any:
+        captured.append(kind)
+        return capture(self, kind)
+
+    monkeypatch.setattr(GraphedForward, "_capture", noted)
+    folder = folder_of("qwen3")
+    async with AsyncLLM(folder, device="cuda", max_model_len=256, max_num_seqs=max_num_seqs) as llm:
+        before = list(captured)
+        for sampling in ("greedy", "draw", "filter"):
+            requests = workload(24, **SAMPLING[sampling])
+            await asyncio.gather(*(llm.generate(*request) for request in requests))
+    assert before
+    assert captured == before
 
 
 async def test_bfloat16_text_does_not_depend_on_graphs() -> None:
