@@ -7,7 +7,7 @@ import msgspec
 NO_PAGE = -1
 
 
-class Node(msgspec.Struct, eq=False):
+class Node(msgspec.Struct, eq=False, gc=False):
     """One page's worth of tokens, after those of its ancestors. Roots hold none.
 
     Attributes:
@@ -19,10 +19,13 @@ class Node(msgspec.Struct, eq=False):
         on_device: children with a device page.
         host: its host page or NO_PAGE; valid unless ``saving``.
         saving: a copy of the device page to the host page is under way.
-        linked: found by ``match``; an unlinked node's pages go with its last lock.
+        linked: found by ``match``; an unlinked node's pages go with its last lock, and it has no
+            children.
     """
 
-    # A struct, which is made in C: a long prompt needs hundreds at once.
+    # A struct, which is made in C: a long prompt needs hundreds at once. And the garbage collector
+    # does not know it, which would else walk through all there are, tens of thousands, and stop
+    # everything for as long as 70 ms: so whoever unlinks a node has to cut its cycles.
     parent: Node | None
     key: bytes
     page: int

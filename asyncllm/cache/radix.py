@@ -54,6 +54,10 @@ class PrefixTree:
             lambda tick, node: node.tick == tick and node.host_evictable()
         )
 
+    def __del__(self) -> None:
+        for root in self._roots.values():
+            _take_apart(root)
+
     # -- looking up ------------------------------------------------------------------------------
 
     def match(self, tokens: array[int], salt: bytes) -> Match:
@@ -185,11 +189,7 @@ class PrefixTree:
         if not node.linked:
             return
         self._unlink(node)
-        unseen = [node]
-        while unseen:
-            below = unseen.pop()
-            unseen += below.children.values()
-            below.linked = False
+        for below in _take_apart(node):
             if below.locks == 0 and below.ready:
                 self.num_cached -= below.page != NO_PAGE
                 self._free(below)
@@ -293,11 +293,7 @@ class PrefixTree:
     def _remove(self, node: Node) -> None:
         """Take a node without device pages below it out, with all that is below it."""
         self._unlink(node)
-        unseen = [node]
-        while unseen:
-            below = unseen.pop()
-            unseen += below.children.values()
-            below.linked = False
+        for below in _take_apart(node):
             self._free(below)
 
     def _unlink(self, node: Node) -> None:
@@ -345,3 +341,13 @@ class PrefixTree:
     def _offer_host(self, node: Node) -> None:
         if node.host_evictable():
             self._host_leaves.push(node.tick, node)
+
+
+def _take_apart(node: Node) -> list[Node]:
+    """Unlink a node and all that is below it, which is returned, from each other."""
+    nodes = [node]
+    for below in nodes:  # which grow
+        nodes += below.children.values()
+        below.children.clear()
+        below.linked = False
+    return nodes

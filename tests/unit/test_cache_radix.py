@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
+import weakref
 from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -152,8 +156,28 @@ def test_eviction_costs_a_few_looks_at_the_heap_a_page(monkeypatch: pytest.Monke
     assert looks <= 3 * num_pages
 
 
-def test_nothing_is_left_of_thousands_of_salts() -> None:
-    before = alive(Node)
+class Children(dict[bytes, Node]):
+    """What a node alone refers to."""
+
+
+@pytest.fixture
+def alive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """How many nodes there are, of which the garbage collector deletes none."""
+    watched: list[weakref.ref[Children]] = []
+
+    def make(*args: Any, **options: Any) -> Node:
+        node = Node(*args, **options)
+        node.children = children = Children()
+        watched.append(weakref.ref(children))
+        return node
+
+    monkeypatch.setattr("asyncllm.cache.radix.Node", make)
+    gc.disable()
+    yield lambda: sum(children() is not None for children in watched)
+    gc.enable()
+
+
+def test_nothing_is_left_of_thousands_of_salts(alive: Callable[[], int]) -> None:
     pages, hosts = PageAllocator(40), PageAllocator(20)
     tree = PrefixTree(1, pages, hosts)
     for i in range(3000):
@@ -169,7 +193,7 @@ def test_nothing_is_left_of_thousands_of_salts() -> None:
     # Beyond the nodes of the pages: their roots, nodes in between, and stale entries of the heaps.
     assert len(tree._roots) <= 40 + 20
     del node
-    assert alive(Node) - before <= 3 * (40 + 20) + 2 * 64 + 2 * (40 + 20)
+    assert alive() <= 3 * (40 + 20) + 2 * 64 + 2 * (40 + 20)
     assert tree.evict(tree.num_cached)
     assert pages.num_free == 40
     for root in list(tree._roots.values()):
@@ -178,6 +202,26 @@ def test_nothing_is_left_of_thousands_of_salts() -> None:
     assert (hosts.num_free, tree._roots, len(tree._unsaved)) == (20, {}, 0)
 
 
-def alive(kind: type) -> int:
-    gc.collect()
-    return sum(type(thing) is kind for thing in gc.get_objects())
+def test_nodes_go_without_the_garbage_collector(alive: Callable[[], int]) -> None:
+    pages = PageAllocator(40)
+    tree = PrefixTree(1, pages, PageAllocator(0))
+    for first in range(3):
+        chain(tree, pages, b"", [first, 1, 2, 3])
+    tree._leaves.clear()  # which may have stale entries
+    assert alive() == 1 + 3 * 4
+    [root] = tree._roots.values()
+    tree.forget(next(iter(root.children.values())))
+    del root
+    assert alive() == 1 + 2 * 4
+    del tree
+    assert alive() == 0
+
+
+def test_the_garbage_collector_walks_through_no_nodes() -> None:
+    pages = PageAllocator(40)
+    node: Node | None = chain(PrefixTree(1, pages, PageAllocator(0)), pages, b"", [1, 2, 3])
+    while node is not None:
+        assert not gc.is_tracked(node)
+        # Which they are of themselves since Python 3.14.
+        assert sys.version_info >= (3, 14) or not gc.is_tracked(node.children)
+        node = node.parent
