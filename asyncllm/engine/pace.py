@@ -93,11 +93,13 @@ class Evenly:
         """See ``Pace.prompt_tokens``."""
         if num_decodes and step < self._next:
             return 0
-        begun = batch.prefilling.values()
-        prompts = [self._work(seq, len(seq.tokens)) for seq in waiting]
-        has_later = self._has_later(step, num_decodes, waiting)
-        if len(prompts) > batch.num_free or has_later or not (prompts or begun):
+        if len(waiting) > batch.num_free:
+            self._joined = step  # all who wait for a slot are of the batch, and may be thousands
             return math.inf
+        begun = batch.prefilling.values()
+        if self._has_later(step, num_decodes, waiting) or not (waiting or begun):
+            return math.inf
+        prompts = [self._work(seq, len(seq.tokens)) for seq in waiting]
         prompts += [self._work(seq, batch.remaining(seq)[1]) for seq in begun]
         rows = [self._work(seq, 0) for seq in batch.decoding]
         works = prompts + rows

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncllm.attention.base import AttentionSpec
     from asyncllm.kernels.heads import HeadEncoding
 
-#: Rows times K/V heads that one kernel is faster for than two.
+#: Rows times K/V heads that one kernel is faster for than two, where ``decode_hopper`` is not.
 FUSED_PAIRS = 128
 
 
