@@ -184,7 +184,7 @@ KINDS = ("plain", "norm", "rotary", "half", "whole", "offset")
 
 
 def make_encoding(
-    spec: AttentionSpec, dtype: torch.dtype, kind: str, positions: int = max(LENGTHS) + 7
+    spec: AttentionSpec, dtype: torch.dtype, kind: str, positions: int
 ) -> HeadEncoding:
     def norm() -> Norm | None:
         if kind in ("plain", "rotary"):
@@ -207,21 +207,34 @@ def last_cells(cache: Cache) -> Tensor:
     return torch.where(cache.lengths > 0, pages * page_size + last % page_size, -1)
 
 
+class Newest(NamedTuple):
+    """The first arguments of ``decode_heads``."""
+
+    qkv: Tensor
+    encoding: HeadEncoding
+    positions: Tensor
+    written: Tensor
+
+
+def make_newest(spec: AttentionSpec, dtype: torch.dtype, cache: Cache, kind: str) -> Newest:
+    """Tokens that are still to be encoded, and written to the ends of a cache's rows."""
+    size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    qkv = torch.randn(len(cache.lengths), size + 8, device=DEVICE).to(dtype)[:, :size]
+    positions = cache.lengths.long() + 4  # not where the tokens are
+    encoding = make_encoding(spec, dtype, kind, int(positions.max()) + 1)
+    return Newest(qkv, encoding, positions, last_cells(cache))
+
+
 def check_heads(
     spec: AttentionSpec, dtype: torch.dtype, cut: Cut, kind: str, fused: bool = True
 ) -> None:
-    encoding = make_encoding(spec, dtype, kind)
     cache = make_cache(spec, dtype, new=1)
-    size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    qkv = torch.randn(len(LENGTHS), size + 8, device=DEVICE).to(dtype)[:, :size]
-    written = last_cells(cache)
-    positions = (cache.lengths.long() + 4).clamp(min=0)  # not where the tokens are
-
+    newest = make_newest(spec, dtype, cache, kind)
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
-    expected = decode_heads_reference(qkv, encoding, positions, written, *expected_cache, spec)
+    expected = decode_heads_reference(*newest, *expected_cache, spec)
 
     out = torch.full_like(expected, torch.nan)
-    decode_heads(qkv, encoding, positions, written, *cache, spec, out=out, cut=cut, fused=fused)
+    decode_heads(*newest, *cache, spec, out=out, cut=cut, fused=fused)
     assert_close(out, expected)
     tolerance = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(
@@ -243,10 +256,8 @@ def check_overlap(
         cache: rows whose newest token is not yet written.
         times: launches of a graph, and replays of it.
     """
-    positions, written = cache.lengths.long(), last_cells(cache)
-    encoding = make_encoding(spec, torch.bfloat16, "whole", int(positions.max()) + 1)
-    heads = spec.num_heads + 2 * spec.num_kv_heads
-    inputs = torch.randn(times, len(positions), heads * spec.head_dim, device=DEVICE).bfloat16()
+    newest = make_newest(spec, torch.bfloat16, cache, "whole")
+    inputs = torch.randn(times, *newest.qkv.shape, device=DEVICE).bfloat16()
     plain = Norm(torch.ones(inputs.shape[-1], dtype=inputs.dtype, device=DEVICE), 1e-5)
 
     def run(between: Callable[[], None]) -> list[Tensor]:
@@ -254,8 +265,8 @@ def check_overlap(
         for x in inputs:
             qkv = rms_norm(x, plain)
             between()
-            at = encoding, positions, written
-            outs.append(decode_heads(qkv, *at, *cache, spec, cut=cut, fused=fused))
+            at = newest._replace(qkv=qkv)
+            outs.append(decode_heads(*at, *cache, spec, cut=cut, fused=fused))
             between()
         return outs
 

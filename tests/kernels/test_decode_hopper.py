@@ -13,9 +13,8 @@ from tests.kernels.test_decode import (
     Cache,
     assert_close,
     check_overlap,
-    last_cells,
     make_cache,
-    make_encoding,
+    make_newest,
     make_queries,
     make_spec,
 )
@@ -161,17 +160,14 @@ def test_encodes_writes_and_attends(
     spec: AttentionSpec, more: int, dtype: torch.dtype, kind: str
 ) -> None:
     cache = many_rows(spec, dtype, 1, more)
-    encoding = make_encoding(spec, dtype, kind, int(cache.lengths.max()) + 5)
-    rows, written = len(cache.lengths), last_cells(cache)
-    positions = cache.lengths.long() + 4  # not where the tokens are
-    size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    qkv = torch.randn(rows, size + 8, device=DEVICE).to(dtype)[:, :size]
+    newest = make_newest(spec, dtype, cache, kind)
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
-    expected = decode_heads_reference(qkv, encoding, positions, written, *expected_cache, spec)
+    expected = decode_heads_reference(*newest, *expected_cache, spec)
     out = torch.full_like(expected, torch.nan)
-    decode_heads(qkv, encoding, positions, written, *cache, spec, out=out)
+    decode_heads(*newest, *cache, spec, out=out)
     assert_close(out, expected)
     # The kernel for heads alone rounds where this one does, which the reference does not.
+    qkv, encoding, positions, written = newest
     encode_heads(qkv.clone(), spec, encoding, positions, *expected_cache[:2], written)
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(
