@@ -83,11 +83,19 @@ def _chunks(scheduler: Scheduler) -> list[tuple[int, int]]:
     return list(zip(step.chunk_rows[1::3], step.chunk_rows[2::3], strict=True))
 
 
+def both(
+    work: Work, in_flight: int = 1, **changes: Any
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """``steps_of`` with the pace, and without."""
+    evenly = steps_of(work, LongestFirst(), in_flight, **changes)
+    return evenly, steps_of(work, AllAtOnce(), in_flight, **changes)
+
+
 WORK: Work = [(100 + 37 * i % 900, 20 + 53 * i % 700) for i in range(128)]
 
 
 def test_steps_are_more_alike_and_no_more() -> None:
-    evenly, at_once = (steps_of(WORK, policy) for policy in (LongestFirst(), AllAtOnce()))
+    evenly, at_once = both(WORK)
     assert len(evenly) <= len(at_once) + 2
     assert max(map(sum, at_once)) == 8192
     assert max(map(sum, evenly)) < 2 * CHUNK
@@ -109,18 +117,14 @@ def test_steps_are_more_alike_and_no_more() -> None:
 def test_no_prompt_comes_so_late_that_the_batch_ends_later(
     work: Work, in_flight: int, scarce: dict[str, int]
 ) -> None:
-    evenly, at_once = (
-        steps_of(work, policy, in_flight, **scarce) for policy in (LongestFirst(), AllAtOnce())
-    )
+    evenly, at_once = both(work, in_flight, **scarce)
     assert len(evenly) <= len(at_once) + 3
     assert all(rows or prompts for rows, prompts in evenly)
 
 
 def begin_alike(work: Work, **changes: Any) -> bool:
     """Whether prompts begin when they would without a pace."""
-    evenly, at_once = (
-        steps_of(work, policy, **changes) for policy in (LongestFirst(), AllAtOnce())
-    )
+    evenly, at_once = both(work, **changes)
     return evenly == at_once
 
 
@@ -134,18 +138,13 @@ def test_prompts_begin_at_once_unless_they_can_wait() -> None:
 @pytest.mark.parametrize("num_pages", [2000, 4000, 6000, 7187])
 def test_prompts_that_wait_for_pages_begin_at_once(num_pages: int) -> None:
     assert sum(-(-(prompt + output) // 16) for prompt, output in WORK) == 7188
-    evenly, at_once = (
-        steps_of(WORK, policy, num_pages=num_pages) for policy in (LongestFirst(), AllAtOnce())
-    )
+    evenly, at_once = both(WORK, num_pages=num_pages)
     assert evenly[:10] == at_once[:10]
     assert len(evenly) <= len(at_once) + 3
 
 
 def test_small_steps_end_no_later() -> None:
-    evenly, at_once = (
-        steps_of(WORK, policy, in_flight=2, max_num_batched_tokens=256)
-        for policy in (LongestFirst(), AllAtOnce())
-    )
+    evenly, at_once = both(WORK, in_flight=2, max_num_batched_tokens=256)
     assert len(evenly) <= len(at_once) + 3
 
 
@@ -157,9 +156,7 @@ def test_nobody_waits_for_an_output_that_may_end_sooner(number: int) -> None:
 
 
 def test_prompts_that_wait_for_a_slot_begin_at_once() -> None:
-    evenly, at_once = (
-        steps_of(WORK, policy, max_num_seqs=16) for policy in (LongestFirst(), AllAtOnce())
-    )
+    evenly, at_once = both(WORK, max_num_seqs=16)
     waiting = next(i for i, (rows, _) in enumerate(at_once) if rows > 0)
     assert evenly[:waiting] == at_once[:waiting]
     assert len(evenly) <= len(at_once) + 3
