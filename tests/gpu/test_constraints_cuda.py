@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from asyncllm.executor.device import CpuDevice, CudaDevice
 from asyncllm.executor.sampler import Sampler
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.constraining import row_params
+from tests.gpu.gate import Gate
 from tests.gpu.test_graphs import answers, tokens, workload
 from tests.gpu.test_sampler_cuda import no_waiting
 
@@ -96,12 +96,13 @@ def test_the_forward_is_not_waited_for() -> None:
     for step in range(3):
         sampler.sample(logits, slots, lengths + step)
     torch.cuda.synchronize()
-    started = time.perf_counter()
-    torch.cuda._sleep(2_000_000_000)
-    sampler.sample(logits, slots, lengths + 3)
-    assert time.perf_counter() - started < 0.2
+    with Gate() as gate:
+        gate.hold()
+        before = torch.cuda.Event()
+        before.record()
+        sampler.sample(logits, slots, lengths + 3)
+        assert not before.query()
     torch.cuda.synchronize()
-    assert time.perf_counter() - started > 0.4
 
 
 CONSTRAINED: dict[str, Any] = {

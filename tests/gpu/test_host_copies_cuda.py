@@ -29,14 +29,13 @@ from tests.cpu.page_copies import (
     worker_of,
 )
 from tests.cpu.test_shared_pages import check_shared_pages
+from tests.gpu.gate import Gate
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 
-#: So many clock cycles last about half a second: an eternity beside the copies and steps here.
-LONG = 1_000_000_000
 #: Of an 8B model with grouped heads: 2.25 MiB a page.
 LARGE = Shape(36, 16, 8, 128, torch.bfloat16)
 
@@ -52,9 +51,9 @@ class Watched(CudaDevice):
         self.streams.append(super().copy_stream())
         return self.streams[-1]
 
-    def hold_copies(self) -> list[Span]:
-        """Keep both streams busy for long."""
-        return [stream.run(lambda: torch.cuda._sleep(LONG)) for stream in self.streams]
+    def hold_copies(self, gate: Gate) -> list[Span]:
+        """Keep both streams waiting."""
+        return [stream.run(gate.hold) for stream in self.streams]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -108,10 +107,11 @@ def test_launching_and_polling_do_not_wait_for_the_device() -> None:
     tiers.copier.warm_up()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        held = device.hold_copies()
-        tiers.copier.launch(0, np.concatenate([store([(0, 0), (3, 5)]), load([(1, 1)])]))
-        assert tiers.copier.landed(0) == ()
-        assert not any(span.done() for span in held)
+        with Gate() as gate:
+            held = device.hold_copies(gate)
+            tiers.copier.launch(0, np.concatenate([store([(0, 0), (3, 5)]), load([(1, 1)])]))
+            assert tiers.copier.landed(0) == ()
+            assert not any(span.done() for span in held)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     tiers.copier.mark().wait()
@@ -124,13 +124,12 @@ def test_copies_do_not_wait_for_the_steps() -> None:
     tiers = Tiers(device)
     tiers.copier.warm_up()
     before = tiers.bits()
-    torch.cuda._sleep(1)  # loaded now, as loading a kernel waits for those that run
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
-    steps = device.mark()
-    tiers.copier.launch(0, np.concatenate([store([(4, 9), (5, 10)]), load([(0, 0)])]))
-    tiers.copier.mark().wait()
-    assert not steps.done()
+    with Gate() as gate:
+        gate.hold()
+        steps = device.mark()
+        tiers.copier.launch(0, np.concatenate([store([(4, 9), (5, 10)]), load([(0, 0)])]))
+        tiers.copier.mark().wait()
+        assert not steps.done()
     assert [step for step, _ in tiers.copier.landed(0)] == [0]
     assert torch.equal(tiers.host_bits()[9:11], before[4:6])
     steps.wait()
@@ -148,17 +147,18 @@ def test_steps_do_not_wait_for_copies() -> None:
     second = runner.collect(runner.launch(plan(1, rows=[(0, 3, 1)])))
     assert [unpack(result.tokens).tolist() for result in (first, second)] == [[7], [7]]
 
-    held = device.hold_copies()
-    pages = store((page, page) for page in range(20))
-    plans = [plan(2, pages, rows=[(0, 4, 1)])]
-    plans += [plan(step, rows=[(0, step + 2, 1)]) for step in range(3, 20)]
-    results = [runner.collect(runner.launch(each)) for each in plans]
-    assert not any(span.done() for span in held)
-    assert [result.copied for result in results] == [()] * 18
-    assert all(unpack(result.tokens).tolist() == [7] for result in results)
+    with Gate() as gate:
+        held = device.hold_copies(gate)
+        pages = store((page, page) for page in range(20))
+        plans = [plan(2, pages, rows=[(0, 4, 1)])]
+        plans += [plan(step, rows=[(0, step + 2, 1)]) for step in range(3, 20)]
+        results = [runner.collect(runner.launch(each)) for each in plans]
+        assert not any(span.done() for span in held)
+        assert [result.copied for result in results] == [()] * 18
+        assert all(unpack(result.tokens).tolist() == [7] for result in results)
 
-    ticket = runner.launch(plan(20))
-    assert not ticket.done()
+        ticket = runner.launch(plan(20))
+        assert not ticket.done()
     ((step, seconds),) = runner.collect(ticket).copied
     assert step == 2
     assert 0 < seconds < min(span.seconds() for span in held)  # waiting for others is not counted

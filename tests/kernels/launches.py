@@ -212,8 +212,8 @@ def compiled(variant: Variant, target: Any) -> tuple[str, int]:
 
 
 def compile_modules(names: Iterable[str]) -> dict[str, Any]:
-    """Of each, [kernel, whether it is launched programmatically, PTX, bytes of shared memory] of
-    what it launches; or an error."""
+    """Of each, [kernel, options of its compilation, PTX, bytes of shared memory] of what it
+    launches; or an error."""
     (gpu,) = gpus_of(["9.0a"])
     launched: dict[str, Any] = {}
     with rehearsing(gpu) as variants, torch.device("meta"):
@@ -232,7 +232,7 @@ def compile_modules(names: Iterable[str]) -> dict[str, Any]:
             launched[name] = [
                 (
                     f"{variant.function.__module__}.{variant.function.__name__}",
-                    variant.options["launch_pdl"],
+                    variant.options,
                     *compiled(variant, gpu.target),
                 )
                 for variant in found

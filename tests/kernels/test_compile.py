@@ -58,8 +58,8 @@ def test_compiles(module: str, compiled: dict[str, Any]) -> None:
     kernels = compiled[module]
     assert isinstance(kernels, list), kernels
     assert kernels
-    for name, programmatic, ptx, _ in kernels:
-        assert programmatic, name
+    for name, options, ptx, _ in kernels:
+        assert options["launch_pdl"], name
         write = re.search(r"\b((st|red|atom)\.\S*|cp\.async\.bulk\.tensor\.\dd\.)global\b", ptx)
         assert write, name
         assert 0 < ptx.find("griddepcontrol.wait") < write.start(), name
@@ -73,3 +73,11 @@ def test_two_programs_of_decode_attention_fit_on_a_multiprocessor(
     assert len(kernels) == 7
     for *_, shared in kernels:
         assert 2 * (shared + 1024) <= 228 << 10  # 1 KiB of each is the system's
+
+
+def test_kernels_that_branch_on_sums_have_the_same_sum_in_every_lane(
+    compiled: dict[str, Any],
+) -> None:
+    """See ``Launcher``."""
+    fuses = {name: options["enable_fp_fusion"] for name, options, *_ in compiled["sampling"]}
+    assert not fuses["asyncllm.kernels.triton.filtering.filter_kernel"]

@@ -105,6 +105,17 @@ def test_draws_follow_the_distribution(kind: str, vocab: int) -> None:
     check_distribution(np.bincount(tokens, minlength=vocab), expected)
 
 
+@pytest.mark.skipif(not NATIVE, reason="the interpreter has no lanes")
+@pytest.mark.parametrize("kind", ["top_p", "much", "nearly all"])
+@pytest.mark.parametrize("vocab", [3000, 9001, 32_000])
+def test_every_row_comes_to_an_end(kind: str, vocab: int) -> None:
+    """A kernel whose lanes disagree on a sum waits for itself, in one row of hundreds."""
+    rows = 4000
+    logits = random_logits(rows, vocab, dtype=torch.float32)
+    tokens = launch(logits, make_table(*[KINDS[kind]] * rows))
+    assert ((tokens >= 0) & (tokens < vocab)).all()
+
+
 def test_a_row_does_not_depend_on_its_batch() -> None:
     kinds = list(KINDS.values())
     count, vocab = (256, 151_936) if NATIVE else (len(kinds), 5003)

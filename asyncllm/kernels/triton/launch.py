@@ -21,11 +21,16 @@ class Launcher:
         kernel: a ``triton.jit`` or ``gluon.jit`` function: its arguments, then its
             ``tl.constexpr`` ones, of which the last is PDL: whether the launch is programmatic.
         max_registers: the most of a thread, if the kernel divides warps among tasks.
+        fuses: whether a product may be added without being rounded first. The sum of products over
+            the lanes of a warp then differs from lane to lane, as each rounds all but its own: a
+            kernel that branches on such a sum never ends.
     """
 
-    def __init__(self, kernel: Any, max_registers: int | None = None):
+    def __init__(self, kernel: Any, max_registers: int | None = None, fuses: bool = True):
         self._kernel = kernel
-        self._max_registers = max_registers
+        self._options: dict[str, Any] = {"launch_pdl": True, "enable_fp_fusion": fuses}
+        if max_registers is not None:
+            self._options["maxnreg"] = max_registers
         self._variants: dict[Hashable, Any] = {}
 
     def __call__(
@@ -61,9 +66,7 @@ class Launcher:
                 values.append(arg)
         found = self._variants.get(tuple(key))
         if found is None:
-            options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": True}
-            if self._max_registers is not None:
-                options["maxnreg"] = self._max_registers
+            options = {"num_warps": num_warps, "num_stages": num_stages, **self._options}
             compiled = self._kernel[grid](*args, *constants, True, **options)
             if compiled is not None:  # as where launches are only written down
                 found = (compiled.run, compiled.function, compiled.packed_metadata)
