@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,9 +37,10 @@ class StepForward(Protocol):
 class Samples:
     """What the rows that sample yield, on the device.
 
-    ``tokens`` is int64 [burst, samples]; ``logprobs`` has one for each of the burst, or none.
+    ``tokens`` is int64 [burst, samples]; or it has more columns, and those of the samples are
+    ``columns``, int64 [samples] on the host. ``logprobs`` has one for each of the burst, or none.
     ``prompts`` are of the prompts that are scored, ``pooled`` of those that are pooled, if there
-    are any. ``failures`` tells where in ``tokens`` no token may be, and why.
+    are any. ``failures`` tells where among the samples no token may be, and why.
     """
 
     tokens: Tensor
@@ -46,6 +48,7 @@ class Samples:
     prompts: PromptLogprobs | None = None
     pooled: PooledSums | None = None
     failures: tuple[tuple[int, int, str], ...] = ()
+    columns: np.ndarray | None = None
 
     @classmethod
     def of(cls, burst: list[Sampled]) -> Self:

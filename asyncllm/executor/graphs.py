@@ -85,7 +85,7 @@ class GraphedForward:
         tokens = self._replay(_Kind(size, level, burst), step).output
         if len(step.sampling) == 0:
             return None
-        return Samples(self._sampling(tokens.T, step).T)
+        return Samples(tokens, columns=step.sampling)
 
     def capture(self) -> None:
         """Capture what nearly all steps need; the rest is captured when it is first met."""

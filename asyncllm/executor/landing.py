@@ -59,7 +59,7 @@ class Landing:
 
     Attributes:
         rows: int64 [samples]; the rows of the plan they belong to.
-        tokens: int64 [burst, samples], landing.
+        tokens, columns: as in ``Samples``, landing.
         logprobs: of each token of the burst; None when no row asked.
         prompts: of the prompts that are scored; None without any.
         pooled: of those that are pooled, likewise.
@@ -68,6 +68,7 @@ class Landing:
 
     rows: np.ndarray
     tokens: np.ndarray
+    columns: np.ndarray | None
     logprobs: tuple[Copied[RowLogprobs] | None, ...]
     prompts: Copied[ScoredPrompt] | None
     pooled: Copied[PooledPrompt] | None
@@ -83,11 +84,16 @@ class Landing:
         return cls(
             rows=step.sampling,
             tokens=download(samples.tokens),
+            columns=samples.columns,
             logprobs=tuple(copy(logprobs, download) for logprobs in samples.logprobs),
             prompts=copy(samples.prompts, download),
             pooled=copy(samples.pooled, download),
             failures=failures,
         )
+
+    def sampled(self) -> np.ndarray:
+        """int64 [burst, samples], once they have landed."""
+        return self.tokens if self.columns is None else self.tokens[:, self.columns]
 
     def row_logprobs(self, num_rows: int) -> Iterator[RowLogprobs]:
         """By place in ``StepResult.tokens``; they have landed."""

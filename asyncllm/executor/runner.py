@@ -106,7 +106,7 @@ class ModelRunner:
         ticket.end.wait()
         landed = time.perf_counter()
         if ticket.samples is not None:
-            tokens[:, ticket.samples.rows] = ticket.samples.tokens
+            tokens[:, ticket.samples.rows] = ticket.samples.sampled()
             logprobs = tuple(ticket.samples.row_logprobs(ticket.num_rows))
             prompts, pooled = read(ticket.samples.prompts), read(ticket.samples.pooled)
         return StepResult(

@@ -168,7 +168,9 @@ class Sampler:
         packed = np.array(list(self._pending.items()), dtype=_PENDING)
         self._pending.clear()
         seeds = packed["record"]["stream"]
-        seeds[:] = stream_of(torch.from_numpy(seeds.copy())).numpy()
+        # Not as a tensor: each call into PyTorch gives up the interpreter's lock, and then waits
+        # for whoever has it.
+        seeds[:] = stream_of(seeds)
         rows = self._device.upload(packed.view(np.int64).reshape(-1, 4))
         self._table.index_copy_(0, rows[:, 0], rows[:, 1:])
 

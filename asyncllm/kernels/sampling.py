@@ -7,6 +7,8 @@ tie are kept or dropped together.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,6 +32,8 @@ RECORD = np.dtype(
 TILE = 256
 #: Up to so many largest weights are selected; for more of them, sorting all is faster (measured).
 MAX_SELECT = 128
+
+Ints = TypeVar("Ints", Tensor, np.ndarray)
 
 # splitmix64: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
 # torch has no uint64 arithmetic; int64 wraps around to the same bits.
@@ -129,11 +133,11 @@ def _draw(
     return pick(weights, uniforms(records[:, 0], positions.long()), tokens)
 
 
-def stream_of(seed: Tensor) -> Tensor:
+def stream_of(seed: Ints) -> Ints:
     """Where the random numbers of a seed begin; keeps those of neighbouring seeds apart.
 
     Args:
-        seed: int64, any shape.
+        seed: int64, any shape; a tensor or an array.
 
     Returns:
         int64 of the same shape.
@@ -156,16 +160,18 @@ def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
     return _shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
-def _mix(z: Tensor) -> Tensor:
+def _mix(z: Ints) -> Ints:
     """A bijection on 64 bits in which every bit of the result depends on all of z."""
     z = (z ^ _shift_right(z, 30)) * _MIX_1
     z = (z ^ _shift_right(z, 27)) * _MIX_2
-    return z ^ _shift_right(z, 31)
+    mixed: Ints = z ^ _shift_right(z, 31)
+    return mixed
 
 
-def _shift_right(z: Tensor, bits: int) -> Tensor:
+def _shift_right(z: Ints, bits: int) -> Ints:
     """Shift zeros in; ``>>`` alone repeats the sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    shifted: Ints = (z >> bits) & ((1 << (64 - bits)) - 1)
+    return shifted
 
 
 def weigh(scores: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
