@@ -142,6 +142,7 @@ def summarize(case: OnlineCase, outcomes: Sequence[Outcome], start: float) -> On
         itl_p50=percentile_ms(gaps, 0.5),
         itl_p99=percentile_ms(gaps, 0.99),
         itl_max=percentile_ms(gaps, 1.0),
+        tokens_per_event=sum(answer.tokens for answer in good) / sum(map(len, times)),
         long_ttft_p50=percentile_ms(long_ttft, 0.5),
         long_ttft_p99=percentile_ms(long_ttft, 0.99),
         clients=case.clients or None,

@@ -45,6 +45,8 @@ class OnlineRow(msgspec.Struct, kw_only=True):
         ttft_*: from sending a request to its first token.
         tpot_p50: a request's mean time per token after the first.
         itl_*: between two events of a stream.
+        tokens_per_event: more than 1 where tokens share an event, or have none, as they have no
+            text: then no ITL is that of tokens.
         long_ttft_*: of the requests that are there to disturb the others, which are not part of the
             other times.
         clients, rate: the load: so many at once, or so many per second.
@@ -63,6 +65,7 @@ class OnlineRow(msgspec.Struct, kw_only=True):
     itl_p50: float | None
     itl_p99: float | None
     itl_max: float | None
+    tokens_per_event: float | None = None
     long_ttft_p50: float | None = None
     long_ttft_p99: float | None = None
     clients: int | None = None

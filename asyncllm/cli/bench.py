@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 #: A process that makes load and is busy for a larger share of the time may be what limits.
 BUSY_CLIENT = 0.7
+#: Of an event: the time between events is then not that between tokens.
+MANY_TOKENS = 1.005
 
 
 def add_command(commands: Commands) -> None:
@@ -240,6 +242,11 @@ def _run_online(
         _say(f"{row.case}: {row.tok_s:,.1f} tok/s")
         if row.client_busy > BUSY_CLIENT:
             _say(f"{row.case}: the clients were {row.client_busy:.0%} busy, and may be what limits")
+        if (row.tokens_per_event or 0) > MANY_TOKENS:
+            _say(
+                f"{row.case}: {row.tokens_per_event:.2f} tokens per event, as some share one or "
+                "have no text; ITL is the time between events"
+            )
         subject.report.online.append(row)
         _write(args, subject.report)
 

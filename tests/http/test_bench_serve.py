@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +21,8 @@ from asyncllm.bench import cases
 from asyncllm.bench.cases import OnlineCase, closed_loop, interference, poisson
 from asyncllm.bench.child import ServerProcess as BenchServer
 from asyncllm.bench.child import options
-from asyncllm.bench.load import Target
-from asyncllm.bench.online import Load, deal, run_cases
+from asyncllm.bench.load import Answered, Outcome, Target
+from asyncllm.bench.online import Load, deal, run_cases, summarize
 from asyncllm.bench.report import Report, decode_report
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError
@@ -279,6 +280,19 @@ def test_several_processes_share_a_case(server: ServerProcess) -> None:
         again = load.run(case)
     assert (row.requests, row.failed, again.failed) == (140, 0, 0)
     assert row.tok_s * row.seconds == pytest.approx(sum(shot.num_out for shot in case.shots))
+
+
+def test_tokens_without_an_event_are_told(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = array("d", [1.0, 1.1, 1.5]).tobytes()
+    answers = [Answered(False, 12, 0.5, 12, times), Answered(True, 3, 0.5, 3, times)]
+    row = summarize(closed_loop(1, 2, (5, 5), (5, 5)), [Outcome(answers, 0.1)], 0.0)
+    assert row.tokens_per_event == 15 / 6
+    monkeypatch.setattr("asyncllm.cli.bench.MANY_TOKENS", 0.5)
+    args = ["bench", "serve", "--url", server.url, "--api-key", "secret", "--clients", "1"]
+    assert main([*args, "--vocab-size", str(VOCAB)]) == 0
+    assert "1 clients: 1.00 tokens per event" in capsys.readouterr().err
 
 
 def test_some_failures_are_counted(server: ServerProcess) -> None:
