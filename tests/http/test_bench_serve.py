@@ -283,16 +283,23 @@ def test_several_processes_share_a_case(server: ServerProcess) -> None:
 
 
 def test_tokens_without_an_event_are_told(
-    server: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: ServerProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = array("d", [1.0, 1.1, 1.5]).tobytes()
     answers = [Answered(False, 12, 0.5, 12, times), Answered(True, 3, 0.5, 3, times)]
     row = summarize(closed_loop(1, 2, (5, 5), (5, 5)), [Outcome(answers, 0.1)], 0.0)
     assert row.tokens_per_event == 15 / 6
     monkeypatch.setattr("asyncllm.cli.bench.MANY_TOKENS", 0.5)
+    out = tmp_path / "out.json"
     args = ["bench", "serve", "--url", server.url, "--api-key", "secret", "--clients", "1"]
-    assert main([*args, "--vocab-size", str(VOCAB)]) == 0
-    assert "1 clients: 1.00 tokens per event" in capsys.readouterr().err
+    assert main([*args, "--vocab-size", str(VOCAB), "--json", str(out)]) == 0
+    found = read(out).online[0].tokens_per_event
+    assert found is not None
+    assert 1 <= found < 2  # some tokens of the simulated device's text have none of their own
+    assert f"1 clients: {found:.2f} tokens per event" in capsys.readouterr().err
 
 
 def test_some_failures_are_counted(server: ServerProcess) -> None:
