@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,9 @@ from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CudaDevice
 from tests.attending import UNCHANGED, forward_batch
 from tests.gpu.paged_sequences import DEVICE, NUM_SLOTS, Case, PagedSequences
+from tests.gpu.waiting import no_waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from asyncllm.config import AttentionName
@@ -79,16 +77,6 @@ def remembered(rows: list[tuple[int, int, int]], world: PagedSequences) -> np.nd
     for slot, start, _ in rows:
         world.remember(slot, start)
     return np.array(rows, dtype=np.int32)
-
-
-@contextmanager
-def no_synchronization() -> Iterator[None]:
-    """Raise where PyTorch would wait for the GPU."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,7 +157,7 @@ def test_planning_and_attending_never_wait_for_the_gpu(name: AttentionName) -> N
     layers = world.step(rows)
     batch = forward_batch(backend, rows, world.block_table, world.case.page_size)
     inputs = [layer.qkv.flatten(1).clone() for layer in layers]
-    with no_synchronization():
+    with no_waiting():
         batch.plan = backend.plan(rows, world.block_table)
         answers = [
             backend.forward(qkv, layer.spec, UNCHANGED, batch)

@@ -16,9 +16,8 @@ from asyncllm.executor.device import CpuDevice, CudaDevice
 from asyncllm.executor.sampler import Sampler
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.constraining import row_params
-from tests.gpu.gate import Gate
 from tests.gpu.test_graphs import answers, tokens, workload
-from tests.gpu.test_sampler_cuda import no_waiting
+from tests.gpu.waiting import gate, no_waiting
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,8 +95,8 @@ def test_the_forward_is_not_waited_for() -> None:
     for step in range(3):
         sampler.sample(logits, slots, lengths + step)
     torch.cuda.synchronize()
-    with Gate() as gate:
-        gate.hold()
+    with gate() as hold:
+        hold()
         before = torch.cuda.Event()
         before.record()
         sampler.sample(logits, slots, lengths + 3)

@@ -29,7 +29,7 @@ from tests.cpu.page_copies import (
     worker_of,
 )
 from tests.cpu.test_shared_pages import check_shared_pages
-from tests.gpu.gate import Gate
+from tests.gpu.waiting import gate, no_waiting
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,9 +51,9 @@ class Watched(CudaDevice):
         self.streams.append(super().copy_stream())
         return self.streams[-1]
 
-    def hold_copies(self, gate: Gate) -> list[Span]:
+    def hold_copies(self, hold: Callable[[], None]) -> list[Span]:
         """Keep both streams waiting."""
-        return [stream.run(gate.hold) for stream in self.streams]
+        return [stream.run(hold) for stream in self.streams]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -105,15 +105,11 @@ def test_launching_and_polling_do_not_wait_for_the_device() -> None:
     device = Watched()
     tiers = Tiers(device)
     tiers.copier.warm_up()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with Gate() as gate:
-            held = device.hold_copies(gate)
-            tiers.copier.launch(0, np.concatenate([store([(0, 0), (3, 5)]), load([(1, 1)])]))
-            assert tiers.copier.landed(0) == ()
-            assert not any(span.done() for span in held)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with no_waiting(), gate() as hold:
+        held = device.hold_copies(hold)
+        tiers.copier.launch(0, np.concatenate([store([(0, 0), (3, 5)]), load([(1, 1)])]))
+        assert tiers.copier.landed(0) == ()
+        assert not any(span.done() for span in held)
     tiers.copier.mark().wait()
     assert [step for step, _ in tiers.copier.landed(0)] == [0]
     device.release()
@@ -124,8 +120,8 @@ def test_copies_do_not_wait_for_the_steps() -> None:
     tiers = Tiers(device)
     tiers.copier.warm_up()
     before = tiers.bits()
-    with Gate() as gate:
-        gate.hold()
+    with gate() as hold:
+        hold()
         steps = device.mark()
         tiers.copier.launch(0, np.concatenate([store([(4, 9), (5, 10)]), load([(0, 0)])]))
         tiers.copier.mark().wait()
@@ -147,8 +143,8 @@ def test_steps_do_not_wait_for_copies() -> None:
     second = runner.collect(runner.launch(plan(1, rows=[(0, 3, 1)])))
     assert [unpack(result.tokens).tolist() for result in (first, second)] == [[7], [7]]
 
-    with Gate() as gate:
-        held = device.hold_copies(gate)
+    with gate() as hold:
+        held = device.hold_copies(hold)
         pages = store((page, page) for page in range(20))
         plans = [plan(2, pages, rows=[(0, 4, 1)])]
         plans += [plan(step, rows=[(0, step + 2, 1)]) for step in range(3, 20)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -15,6 +13,7 @@ from asyncllm.executor.device import CpuDevice, CudaDevice
 from asyncllm.executor.sampler import Level, Sampler
 from asyncllm.kernels.sampling import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
+from tests.gpu.waiting import no_waiting
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,17 +21,6 @@ pytestmark = [
 ]
 
 VOCAB = 50257
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Raises where the host would wait for the device."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def varied_params(count: int) -> list[RowParams]:

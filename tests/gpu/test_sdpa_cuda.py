@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.kv_pool import KVPool
 from tests.attending import UNCHANGED, attend, forward_batch
+from tests.gpu.waiting import no_waiting
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,15 +49,9 @@ def test_outputs_are_those_of_the_cpu(
         there, new = table.to(device), qkv.to(dtype).to(device, compute)
         attend(backend, new, spec, rows, there, PAGE_SIZE)  # kernels are compiled
         batch = forward_batch(backend, rows, there, PAGE_SIZE)
-        if device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting() if device == "cuda" else nullcontext():
             batch.plan = backend.plan(rows, there)
             out = backend.forward(new.flatten(1), spec, UNCHANGED, batch)
-        finally:
-            if device == "cuda":
-                torch.cuda.set_sync_debug_mode("default")
         return out.cpu().float()
 
     atol = 2e-5 if dtype == torch.float32 else 2**-6
