@@ -79,9 +79,15 @@ class NotReady(AsyncLLMError):
 
 
 class StepError(AsyncLLMError):
-    """The model step that carried this request failed; the engine itself goes on."""
+    """The model could not compute this request; the engine itself goes on."""
 
     code = "step_failed"
+
+
+class PolicyError(AsyncLLMError):
+    """The scheduling policy raised an exception for this request; the others go on."""
+
+    code = "policy_failed"
 
 
 class ConstraintError(AsyncLLMError):

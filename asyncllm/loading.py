@@ -52,12 +52,14 @@ class Loaded(msgspec.Struct, frozen=True):
 
     async def aclose(self) -> None:
         gc.unfreeze()
-        await self.engine.aclose()
-        if self.recorded is not None:
-            self.recorded.stop_recording("the engine was closed")
-        await self.executor.close()
-        self.tokenizer.close()
-        self.structured.close()
+        try:
+            await self.engine.aclose()
+            if self.recorded is not None:
+                self.recorded.stop_recording("the engine was closed")
+        finally:
+            await self.executor.close()
+            self.tokenizer.close()
+            self.structured.close()
 
 
 def name_of(model: str | None) -> str:

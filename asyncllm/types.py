@@ -78,6 +78,9 @@ class Reasoning(msgspec.Struct, frozen=True):
             if its end has not come before; None is off.
         closing_ids: the marker that ends it when it must, token by token; by default the first of
             ``end_ids``.
+
+    Raises:
+        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
     """
 
     start_ids: tuple[Int32, ...] = ()
@@ -87,6 +90,9 @@ class Reasoning(msgspec.Struct, frozen=True):
     start_texts: tuple[str, ...] = ()
     end_texts: tuple[str, ...] = ()
     closing_ids: tuple[Int32, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self, "reasoning")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,11 +16,14 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any, Any], ...]:
     return tuple((field.encode_name, field.type, field.default) for field in fields)
 
 
-def check_types(struct: msgspec.Struct) -> None:
+def check_types(struct: msgspec.Struct, where: str = "") -> None:
     """Hold every field against its annotation, bounds in ``Meta`` included.
 
     What msgspec can convert (a list for a tuple, a Decimal for a float) it does, in place. Defaults
     must fit: most values are, and each look takes microseconds.
+
+    Args:
+        where: the field that holds the struct, if it is part of another one; errors name it.
 
     Raises:
         BadRequest: one does not fit; ``param`` names it.
@@ -32,6 +35,7 @@ def check_types(struct: msgspec.Struct) -> None:
         try:
             converted = msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            raise BadRequest(f"{name}: {error}", param=name) from None
+            path = f"{where}.{name}" if where else name
+            raise BadRequest(f"{path}: {error}", param=path) from None
         if converted is not value:
             msgspec.structs.force_setattr(struct, name, converted)

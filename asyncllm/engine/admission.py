@@ -14,6 +14,7 @@ from asyncllm.engine.policy import Policy
 from asyncllm.engine.sequence import SeqState, Sequence
 from asyncllm.engine.step_time import PrefillRoom
 from asyncllm.engine.timeline import WaitClock
+from asyncllm.engine.trials import Trials
 from asyncllm.engine.waiting import OUTPUT_COST, WaitingQueue
 
 #: The share of the pages that admissions leave free, for rows that grow beyond what was expected.
@@ -43,6 +44,7 @@ class Admission:
         policy: Policy,
         forecast: Forecast,
         copies: PageCopies,
+        trials: Trials,
     ):
         self.queue = WaitingQueue(policy)
         self._num_sharing = 0
@@ -51,6 +53,7 @@ class Admission:
         self._cache = cache
         self._forecast = forecast
         self._copies = copies
+        self._trials = trials
         #: Waiting for a prefix that somebody is computing or loading, by its last page.
         self._sharing: dict[Node, list[Sequence]] = {}
         #: Sequences with pages, running or about to, and the pages they are expected to take yet.
@@ -121,6 +124,10 @@ class Admission:
 
     def head(self, num_free_slots: int) -> Sequence | None:
         """Who is to enter next; None when nobody can."""
+        if self._trials.active:
+            waiting = (seq for seq in self._trials.group if seq in self.queue)
+            seq = next(waiting, None) if num_free_slots else None
+            return None if seq is None or self._is_blocked(seq) else seq
         loaded = self._copies.oldest_loaded
         if loaded is not None:
             return loaded
@@ -142,7 +149,7 @@ class Admission:
             self._sharing.setdefault(match.pending, []).append(seq)
             self._num_sharing += 1
             return Entry.WAITS
-        load = bool(match.host) and self._copies.pays(match)
+        load = bool(match.host) and not self._trials.active and self._copies.pays(match)
         cached = len(match.pages) * self._limits.page_size
         if not load and not self._fits(seq, cached, room):
             return Entry.STEP_FULL

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Final
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.check import check_deadline, check_request, check_room
@@ -15,17 +16,19 @@ from asyncllm.engine.history import History, RequestTrace
 from asyncllm.engine.prompt_reader import reader_of
 from asyncllm.engine.requests import Request, Requests
 from asyncllm.engine.scheduler import Applied, Scheduler
-from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.sequence import FOREVER, Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.steps import StepsInFlight
 from asyncllm.engine.stream import OutputStream
-from asyncllm.errors import DeadlineExceeded, EngineDead, StepError
+from asyncllm.errors import DeadlineExceeded, EngineDead, PolicyError, StepError
 from asyncllm.executor.executor import Executor
 from asyncllm.text.detokenizer import Detokenizer
 from asyncllm.types import SamplingParams, SchedulingParams, Sink
-from asyncllm.wire.messages import StepResult
+from asyncllm.wire.messages import StepResult, check_params
 
 log = logging.getLogger(__name__)
+
+POLICY_FAILED: Final = "the scheduling policy failed on this request"
 
 
 class Engine:
@@ -120,7 +123,10 @@ class Engine:
             TypeError: the prompt is not made of integers.
             QueueFull: too much is waiting already.
             DeadlineExceeded: it cannot be served in time.
+            PolicyError: the scheduling policy raised an exception for it.
             EngineDead: the executor is gone.
+
+        Whatever it raises, nothing of the request is left behind.
         """
         if self._dead is not None:
             raise EngineDead(self._dead)
@@ -140,16 +146,19 @@ class Engine:
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             arrival=now if arrival is None else arrival,
         )
+        check_params(seq.row_params)
         texts = (params.skip_special_tokens, prompt, params.shown_special_tokens)
         stream = OutputStream(params, sink, self._detokenizer(*texts), eos_ids, now)
         request = Request(seq, stream, is_part=arrival is not None, reader=reader_of(seq))
+        left = FOREVER
         if scheduling.deadline_ms is not None:
             left = scheduling.deadline_ms / 1000 - (now - seq.arrival)
             check_deadline(left, self._scheduler.least_seconds(seq))
-            loop = asyncio.get_running_loop()
-            request.expiry = loop.call_later(left, self._expire, seq)
-        self._requests.add(request)
         self._scheduler.add(seq, now)
+        self._end_unranked(seq)
+        self._requests.add(request)
+        if left < FOREVER:
+            request.expiry = asyncio.get_running_loop().call_later(left, self._expire, seq)
         self._changed()
         return seq.id
 
@@ -172,8 +181,25 @@ class Engine:
 
     def _expire(self, seq: Sequence) -> None:
         message = "the request's deadline has passed"
-        self._requests.drop([seq], DeadlineExceeded, message, how="deadline")
+        self._requests.drop([seq], DeadlineExceeded, message, "deadline")
         self._changed()
+
+    def _end_unranked(self, newcomer: Sequence | None = None) -> None:
+        """End the requests that the policy has failed on.
+
+        Raises:
+            PolicyError: the newcomer, which is not among the requests yet, is one of them.
+        """
+        refused: Exception | None = None
+        for request, error in self._scheduler.policy_failures():
+            assert isinstance(request, Sequence), "the scheduler asks about sequences"
+            log.error("the policy failed on request %d", request.id, exc_info=error)
+            self._requests.drop([request], PolicyError, POLICY_FAILED, "policy")
+            self._changed()
+            if request is newcomer:
+                refused = error
+        if refused is not None:
+            raise PolicyError(POLICY_FAILED) from refused
 
     def _changed(self) -> None:
         """There are other requests than there were: let the next plan know."""
@@ -200,9 +226,9 @@ class Engine:
                 await asyncio.sleep(0)
         except EngineDead as error:
             self._die(error.message)
-        except Exception as error:
+        except Exception:
             log.exception("the engine stopped")
-            self._die(f"the engine stopped: {error!r}")
+            self._die("the engine stopped after an internal error; its log has the cause")
 
     def _fill(self) -> None:
         """Plan and submit until the executor has enough to do."""
@@ -215,6 +241,7 @@ class Engine:
                 break
             self._requests.started(planned.admitted, now)
             self._steps.submit(planned, now)
+        self._end_unranked()
         self.stats.cpu_plan += time.perf_counter() - started
 
     def _apply(self, result: StepResult) -> Applied:
@@ -230,7 +257,10 @@ class Engine:
         if applied.read:
             self._requests.deliver_prompts(applied.read)
         self._requests.deliver(applied.emitted, result)
-        self._requests.fail(applied.failed, StepError, f"the model step failed: {result.error}")
+        for seq in applied.failed:
+            log.error("request %d made step %d fail: %s", seq.id, result.step, result.error)
+        message = "the model could not compute this request; the server's log has the cause"
+        self._requests.fail(applied.failed, StepError, message, "step")
         self.stats.update_gauges(self._scheduler)
         self.stats.cpu_deliver += time.perf_counter() - started
 
@@ -238,6 +268,7 @@ class Engine:
         if self._dead is None:
             self._dead = cause
         self._stopped.set()
+        self._wake.set()
         self._steps.forget()
-        self._requests.drop_all(EngineDead, self._dead)
-        self._changed()
+        self._requests.fail_all(self._dead)
+        self.stats.stopped()

@@ -13,7 +13,7 @@ from asyncllm.engine.scheduler import Emitted, Scheduler
 from asyncllm.engine.sequence import Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.stream import OutputStream
-from asyncllm.errors import AsyncLLMError, ConstraintError, StepError
+from asyncllm.errors import AsyncLLMError, ConstraintError, EngineDead, StepError
 from asyncllm.types import FinishReason, TokenLogprob
 from asyncllm.wire.messages import (
     BAD_TOKEN,
@@ -98,7 +98,7 @@ class Requests:
             if request is None:
                 continue  # aborted while its token was on the way
             if row in failures:
-                self.fail([seq], ConstraintError, failures[row])
+                self.fail([seq], ConstraintError, failures[row], "constraint")
                 continue
             if token < 0:
                 self._end_without_token(request, token, finish, now)
@@ -133,7 +133,13 @@ class Requests:
     ) -> None:
         """A BAD_TOKEN, or the end of a request that was to generate nothing."""
         if token == BAD_TOKEN or finish is None:
-            self.fail([request.sequence], StepError, "the model's logits were not finite")
+            seq = request.sequence
+            log.error(
+                "request %d failed: logits that are not finite at position %d",
+                seq.id,
+                len(seq.tokens),
+            )
+            self.fail([seq], StepError, "the model's logits were not finite", "logits")
             return
         self._stats.prompt_tokens += request.sequence.num_prompt
         try:
@@ -146,8 +152,7 @@ class Requests:
     def _fail_delivery(self, seq: Sequence, error: Exception) -> None:
         """One bad sink must not reach the others, nor stop the steps."""
         log.error("request %d could not be delivered", seq.id, exc_info=error)
-        message = f"the output could not be delivered: {error!r}"
-        self.drop([seq], StepError, message)
+        self.drop([seq], StepError, "the output could not be delivered", "delivery")
 
     def _count_token(self, request: Request, now: float) -> None:
         stream, stats = request.stream, self._stats
@@ -173,40 +178,42 @@ class Requests:
         self._close(request, FinishReason.ABORT.value, now)
         return True
 
-    def drop_all(self, kind: type[AsyncLLMError], message: str) -> None:
-        """Drop and fail every request."""
-        self.drop([request.sequence for request in self._requests.values()], kind, message)
+    def fail_all(self, message: str) -> None:
+        """The engine is dead: tell everybody, and leave the scheduler, which may be broken, alone.
+
+        Nobody is left waiting, whatever else goes wrong here.
+        """
+        requests, self._requests = list(self._requests.values()), {}
+        for request in requests:
+            _tell(request, EngineDead(message))
+        for request in requests:
+            self._stats.errors["engine"] += not request.is_part
+            self._close(request, "error", self._clock())
 
     def drop(
-        self,
-        sequences: list[Sequence],
-        kind: type[AsyncLLMError],
-        message: str,
-        *,
-        how: str = "error",
+        self, sequences: list[Sequence], kind: type[AsyncLLMError], message: str, cause: str
     ) -> None:
-        """Fail requests that the scheduler still has."""
+        """Fail requests that the scheduler still has; see ``fail``."""
         for seq in sequences:
             self._scheduler.finish(seq, self._clock())
-        self.fail(sequences, kind, message, how=how)
+        self.fail(sequences, kind, message, cause)
 
     def fail(
-        self,
-        sequences: list[Sequence],
-        kind: type[AsyncLLMError],
-        message: str,
-        *,
-        how: str = "error",
+        self, sequences: list[Sequence], kind: type[AsyncLLMError], message: str, cause: str
     ) -> None:
-        """Each request gets an error of its own: raising one adds to its traceback."""
+        """End requests with an error of their own each: raising one adds to its traceback.
+
+        Args:
+            cause: one of ``stats.ERROR_CAUSES``, or "deadline".
+        """
+        how = "deadline" if cause == "deadline" else "error"
         for seq in sequences:
             request = self._requests.pop(seq.id, None)
             if request is not None:
+                if how == "error" and not request.is_part:
+                    self._stats.errors[cause] += 1
                 self._close(request, how, self._clock())
-                try:
-                    request.stream.sink.fail(kind(message))
-                except Exception:
-                    log.exception("request %d could not be told of its failure", seq.id)
+                _tell(request, kind(message))
 
     def _end(self, request: Request, finish: FinishReason, now: float) -> None:
         # A sink may have aborted its own request from within emit().
@@ -223,6 +230,13 @@ class Requests:
         if not request.is_part:
             self._stats.finished[how] += 1
             self._history.ended(request.sequence, request.stream, how, now)
+
+
+def _tell(request: Request, error: AsyncLLMError) -> None:
+    try:
+        request.stream.sink.fail(error)
+    except Exception:
+        log.exception("request %d could not be told of its failure", request.sequence.id)
 
 
 def _token_logprob(token: int, entry: RowLogprobs) -> TokenLogprob:

@@ -22,11 +22,13 @@ from asyncllm.engine.batch import Ints, RunningBatch
 from asyncllm.engine.copies import PageCopies
 from asyncllm.engine.forecast import Forecast
 from asyncllm.engine.pace import AtOnce, Evenly
-from asyncllm.engine.policy import Policy
+from asyncllm.engine.policy import Policy, Ranked
+from asyncllm.engine.policy_guard import PolicyGuard
 from asyncllm.engine.prefill import PrefillPlanner
 from asyncllm.engine.sequence import SeqState, Sequence
 from asyncllm.engine.step import Step
 from asyncllm.engine.step_time import StepShape, StepTimeModel
+from asyncllm.engine.trials import Trials
 from asyncllm.engine.waiting import OUTPUT_COST
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import (
@@ -69,7 +71,7 @@ class Emitted(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """The new tokens in row order, or the sequences that a failed step has ended.
+    """The new tokens in row order, or the sequences that have made a step fail, which end here.
 
     ``read`` is what was wanted of prompts, which comes before the tokens.
     """
@@ -97,12 +99,16 @@ class Scheduler:
         self.num_preemptions = 0
         self._forecast = Forecast(times)
         self._copies = PageCopies(cache, times)
-        self._admission = Admission(limits, cache, policy, self._forecast, self._copies)
+        self._guard = guard = PolicyGuard(policy)
+        self._trials = Trials()
+        self._admission = Admission(
+            limits, cache, guard, self._forecast, self._copies, self._trials
+        )
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
         evenly = policy.evenly and not limits.itl_target  # which gives steps their size
         pace = Evenly(limits, self._forecast, times) if evenly else AtOnce()
         self._prefill = PrefillPlanner(
-            limits, cache, policy, times, self._copies, self._admission, self._batch, pace
+            limits, cache, guard, times, self._copies, self._admission, self._batch, pace
         )
         self._in_flight: deque[Step] = deque()
         self._landed = -1
@@ -179,6 +185,13 @@ class Scheduler:
             self._admission.drop(seq)
         seq.state = SeqState.FINISHED
 
+    def policy_failures(self) -> list[tuple[Ranked, Exception]]:
+        """Sequences that the policy has failed on since the last call, to be ended by the caller.
+
+        Until then they are last in the queue.
+        """
+        return self._guard.take_failures()
+
     # -- planning --------------------------------------------------------------------------------
 
     def plan(self, number: int, now: float) -> Planned | None:
@@ -190,6 +203,8 @@ class Scheduler:
         """
         step = Step(number)
         self._admission.look(now)
+        if self._trials.active:
+            self._run_trials(step, now)
         self._plan_decodes(step, now)
         if step.burst == 1:
             self._prefill.plan(step, now)
@@ -203,6 +218,16 @@ class Scheduler:
         self._in_flight.append(step)
         message = step.message(self._copies.send(number))
         return Planned(message, step.admitted, step.shape.num_tokens * step.burst)
+
+    def _run_trials(self, step: Step, now: float) -> None:
+        """See to it that none but the group on trial runs."""
+        while self._admission.make_room():
+            pass  # whoever was about to enter waits, and leaves its pages to the group
+        if not self._trials.advance():
+            return
+        for seq in list(self.running.values()):
+            self._preempt(seq, step, now)
+        self._admission.stop_sharing()
 
     def _plan_decodes(self, step: Step, now: float) -> None:
         batch = self._batch
@@ -306,7 +331,7 @@ class Scheduler:
         failed: list[Sequence] = []
         parts: list[ScoredPrompt | PooledPrompt] = [*result.prompts, *result.pooled]
         told = [(step.chunks[part.row - len(step.decodes)].seq, part) for part in parts]
-        read = [(seq, part) for seq, part in told if seq.state is not SeqState.FINISHED]
+        read = [(seq, part) for seq, part in told if _counts(seq)]
         if result.error is not None:
             failed = self._fail(step, now)
         elif step.has_rows:
@@ -328,22 +353,21 @@ class Scheduler:
     ) -> list[Emitted]:
         """``unmet``: rows without a token as none was allowed; what they computed is fine."""
         emitted = []
-        finished = SeqState.FINISHED
         decodes = step.decodes
         for first in range(0, step.burst * len(decodes), len(decodes) or 1):
             for row, seq in enumerate(decodes, first):
                 if tokens[row] == BAD_TOKEN:  # also if nobody wants the token any more
                     seq.failed |= row not in unmet
-                if seq.state is not finished:
+                if _counts(seq):
                     emitted.append(self._take_token(seq, row, tokens[row], now))
         for row, chunk in enumerate(step.chunks, len(step.decodes)):
             seq, token = chunk.seq, tokens[row]
             seq.failed |= token == BAD_TOKEN and row not in unmet
             if not seq.failed:
                 self.cache.land(seq, chunk.end)
-            if seq.reading:
+            if seq.reading and not seq.suspect:
                 seq.num_read = chunk.end
-            if chunk.samples and seq.state is not finished:
+            if chunk.samples and _counts(seq):
                 emitted.append(self._take_first_token(seq, row, token, now))
         return emitted
 
@@ -370,14 +394,24 @@ class Scheduler:
         return Emitted(seq, row, token, finish)
 
     def _fail(self, step: Step, now: float) -> list[Sequence]:
-        """Nothing that the step's sequences have computed is trusted."""
-        failed = []
-        for seq in (*step.decodes, *(chunk.seq for chunk in step.chunks)):
+        """Nothing that the step's sequences have computed is trusted; returns those that end.
+
+        One that was alone in the step does. Of several, each is tried again.
+        """
+        rows = {seq.id: seq for seq in (*step.decodes, *(chunk.seq for chunk in step.chunks))}
+        alive = [seq for seq in rows.values() if _counts(seq)]
+        for seq in rows.values():
             seq.failed = True
-            if seq.state is not SeqState.FINISHED:
-                self.finish(seq, now)
-                failed.append(seq)
-        return failed
+        causes = alive
+        if len(rows) > 1 and alive:
+            computed = self._batch.computed
+            suspects = [(seq, int(computed[seq.slot])) for seq in alive]
+            causes = self._trials.suspect(suspects, step.admitted)
+            for seq in alive:
+                seq.suspect = True
+        for seq in causes:
+            self.finish(seq, now)
+        return causes
 
     def _leave(self, seq: Sequence) -> None:
         """Out of the batch; slot and pages follow when no step in flight has a row of it."""
@@ -402,4 +436,10 @@ class Scheduler:
         self._batch.vacate(seq)
         if seq.state is SeqState.WAITING:
             self._num_preempted -= 1
+            seq.failed = seq.suspect = False
             self._admission.push(seq)
+
+
+def _counts(seq: Sequence) -> bool:
+    """Whether what a step says of a sequence is still wanted, and to be believed."""
+    return seq.state is not SeqState.FINISHED and not seq.suspect

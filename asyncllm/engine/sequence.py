@@ -47,12 +47,17 @@ class Sequence:
         pool_from: the first position whose hidden state is wanted; -1: none is.
         num_read: positions of the prompt of which what was wanted of each is known.
         expected_pages: how many pages it was admitted for.
-        charged: what its tenant has been charged for it (``engine/waiting.py``).
+        account: the account that pays for it; None until the queue has asked its policy.
+        charged: what its account has been charged for it (``engine/waiting.py``).
         failed: something it computed is not to be trusted.
+        num_failures: how many steps failed that it was in.
+        suspect: a step with it failed, and its slot is not free yet. What is in flight of it counts
+            for nothing.
         timeline: what happened to it, and when.
     """
 
     __slots__ = (
+        "account",
         "arrival",
         "charged",
         "deadline",
@@ -64,6 +69,7 @@ class Sequence:
         "min_length",
         "node",
         "num_cached",
+        "num_failures",
         "num_prompt",
         "num_read",
         "pages",
@@ -76,6 +82,7 @@ class Sequence:
         "state",
         "stop_ids",
         "surely_full",
+        "suspect",
         "tenant",
         "timeline",
         "tokens",
@@ -138,8 +145,11 @@ class Sequence:
             self.pool_from = params.first_wanted(len(prompt))
         self.num_read = 0
         self.expected_pages = 0
+        self.account: str | None = None
         self.charged = 0.0
         self.failed = False
+        self.num_failures = 0
+        self.suspect = False
         self.timeline = Timeline(arrival)
 
     @property

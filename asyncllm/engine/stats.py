@@ -26,6 +26,9 @@ LATENCY_BUCKETS = (
 FINE_BUCKETS = tuple(
     float(f"{step}e{power}") for power in range(-6, 1) for step in (1, 1.6, 2.5, 4, 6.3)
 )
+#: Why a request ended with an error: it made a step fail; its logits were not finite; its
+#: constraints left no token; its output could not be delivered; the policy raised; the engine died.
+ERROR_CAUSES = ("step", "logits", "constraint", "delivery", "policy", "engine")
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -144,7 +147,8 @@ class EngineStats:
 
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
     with the free ones they add up to ``pages_total``. ``cached_tokens`` of the prompts were not
-    computed. ``finished`` counts requests by finish reason, "deadline" and "error" included.
+    computed. ``finished`` counts requests by finish reason, "deadline" and "error" included, and
+    ``errors`` those that ended with an error by its cause.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
@@ -170,6 +174,7 @@ class EngineStats:
     finished: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "deadline", "error"), 0)
     )
+    errors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ERROR_CAUSES, 0))
 
     cpu_plan: float = 0.0
     cpu_apply: float = 0.0
@@ -221,6 +226,10 @@ class EngineStats:
         self.pages_cached = cache.num_cached
         self.pages_evicted = cache.num_evicted
         self.host_pages_used = cache.num_host_used
+
+    def stopped(self) -> None:
+        """No request is left, and none will come."""
+        self.running = self.waiting = self.pages_held = 0
 
     def snapshot(self) -> Snapshot:
         """Where things stand now."""

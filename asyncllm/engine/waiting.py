@@ -80,7 +80,7 @@ class WaitingQueue:
         O(n) in the number waiting.
         """
         rank = self._policy.rank(seq, len(seq.tokens))
-        account = self._accounts.get(self._policy.account(seq))
+        account = self._accounts.get(self._name_of(seq))
         if account is None:
             return 0, 0
         ahead = {other.id: len(other.tokens) for place, other in account.queue if place <= rank}
@@ -88,7 +88,7 @@ class WaitingQueue:
 
     def served(self, seq: Sequence) -> float:
         """What the account of ``seq`` has been charged; the one with the least comes first."""
-        account = self._accounts.get(self._policy.account(seq))
+        account = self._accounts.get(self._name_of(seq))
         return self._level if account is None else account.served
 
     def waiting_for(self, tenant: str) -> tuple[int, int]:
@@ -144,8 +144,14 @@ class WaitingQueue:
         if requests + change == 0:
             del self._by_tenant[seq.tenant]
 
+    def _name_of(self, seq: Sequence) -> str:
+        """The policy is asked once: what is entered in an account must leave the same one."""
+        if seq.account is None:
+            seq.account = self._policy.account(seq)
+        return seq.account
+
     def _account_of(self, seq: Sequence) -> _Account:
-        name = self._policy.account(seq)
+        name = self._name_of(seq)
         account = self._accounts.get(name)
         if account is None:
             if len(self._accounts) >= self._sweep_at:

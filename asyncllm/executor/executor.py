@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import traceback
 import weakref
@@ -13,6 +14,8 @@ from typing import Protocol
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
+
+log = logging.getLogger(__name__)
 
 #: How long a process that exits without closing its engine waits for the step that is running.
 EXIT_SECONDS = 30.0
@@ -101,7 +104,11 @@ class ThreadExecutor:
             future.set_result(message)
 
     def _on_death(self, cause: BaseException | None) -> None:
-        self._dead = EngineDead(f"the executor stopped: {cause!r}" if cause else "engine closed")
+        if cause is not None:
+            log.error("the executor died", exc_info=cause)
+        self._dead = EngineDead(
+            "the executor died; its log has the cause" if cause else "engine closed"
+        )
         while self._results:
             future = self._results.popleft()
             if not future.done():

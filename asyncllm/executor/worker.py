@@ -9,12 +9,13 @@ import traceback
 from collections import deque
 from contextlib import suppress
 
+import msgspec
 import torch
 
 from asyncllm.config import EngineLimits
 from asyncllm.executor.device import Device, DeviceLost
 from asyncllm.executor.runner import ModelRunner, Ticket
-from asyncllm.wire.messages import StepResult, decode_plan, encode
+from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, decode_plan_head, encode
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,8 @@ class Worker:
     With two steps in flight the newest launched step is not collected until the next plan is
     launched behind it, so the device never runs dry. A FLUSH says that no such plan will come.
 
-    Rows that fail end their own step only; a page copy that fails ends the worker, as the loop
-    would wait for its acknowledgment for ever.
+    A step that fails, or a plan that cannot be decoded, gives a result with an error. A page copy
+    that fails ends the worker: the loop would wait for its acknowledgment for ever.
     """
 
     def __init__(self, runner: ModelRunner, limits: EngineLimits, device: Device):
@@ -71,8 +72,14 @@ class Worker:
 
     def _launch(self, runner: ModelRunner, message: bytes) -> Ticket | StepResult:
         """A launched step, or the result of one that could not be launched."""
-        plan = decode_plan(message)
         started = time.perf_counter()
+        try:
+            plan = decode_plan(message)
+        except msgspec.MsgspecError as error:
+            head = decode_plan_head(message)
+            # Its pages and copies are the scheduler's own, and later steps rely on them.
+            runner.launch(StepPlan(head.step, b"", head.new_pages, (), head.copies))
+            return self._failed(head.step, started, error)
         try:
             return runner.launch(plan)
         except DeviceLost:

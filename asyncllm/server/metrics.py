@@ -118,6 +118,12 @@ def engine_metrics(stats: EngineStats) -> Iterator[Metric]:
     for reason, count in stats.finished.items():
         finished.add_metric([reason], count)
     yield finished
+    errors = CounterMetricFamily(
+        "asyncllm_request_errors", "Requests that ended with an error, by cause.", labels=["cause"]
+    )
+    for cause, count in stats.errors.items():
+        errors.add_metric([cause], count)
+    yield errors
     for name, (field, text) in _HISTOGRAMS.items():
         yield _histogram(name, getattr(stats, field), text)
     for name, (field, text) in _DISTRIBUTIONS.items():

@@ -13,8 +13,10 @@ from msgspec import Meta
 
 from asyncllm.types import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_STOP_STRINGS
 
-Count = Annotated[int, Meta(ge=1)]
-TokenId = Annotated[int, Meta(ge=0)]
+# What reaches the executor is int32 there.
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenBudget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 def _says(**schema: Any) -> Meta:
@@ -254,7 +256,7 @@ class ChatRequest(OpenAIFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     parallel_tool_calls: bool | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    thinking_token_budget: TokenBudget | None = None
     modalities: list[Literal["text"]] | None = None
     prediction: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -264,7 +266,7 @@ class ChatRequest(OpenAIFields, kw_only=True):
 class CompletionRequest(OpenAIFields, kw_only=True):
     """``max_tokens`` 0 only scores the prompt."""
 
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: TokenBudget | None = None
     prompt: Text | Annotated[list[Text | TokenId | list[TokenId]], NOT_EMPTY]
     echo: bool | None = None
     logprobs: Logprobs | None = None

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from asyncllm.errors import BadRequest
 from asyncllm.types import Reasoning
 
 #: ``StepResult.tokens`` of a row that samples nothing (a prompt chunk that is not the last).
@@ -191,9 +192,33 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pooled: tuple[PooledPrompt, ...] = ()
 
 
+class PlanHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The part of a StepPlan that does not come from requests, so that it can always be decoded."""
+
+    step: int
+    rows: bytes
+    new_pages: bytes
+    admits: tuple[msgspec.Raw, ...]
+    copies: bytes = b""
+
+
 encode = msgspec.msgpack.Encoder().encode
 decode_plan = msgspec.msgpack.Decoder(StepPlan).decode
+decode_plan_head = msgspec.msgpack.Decoder(PlanHead).decode
+_decode_params = msgspec.msgpack.Decoder(RowParams).decode
 decode_result = msgspec.msgpack.Decoder(StepResult).decode
+
+
+def check_params(params: RowParams) -> None:
+    """Make sure that the executor can decode what it will be sent for a request.
+
+    Raises:
+        BadRequest: it cannot; the message says which value is out of range.
+    """
+    try:
+        _decode_params(encode(params))
+    except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
+        raise BadRequest(f"a sampling parameter is out of range: {error}") from None
 
 
 def pack(values: Iterable[int]) -> bytes:

@@ -9,7 +9,15 @@ import pytest
 
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.worker import Worker
-from asyncllm.wire.messages import StepPlan, StepResult, decode_result, encode
+from asyncllm.wire.messages import (
+    Admit,
+    RowParams,
+    StepPlan,
+    StepResult,
+    decode_result,
+    encode,
+    pack,
+)
 from asyncllm.wire.thread_channel import FLUSH
 from tests.unit.scheduling import limits
 
@@ -31,6 +39,7 @@ class LaggingRunner:
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.plans: list[StepPlan] = []
         self.landed: set[int] = set()
         self.fail: set[int] = set()
 
@@ -38,6 +47,7 @@ class LaggingRunner:
         if plan.step in self.fail:
             raise RuntimeError("planted")
         self.log.append(f"launch {plan.step}")
+        self.plans.append(plan)
         return Step(plan, self)
 
     def collect(self, step: Step) -> StepResult:
@@ -107,6 +117,27 @@ def test_a_step_that_cannot_be_launched_has_its_result_in_turn() -> None:
     assert [result.step for result in posted] == [0, 1, 2]
     assert [result.error for result in posted] == [None, "RuntimeError('planted')", None]
     assert log == ["launch 0", "collect 0", "launch 2", "collect 2"]
+
+
+def test_a_plan_that_cannot_be_decoded_has_an_error_for_a_result_and_keeps_its_pages() -> None:
+    """Its page table entries and copies are made all the same: later steps rely on them."""
+    bad: Any = "hot"
+    params = RowParams(bad, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+    admit = Admit(0, pack([1, 2]), 2, params)
+    broken = encode(StepPlan(1, pack([0, 0, 2]), pack([0, 0, 5]), (admit,), pack([0, 1, 2])))
+    runner: Any = LaggingRunner()
+    channel: Any = ScriptedChannel(runner, [plan(0), broken, plan(2)])
+    Worker(runner, limits(steps_in_flight=2), CpuDevice()).run(channel)
+    assert [result.step for result in channel.posted] == [0, 1, 2]
+    assert [result.error is None for result in channel.posted] == [True, False, True]
+    kept = runner.plans[1]
+    assert (kept.step, kept.rows, kept.new_pages, kept.admits, kept.copies) == (
+        1,
+        b"",
+        pack([0, 0, 5]),
+        (),
+        pack([0, 1, 2]),
+    )
 
 
 def test_a_lost_device_ends_the_worker() -> None:

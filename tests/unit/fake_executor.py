@@ -19,6 +19,8 @@ class FakeExecutor:
         plans: every plan submitted.
         most_in_flight: of steps, at any time.
         fail_steps: numbers of steps that are answered with an error.
+        poison: tokens; a step fails if it has a row of a sequence admitted with one of them.
+        failed: numbers of the steps that failed.
     """
 
     def __init__(self, script: Callable[[int], int], step_seconds: float = 0.0):
@@ -26,11 +28,15 @@ class FakeExecutor:
         self.step_seconds = step_seconds
         self.plans: list[StepPlan] = []
         self.fail_steps: set[int] = set()
+        self.poison: set[int] = set()
+        self.failed: list[int] = []
+        self.has_failed = asyncio.Event()
         self.most_in_flight = 0
         self.in_flight = 0
         self.flushes = 0
         self.dead = False
         self._known: dict[int, int] = {}
+        self._poisoned: set[int] = set()
 
     async def start(self) -> EngineLimits:
         raise AssertionError("tests give the engine its limits")
@@ -57,13 +63,22 @@ class FakeExecutor:
     def _answer(self, plan: StepPlan, future: asyncio.Future[bytes]) -> None:
         self.in_flight -= 1
         for admit in plan.admits:
-            self._known[admit.slot] = len(unpack(admit.tokens))
+            known = unpack(admit.tokens).tolist()
+            self._known[admit.slot] = len(known)
+            self._poisoned.discard(admit.slot)
+            if self.poison.intersection(known):
+                self._poisoned.add(admit.slot)
         tokens = []
+        fails = plan.step in self.fail_steps
         for slot, start, q_len in unpack(plan.rows, 3).tolist():
             end = start + q_len
+            fails |= slot in self._poisoned
             tokens.append(self.script(end) if end >= self._known[slot] else NO_TOKEN)
         now = time.perf_counter()
-        error = "planted" if plan.step in self.fail_steps else None
+        error = "planted" if fails else None
+        if fails:
+            self.failed.append(plan.step)
+            self.has_failed.set()
         data = b"" if error else pack(tokens)
         result = StepResult(plan.step, data, (), error, now, now, (), self.step_seconds)
         if not future.done():

@@ -1,0 +1,50 @@
+"""A policy that cannot stop the scheduler: what it raises fails the request it was asked about."""
+
+from __future__ import annotations
+
+from asyncllm.engine.policy import Policy, Ranked
+
+#: The rank of a request that the policy could not rank; it ends before that matters.
+LAST = float("inf")
+
+
+class PolicyGuard(Policy):
+    """Asks a policy, which may be a user's, and keeps what it raises.
+
+    The books of the queue would be wrong for ever if a rank were missing halfway through an update.
+    """
+
+    def __init__(self, policy: Policy):
+        self.evenly = policy.evenly
+        self._policy = policy
+        self._failures: dict[int, tuple[Ranked, Exception]] = {}
+
+    def rank(self, request: Ranked, remaining: int) -> float:
+        try:
+            rank = float(self._policy.rank(request, remaining))
+            if rank != rank:
+                raise ValueError("the rank is not a number")
+            return rank
+        except Exception as error:
+            self._failures.setdefault(id(request), (request, error))
+            return LAST
+
+    def account(self, request: Ranked) -> str:
+        try:
+            account: object = self._policy.account(request)
+            if not isinstance(account, str):
+                raise TypeError(f"the account is {type(account).__name__}, not str")
+            return account
+        except Exception as error:
+            self._failures.setdefault(id(request), (request, error))
+            return ""
+
+    def take_failures(self) -> list[tuple[Ranked, Exception]]:
+        """The requests that the policy failed on since the last call, each with the first error."""
+        if not self._failures:
+            return []
+        failures, self._failures = list(self._failures.values()), {}
+        return failures
+
+
+__all__ = ["PolicyGuard"]

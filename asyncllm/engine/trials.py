@@ -1,0 +1,89 @@
+"""Trials: which request makes steps fail, found by running the others again without it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
+
+from asyncllm.engine.sequence import SeqState, Sequence
+
+#: A sequence that was in more failed steps than this is given up. Finding one cause among n takes
+#: about log2(n) of them, so this is several causes in the life of a request.
+MOST_FAILURES: Final = 64
+
+
+class _Trial(NamedTuple):
+    """A suspect, and the length beyond which it is past the point where its step failed."""
+
+    seq: Sequence
+    until: int
+
+    @property
+    def passed(self) -> bool:
+        return self.seq.state is SeqState.FINISHED or len(self.seq.tokens) > self.until
+
+
+class Trials:
+    """Groups of suspects, each to be run alone; a group whose step fails is cut in two.
+
+    A step that fails does not say which of its requests is the cause. So all of them become
+    suspects, and run again in groups: the newcomers of that step apart from the others, then
+    halves. A group has passed when each of its sequences has got further than before, or has
+    ended. A sequence that fails in a step of its own is the cause. With n rows and one cause, about
+    log2(n) steps fail, and each innocent is computed again twice at most on average.
+    """
+
+    def __init__(self) -> None:
+        self._groups: deque[list[_Trial]] = deque()
+        self._current: list[_Trial] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether only the sequences of one group may run."""
+        return bool(self._current or self._groups)
+
+    @property
+    def group(self) -> Iterable[Sequence]:
+        """The sequences on trial that have neither passed nor ended."""
+        return (trial.seq for trial in self._current if not trial.passed)
+
+    def suspect(
+        self, suspects: list[tuple[Sequence, int]], newcomers: Collection[Sequence]
+    ) -> list[Sequence]:
+        """A step has failed that these were in; returns those to be given up.
+
+        Args:
+            suspects: with the positions of each that were computed or in flight.
+            newcomers: sequences that this step admitted, the likeliest cause.
+        """
+        given_up: list[Sequence] = []
+        old: list[_Trial] = []
+        new: list[_Trial] = []
+        for seq, computed in suspects:
+            seq.num_failures += 1
+            if seq.num_failures > MOST_FAILURES:
+                given_up.append(seq)
+                continue
+            trial = _Trial(seq, max(len(seq.tokens), computed))
+            (new if seq in newcomers else old).append(trial)
+        failed = {seq.id for seq, _ in suspects}
+        rest = [trial for trial in self._current if trial.seq.id not in failed]
+        half = len(old or new) // 2
+        parts = [old, new] if old and new else [(old or new)[:half], (old or new)[half:]]
+        # The last of these comes first.
+        self._groups.extendleft(part for part in (rest, *parts) if part)
+        self._current = []
+        return given_up
+
+    def advance(self) -> bool:
+        """Whether another group is to be tried from now on: the one before has passed or failed."""
+        self._current = [trial for trial in self._current if not trial.passed]
+        if self._current:
+            return False
+        while self._groups and not self._current:
+            self._current = [trial for trial in self._groups.popleft() if not trial.passed]
+        return bool(self._current)
+
+
+__all__ = ["MOST_FAILURES", "Trials"]

@@ -1,0 +1,97 @@
+"""A request that makes the model's steps fail, among others that do not, on a real model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncllm import AsyncLLM, SamplingParams
+from asyncllm.errors import StepError
+from asyncllm.executor.sampler import Sampler
+from asyncllm.executor.slots import SlotTable
+
+BAD_SEED = 666
+
+
+def params(i: int, seed: int | None = None) -> SamplingParams:
+    """Some rows have state on the device or host that a retry must make anew."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "frequency_penalty": 0.5},
+        {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
+    ]
+    return SamplingParams(max_tokens=24, seed=i if seed is None else seed, **kinds[i % 4])
+
+
+async def answers(llm: AsyncLLM, bad: int | None = None) -> list[Any]:
+    requests = (
+        llm.generate(f"{i}, {i + 1}, {i + 2},", params(i, BAD_SEED if i == bad else None))
+        for i in range(9)
+    )
+    return await asyncio.gather(*requests, return_exceptions=True)
+
+
+@pytest.mark.parametrize("where", ["admit", "launch", "collect"])
+async def test_eight_innocents_of_nine_get_their_answers(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncLLM(device="cpu", cpu_threads=1) as llm:
+        expected = await answers(llm)
+        bad_slots: set[int] = set()
+        admit = Sampler.admit
+
+        def note(self: Sampler, slot: int, row: Any, *args: Any) -> None:
+            bad_slots.discard(slot)
+            if row.seed == BAD_SEED:
+                bad_slots.add(slot)
+                if where == "admit":
+                    raise RuntimeError("planted")
+            admit(self, slot, row, *args)
+
+        monkeypatch.setattr(Sampler, "admit", note)
+        if where == "launch":
+            relay = SlotTable.relay
+
+            def fail_after_sampling(self: SlotTable, slots: Any, tokens: Any) -> None:
+                relay(self, slots, tokens)
+                if bad_slots.intersection(np.asarray(slots).tolist()):
+                    raise RuntimeError("planted")
+
+            monkeypatch.setattr(SlotTable, "relay", fail_after_sampling)
+        if where == "collect":
+            from asyncllm.executor.runner import ModelRunner
+
+            launch, collect = ModelRunner.launch, ModelRunner.collect
+            bad_steps: set[int] = set()
+
+            def remember(self: ModelRunner, plan: Any) -> Any:
+                ticket = launch(self, plan)
+                slots = np.frombuffer(plan.rows, "<i4").reshape(-1, 3)[:, 0]
+                if bad_slots.intersection(slots.tolist()):
+                    bad_steps.add(plan.step)
+                return ticket
+
+            def fail_when_read(self: ModelRunner, ticket: Any) -> Any:
+                result = collect(self, ticket)
+                if ticket.step in bad_steps:
+                    raise RuntimeError("planted")
+                return result
+
+            monkeypatch.setattr(ModelRunner, "launch", remember)
+            monkeypatch.setattr(ModelRunner, "collect", fail_when_read)
+        got = await answers(llm, bad=4)
+        for i, (answer, before) in enumerate(zip(got, expected, strict=True)):
+            if i == 4:
+                assert isinstance(answer, StepError)
+                assert "planted" not in str(answer)
+            else:
+                assert answer.text == before.text, f"request {i}"
+                assert answer.token_ids == before.token_ids
+                assert (answer.logprobs is None) == (before.logprobs is None)
+        stats = llm.stats
+        assert stats.errors["step"] == 1
+        assert stats.pages_held == stats.running == stats.waiting == 0
