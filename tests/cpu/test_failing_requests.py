@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.errors import StepError
+from asyncllm.engine.scheduler import Scheduler
+from asyncllm.errors import EngineDead, StepError
+from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampler import Sampler
 from asyncllm.executor.slots import SlotTable
 
@@ -63,8 +66,6 @@ async def test_eight_innocents_of_nine_get_their_answers(
 
             monkeypatch.setattr(SlotTable, "relay", fail_after_sampling)
         if where == "collect":
-            from asyncllm.executor.runner import ModelRunner
-
             launch, collect = ModelRunner.launch, ModelRunner.collect
             bad_steps: set[int] = set()
 
@@ -95,3 +96,25 @@ async def test_eight_innocents_of_nine_get_their_answers(
         stats = llm.stats
         assert stats.errors["step"] == 1
         assert stats.pages_held == stats.running == stats.waiting == 0
+
+
+async def test_when_the_scheduler_raises_callers_are_told_and_the_thread_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with asyncio.timeout(60):
+        async with AsyncLLM(device="cpu", cpu_threads=1) as llm:
+            await llm.generate("1, 2, 3,", params(0))
+
+            def planted(self: Scheduler, *_: Any) -> None:
+                self.running.clear()
+                raise RuntimeError("planted")
+
+            monkeypatch.setattr(Scheduler, "apply", planted)
+            told = await asyncio.gather(
+                *(llm.generate("1, 2, 3,", params(i)) for i in range(3)), return_exceptions=True
+            )
+            assert [type(error) for error in told] == [EngineDead] * 3
+            assert not llm.healthy
+            with pytest.raises(EngineDead):
+                await llm.generate("1, 2, 3,", params(0))
+    assert "asyncllm-executor" not in [thread.name for thread in threading.enumerate()]
