@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import weakref
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncllm.errors import EngineDead
 
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: How often a waiting caller looks up, in seconds.
-TICK_SECONDS = 0.1
+TICK_SECONDS: Final = 0.1
+#: How long a program that exits without closing waits for what is being closed then.
+EXIT_SECONDS: Final = 5.0
 
 
 class LoopThread:
     """An event loop in a thread of its own, with an async context manager open on it.
 
     Neither the thread nor its loop refers to this object: once it is dropped, the resource is
-    closed and the thread ends. It is a daemon, so a program that forgets to close can still exit.
+    closed and the thread ends. A program that forgets to close has it closed when it exits; the
+    thread is a daemon, so it exits even if closing hangs.
     """
 
     def __init__(self, resource: AbstractAsyncContextManager[Any]):
@@ -39,8 +43,7 @@ class LoopThread:
             name="asyncllm-loop",
             daemon=True,
         )
-        # It must not wait: an object may be collected on the loop's own thread. And not at exit:
-        # by then the thread pools that closing needs are gone.
+        # It must not wait: an object may be collected on the loop's own thread.
         self._stop = weakref.finalize(self, _set_threadsafe, self._loop, stop)
         self._stop.atexit = False
         self._thread.start()
@@ -107,13 +110,24 @@ def _thread_main(
             opened.set_result(None)
             await stop.wait()
 
+    thread = threading.current_thread()
+
+    def end_at_exit() -> None:
+        _set_threadsafe(loop, stop)
+        thread.join(EXIT_SECONDS)
+
+    atexit.register(end_at_exit)
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(hold_open())
     except BaseException as error:
-        if opened.done():
+        if not opened.done():
+            opened.set_exception(error)
+        elif threading.main_thread().is_alive():
             raise
-        opened.set_exception(error)
+        # Else the interpreter is exiting: its thread pools are gone, which closing may have needed.
+    finally:
+        atexit.unregister(end_at_exit)
 
 
 def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
