@@ -77,7 +77,7 @@ def _shards(index: Path) -> list[Path]:
     names = sorted(set(weight_map.values()))
     for name in names:
         # A file may be a link to anywhere, as in the hub's cache; its name may not lead anywhere.
-        if name != PurePath(name).name or not name.isprintable():
+        if name in ("", "..") or name != PurePath(name).name or not name.isprintable():
             raise ModelError(f"{index} lists {name!r}, which is not the name of a file beside it")
         if not (index.parent / name).is_file():
             raise ModelError(f"{index.parent / name} is missing; {index.name} lists it")

@@ -37,6 +37,7 @@ Progress = Callable[[int, int], None]
 
 _FLOATS = ("BF16", "F16", "F32", "F64")
 _SHOWN = 3  # names in an error message
+_LONGEST = 200  # characters of each
 
 
 def load_model(
@@ -278,7 +279,9 @@ def _check(stored: Header | StoredMatrix, main: Header, target: Place) -> None:
 
 def _listed(names: list[str]) -> str:
     more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(name[:_LONGEST] for name in names[:_SHOWN]) + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 def _fill_dummy(model: CausalLM, report: Progress) -> None:
