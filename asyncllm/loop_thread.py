@@ -91,10 +91,11 @@ class LoopThread:
         self._thread.join()
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        if not self._stop.alive:
-            coroutine.close()
-            raise EngineDead("closed already")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        if self._stop.alive:
+            with suppress(RuntimeError):  # the loop is closed: the program is exiting
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise EngineDead("closed already")
 
 
 def _thread_main(

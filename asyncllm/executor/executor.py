@@ -97,12 +97,13 @@ class ThreadExecutor:
 
     async def close(self) -> None:
         """Finish what is in flight and end the thread; one that hangs is left behind."""
-        if self._thread is None or self._channel is None or self._ended is None:
+        thread = self._thread
+        if thread is None or self._channel is None or self._ended is None:
             return
         self._channel.close()
         await asyncio.wait([self._ended], timeout=CLOSE_SECONDS)
         if self._ended.done():
-            self._thread.join()
+            thread.join()
         else:
             log.error("a step has not ended after %.0f s: its thread is left behind", CLOSE_SECONDS)
         self._at_exit.detach()

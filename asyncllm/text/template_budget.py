@@ -108,7 +108,7 @@ class BudgetedSandbox(ImmutableSandboxedEnvironment):
         self._spend_size(sum(map(len, texts)))
         return "".join(texts)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         text = getattr(__obj, "__self__", None)
         if isinstance(text, str):
             _check_method(__obj.__name__, (text, *args), kwargs)
@@ -170,7 +170,7 @@ class BudgetedSandbox(ImmutableSandboxedEnvironment):
 class _Counting(NodeTransformer):
     """Has loops read ``counted``, and ~ call ``join_text``."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
+    def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         counted = nodes.EnvironmentAttribute("counted", lineno=node.lineno)
         node.body.insert(0, nodes.ExprStmt(counted, lineno=node.lineno))
@@ -178,7 +178,7 @@ class _Counting(NodeTransformer):
             node.test = nodes.And(counted, node.test, lineno=node.lineno)
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
         self.generic_visit(node)
         join = nodes.EnvironmentAttribute("join_text", lineno=node.lineno)
         return nodes.Call(join, node.nodes, [], None, None, lineno=node.lineno)
