@@ -27,24 +27,24 @@ class LoopThread:
     """An event loop in a thread of its own, with an async context manager open on it.
 
     Neither the thread nor its loop refers to this object: once it is dropped, the resource is
-    closed and the thread ends. A program that forgets to close has it closed when it exits; the
-    thread is a daemon, so it exits even if closing hangs.
+    closed and the thread ends. A program that exits waits for what is being closed, but the thread
+    is a daemon, so it exits even if closing hangs, or was forgotten.
     """
 
     def __init__(self, resource: AbstractAsyncContextManager[Any]):
         """Returns once ``resource`` is open. Raises what opening it raises."""
         self._loop = new_event_loop()
-        stop = asyncio.Event()
+        stop, stopping = asyncio.Event(), threading.Event()
         opened: Future[None] = Future()
         main: list[asyncio.Task[None]] = []
         self._thread = threading.Thread(
             target=_thread_main,
-            args=(self._loop, resource, opened, stop, main),
+            args=(self._loop, resource, opened, stop, stopping, main),
             name="asyncllm-loop",
             daemon=True,
         )
         # It must not wait: an object may be collected on the loop's own thread.
-        self._stop = weakref.finalize(self, _set_threadsafe, self._loop, stop)
+        self._stop = weakref.finalize(self, _begin_to_stop, self._loop, stop, stopping)
         self._stop.atexit = False
         self._thread.start()
         try:
@@ -103,6 +103,7 @@ def _thread_main(
     resource: AbstractAsyncContextManager[Any],
     opened: Future[None],
     stop: asyncio.Event,
+    stopping: threading.Event,
     main: list[asyncio.Task[None]],
 ) -> None:
     async def hold_open() -> None:
@@ -114,8 +115,8 @@ def _thread_main(
     thread = threading.current_thread()
 
     def end_at_exit() -> None:
-        _set_threadsafe(loop, stop)
-        thread.join(EXIT_SECONDS)
+        if stopping.is_set():
+            thread.join(EXIT_SECONDS)
 
     atexit.register(end_at_exit)
     try:
@@ -131,9 +132,12 @@ def _thread_main(
         atexit.unregister(end_at_exit)
 
 
-def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+def _begin_to_stop(
+    loop: asyncio.AbstractEventLoop, stop: asyncio.Event, stopping: threading.Event
+) -> None:
+    stopping.set()
     with suppress(RuntimeError):  # the loop is closed: opening the resource has failed
-        loop.call_soon_threadsafe(event.set)
+        loop.call_soon_threadsafe(stop.set)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -1,9 +1,10 @@
 """Build a model and stream its checkpoint into place.
 
 Every tensor is checked against a model without memory (on the meta device) before anything is
-allocated or copied, so a folder that does not fit fails at once, whatever sizes config.json has. Then each is copied from the mapped file into the parameter (or the part of a fused one) that
-it belongs to, converted on the way; host memory holds no second copy of the model. A quantised
-matrix is several tensors; it is kept as it is where there are kernels for it, else dequantised.
+allocated or copied, so a folder that does not fit fails at once, whatever sizes config.json has.
+Then each is copied from the mapped file into the parameter (or the part of a fused one) that it
+belongs to, converted on the way; host memory holds no second copy of the model. A quantised matrix
+is several tensors; it is kept as it is where there are kernels for it, else dequantised.
 """
 
 from __future__ import annotations

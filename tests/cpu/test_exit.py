@@ -104,11 +104,13 @@ async def test_a_closed_executor_has_no_thread() -> None:
             while channel.receive() is not None:
                 pass
 
+    before = set(threading.enumerate())
     executor = ThreadExecutor(IdleWorker)
     await executor.start()
-    assert "asyncllm-executor" in {thread.name for thread in threading.enumerate()}
+    [thread] = set(threading.enumerate()) - before
+    assert thread.name == "asyncllm-executor"
     await asyncio.gather(executor.close(), executor.close())
-    assert "asyncllm-executor" not in {thread.name for thread in threading.enumerate()}
+    assert not thread.is_alive()
 
 
 def test_a_step_that_hangs_does_not_keep_a_program() -> None:

@@ -1,4 +1,4 @@
-"""Models on any GPU of several. On a machine with two: ``pytest -m gpu tests/gpu/test_second_gpu.py``.
+"""Models on any GPU of several: ``pytest -m gpu tests/gpu/test_second_gpu.py`` where there are two.
 
 Kernels, graphs, streams and pinned memory all take the current device of the thread that launches
 them: a forgotten one shows as a crash, as wrong tokens, or as memory taken on the first GPU.

@@ -20,11 +20,15 @@ GO = [{"role": "user", "content": "go"}]
 
 BOMBS = {
     "range": "{% for i in range(10**9) %}{% endfor %}",
-    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "nested loops": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    ),
     "loop that rejects all": (
         "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}"
     ),
-    "macro": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(99) }}",
+    "macro": (
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(99) }}"
+    ),
     "recursive loop": (
         "{% for a in [[1]*9]*9 recursive %}{{ loop([[[1]*9]*9]*9) }}{{ loop([1]*9) }}{% endfor %}"
     ),
