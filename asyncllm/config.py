@@ -17,12 +17,13 @@ from asyncllm.errors import BadRequest
 from asyncllm.types import Pooling
 from asyncllm.validate import check_types
 
-Device = Literal["auto", "cpu", "cuda", "sim"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
 SimProfile = Literal["auto", "h200-8b", "h200-0.6b"]
+
+_DEVICE: Final = re.compile(r"auto|cpu|sim|cuda(?::\d{1,3})?")
 
 #: Scheme, host and port, as browsers write them in an Origin header.
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\\@?#]+")
@@ -50,8 +51,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: Annotated[str, _doc("how it writes reasoning, likewise")] = "auto"
     load_format: Annotated[LoadFormat, _doc("'dummy' fills in random weights")] = "auto"
     device: Annotated[
-        Device,
-        _doc("where the model runs; auto falls back to the CPU; sim has a clock and no model"),
+        str,
+        _doc(
+            "where the model runs: cpu, cuda, cuda:1 (the second GPU) and so on; auto is cuda, or "
+            "the CPU where there is no GPU; sim has a clock and no model"
+        ),
     ] = "auto"
     sim_profile: Annotated[
         SimProfile, _doc("whose step times device sim has; auto: an H200 with the model's shape")
@@ -121,6 +125,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_types(self)
+        if not _DEVICE.fullmatch(self.device):
+            raise BadRequest(
+                f"device must be auto, cpu, cuda, cuda:N or sim, not {self.device!r}",
+                param="device",
+            )
         at_least_one = ("page_size", "max_num_seqs", "max_waiting", "max_waiting_tokens")
         optional = (
             "max_model_len",
@@ -152,6 +161,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"({self.max_num_seqs}) its decode token",
                 param="max_num_batched_tokens",
             )
+
+    @property
+    def gpu(self) -> int | None:
+        """The index of the GPU to run on, if there is one; None: not on a GPU."""
+        if self.device in ("cpu", "sim"):
+            return None
+        return int(self.device.partition(":")[2] or 0)
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):

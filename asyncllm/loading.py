@@ -14,6 +14,7 @@ import msgspec
 
 from asyncllm import demo, virtual_time
 from asyncllm.config import EngineConfig
+from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.record import RecordedScheduler
@@ -95,7 +96,7 @@ async def load(
     structured = StructuredOutput()
     executor, clock = _executor(config, folder, spec, report, bill, structured)
     # The tokenizer loads while the executor thread imports torch and reads the weights.
-    text = asyncio.ensure_future(asyncio.to_thread(_load_text, text_folder, config))
+    text = asyncio.ensure_future(run_in_daemon(_load_text, text_folder, config))
     weights = asyncio.ensure_future(executor.start())
     try:
         tokenizer, template, reader = await text
@@ -153,7 +154,7 @@ def _default_params(spec: ModelSpec) -> SamplingParams:
 async def _find(model: str | None, revision: str | None) -> Path:
     if model is None:
         return demo.path()
-    return await asyncio.to_thread(resolve_folder, model, revision)
+    return await run_in_daemon(resolve_folder, model, revision)
 
 
 def _load_text(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import weakref
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncllm.errors import EngineDead
 
@@ -17,31 +18,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: How often a waiting caller looks up, in seconds.
-TICK_SECONDS = 0.1
+TICK_SECONDS: Final = 0.1
+#: How long a program that exits without closing waits for what is being closed then.
+EXIT_SECONDS: Final = 5.0
 
 
 class LoopThread:
     """An event loop in a thread of its own, with an async context manager open on it.
 
     Neither the thread nor its loop refers to this object: once it is dropped, the resource is
-    closed and the thread ends. It is a daemon, so a program that forgets to close can still exit.
+    closed and the thread ends. A program that exits waits for what is being closed, but the thread
+    is a daemon, so it exits even if closing hangs, or was forgotten.
     """
 
     def __init__(self, resource: AbstractAsyncContextManager[Any]):
         """Returns once ``resource`` is open. Raises what opening it raises."""
         self._loop = new_event_loop()
-        stop = asyncio.Event()
+        stop, stopping = asyncio.Event(), threading.Event()
         opened: Future[None] = Future()
         main: list[asyncio.Task[None]] = []
         self._thread = threading.Thread(
             target=_thread_main,
-            args=(self._loop, resource, opened, stop, main),
+            args=(self._loop, resource, opened, stop, stopping, main),
             name="asyncllm-loop",
             daemon=True,
         )
-        # It must not wait: an object may be collected on the loop's own thread. And not at exit:
-        # by then the thread pools that closing needs are gone.
-        self._stop = weakref.finalize(self, _set_threadsafe, self._loop, stop)
+        # It must not wait: an object may be collected on the loop's own thread.
+        self._stop = weakref.finalize(self, _begin_to_stop, self._loop, stop, stopping)
         self._stop.atexit = False
         self._thread.start()
         try:
@@ -88,10 +91,11 @@ class LoopThread:
         self._thread.join()
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        if not self._stop.alive:
-            coroutine.close()
-            raise EngineDead("closed already")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        if self._stop.alive:
+            with suppress(RuntimeError):  # the loop is closed: the program is exiting
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise EngineDead("closed already")
 
 
 def _thread_main(
@@ -99,6 +103,7 @@ def _thread_main(
     resource: AbstractAsyncContextManager[Any],
     opened: Future[None],
     stop: asyncio.Event,
+    stopping: threading.Event,
     main: list[asyncio.Task[None]],
 ) -> None:
     async def hold_open() -> None:
@@ -107,18 +112,32 @@ def _thread_main(
             opened.set_result(None)
             await stop.wait()
 
+    thread = threading.current_thread()
+
+    def end_at_exit() -> None:
+        if stopping.is_set():
+            thread.join(EXIT_SECONDS)
+
+    atexit.register(end_at_exit)
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(hold_open())
     except BaseException as error:
-        if opened.done():
+        if not opened.done():
+            opened.set_exception(error)
+        elif threading.main_thread().is_alive():
             raise
-        opened.set_exception(error)
+        # Else the interpreter is exiting: its thread pools are gone, which closing may have needed.
+    finally:
+        atexit.unregister(end_at_exit)
 
 
-def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+def _begin_to_stop(
+    loop: asyncio.AbstractEventLoop, stop: asyncio.Event, stopping: threading.Event
+) -> None:
+    stopping.set()
     with suppress(RuntimeError):  # the loop is closed: opening the resource has failed
-        loop.call_soon_threadsafe(event.set)
+        loop.call_soon_threadsafe(stop.set)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

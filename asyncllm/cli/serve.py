@@ -32,8 +32,8 @@ def add_command(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     engine = config_from_args(args, EngineConfig)
     server = config_from_args(args, ServerConfig)
-    if engine.device in ("auto", "cuda"):
-        preload_cuda()
+    if engine.gpu is not None:
+        preload_cuda(engine.gpu)
 
     from asyncllm.api import AsyncLLM
     from asyncllm.server.run import run as serve

@@ -252,12 +252,16 @@ def _captured_tokens(config: EngineConfig, model: CausalLM) -> int:
 
 
 def _open_device(config: EngineConfig) -> Device:
-    if config.device == "cpu":
+    if config.gpu is None:
         return CpuDevice(config.cpu_threads)
-    if torch.cuda.is_available():
-        return CudaDevice()
-    if config.device == "cuda":
-        raise ModelError("device cuda: PyTorch sees no CUDA device", param="device")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.gpu < count:
+        return CudaDevice(config.gpu)
+    if config.device != "auto":
+        last = f", up to cuda:{count - 1}" if count else ""
+        raise ModelError(
+            f"device {config.device}: PyTorch sees {count} CUDA devices{last}", param="device"
+        )
     log.warning("no CUDA device: running on the CPU")
     return CpuDevice(config.cpu_threads)
 

@@ -9,7 +9,8 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import suppress
+from typing import Final, Protocol
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
@@ -18,7 +19,10 @@ from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
 log = logging.getLogger(__name__)
 
 #: How long a process that exits without closing its engine waits for the step that is running.
-EXIT_SECONDS = 30.0
+EXIT_SECONDS: Final = 5.0
+#: How long closing waits for the steps in flight. The longest step of a large model on a CPU takes
+#: some ten seconds; one that takes longer than this hangs.
+CLOSE_SECONDS: Final = 30.0
 
 
 class StepWorker(Protocol):
@@ -58,17 +62,19 @@ class ThreadExecutor:
         self._results: deque[asyncio.Future[bytes]] = deque()
         self._channel: ThreadChannel | None = None
         self._thread: threading.Thread | None = None
+        self._ended: asyncio.Future[None] | None = None
         self._dead: EngineDead | None = None
 
     async def start(self) -> EngineLimits:
         loop = asyncio.get_running_loop()
         self._channel = channel = ThreadChannel(loop, self._on_result)
         started: asyncio.Future[EngineLimits] = loop.create_future()
+        self._ended = loop.create_future()
         # A daemon, so that a program that forgets to close an engine can still exit; but not from
         # under a running kernel, which would abort the process.
         self._thread = threading.Thread(
             target=_thread_main,
-            args=(self._build, channel, loop, started, self._on_death),
+            args=(self._build, channel, loop, started, self._on_death, self._ended),
             name="asyncllm-executor",
             daemon=True,
         )
@@ -90,10 +96,16 @@ class ThreadExecutor:
             self._channel.send(FLUSH)
 
     async def close(self) -> None:
-        if self._thread is None or self._channel is None:
+        """Finish what is in flight and end the thread; one that hangs is left behind."""
+        thread = self._thread
+        if thread is None or self._channel is None or self._ended is None:
             return
         self._channel.close()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.wait([self._ended], timeout=CLOSE_SECONDS)
+        if self._ended.done():
+            thread.join()
+        else:
+            log.error("a step has not ended after %.0f s: its thread is left behind", CLOSE_SECONDS)
         self._at_exit.detach()
         self._thread = None
         self._on_death(None)
@@ -121,8 +133,22 @@ def _thread_main(
     loop: asyncio.AbstractEventLoop,
     started: asyncio.Future[EngineLimits],
     on_death: Callable[[BaseException | None], None],
+    ended: asyncio.Future[None],
 ) -> None:
     """The executor thread. Every way out of it is reported to the loop."""
+    try:
+        _run_worker(build, channel, loop, started, on_death)
+    finally:
+        _call(loop, _resolve_end, ended)
+
+
+def _run_worker(
+    build: Callable[[], StepWorker],
+    channel: ThreadChannel,
+    loop: asyncio.AbstractEventLoop,
+    started: asyncio.Future[EngineLimits],
+    on_death: Callable[[BaseException | None], None],
+) -> None:
 
     def resolve(limits: EngineLimits | None, error: BaseException | None) -> None:
         if started.done():
@@ -146,12 +172,16 @@ def _thread_main(
         _call(loop, on_death, error)
 
 
+def _resolve_end(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
 def _end_thread(channel: ThreadChannel, thread: threading.Thread) -> None:
     channel.close()
     thread.join(EXIT_SECONDS)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:
-    # The loop may be closed already when a program exits without closing its engine.
-    if not loop.is_closed():
+    with suppress(RuntimeError):  # the program closed the loop, and not its engine
         loop.call_soon_threadsafe(function, *args)

@@ -15,12 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def preload_cuda() -> None:
-    """Start it, and return at once; where there is no GPU, or no torch for it, nothing happens."""
-    threading.Thread(target=_preload, name="asyncllm-preload", daemon=True).start()
+def preload_cuda(gpu: int = 0) -> None:
+    """Start it, and return at once; where there is no such GPU, or no torch, nothing happens."""
+    threading.Thread(target=_preload, args=(gpu,), name="asyncllm-preload", daemon=True).start()
 
 
-def _preload() -> None:
+def _preload(gpu: int) -> None:
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return
@@ -35,7 +35,7 @@ def _preload() -> None:
     # Called as any function of C, so that other threads go on, unlike loading by ctypes itself.
     dlopen(os.fsencode(library), os.RTLD_LAZY)
     # Torch's own context: each device has one that a process shares.
-    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), gpu)
     if find_spec("triton") is not None:
         from triton.runtime.cache import triton_key
 

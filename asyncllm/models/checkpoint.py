@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from pathlib import Path, PurePath
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from asyncllm.errors import ModelError
+from asyncllm.models.torch_file import TorchFile
+
+#: In the order in which they are looked for; each may also be shards, with an index.
+_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
+
+#: By the names that safetensors has for them.
+DTYPES: Final = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+_DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Header(NamedTuple):
@@ -20,6 +41,12 @@ class Header(NamedTuple):
     shape: list[int]
 
 
+class Reader(Protocol):
+    """Reads tensors of an open file by their names."""
+
+    def get_tensor(self, name: str, /) -> Tensor: ...
+
+
 class _Index(msgspec.Struct):
     """model.safetensors.index.json: the file of every tensor."""
 
@@ -27,28 +54,36 @@ class _Index(msgspec.Struct):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """``model.safetensors``, or the shards that its index lists.
+    """``model.safetensors`` or its shards, else ``pytorch_model.bin`` or its shards.
 
     Raises:
         ModelError: there are none, or not all of them.
     """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if not index.exists():
-        if any(folder.glob("*.bin")):
-            raise ModelError(f"{folder} has PyTorch .bin weights only; convert them to safetensors")
-        raise ModelError(f"{folder} has neither {single.name} nor {index.name}")
+    for name in _WEIGHTS:
+        single, index = folder / name, folder / f"{name}.index.json"
+        if single.is_file():
+            return [single]
+        if index.is_file():
+            return _shards(index)
+    names = " nor ".join(f"{name}, nor {name}.index.json" for name in _WEIGHTS)
+    raise ModelError(f"{folder} has no weights: neither {names}")
+
+
+def _shards(index: Path) -> list[Path]:
     try:
-        names = sorted(
-            set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-        )
-    except (OSError, msgspec.MsgspecError) as error:
+        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise ModelError(f"{index} is not an index of shards: {error}") from None
+    names = sorted(set(weight_map.values()))
     for name in names:
-        if not (folder / name).exists():
-            raise ModelError(f"{folder / name} is missing; {index.name} lists it")
-    return [folder / name for name in names]
+        # A file may be a link to anywhere, as in the hub's cache; its name may not lead anywhere.
+        if name in ("", "..") or name != PurePath(name).name or not name.isprintable():
+            raise ModelError(f"{index} lists {name!r}, which is not the name of a file beside it")
+        if not (index.parent / name).is_file():
+            raise ModelError(f"{index.parent / name} is missing; {index.name} lists it")
+    if not names:
+        raise ModelError(f"{index} is not an index of shards: it lists none")
+    return [index.parent / name for name in names]
 
 
 def read_headers(files: list[Path]) -> list[Header]:
@@ -59,22 +94,42 @@ def read_headers(files: list[Path]) -> list[Header]:
     """
     headers = []
     for file in files:
-        with open_file(file) as reader:
+        if is_torch_file(file):
+            with TorchFile(file) as tensors:
+                headers += [
+                    Header(file, name, _name_of(tensor.dtype), list(tensor.shape))
+                    for name, tensor in tensors.items()
+                ]
+            continue
+        with _open_safetensors(file) as reader:
             for name in reader.offset_keys():
                 tensor = reader.get_slice(name)
                 headers.append(Header(file, name, tensor.get_dtype(), tensor.get_shape()))
     return headers
 
 
-def open_file(file: Path) -> Any:
-    """A safetensors reader.
+def is_torch_file(file: Path) -> bool:
+    """Whether the file was written by ``torch.save``; the others are safetensors."""
+    return file.suffix == ".bin"
+
+
+def open_file(file: Path) -> AbstractContextManager[Reader]:
+    """A reader.
 
     Raises:
         ModelError: the file is damaged or cannot be read.
     """
+    return TorchFile(file) if is_torch_file(file) else _open_safetensors(file)
+
+
+def _open_safetensors(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
         raise ModelError(f"{file} is damaged or incomplete: {error}") from None
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error}") from None
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))

@@ -17,17 +17,23 @@ from asyncllm.models.rope import RopeConfig
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+#: Bounds far beyond any model there is: more is a mistake, or an attempt to take all memory.
+Layers = Annotated[int, msgspec.Meta(ge=1, le=2**10)]
+Experts = Annotated[int, msgspec.Meta(ge=0, le=2**12)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=2**25)]
+VocabSize = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What every family says."""
 
-    vocab_size: Count
-    hidden_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    max_position_embeddings: Count
+    vocab_size: VocabSize
+    hidden_size: Size
+    num_hidden_layers: Layers
+    num_attention_heads: Size
+    max_position_embeddings: Length
     tie_word_embeddings: bool = False
 
     @property
@@ -54,12 +60,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 class OPTConfig(Config, frozen=True, kw_only=True):
     """OPT. ``word_embed_proj_dim`` None means ``hidden_size``."""
 
-    ffn_dim: Count
+    ffn_dim: Size
     tie_word_embeddings: bool = True
     activation_function: str = "relu"
     do_layer_norm_before: bool = True
     remove_final_layer_norm: bool = msgspec.field(default=False, name="_remove_final_layer_norm")
-    word_embed_proj_dim: Count | None = None
+    word_embed_proj_dim: Size | None = None
     enable_bias: bool = True
     layer_norm_elementwise_affine: bool = True
 
@@ -71,9 +77,9 @@ class OPTConfig(Config, frozen=True, kw_only=True):
 class DecoderConfig(Config, frozen=True, kw_only=True):
     """What the families with rotary positions share."""
 
-    intermediate_size: Count
-    num_key_value_heads: Count | None = None
-    head_dim: Count | None = None
+    intermediate_size: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
@@ -81,7 +87,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float = 1.0
-    original_max_position_embeddings: Count | None = None
+    original_max_position_embeddings: Length | None = None
     sliding_window: Count | None = None
     layer_types: tuple[str, ...] | None = None
 
@@ -206,7 +212,7 @@ class Phi3Config(DecoderConfig, frozen=True, kw_only=True):
     """Phi-3. Early checkpoints call longrope "su" or "yarn"."""
 
     rms_norm_eps: float = 1e-5
-    original_max_position_embeddings: Count | None = 4096
+    original_max_position_embeddings: Length | None = 4096
 
     def layer_type(self, layer: int) -> str:
         return FULL if self.sliding_window is None else SLIDING
@@ -232,7 +238,7 @@ class Qwen2Config(DecoderConfig, frozen=True, kw_only=True):
 class Qwen3Config(Qwen2Config, frozen=True, kw_only=True):
     """Qwen3."""
 
-    head_dim: Count | None = 128
+    head_dim: Size | None = 128
 
 
 class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
@@ -241,10 +247,10 @@ class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
     The number of experts has two spellings.
     """
 
-    moe_intermediate_size: Count
-    num_experts_per_tok: Count
-    num_experts: int | None = None
-    num_local_experts: int | None = None
+    moe_intermediate_size: Size
+    num_experts_per_tok: Size
+    num_experts: Experts | None = None
+    num_local_experts: Experts | None = None
     norm_topk_prob: bool = False
     decoder_sparse_step: Count = 1
     mlp_only_layers: tuple[int, ...] | None = None
@@ -269,7 +275,7 @@ class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
 class Gemma2Config(DecoderConfig, frozen=True, kw_only=True):
     """Gemma 2: every other layer slides, the first one included."""
 
-    head_dim: Count | None = 256
+    head_dim: Size | None = 256
     hidden_activation: str | None = "gelu_pytorch_tanh"
     tie_word_embeddings: bool = True
     query_pre_attn_scalar: float = 256
@@ -315,10 +321,10 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
     full layers only.
     """
 
-    vocab_size: Count = 262_208
-    num_attention_heads: Count = 8
-    num_key_value_heads: Count | None = 4
-    max_position_embeddings: Count = 131_072
+    vocab_size: VocabSize = 262_208
+    num_attention_heads: Size = 8
+    num_key_value_heads: Size | None = 4
+    max_position_embeddings: Length = 131_072
     final_logit_softcapping: float | None = None
     sliding_window_pattern: Count = 6
     rope_local_base_freq: float = 10_000.0

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from asyncllm.errors import ModelError
 
-_WEIGHTS = ("*.safetensors",)
+_WEIGHTS = "*.safetensors"
+_OLD_WEIGHTS = "pytorch_model*.bin"  # only where there are no others
 _WANTED = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*")
 _UNWANTED = ("consolidated*", "original/*")  # second copies of the weights
 
@@ -28,7 +29,12 @@ def resolve_folder(name_or_path: str, revision: str | None = None, *, weights: b
         raise ModelError(f"{name_or_path} is a file; give the folder that holds config.json")
     if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
         raise ModelError(f"there is no folder {name_or_path}")
-    return _download(name_or_path, revision, (*_WANTED, *_WEIGHTS) if weights else _WANTED)
+    if not weights:
+        return _download(name_or_path, revision, _WANTED)
+    folder = _download(name_or_path, revision, (*_WANTED, _WEIGHTS))
+    if any(folder.glob(_WEIGHTS)):
+        return folder
+    return _download(name_or_path, revision, (*_WANTED, _OLD_WEIGHTS))
 
 
 def _download(name: str, revision: str | None, wanted: tuple[str, ...]) -> Path:

@@ -1,34 +1,36 @@
 """Build a model and stream its checkpoint into place.
 
-Every tensor is checked before the first byte is copied, so that a folder that does not fit fails at
-once. Then each is copied from the mapped file into the parameter (or the part of a fused one) that
-it belongs to, converted on the way; host memory holds no second copy of the model. A quantised
-matrix is several tensors; it is kept as it is where there are kernels for it, else dequantised.
+Every tensor is checked against a model without memory (on the meta device) before anything is
+allocated or copied, so a folder that does not fit fails at once, whatever sizes config.json has.
+Then each is copied from the mapped file into the parameter (or the part of a fused one) that it
+belongs to, converted on the way; host memory holds no second copy of the model. A quantised matrix
+is several tensors; it is kept as it is where there are kernels for it, else dequantised.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
-from asyncllm.models.checkpoint import Header, open_file, read_headers, weight_files
+from asyncllm.models.checkpoint import Header, Reader, open_file, read_headers, weight_files
 from asyncllm.models.layers.norm import LayerNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.quant.allocate import allocate, can_keep, dummy_layout
-from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.formats import dequantize_into
 from asyncllm.models.quant.stored import Layout, StoredMatrix, find_matrices
 from asyncllm.models.quant.weight import Place, QuantizedWeight
 from asyncllm.models.registry import model_class
+from asyncllm.models.sizes import check_sizes
 from asyncllm.models.spec import ModelSpec
+from asyncllm.models.torch_file import TorchFile
 from asyncllm.models.weight_stream import WeightStream
 
 #: Called with bytes done and bytes in all.
@@ -36,6 +38,7 @@ Progress = Callable[[int, int], None]
 
 _FLOATS = ("BF16", "F16", "F32", "F64")
 _SHOWN = 3  # names in an error message
+_LONGEST = 200  # characters of each
 
 
 def load_model(
@@ -51,7 +54,8 @@ def load_model(
     """Build the model that ``spec`` describes and fill it.
 
     Args:
-        folder: holds ``model.safetensors``, or shards with their index; unused for "dummy".
+        folder: holds ``model.safetensors`` or ``pytorch_model.bin``, or shards with their index;
+            unused for "dummy".
         dtype: of the parameters, whatever the checkpoint's is, but for quantised ones.
         load_format: "auto" reads the checkpoint; "dummy" fills in small random numbers, the same
             ones each time on a kind of device.
@@ -69,10 +73,11 @@ def load_model(
             model = make_model(spec, dtype, device, max_length, keep=keep)
             _fill_dummy(model, report)
         else:
+            checkpoint = _read_checkpoint(Path(folder), spec)
             place = Placement(dtype, device, quantized=keep)
             build = model_class(spec.architecture)
             model = build(spec.config, dtype, device, max_length, quantized=keep)
-            _fill(model, place, Path(folder), spec.quantization, report)
+            _fill(model, place, checkpoint, report)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what conversions took is free for the KV cache
     return model
@@ -107,38 +112,69 @@ class _Source(NamedTuple):
     place: Place
 
 
-def _fill(
-    model: CausalLM,
-    place: Placement,
-    folder: Path,
-    quantization: Quantization | None,
-    report: Progress,
-) -> None:
+class _Checkpoint(NamedTuple):
+    """A checkpoint that fits its model: its files, and what they hold by the model's names."""
+
+    folder: Path
+    files: list[Path]
+    headers: dict[str, Header]
+    matrices: dict[str, StoredMatrix]
+
+
+def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
+    """
+    Raises:
+        ModelError: the files are damaged, or do not hold the tensors of the model.
+    """
     files = weight_files(folder)
-    headers = _wanted(model, read_headers(files))
+    stored = read_headers(files)
+    check_sizes(spec.config, (header.name for header in stored))
+    sketch = model_class(spec.architecture)(spec.config, torch.float32, torch.device("meta"))
+    headers = _wanted(sketch, stored)
     matrices: dict[str, StoredMatrix] = {}
-    if quantization is not None:
-        matrices = find_matrices(quantization, headers, model.checkpoint_tensors(), _read)
+    if spec.quantization is not None:
+        known = sketch.checkpoint_tensors()
+        matrices = find_matrices(spec.quantization, headers, known, _read)
+    _match(sketch, folder, headers, matrices)
+    return _Checkpoint(folder, files, headers, matrices)
+
+
+def _fill(model: CausalLM, place: Placement, checkpoint: _Checkpoint, report: Progress) -> None:
+    folder, files, headers, matrices = checkpoint
     if place.quantized:
         allocate(model, place, partial(_layout, matrices))
     plans = _match(model, folder, headers, matrices)
-    total = sum(file.stat().st_size for file in files)
-    done = 0
+    sizes = {file: file.stat().st_size for file in files}
+    total, done = sum(sizes.values()), 0
     stream = WeightStream() if place.device.type == "cuda" else None
     for file in files:
-        copied = 0
-        sources = plans[file]
-        if stream is not None:
-            straight, sources = _sorted_by_way(sources)
-            for num_bytes in stream.copy(file, straight):
-                copied += num_bytes
-                report(done + copied, total)
         with open_file(file) as reader:
-            for stored, target in sources:
-                copied += _copy(stored, target, file, reader, place.device)
+            copied = 0
+            for num_bytes in _copies(file, reader, plans[file], place.device, stream):
+                # Tensors that share memory in the file count twice.
+                copied = min(copied + num_bytes, sizes[file])
                 report(done + copied, total)
-        done += file.stat().st_size
+        done += sizes[file]
         report(done, total)
+
+
+def _copies(
+    file: Path,
+    reader: Reader,
+    sources: list[_Source],
+    device: torch.device,
+    stream: WeightStream | None,
+) -> Iterator[int]:
+    """Fill the places of what is in a file; yields bytes copied, again and again."""
+    if stream is not None:
+        straight, sources = _sorted_by_way(sources)
+        if not isinstance(reader, TorchFile):
+            yield from stream.copy(file, straight)
+        else:
+            mapped = {name: reader.get_tensor(name).contiguous() for name in straight}
+            yield from stream.copy_mapped(mapped, straight)
+    for stored, target in sources:
+        yield _copy(stored, target, file, reader, device)
 
 
 def _sorted_by_way(sources: list[_Source]) -> tuple[dict[str, Tensor], list[_Source]]:
@@ -153,14 +189,14 @@ def _sorted_by_way(sources: list[_Source]) -> tuple[dict[str, Tensor], list[_Sou
 
 
 def _copy(
-    stored: Header | StoredMatrix, target: Place, file: Path, reader: Any, device: torch.device
+    stored: Header | StoredMatrix, target: Place, file: Path, reader: Reader, device: torch.device
 ) -> int:
     """Fill a place from the file that is open, and from others if need be; returns bytes read."""
     copied = 0
 
     def read(header: Header) -> Tensor:
         nonlocal copied
-        tensor: Tensor = reader.get_tensor(header.name) if header.file == file else _read(header)
+        tensor = reader.get_tensor(header.name) if header.file == file else _read(header)
         copied += tensor.nbytes
         return tensor
 
@@ -178,8 +214,7 @@ def _copy(
 
 def _read(header: Header) -> Tensor:
     with open_file(header.file) as reader:
-        tensor: Tensor = reader.get_tensor(header.name)
-        return tensor
+        return reader.get_tensor(header.name)
 
 
 def _layout(
@@ -245,7 +280,9 @@ def _check(stored: Header | StoredMatrix, main: Header, target: Place) -> None:
 
 def _listed(names: list[str]) -> str:
     more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(name[:_LONGEST] for name in names[:_SHOWN]) + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 def _fill_dummy(model: CausalLM, report: Progress) -> None:

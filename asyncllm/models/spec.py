@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -14,6 +14,9 @@ from asyncllm.models.config import Config
 from asyncllm.models.quant.config import Quantization, parse_quantization
 
 T = TypeVar("T")
+
+#: What reading nested settings raises, which no type describes.
+_WRONG_FORM: Final = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError)
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,15 @@ def read_spec(folder: Path) -> ModelSpec:
             the file and what is wrong in it.
     """
     path = Path(folder) / "config.json"
+    try:
+        return _read_spec(path)
+    except ModelError:
+        raise
+    except _WRONG_FORM as error:
+        raise ModelError(f"{path}: a value is of the wrong form: {error}") from None
+
+
+def _read_spec(path: Path) -> ModelSpec:
     whole = _read_json(path)
     raw = {**whole, **(whole.get("text_config") or {})}
     architecture = _architecture(whole, path)
@@ -119,6 +131,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deeply") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} is not a JSON object")
     return content

@@ -1,4 +1,4 @@
-"""Stream tensors of safetensors files to a GPU at the speed of the disk, the page cache or the bus.
+"""Stream tensors of files to a GPU at the speed of the disk, the page cache or the bus.
 
 A copy from a mapped file is one thread's page faults and the driver's own small buffers. Here
 several threads read blocks into page-locked memory, while the calling thread, which alone speaks to
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,29 +27,19 @@ import msgspec
 import torch
 from torch import Tensor
 
+from asyncllm.models.checkpoint import DTYPES
+
 #: Threads that read; the size of a block; and how many there are: some are on the bus meanwhile.
 READERS = 8
 BLOCK_BYTES = 4 << 20
 BLOCKS = 2 * READERS
-
-_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-}
 
 
 class Piece(NamedTuple):
     """As much of a tensor as fits into a block.
 
     Attributes:
-        offset, num_bytes: in the file.
+        offset, num_bytes: in the file, or for a mapped tensor in its memory.
         dtype: in the file.
         place: [elements] on the device.
     """
@@ -78,21 +69,31 @@ class WeightStream:
         pieces = list(_pieces(file, places))
         descriptor = os.open(file, os.O_RDONLY)
         try:
-            with ThreadPoolExecutor(READERS) as readers:
-                reads: deque[tuple[int, Piece, Future[None]]] = deque()
-                for number, piece in enumerate(pieces):
-                    if len(reads) == READERS:
-                        yield self._send(*reads.popleft())
-                    turn = number % BLOCKS
-                    self._sent[turn].synchronize()  # at once, if it was never recorded
-                    block = self._blocks[turn, : piece.num_bytes]
-                    reads.append((turn, piece, readers.submit(_read, descriptor, piece, block)))
-                while reads:
-                    yield self._send(*reads.popleft())
+            yield from self._copy((piece, partial(_read, descriptor, piece)) for piece in pieces)
         finally:
             os.close(descriptor)
 
-    def _send(self, turn: int, piece: Piece, read: Future[None]) -> int:
+    def copy_mapped(
+        self, tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]
+    ) -> Iterator[int]:
+        """As ``copy``, from contiguous tensors in host memory, which may be that of a file."""
+        return self._copy(_mapped_pieces(tensors, places))
+
+    def _copy(self, pieces: Iterator[tuple[Piece, Callable[[Tensor], object]]]) -> Iterator[int]:
+        """Copy pieces; with each comes what fills a block with it, in another thread."""
+        with ThreadPoolExecutor(READERS) as readers:
+            reads: deque[tuple[int, Piece, Future[object]]] = deque()
+            for number, (piece, read) in enumerate(pieces):
+                if len(reads) == READERS:
+                    yield self._send(*reads.popleft())
+                turn = number % BLOCKS
+                self._sent[turn].synchronize()  # at once, if it was never recorded
+                block = self._blocks[turn, : piece.num_bytes]
+                reads.append((turn, piece, readers.submit(read, block)))
+            while reads:
+                yield self._send(*reads.popleft())
+
+    def _send(self, turn: int, piece: Piece, read: Future[object]) -> int:
         """Once it is read, queue the copy."""
         read.result()
         values = self._blocks[turn, : piece.num_bytes].view(piece.dtype)
@@ -110,11 +111,26 @@ def _pieces(file: Path, places: Mapping[str, Tensor]) -> Iterator[Piece]:
         header = msgspec.json.decode(raw.read(header_bytes))
     for name in sorted(places, key=lambda name: header[name]["data_offsets"][0]):
         begin, end = (8 + header_bytes + at for at in header[name]["data_offsets"])
-        dtype, place = _DTYPES[header[name]["dtype"]], places[name].view(-1)
-        for offset in range(begin, end, BLOCK_BYTES):
-            num_bytes = min(BLOCK_BYTES, end - offset)
-            first, count = (offset - begin) // dtype.itemsize, num_bytes // dtype.itemsize
-            yield Piece(offset, num_bytes, dtype, place[first : first + count])
+        yield from _cut(begin, end, DTYPES[header[name]["dtype"]], places[name])
+
+
+def _mapped_pieces(
+    tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]
+) -> Iterator[tuple[Piece, Callable[[Tensor], object]]]:
+    for name, tensor in tensors.items():
+        memory = tensor.view(-1).view(torch.uint8)
+        for piece in _cut(0, memory.nbytes, tensor.dtype, places[name]):
+            part = memory[piece.offset : piece.offset + piece.num_bytes]
+            yield piece, partial(torch.Tensor.copy_, other=part)
+
+
+def _cut(begin: int, end: int, dtype: torch.dtype, place: Tensor) -> Iterator[Piece]:
+    """The pieces of a tensor that begins and ends there."""
+    flat = place.view(-1)
+    for offset in range(begin, end, BLOCK_BYTES):
+        num_bytes = min(BLOCK_BYTES, end - offset)
+        first, count = (offset - begin) // dtype.itemsize, num_bytes // dtype.itemsize
+        yield Piece(offset, num_bytes, dtype, flat[first : first + count])
 
 
 def _read(descriptor: int, piece: Piece, block: Tensor) -> None:

@@ -1,18 +1,18 @@
-"""The server process: port, loading, signals, draining. The only place that handles signals."""
+"""The server process: port, loading, draining. ``Shutdown`` handles its signals and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError, NotReady
 from asyncllm.executor.startup import process_seconds
 from asyncllm.server.app import create_app
 from asyncllm.server.connection import Listener
 from asyncllm.server.service import SERVICE, Service
+from asyncllm.server.shutdown import GRACE_SECONDS, Shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,31 +22,48 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: For streams that were cut off: to write their last frames, and for connections to close.
-CLOSE_SECONDS = 2.0
+#: How long each of the three steps of closing may take: streams that were cut off write their last
+#: frames, handlers return, handlers that were cancelled return. Within ``GRACE_SECONDS`` together.
+CLOSE_SECONDS: Final = 1.0
 
 
-def run(make_llm: Callable[[], AsyncLLM], config: ServerConfig) -> int:
-    """Serve until a signal comes; returns the process's exit code. Blocks."""
+def run(
+    make_llm: Callable[[], AsyncLLM],
+    config: ServerConfig,
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+) -> int:
+    """Serve until a signal comes; blocks, and must be called in the main thread.
+
+    Returns:
+        The exit code, with which the process is to end. After a signal it ends within
+        ``drain_seconds`` and ``grace_seconds`` in any case, with a code other than 0 if forced.
+    """
     # Two threads share the GIL; measured, the default of 5 ms costs 5 to 10 % of throughput.
     sys.setswitchinterval(1e-4)
     # What it reports are malformed bodies, each with a traceback; what is ours to mend is logged by
     # the application and by its connections.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
+    shutdown = Shutdown(config.drain_seconds, grace_seconds)
+
     async def main() -> int:
-        return await serve(make_llm(), config)
+        return await serve(make_llm(), config, shutdown)
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(main())
+    def run_loop() -> int:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(main())
+
+    return shutdown.run(run_loop)
 
 
-async def serve(llm: AsyncLLM, config: ServerConfig) -> int:
-    """Bind the port, load the model, serve until SIGTERM or SIGINT, drain; returns an exit code.
+async def serve(llm: AsyncLLM, config: ServerConfig, shutdown: Shutdown) -> int:
+    """Bind the port, load the model, serve until a signal comes, drain; returns an exit code.
 
     The port is bound first: a port that is taken shows at once and not after minutes of loading,
     and clients get 503 with Retry-After meanwhile instead of a refused connection.
     """
+    shutdown.attach(asyncio.get_running_loop())
     app = create_app(llm, config)
     listener = Listener(app, request_seconds=config.request_seconds, close_seconds=CLOSE_SECONDS)
     try:
@@ -57,45 +74,23 @@ async def serve(llm: AsyncLLM, config: ServerConfig) -> int:
         return 1
     loading = asyncio.ensure_future(llm.start())
     try:
-        with _Signals() as signals:
-            return await _serve_until(signals, llm, app[SERVICE], loading, _url(*listener.address))
+        return await _serve_until(shutdown, llm, app[SERVICE], loading, _url(*listener.address))
     finally:
-        # A signal from here on ends the process the default way, whatever still hangs.
+        shutdown.closing()
         loading.cancel()
         await asyncio.wait([loading])
         await listener.aclose()
         await llm.aclose()
 
 
-class _Signals:
-    """SIGTERM and SIGINT as events: the first asks the server to stop, the second to hurry."""
-
-    def __init__(self) -> None:
-        self.stop = asyncio.Event()
-        self.hurry = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._arrived)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(number)
-
-    def _arrived(self) -> None:
-        (self.hurry if self.stop.is_set() else self.stop).set()
-
-
 async def _serve_until(
-    signals: _Signals,
+    shutdown: Shutdown,
     llm: AsyncLLM,
     service: Service,
     loading: asyncio.Future[Any],
     url: str,
 ) -> int:
-    await _first_of(loading, signals.stop)
+    await _first_of(loading, shutdown.stop)
     if not loading.done():
         return 0
     if (error := loading.exception()) is not None:
@@ -114,12 +109,12 @@ async def _serve_until(
         flush=True,
     )
     stopped = asyncio.ensure_future(llm.stopped())
-    await _first_of(stopped, signals.stop)
+    await _first_of(stopped, shutdown.stop)
     if stopped.done():
         log.error("the engine died: %s", stopped.result())
         return 1
     stopped.cancel()
-    await _drain(service, signals.hurry)
+    await _drain(service, shutdown.hurry)
     return 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import jinja2
 
@@ -11,10 +13,19 @@ from asyncllm.errors import BadRequest, ModelError
 from asyncllm.text.chat_messages import MessageForm
 from asyncllm.text.jinja_env import template_environment
 from asyncllm.text.model_files import read_json, read_special_tokens
+from asyncllm.text.template_budget import BudgetedSandbox, TooMuchWork, Work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+#: A long conversation of a model's own template takes some ten steps for each message, of about a
+#: microsecond: this one ends within the time for which the event loop may stand still,
+INLINE: Final = Work(steps=10_000, seconds=0.02)
+#: and this one is far beyond what a request needs, and takes seconds of one thread.
+MOST: Final = Work(steps=1_000_000, seconds=2.0)
+#: Of a conversation of two messages.
+_PROBE: Final = Work(steps=20_000, seconds=1.0)
 
 # Names of templates for requests with tools, the best first.
 _WITH_TOOLS = ("tool_use", "default")
@@ -41,7 +52,7 @@ class ChatTemplate:
             special_tokens: what templates see as ``bos_token``, ``eos_token``, ...
 
         Raises:
-            ModelError: a template does not compile.
+            ModelError: a template does not compile, or does not come to an end.
         """
         if isinstance(sources, str):
             sources = {"default": sources}
@@ -53,8 +64,11 @@ class ChatTemplate:
             self._templates = {
                 name: _Template(environment, source, defaults) for name, source in sources.items()
             }
-        except jinja2.TemplateError as error:
+        except TooMuchWork as error:
+            raise ModelError(f"the chat template cannot be used: {error}") from None
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template does not compile: {error}") from error
+        self._turn = asyncio.Lock()
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
@@ -81,11 +95,24 @@ class ChatTemplate:
         """Of the template for requests with tools; "" when there is none."""
         return next((self._sources[name] for name in _WITH_TOOLS if name in self._sources), "")
 
+    async def render_async(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        """What ``render`` returns; what takes long is done in a thread, one after the other."""
+        try:
+            return self.render(messages, work=INLINE, **options)
+        except TooMuchWork:
+            work = partial(self.render, messages, **options)
+        async with self._turn:
+            try:
+                return await asyncio.to_thread(work)
+            except TooMuchWork as error:
+                raise BadRequest(f"chat template: {error}", param="messages") from None
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         /,
         *,
+        work: Work = MOST,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -103,6 +130,7 @@ class ChatTemplate:
 
         Raises:
             BadRequest: the messages are malformed, or the template refuses them or fails.
+            TooMuchWork: more than ``work``.
         """
         if continue_final_message and add_generation_prompt:
             raise BadRequest(
@@ -119,8 +147,11 @@ class ChatTemplate:
                     "messages": formed,
                     "tools": tools,
                     "add_generation_prompt": add_generation_prompt,
-                }
+                },
+                work,
             )
+        except TooMuchWork:
+            raise
         except Exception as error:  # a template can raise anything Python can
             raise BadRequest(f"chat template: {error}", param="messages") from error
         return _cut_open_end(text, final_text) if continue_final_message else text
@@ -147,10 +178,11 @@ class _Template:
 
     def __init__(
         self,
-        environment: jinja2.Environment,
+        environment: BudgetedSandbox,
         source: str,
         defaults: Mapping[str, Any],
     ):
+        self._environment = environment
         self._template = environment.from_string(source)
         self._defaults = defaults
         default = MessageForm(keep_parts=self._prints_parts(), keep_developer="developer" in source)
@@ -161,8 +193,9 @@ class _Template:
         )
         self.form = next((form for form in forms if self._prints_tool_call(form)), default)
 
-    def render(self, variables: Mapping[str, Any]) -> str:
-        return self._template.render({**self._defaults, **variables})
+    def render(self, variables: Mapping[str, Any], work: Work) -> str:
+        with self._environment.budget(work):
+            return self._template.render({**self._defaults, **variables})
 
     def _prints_parts(self) -> bool:
         text = self._probe([{"role": "user", "content": [{"type": "text", "text": "PROBE"}]}])
@@ -181,7 +214,9 @@ class _Template:
     def _probe(self, messages: list[dict[str, Any]]) -> str:
         """The text of a conversation; "" if the template fails on it."""
         try:
-            return self.render({"messages": messages, "add_generation_prompt": False})
+            return self.render({"messages": messages, "add_generation_prompt": False}, _PROBE)
+        except TooMuchWork:
+            raise
         except Exception:  # a template can raise anything Python can
             return ""
 

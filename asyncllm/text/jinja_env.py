@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from asyncllm.text.template_budget import BudgetedSandbox
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 
-def template_environment() -> ImmutableSandboxedEnvironment:
+def template_environment() -> BudgetedSandbox:
     """A sandbox for templates that come with a model: they are code from strangers."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = BudgetedSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    environment.limit_filters()
     environment.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
     )

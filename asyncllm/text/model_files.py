@@ -25,8 +25,12 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deeply") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object")
     return value

@@ -6,13 +6,13 @@ same compiled grammars.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import GrammarSpec
 
@@ -50,7 +50,7 @@ class StructuredOutput:
         """
         compiler = self._compiler
         if compiler is None:
-            compiler = await asyncio.to_thread(self._open_compiler)
+            compiler = await run_in_daemon(self._open_compiler)
         if not isinstance(spec, GrammarSpec):
             raise BadRequest("grammar must be a GrammarSpec", param="grammar")
         await compiler.compile_async(spec, param="grammar")

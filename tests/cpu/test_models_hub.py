@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def test_a_name_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def download(name: str, **options: Any) -> str:
         asked.update(name=name, **options)
+        (tmp_path / "model.safetensors").touch()
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -46,6 +48,26 @@ def test_a_name_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (asked["name"], asked["revision"]) == ("org/model", "v2")
     assert {"*.safetensors", "*.json", "*.jinja"} <= set(asked["allow_patterns"])
     assert "consolidated*" in asked["ignore_patterns"]
+
+
+@pytest.mark.parametrize("has_safetensors", [True, False])
+def test_old_weights_are_downloaded_only_where_there_are_no_others(
+    has_safetensors: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ["config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"]
+    files += ["model.safetensors"] if has_safetensors else []
+
+    def download(name: str, allow_patterns: list[str], **_: Any) -> str:
+        for file in files:
+            if any(fnmatch(file, pattern) for pattern in allow_patterns):
+                (tmp_path / file).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    folder = resolve_folder("org/model")
+    assert any(folder.glob("*.safetensors")) == has_safetensors
+    assert any(folder.glob("*.bin")) != has_safetensors
+    assert not any(resolve_folder("org/model", weights=False).glob("training*"))
 
 
 def test_a_download_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +20,7 @@ from asyncllm.server.app import create_app
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("cpu", "gpu")
@@ -82,21 +85,72 @@ def test_the_server_is_no_root(target: str) -> None:
     assert stages()[target][-1].name == "USER"
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_entry_point_is_the_console_script(target: str) -> None:
-    [script] = json.loads(last(target, "ENTRYPOINT"))
+@pytest.fixture
+def run_image(tmp_path: Path) -> Callable[..., list[str]]:
+    """What the entry point runs with a container's arguments: those of the console script."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert script in project["scripts"]
+    assert "asyncllm" in project["scripts"]
+    script = tmp_path / "asyncllm"
+    script.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    script.chmod(0o755)
+
+    def run(*arguments: str) -> list[str]:
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        command = ["sh", str(ROOT / "docker" / "entrypoint.sh"), *arguments]
+        done = subprocess.run(command, env={"PATH": path}, capture_output=True, check=True)
+        return done.stdout.decode().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_entry_point_is_the_script(target: str) -> None:
+    [name] = json.loads(last(target, "ENTRYPOINT"))
+    copied = f"docker/entrypoint.sh /usr/local/bin/{name}"
+    assert Instruction("COPY", copied) in stages()[target]
+    assert os.access(ROOT / "docker" / "entrypoint.sh", os.X_OK)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_without_arguments_it_serves_to_the_outside(
-    target: str, monkeypatch: pytest.MonkeyPatch
+    target: str, run_image: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = parsed(monkeypatch, serve, json.loads(last(target, "CMD")))
+    args = parsed(monkeypatch, serve, run_image(*json.loads(last(target, "CMD"))))
     assert args.host == "0.0.0.0"
     assert "port" not in args  # so that the port is the default, which is exposed:
     assert last(target, "EXPOSE") == str(ServerConfig().port)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "host"),
+    [
+        (["serve", "some/model"], "some/model", "0.0.0.0"),
+        (["serve", "some/model", "--port", "9000"], "some/model", "0.0.0.0"),
+        (["serve", "--api-key", "a b", "some/model"], "some/model", "0.0.0.0"),
+        (["serve", "some/model", "--host", "127.0.0.1"], "some/model", "127.0.0.1"),
+        (["serve", "--host=127.0.0.1"], None, "127.0.0.1"),
+        (["some/model"], "some/model", "0.0.0.0"),
+        (["/models/mine", "--host", "::"], "/models/mine", "::"),
+    ],
+)
+def test_a_server_listens_to_the_outside_unless_told_otherwise(
+    arguments: list[str],
+    model: str | None,
+    host: str,
+    run_image: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    args = parsed(monkeypatch, serve, run_image(*arguments))
+    assert (getattr(args, "model", None), args.host) == (model, host)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--version"], ["kernels", "build"], ["generate", "some/model", "a  b"]]
+)
+def test_other_commands_are_left_as_they_are(
+    arguments: list[str], run_image: Callable[..., list[str]]
+) -> None:
+    assert run_image(*arguments) == (arguments or [""])
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -169,7 +223,9 @@ def test_triton_has_a_compiler_for_other_models() -> None:
     assert any(" gcc " in value for value in installed)
 
 
-def test_compose_has_a_service_for_each_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_has_a_service_for_each_target(
+    run_image: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     yaml = pytest.importorskip("yaml")
     path = ROOT / "docker" / "compose.yml"
     compose = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -188,6 +244,6 @@ def test_compose_has_a_service_for_each_target(monkeypatch: pytest.MonkeyPatch) 
         [port] = service["ports"]
         assert port.endswith(":" + last(target, "EXPOSE"))
         command = service["command"].replace("${MODEL:-}", "some/model")
-        args = parsed(monkeypatch, serve, shlex.split(command))
+        args = parsed(monkeypatch, serve, run_image(*shlex.split(command)))
         assert (args.model, args.host) == ("some/model", "0.0.0.0")
     assert compose["services"]["gpu"]["deploy"]["resources"]["reservations"]["devices"]

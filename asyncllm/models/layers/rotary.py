@@ -18,6 +18,9 @@ def rotary_table(rope: RopeConfig, max_length: int, device: torch.device) -> Ten
             the original context and its short ones otherwise, for every sequence: with a prefix
             cache the keys of one sequence serve another, so the choice cannot depend on length.
     """
+    if device.type == "meta":
+        # Computing there would import PyTorch's compiler, which takes seconds.
+        return torch.empty(max_length, rope.rotary_dim, dtype=torch.float32, device=device)
     frequencies, amplitude = rotary_frequencies(rope, max_length)
     positions = torch.arange(max_length, dtype=torch.float32, device=device)
     angles = positions[:, None] * frequencies.to(device)

@@ -1,0 +1,40 @@
+"""Whether a checkpoint has as many layers and experts as config.json says, before any is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from asyncllm.errors import ModelError
+from asyncllm.models.config import Config, Qwen3MoeConfig
+
+_LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
+_EXPERT: Final = re.compile(r"\.experts\.(\d{1,9})\.")
+
+
+def check_sizes(config: Config, names: Iterable[str]) -> None:
+    """Compare config.json with the names of the tensors; shapes are compared later, with the model.
+
+    Raises:
+        ModelError: the checkpoint has fewer.
+    """
+    layers = experts = 0
+    for name in names:
+        if (match := _LAYER.search(name)) is not None:
+            layers = max(layers, int(match[1]) + 1)
+        if (match := _EXPERT.search(name)) is not None:
+            experts = max(experts, int(match[1]) + 1)
+    _compare("num_hidden_layers", config.num_hidden_layers, layers, "layers")
+    if isinstance(config, Qwen3MoeConfig) and experts > 0:
+        _compare("num_experts", config.experts, experts, "experts")
+
+
+def _compare(field: str, claimed: int, stored: int, what: str) -> None:
+    if claimed > stored > 0:  # the tensors are listed otherwise: none has its place
+        raise ModelError(
+            f"config.json has {field} {claimed}, but the weights are of {stored} {what}"
+        )
+
+
+__all__ = ["check_sizes"]

@@ -1,0 +1,169 @@
+"""The end of the server process: signals, and a deadline that no hang can postpone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+log = logging.getLogger(__name__)
+
+#: After draining, the process has so long to end by itself.
+GRACE_SECONDS: Final = 5.0
+#: How much earlier than the kernel this process ends itself, to say what hung.
+FORCE_SECONDS: Final = 0.5
+#: The exit code of a process that had to be ended.
+FORCED: Final = 1
+
+
+class Shutdown:
+    """Runs the server in a thread, and watches over its end from the main thread.
+
+    The main thread does nothing else. So it takes signals and keeps the deadline whatever hangs:
+    the event loop, the executor thread, a download, a thread pool that the interpreter joins. A
+    timer of the kernel ends the process half a second later when even the main thread cannot run,
+    because C code holds the interpreter's lock or the log cannot be written to. Only a hang that
+    holds that lock before the first signal is not covered: Python then never sees the signal.
+
+    Attributes:
+        stop: set by the first signal: drain, then close.
+        hurry: set by the second: cut off what is still running.
+    """
+
+    def __init__(self, drain_seconds: float, grace_seconds: float = GRACE_SECONDS):
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self._drain_seconds = drain_seconds
+        self._grace_seconds = grace_seconds
+        self._signals = 0
+        self._closing = False
+        self._deadline: float | None = None
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, serve: Callable[[], int]) -> int:
+        """What ``serve`` returns or raises; it runs in another thread. To be called once.
+
+        The process is to exit with the result: the kernel's timer stays armed.
+        """
+        result: list[int] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                result.append(serve())
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                self._wake.put(None)
+
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        threading.Thread(target=work, name="asyncllm-loop").start()
+        while not result and not errors:
+            with suppress(queue.Empty):
+                self._wake.get(timeout=self._left())
+            self._force_if_due()
+        self.closing()
+        # The interpreter waits for threads without a limit when it exits, in this thread.
+        threading.Thread(target=self._watch_exit, name="asyncllm-exit", daemon=True).start()
+        if errors:
+            raise errors[0]
+        return result[0]
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop that waits for ``stop`` and ``hurry``; to be called on it."""
+        self._loop = loop
+        if self._signals:
+            self.stop.set()
+
+    def closing(self) -> None:
+        """Nothing is left to drain: the process has the grace period to end, or what is left of it.
+
+        From now on a signal ends it at once.
+        """
+        self._closing = True
+        self._end_within(self._grace_seconds)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            self._end_within(self._drain_seconds + self._grace_seconds)
+            self._set(self.stop)
+        elif self._signals == 2 and not self._closing:
+            self._end_within(self._grace_seconds)
+            self._set(self.hurry)
+        else:
+            self._force()
+
+    def _set(self, event: asyncio.Event) -> None:
+        if self._loop is None:
+            event.set()
+            return
+        with suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(event.set)
+
+    def _end_within(self, seconds: float) -> None:
+        """Move the deadline forward, never back."""
+        deadline = time.monotonic() + seconds
+        if self._deadline is None or deadline < self._deadline:
+            self._deadline = deadline
+            signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+            self._wake.put(None)
+
+    def _left(self) -> float | None:
+        """Seconds until the process must be ended; None while nothing ends it."""
+        if self._deadline is None:
+            return None
+        return max(self._deadline - FORCE_SECONDS - time.monotonic(), 0.0)
+
+    def _watch_exit(self) -> None:
+        while True:
+            time.sleep(self._left() or 0.0)
+            self._force_if_due()
+
+    def _force_if_due(self) -> None:
+        if self._left() == 0.0:
+            self._force()
+
+    def _force(self) -> NoReturn:
+        """End the process without waiting for anything, and say what it did not wait for."""
+        # From here on the kernel ends it if writing the log hangs.
+        signal.setitimer(signal.ITIMER_REAL, FORCE_SECONDS)
+        log.error("not waiting any longer for: %s", _still_running())
+        logging.shutdown()
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(FORCED)
+
+
+def _still_running() -> str:
+    """Where each thread is, but for this one and those of pools that have nothing to do."""
+    frames = sys._current_frames()
+    places = []
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if thread is threading.current_thread() or frame is None:
+            continue
+        code = frame.f_code
+        file = Path(code.co_filename).name
+        if (file, code.co_name) != ("thread.py", "_worker"):
+            places.append(f"{thread.name} ({file}:{frame.f_lineno}, {code.co_name})")
+    return "; ".join(places) or "the interpreter"
+
+
+__all__ = ["GRACE_SECONDS", "Shutdown"]
