@@ -143,8 +143,10 @@ class EngineStats:
     """Gauges are set after each step; counters only grow. Times are in seconds.
 
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
-    with the free ones they add up to ``pages_total``. ``prompt_tokens`` are those of prompts whose answer has begun. Of the ``admitted_tokens`` of
-    prompts that began to run, ``cached_tokens`` did not have to be computed. ``finished`` counts requests by finish reason, "deadline" and "error" included.
+    with the free ones they add up to ``pages_total``. ``prompt_tokens`` are those of prompts whose
+    answer has begun. Of the ``admitted_tokens`` of prompts that began to run, ``cached_tokens`` did
+    not have to be computed. ``finished`` counts requests by finish reason, "deadline" and "error"
+    included.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
