@@ -278,19 +278,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", default=DEFAULT)
     parser.add_argument("--count", type=int, default=50, help="unseen sums and reversals")
-    parser.add_argument("--others", type=int, default=5, help="of each other task")
+    parser.add_argument("--others", type=int, default=3, help="of each other task")
     parser.add_argument("--words", type=int, default=50, help="words to spell and to reverse")
+    parser.add_argument("--samples", type=int, default=12, help="questions to print answers of")
     parser.add_argument("--show", type=int, default=2, help="wrong answers to show of each kind")
     parser.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if options.quick:
-        options.count, options.others, options.words = 4, 0, 4
+        options.count, options.others, options.words, options.samples = 4, 0, 4, 3
     if not (options.folder / "tokenizer.json").is_file():
         parser.error(f"{options.folder} has no tokenizer.json: is it a model's folder?")
     data.load_tokenizer(str(options.folder / "tokenizer.json"))
     reader = Reader(options.folder, options.device)
-    show_samples(reader, *((3, 30) if options.quick else (len(SAMPLES), 360)))
+    show_samples(reader, options.samples, 30 if options.quick else 150)
     asked = measurements(reader, random.Random(11), options.count, options.others, options.words)
     wrong = []
     for name, measure in tqdm(asked.items(), unit="task", disable=None):
