@@ -19,13 +19,13 @@ _OFFLINE_LEGEND = (
     "answer; TTFT: ms to the first token, median"
 )
 _ONLINE = (
-    *("case", "asked", "failed", "seconds", "tok/s", "TTFT p50", "p99"),
-    *("TPOT p50", "ITL p50", "p99", "max", "client"),
+    *("case", "asked", "failed", "seconds", "tok/s", "TTFT", "p99"),
+    *("TPOT", "ITL", "p99", "max", "client"),
 )
 _ONLINE_LEGEND = (
-    "in ms as the clients see them: TTFT, from sending to the first token; TPOT, a request's mean "
-    "time per token after it; ITL, between two events; client: CPU share of the busiest process "
-    "that made the load"
+    "in ms as the clients see them, medians and p99: TTFT, from sending to the first token; TPOT, "
+    "a request's mean time per token after it; ITL, between two events; client: CPU share of the "
+    "busiest process that made the load"
 )
 _ENGINE = (
     *("case", "steps", "busy", "gap", "p99", "lag p99", "max"),

@@ -213,7 +213,7 @@ def test_tables_fit_a_terminal_and_explain_themselves() -> None:
     slow = msgspec.structs.replace(
         ENGINE,
         steps=1_234_567,
-        launch_gap_us=(123_456.7, 123_456.7),
+        launch_gap_us=(12_345.6, 12_345.6),
         result_lag_ms=(1234.5678, 9876.5432),
         **dict.fromkeys(("plan_us", "apply_us", "deliver_us", "launch_us", "collect_us"), 12_345.6),
     )
@@ -222,10 +222,10 @@ def test_tables_fit_a_terminal_and_explain_themselves() -> None:
     text = tables.whole(
         report(offline=[offline("prefill16x2k", 1e6)], online=[row], settings=settings), None
     )
-    assert max(map(len, text.splitlines())) <= 100
+    assert [line for line in text.splitlines() if len(line) > 100] == []
     for name in (
         "TTFT, from sending",
-        "TPOT, a request's mean",
+        "TPOT, a request",
         "lag: ms from a result",
         "seconds: of",
     ):
