@@ -186,9 +186,13 @@ class AsyncLLM(ServedModel):
         """
         self._started.engine.check_room(num_tokens, num_requests, tenant)
 
-    def trace(self, request_id: int) -> RequestTrace | None:
-        """What happened to a request, as ``submit`` named it; None when that is forgotten."""
-        return self._started.engine.trace(request_id)
+    def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
+        """What happened to a request, as ``submit`` named it; None when that is forgotten.
+
+        Args:
+            steps: whether the steps that it ran beside are part of it.
+        """
+        return self._started.engine.trace(request_id, steps=steps)
 
     def abort(self, request_id: int) -> None:
         """Drop a request; idempotent, also after ``aclose``."""

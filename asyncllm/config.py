@@ -21,6 +21,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 SimProfile = Literal["auto", "h200-8b", "h200-0.6b"]
 
 _DEVICE: Final = re.compile(r"auto|cpu|sim|cuda(?::\d{1,3})?")
@@ -229,6 +230,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Pooling,
         _doc("what an embedding is made of by default: the last token's hidden state, or the mean"),
     ] = "last"
+    log_level: Annotated[LogLevel, _doc("what is logged at least, on stderr")] = "info"
+    log_requests: Annotated[
+        bool, _doc("log a line for each request: route, tenant, tokens, times; never its text")
+    ] = False
     max_body_bytes: Annotated[int, _doc("largest accepted request body")] = 8 * 1024 * 1024
     request_seconds: Annotated[
         float, _doc("how long a request may take to arrive, and a connection may be idle")
@@ -251,6 +256,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"cors_origin must be like https://example.org or *, not {origin!r}",
                     param="cors_origin",
                 )
+        if self.log_requests and self.log_level not in ("debug", "info"):
+            raise BadRequest(
+                f"log_requests logs at level info, which log_level {self.log_level} leaves out",
+                param="log_requests",
+            )
         if self.max_body_bytes < 1:
             raise BadRequest("max_body_bytes must be at least 1", param="max_body_bytes")
         if not 0 < self.request_seconds < math.inf:

@@ -159,6 +159,7 @@ class Answer(msgspec.Struct):
 class Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    vocab_size: int | None = None
 
 
 class ModelList(msgspec.Struct):

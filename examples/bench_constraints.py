@@ -1,6 +1,6 @@
 """What constraints on the output cost: tokens per second with all rows constrained, and with none.
 
-    python examples/bench_constraints.py [--model FOLDER] [--device cpu] [--rows 16 64]
+    python examples/bench_constraints.py [--model FOLDER] [--device cpu] [--rows 16 64] [--quick]
 
 Each kind of constraint runs in turns with none, so that a machine that is busy at times is so for
 both. All rows have the same number of tokens to make, and no constraint ends one early.
@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.text.grammar import JsonSchema, Regex
 
@@ -30,11 +32,9 @@ LISTS = {
         "additionalProperties": False,
     },
 }
-ROUNDS = 5
-NUM_TOKENS = 128
 
 
-def kinds(vocab: int) -> dict[str, dict[str, Any]]:
+def kinds(vocab: int, num_tokens: int) -> dict[str, dict[str, Any]]:
     """What is asked for, by name."""
     draw = random.Random(0)
     ids = draw.sample(range(vocab), min(vocab, 1300))
@@ -44,24 +44,52 @@ def kinds(vocab: int) -> dict[str, dict[str, Any]]:
         "bad_words of one token": {"bad_words": [(token,) for token in ids[:200]]},
         "bad_words of several": {"bad_words": list(zip(ids[:200], ids[200:], strict=False))},
         "penalties": {"presence_penalty": 0.5, "repetition_penalty": 1.1},
-        "grammar: a regex": {"grammar": Regex("[ -~]*"), "min_tokens": NUM_TOKENS},
+        "grammar: a regex": {"grammar": Regex("[ -~]*"), "min_tokens": num_tokens},
         "grammar: a JSON schema": {"grammar": JsonSchema(LISTS)},
     }
 
 
-async def seconds(llm: AsyncLLM, prompts: list[list[int]], **asked: Any) -> float:
+async def seconds(llm: AsyncLLM, prompts: list[list[int]], num_tokens: int, **asked: Any) -> float:
     """How long it takes to answer all prompts at once."""
     started = time.perf_counter()
     await asyncio.gather(
         *(
             llm.generate(
                 prompt,
-                SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=seed, **asked),
+                SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=seed, **asked),
             )
             for seed, prompt in enumerate(prompts)
         )
     )
     return time.perf_counter() - started
+
+
+async def measure(llm: AsyncLLM, rows: int, tokens: int, rounds: int, bar: tqdm[Any]) -> None:
+    """Print a table for so many rows; each run moves the bar."""
+    vocab = llm.limits.vocab_size
+    draw = random.Random(1)
+    prompts = [[draw.randrange(vocab) for _ in range(16)] for _ in range(rows)]
+
+    async def once(**asked: Any) -> float:
+        took = await seconds(llm, prompts, tokens, **asked)
+        bar.update()
+        return took
+
+    await seconds(llm, prompts, tokens)
+    tqdm.write(f"\n{rows} rows of {tokens} tokens, best and median of {rounds} rounds")
+    tqdm.write(f"{'':>24} {'none, tok/s':>12} {'with it':>9} {'share':>6} {'median':>7}")
+    for name, asked in kinds(vocab, tokens).items():
+        plain, constrained = [], []
+        for _ in range(rounds):
+            plain.append(await once())
+            constrained.append(await once(**asked))
+        share = min(plain) / min(constrained)
+        median = statistics.median(p / c for p, c in zip(plain, constrained, strict=True))
+        count = rows * tokens
+        tqdm.write(
+            f"{name:>24} {count / min(plain):>12.0f} {count / min(constrained):>9.0f} "
+            f"{share:>6.2f} {median:>7.2f}"
+        )
 
 
 async def main() -> None:
@@ -70,28 +98,18 @@ async def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=1, help="of CPU kernels")
     parser.add_argument("--rows", type=int, nargs="*", default=[16, 64])
+    parser.add_argument("--tokens", type=int, default=64, help="of each row")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     options = parser.parse_args()
-    draw = random.Random(1)
+    if options.quick:
+        options.rows, options.tokens, options.rounds = [4], 16, 1
     config: dict[str, Any] = {"device": options.device, "cpu_threads": options.threads}
     async with AsyncLLM(options.model, **config, prefix_caching=False) as llm:
-        vocab = llm.limits.vocab_size
-        for rows in options.rows:
-            prompts = [[draw.randrange(vocab) for _ in range(16)] for _ in range(rows)]
-            await seconds(llm, prompts)
-            print(f"\n{rows} rows of {NUM_TOKENS} tokens, best and median of {ROUNDS} rounds")
-            print(f"{'':>24} {'none, tok/s':>12} {'with it':>9} {'share':>6} {'median':>7}")
-            for name, asked in kinds(vocab).items():
-                plain, constrained = [], []
-                for _ in range(ROUNDS):
-                    plain.append(await seconds(llm, prompts))
-                    constrained.append(await seconds(llm, prompts, **asked))
-                share = min(plain) / min(constrained)
-                median = statistics.median(p / c for p, c in zip(plain, constrained, strict=True))
-                tokens = rows * NUM_TOKENS
-                print(
-                    f"{name:>24} {tokens / min(plain):>12.0f} {tokens / min(constrained):>9.0f} "
-                    f"{share:>6.2f} {median:>7.2f}"
-                )
+        runs = 2 * options.rounds * len(options.rows) * len(kinds(llm.limits.vocab_size, 1))
+        with tqdm(total=runs, unit="run", disable=None) as bar:
+            for rows in options.rows:
+                await measure(llm, rows, options.tokens, options.rounds, bar)
 
 
 if __name__ == "__main__":

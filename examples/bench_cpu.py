@@ -1,11 +1,11 @@
 """Where a token's CPU time goes, and throughput against transformers, on this machine's CPU.
 
-    python examples/bench_cpu.py [--model FOLDER] [--threads 1]
+    python examples/bench_cpu.py [--model FOLDER] [--threads 1] [--quick]
 
 Part 1 runs the loop side over an executor that answers at once, so that only scheduling, applying,
 detokenizing and delivery are measured. Part 2 generates greedily with transformers' batch
 ``generate`` and with asyncllm, in turns in one process: requests of uneven prompt and output
-length, 1, 16 and 64 at once. Only the tokens that were asked for count.
+length, 1, 16 and 64 at once. It takes a minute or two. Only the tokens that were asked for count.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch; see executor/build.py
 
 import torch
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 from asyncllm import AsyncLLM, SamplingParams, demo
@@ -31,14 +32,18 @@ from asyncllm.engine.mailbox import Collector
 from asyncllm.engine.policy import Fair
 from asyncllm.engine.scheduler import Scheduler
 from asyncllm.server.chat import ChatReply
+from asyncllm.server.conversation import Conversation
 from asyncllm.server.middleware import request_id
 from asyncllm.server.protocol import ChatRequest
 from asyncllm.text import Tokenizer
+from asyncllm.text.chat_reader import ChatReader
+from asyncllm.text.parsing import Formats
 from asyncllm.types import TokenDelta
 from asyncllm.wire.messages import NO_TOKEN, StepResult, decode_plan, encode, pack, unpack
 
 CONCURRENCY = (1, 16, 64)
 ROUNDS = 3
+LONGEST = 256
 
 
 class InstantExecutor:
@@ -126,7 +131,9 @@ def frame_cost(tokenizer: Tokenizer, ids: list[int], repeats: int = 20000) -> fl
     """One chat chunk: JSON, SSE and chunked framing; without the socket's own write."""
     request_id.set("bench")
     asked = ChatRequest(messages=[], stream=True)
-    reply = ChatReply(asked, "model", ids, tokenizer)
+    reader = ChatReader(Formats(), tokenizer)
+    conversation = Conversation(ids, SamplingParams(), reader, tools=(), continued="")
+    reply = ChatReply(asked, "model", conversation, tokenizer)
     deltas = [TokenDelta(text=" word", token_ids=[token]) for token in ids]
     started = time.process_time()
     for i in range(repeats):
@@ -135,11 +142,14 @@ def frame_cost(tokenizer: Tokenizer, ids: list[int], repeats: int = 20000) -> fl
     return (time.process_time() - started) / repeats * 1e6
 
 
-def requests(count: int, vocab_size: int) -> list[tuple[list[int], int]]:
-    """Prompts of 8 to 128 tokens that want 16 to 256 tokens; the same for both engines."""
+def requests(count: int, longest: int, vocab_size: int) -> list[tuple[list[int], int]]:
+    """Prompts of 8 to 128 tokens that want up to ``longest`` tokens; the same for both engines."""
     draw = random.Random(count)
     return [
-        ([draw.randrange(vocab_size) for _ in range(draw.randint(8, 128))], draw.randint(16, 256))
+        (
+            [draw.randrange(vocab_size) for _ in range(draw.randint(8, 128))],
+            draw.randint(longest // 16, longest),
+        )
         for _ in range(count)
     ]
 
@@ -182,41 +192,50 @@ async def with_asyncllm(llm: AsyncLLM, work: list[tuple[list[int], int]]) -> flo
     return elapsed
 
 
-async def throughput(folder: Path, threads: int) -> None:
+async def throughput(
+    folder: Path, threads: int, concurrency: tuple[int, ...], rounds: int, longest: int
+) -> None:
     torch.set_num_threads(threads)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": threads}
     # The rounds ask for the same again: no prefix cache, or only the first would be a comparison.
     async with AsyncLLM(folder, **options, prefix_caching=False) as llm:
-        print(f"\ntokens/s, float32, {threads} thread(s), best of {ROUNDS} rounds in turns")
+        print(f"\ntokens/s, float32, {threads} thread(s), best of {rounds} rounds in turns")
         print(f"{'at once':>8} {'transformers':>13} {'asyncllm':>10} {'ratio':>6} {'median':>7}")
-        for count in CONCURRENCY:
-            work = requests(count, llm.limits.vocab_size)
+        bar = tqdm(total=2 * rounds * len(concurrency), unit="run", disable=None)
+        for count in concurrency:
+            work = requests(count, longest, llm.limits.vocab_size)
             asked = sum(wanted for _, wanted in work)
             theirs, ours = [], []
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 theirs.append(with_transformers(reference, work))
+                bar.update()
                 ours.append(await with_asyncllm(llm, work))
+                bar.update()
             median = statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
-            print(
+            tqdm.write(
                 f"{count:>8} {asked / min(theirs):>13.0f} {asked / min(ours):>10.0f} "
                 f"{min(theirs) / min(ours):>6.2f} {median:>7.2f}"
             )
+        bar.close()
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=demo.path())
     parser.add_argument("--threads", type=int, default=1, help="of CPU kernels, for both")
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     options = parser.parse_args()
+    concurrency: tuple[int, ...] = (1, 4) if options.quick else CONCURRENCY
+    rounds, longest = (1, 16) if options.quick else (ROUNDS, LONGEST)
     tokenizer = Tokenizer.from_folder(options.model)
     print("CPU time on the event loop, microseconds per token")
-    costs = {rows: await loop_costs(tokenizer, rows, 256) for rows in CONCURRENCY}
-    print(f"{'rows':>28}" + "".join(f"{rows:>9}" for rows in CONCURRENCY))
-    for stage in costs[CONCURRENCY[0]]:
-        print(f"{stage:>28}" + "".join(f"{costs[rows][stage]:>9.2f}" for rows in CONCURRENCY))
+    costs = {rows: await loop_costs(tokenizer, rows, longest) for rows in concurrency}
+    print(f"{'rows':>28}" + "".join(f"{rows:>9}" for rows in concurrency))
+    for stage in costs[concurrency[0]]:
+        print(f"{stage:>28}" + "".join(f"{costs[rows][stage]:>9.2f}" for rows in concurrency))
     tokenizer.close()
-    await throughput(options.model, options.threads)
+    await throughput(options.model, options.threads, concurrency, rounds, longest)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """What structured output costs and covers, printed as tables.
 
-    python -m examples.bench_grammar [--vocabulary 128000] [--rows 64] [--suite]
+    python examples/bench_grammar.py [--vocabulary 128000] [--rows 64] [--suite] [--quick]
 
-Run it in the repository, with what the tests need (pip install -e '.[test]'): the schemas are
-theirs. The large vocabulary is made up of pairs of the demo model's tokens. First the time to
-compile schemas never seen before, then that of one row's mask along random outputs, then of whole
-batches in the filler's threads, and how much a busy Python thread gets done meanwhile. With --suite
-also the official JSON-Schema-Test-Suite, with asyncllm's own compiler of schemas and with the
-library's.
+It needs the repository, and what its tests need (pip install -e '.[test]'): the schemas are theirs.
+The large vocabulary is made up of pairs of the demo model's tokens. First the time to compile
+schemas never seen before, then that of one row's mask along random outputs, then of whole batches
+in the filler's threads, and how much a busy Python thread gets done meanwhile. With --suite also
+the official JSON-Schema-Test-Suite, with asyncllm's own compiler of schemas and with the library's.
 """
 
 from __future__ import annotations
@@ -16,18 +15,20 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-import jsonschema
 import llguidance
 import numpy as np
-import referencing
 import tokenizers
 from tokenizers import decoders, models
+from tqdm import tqdm
 
 import asyncllm.demo
 from asyncllm.errors import BadRequest
@@ -35,17 +36,25 @@ from asyncllm.text import Tokenizer
 from asyncllm.text.grammar import JsonSchema
 from asyncllm.text.grammar.compiler import GrammarCompiler
 from asyncllm.text.grammar.matcher import Grammar, Mask, MaskFiller
-from tests.unit.grammar_sampling import (
-    EOS_IDS,
-    VOCAB_SIZE,
-    check_valid,
-    demo_tokenizer,
-    sample,
-    suite_groups,
-    tokens_in,
-)
-from tests.unit.grammar_schemas import SCHEMAS
-from tests.unit.test_grammar_suite import GROUPS, admits_objects
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+try:
+    import jsonschema
+    import referencing
+
+    from tests.unit.grammar_sampling import (
+        EOS_IDS,
+        VOCAB_SIZE,
+        check_valid,
+        demo_tokenizer,
+        sample,
+        suite_groups,
+        tokens_in,
+    )
+    from tests.unit.grammar_schemas import SCHEMAS
+    from tests.unit.test_grammar_suite import GROUPS, admits_objects
+except ImportError as error:
+    sys.exit(f"this needs the repository and its test extra, pip install -e '.[test]': {error}")
 
 MOST_TOKENS = 200
 
@@ -83,9 +92,11 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def compile_all(compiler: GrammarCompiler) -> tuple[dict[str, Grammar], list[float]]:
+def compile_all(
+    compiler: GrammarCompiler, schemas: dict[str, Any]
+) -> tuple[dict[str, Grammar], list[float]]:
     grammars, seconds = {}, []
-    for name, schema in SCHEMAS.items():
+    for name, schema in tqdm(schemas.items(), "compile", leave=False, disable=None):
         begun = time.perf_counter()
         grammars[name] = compiler.compile(JsonSchema(schema))
         seconds.append(time.perf_counter() - begun)
@@ -116,7 +127,7 @@ def batches(
     matchers = [grammars[names[row % len(names)]].matcher() for row in range(rows)]
     rng = np.random.default_rng(0)
     seconds: list[float] = []
-    for _ in range(150):
+    for _ in tqdm(range(150), f"{threads} threads", leave=False, disable=None):
         seconds.append(timed(lambda: filler.fill_rows(matchers, mask)))
         for row, matcher in enumerate(matchers):
             allowed = tokens_in(mask[row])
@@ -160,23 +171,23 @@ def share_beside_fills(compiler: GrammarCompiler, grammar: Grammar, rows: int) -
     return Spinner().speed_beside(lambda: filler.fill_rows(matchers, mask)) / alone
 
 
-def show_costs(size: int, rows: int) -> None:
+def show_costs(size: int, rows: int, schemas: dict[str, Any]) -> None:
     for tokenizer, vocabulary in ((demo_tokenizer(), VOCAB_SIZE), (large_tokenizer(size), size)):
         compiler = GrammarCompiler(tokenizer, vocabulary, EOS_IDS)
         begun = time.perf_counter()
         words = compiler.vocabulary.num_words
         print(f"\nvocabulary of {vocabulary}: built in {time.perf_counter() - begun:.3f} s")
         print(f"{'':34}    median       90%       99%       max")
-        grammars, seconds = compile_all(compiler)
+        grammars, seconds = compile_all(compiler, schemas)
         print(f"{f'compile, ms ({len(seconds)} schemas)':34}{outline(seconds, 1e3)}")
-        _, again = compile_all(compiler)
+        _, again = compile_all(compiler, schemas)
         print(f"{'compile again, us':34}{outline(again, 1e6)}")
         started = [timed(grammar.matcher) for grammar in grammars.values()]
         print(f"{'matcher, us':34}{outline(started, 1e6)}")
         for pass_ in ("first", "second"):
             fills = [
                 second
-                for grammar in grammars.values()
+                for grammar in tqdm(grammars.values(), "masks", leave=False, disable=None)
                 for seed in range(3)
                 for second in walk(grammar, words, seed)
             ]
@@ -185,7 +196,7 @@ def show_costs(size: int, rows: int) -> None:
             found = batches(compiler, grammars, rows, threads)
             label = f"{rows} rows, {threads} threads, us per row"
             print(f"{label:34}{outline(found, 1e6 / rows)}")
-        share = share_beside_fills(compiler, grammars["a tool call"], rows)
+        share = share_beside_fills(compiler, next(iter(grammars.values())), rows)
         print(f"beside endless fills of {rows} rows a Python thread keeps {share:.0%} of its speed")
 
 
@@ -226,7 +237,9 @@ def show_suite() -> None:
     print(f"\nJSON-Schema-Test-Suite, draft 2020-12: {len(groups)} schemas that admit objects,")
     print(f"of {sum(1 for _ in suite_groups())}")
     for name, way in ways.items():
-        counts = Counter(verdict(group.schema, way) for group in groups)
+        counts = Counter(
+            verdict(group.schema, way) for group in tqdm(groups, name, leave=False, disable=None)
+        )
         shares = ", ".join(f"{counts[what]} {what}" for what in sorted(counts))
         print(f"{name:28} {counts['valid'] / len(groups):.1%} valid ({shares})")
 
@@ -236,8 +249,13 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=128_000)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--suite", action="store_true", help="also the official test suite")
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     options = parser.parse_args()
-    show_costs(options.vocabulary, options.rows)
+    schemas = {"a tool call": SCHEMAS["a tool call"], **SCHEMAS}
+    if options.quick:
+        options.vocabulary, options.rows = 4000, 4
+        schemas = dict(islice(schemas.items(), 4))
+    show_costs(options.vocabulary, options.rows, schemas)
     if options.suite:
         show_suite()
 

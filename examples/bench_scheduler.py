@@ -1,6 +1,6 @@
 """What scheduling costs on the event loop: microseconds of CPU, printed as tables.
 
-    python examples/bench_scheduler.py [--steps 400] [--rounds 5]
+    python examples/bench_scheduler.py [--steps 400] [--rounds 5] [--quick]
 
 Part 1 drives the real scheduler with made-up results, two steps in flight as the engine does it: so
 many sequences decode, their pages grow, and about one a step ends and another takes its place. The
@@ -16,7 +16,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import NamedTuple
+
+from tqdm import tqdm
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
@@ -173,21 +176,21 @@ def best(costs: list[Cost]) -> Cost:
     )
 
 
-def bench_steps(steps: int, rounds: int) -> None:
+def bench_steps(steps: int, rounds: int, most_rows: int) -> None:
     print("one step: microseconds, and microseconds a row")
     titles = ("rows", "waiting", "admitted", "plan", "a row", "apply", "a row")
     widths = (6, 9, 10, 10, 8, 10, 8)
     print("".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True)))
-    for churn in (False, True):
-        for num_rows in ROWS:
-            for num_waiting in WAITING:
-                load = Load(num_rows, num_waiting, churn=churn)
-                cost = best([load.measure(steps) for _ in range(rounds)])
-                plan, apply = 1e6 * cost.plan, 1e6 * cost.apply
-                print(
-                    f"{num_rows:>6}{num_waiting:>9}{cost.admissions:>10.2f}"
-                    f"{plan:>10.1f}{plan / cost.rows:>8.3f}{apply:>10.1f}{apply / cost.rows:>8.3f}"
-                )
+    sizes = [rows for rows in ROWS if rows <= most_rows]
+    kinds = list(product((False, True), sizes, WAITING))
+    for churn, num_rows, num_waiting in tqdm(kinds, unit="line", disable=None):
+        load = Load(num_rows, num_waiting, churn=churn)
+        cost = best([load.measure(steps) for _ in range(rounds)])
+        plan, apply = 1e6 * cost.plan, 1e6 * cost.apply
+        tqdm.write(
+            f"{num_rows:>6}{num_waiting:>9}{cost.admissions:>10.2f}"
+            f"{plan:>10.1f}{plan / cost.rows:>8.3f}{apply:>10.1f}{apply / cost.rows:>8.3f}"
+        )
 
 
 # -- the prefix cache ------------------------------------------------------------------------------
@@ -265,9 +268,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the best counts")
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     options = parser.parse_args()
+    most_rows = max(ROWS)
+    if options.quick:
+        options.steps, options.rounds, most_rows = 20, 1, 16
     gc.disable()  # which the cost of a step is not to depend on
-    bench_steps(options.steps, options.rounds)
+    bench_steps(options.steps, options.rounds, most_rows)
     bench_cache(options.rounds)
     bench_queue(options.rounds)
 

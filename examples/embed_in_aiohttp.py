@@ -1,13 +1,13 @@
 """Serve a model inside an existing aiohttp application, and use it from a handler of its own.
 
-python examples/embed_in_aiohttp.py [MODEL]
+python examples/embed_in_aiohttp.py [MODEL] [--port 8080]
 curl localhost:8080/reverse/hello
 curl localhost:8080/llm/v1/models
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -40,4 +40,9 @@ def create_app(model: str | None = None) -> web.Application:
 
 
 if __name__ == "__main__":
-    web.run_app(create_app(*sys.argv[1:2]), port=8080)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", help="folder or hub id; the demo by default")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    options = parser.parse_args()
+    web.run_app(create_app(options.model), host=options.host, port=options.port)

@@ -8,6 +8,7 @@ A cancelled task is a cancelled request: its KV pages are free within one step.
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from asyncllm import AsyncLLM, SamplingParams
 
@@ -16,6 +17,7 @@ QUESTION = [{"role": "user", "content": "Tell me a short story."}]
 
 async def main() -> None:
     async with AsyncLLM() as llm:
+        print("four answers race ...", file=sys.stderr)
         tasks = [
             asyncio.create_task(
                 llm.generate(QUESTION, SamplingParams(temperature=0.8, seed=seed, max_tokens=200))

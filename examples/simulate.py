@@ -1,6 +1,6 @@
-"""An hour of chats on a simulated H200 with an 8B model, in two minutes and without a GPU.
+"""Ten minutes of chats on a simulated H200 with an 8B model, in less than one and without a GPU.
 
-    python examples/simulate.py --rate 2 --seconds 3600
+    python examples/simulate.py [--rate 2] [--seconds 600] [--quick]
 
 The scheduler and the prefix cache are the real ones; the device has a clock and no model. So the
 figures are what a policy, a step budget or a cache size would give, before a GPU is rented. People
@@ -14,6 +14,8 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass, field
+
+from tqdm import tqdm
 
 from asyncllm import AsyncLLM, SamplingParams, TokenDelta, virtual_time
 
@@ -104,17 +106,22 @@ async def main(rate: float, seconds: float) -> None:
             [rng.randrange(vocab_size) for _ in range(SYSTEM_TOKENS)] for _ in range(SYSTEM_PROMPTS)
         ]
         began, wall = loop.time(), time.perf_counter()
+        bar = tqdm(total=round(seconds), unit="s", desc="simulated", disable=None)
         async with asyncio.TaskGroup() as people:
-            while loop.time() - began < seconds:
+            while (passed := loop.time() - began) < seconds:
+                bar.update(int(passed) - bar.n)
                 await asyncio.sleep(rng.expovariate(rate))
                 system = rng.choice(systems)
                 people.create_task(conversation(llm, system, rng.getrandbits(62), measured))
+            bar.set_description("simulated; the last chats end")
+        bar.close()
         measured.report(llm.stats.steps, loop.time() - began, time.perf_counter() - wall)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Simulate chats on an H200.")
     parser.add_argument("--rate", type=float, default=2.0, help="people arriving per second")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="how long they keep coming")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long they keep coming")
+    parser.add_argument("--quick", action="store_true", help="20 seconds of chats")
     args = parser.parse_args()
-    virtual_time.run(main(args.rate, args.seconds))
+    virtual_time.run(main(args.rate, 20.0 if args.quick else args.seconds))

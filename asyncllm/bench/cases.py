@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: The largest id in prompts.
 LARGEST_ID = 10_000
@@ -30,10 +30,14 @@ def within(ids: list[int], vocab_size: int) -> list[int]:
 
 
 class Work(NamedTuple):
-    """Prompts that are there at once; ``max_tokens`` has one number for each."""
+    """Prompts that are there at once; ``max_tokens`` has one number for each.
+
+    Answers have as many tokens, unless the model may end them before (not ``ignore_eos``).
+    """
 
     prompts: list[list[int]]
     max_tokens: list[int]
+    ignore_eos: bool = True
 
     @property
     def longest(self) -> int:
@@ -76,6 +80,11 @@ def uneven(count: int, lengths: Range, seed: int) -> Callable[[int], Work]:
     return make
 
 
+def own_offline(num_in: int, num_out: int, count: int) -> OfflineCase:
+    """``count`` prompts of a length of one's own."""
+    return OfflineCase(f"{count} of {num_in}+{num_out}", fixed(count, num_in, num_out, 700))
+
+
 #: offline256 is the benchmark of nano-vllm and mini-sglang.
 OFFLINE: tuple[OfflineCase, ...] = (
     OfflineCase("bs1", fixed(1, 128, 512, 100)),
@@ -99,6 +108,8 @@ class Shot(NamedTuple):
         num_in, num_out: tokens of the prompt, and tokens wanted.
         seed: of the prompt.
         long: it is there for what it does to the others, and is counted apart from them.
+        given: a prompt of the user's own, as text, token ids or chat messages; None: random ids.
+            The model may end its answer before ``num_out`` tokens.
     """
 
     at: float | None
@@ -106,6 +117,7 @@ class Shot(NamedTuple):
     num_out: int
     seed: int
     long: bool = False
+    given: str | list[Any] | None = None
 
     def prompt(self, vocab_size: int) -> list[int]:
         draw = random.Random(self.seed)
@@ -153,12 +165,19 @@ def closed_loop(
     return OnlineCase(name, tuple(reversed(shots)), clients=clients)
 
 
-def poisson(rate: float, count: int, name: str | None = None, seed: int = 0) -> OnlineCase:
+def poisson(
+    rate: float,
+    count: int,
+    name: str | None = None,
+    seed: int = 0,
+    num_in: Range = PROMPT_TOKENS,
+    num_out: Range = OUTPUT_TOKENS,
+) -> OnlineCase:
     """``count`` requests that arrive independently of each other, ``rate`` of them per second."""
     name = name or f"poisson{rate:g}"
     draw = random.Random(9)
     at, shots = 0.0, []
-    for i, size in enumerate(_sizes(count, PROMPT_TOKENS, OUTPUT_TOKENS, 9)):
+    for i, size in enumerate(_sizes(count, num_in, num_out, 9)):
         shots.append(Shot(at, *size, _prompt_seed(name, i, seed)))
         at += draw.expovariate(rate)
     return OnlineCase(name, tuple(shots), rate=rate)
@@ -191,18 +210,34 @@ def online(seed: int = 0) -> tuple[OnlineCase, ...]:
     )
 
 
-def warm_up(most_at_once: int, seed: int = 0) -> OnlineCase:
+def warm_up(cases: Sequence[OnlineCase], seed: int = 0) -> OnlineCase:
     """Short answers, so that nothing is met for the first time in what is measured."""
-    clients = min(most_at_once, 64)
-    return closed_loop(clients, 2 * clients, num_out=(50, 60), name="warm", seed=seed)
+    clients = min(64, max(case.most_at_once for case in cases))
+    # As long as those of the cases, which may be all that the context holds.
+    shots = (shot for case in cases for shot in case.shots if not shot.long)
+    num_in = max((shot.num_in for shot in shots), default=0)
+    lengths = (min(100, num_in), min(1024, num_in)) if num_in else (16, 64)
+    return closed_loop(clients, 2 * clients, lengths, (50, 60), name="warm", seed=seed)
 
 
-def sweep(clients: list[int], rates: list[float], seed: int = 0) -> tuple[OnlineCase, ...]:
-    """A case for each number of clients, and for each rate."""
-    return (
-        *(closed_loop(n, max(8, 4 * n), name=f"{n} clients", seed=seed) for n in clients),
-        *(poisson(rate, max(16, round(10 * rate)), f"{rate:g}/s", seed) for rate in rates),
+def sweep(
+    clients: list[int],
+    rates: list[float],
+    seed: int = 0,
+    num_in: Range = PROMPT_TOKENS,
+    num_out: Range = OUTPUT_TOKENS,
+    count: int | None = None,
+) -> tuple[OnlineCase, ...]:
+    """A case for each number of clients, and for each rate; ``count`` requests in each."""
+    closed = (
+        closed_loop(n, count or max(8, 4 * n), num_in, num_out, f"{n} clients", seed)
+        for n in clients
     )
+    opened = (
+        poisson(rate, count or max(16, round(10 * rate)), f"{rate:g}/s", seed, num_in, num_out)
+        for rate in rates
+    )
+    return (*closed, *opened)
 
 
 def _sizes(count: int, num_in: Range, num_out: Range, seed: int) -> list[Range]:

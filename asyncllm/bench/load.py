@@ -12,7 +12,7 @@ import signal
 import ssl
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,6 +22,7 @@ from asyncllm.bench.stream import Connection, Failure
 from asyncllm.loop_thread import new_event_loop
 
 if TYPE_CHECKING:
+    from ctypes import c_ulong
     from multiprocessing.connection import Connection as Pipe
 
 
@@ -56,7 +57,7 @@ class Answered(msgspec.Struct, frozen=True):
     """What became of a shot.
 
     Attributes:
-        long, num_out: as in the shot.
+        long: as in the shot.
         sent: seconds of ``time.perf_counter``.
         tokens: those that the server says it has generated; if it does not, the events.
         times: float64 bytes; when each event with text came.
@@ -64,7 +65,6 @@ class Answered(msgspec.Struct, frozen=True):
     """
 
     long: bool
-    num_out: int
     sent: float
     tokens: int = 0
     times: bytes = b""
@@ -78,8 +78,12 @@ class Outcome(msgspec.Struct, frozen=True):
     cpu_share: float
 
 
-def process_main(pipe: Pipe) -> None:
-    """Take jobs until the pipe is closed: for each, say when it is ready and wait for the time."""
+def process_main(pipe: Pipe, num_done: c_ulong) -> None:
+    """Take jobs until the pipe is closed: for each, say when it is ready and wait for the time.
+
+    Args:
+        num_done: shared memory; counts the shots of a job that have been answered, or failed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     gc.disable()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -87,9 +91,10 @@ def process_main(pipe: Pipe) -> None:
             try:
                 job = msgspec.msgpack.decode(pipe.recv_bytes(), type=Job)
                 requests = [request(job.target, shot) for shot in job.shots]
+                num_done.value = 0
                 pipe.send_bytes(b"ready")
                 start = msgspec.msgpack.decode(pipe.recv_bytes(), type=float)
-                outcome = runner.run(make_load(job, requests, start))
+                outcome = runner.run(make_load(job, requests, start, num_done))
                 pipe.send_bytes(msgspec.msgpack.encode(outcome))
             except (EOFError, BrokenPipeError):
                 return
@@ -99,26 +104,37 @@ def process_main(pipe: Pipe) -> None:
 def request(target: Target, shot: Shot) -> bytes:
     """The bytes to send for a shot."""
     url = urlsplit(target.url)
+    path, asked = _question(target, shot)
     body = msgspec.json.encode(
         {
             "model": target.model,
-            "prompt": shot.prompt(target.vocab_size),
+            **asked,
             "max_tokens": shot.num_out,
             "temperature": 0.0,
-            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
     )
     key = "" if target.api_key is None else f"Authorization: Bearer {target.api_key}\r\n"
     head = (
-        f"POST {url.path.rstrip('/')}/v1/completions HTTP/1.1\r\nHost: {url.netloc}\r\n"
+        f"POST {url.path.rstrip('/')}/v1/{path} HTTP/1.1\r\nHost: {url.netloc}\r\n"
         f"Content-Type: application/json\r\n{key}Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
-async def make_load(job: Job, requests: list[bytes], start: float) -> Outcome:
+def _question(target: Target, shot: Shot) -> tuple[str, dict[str, Any]]:
+    """The route for a shot's kind of prompt, and the fields that differ."""
+    given = shot.given
+    if given is None:
+        prompt = shot.prompt(target.vocab_size)
+        return "completions", {"prompt": prompt, "ignore_eos": True}
+    if isinstance(given, list) and isinstance(given[0], dict):
+        return "chat/completions", {"messages": given}
+    return "completions", {"prompt": given}
+
+
+async def make_load(job: Job, requests: list[bytes], start: float, num_done: c_ulong) -> Outcome:
     """Send every shot at its time, or as soon as one of the clients is free.
 
     Args:
@@ -129,13 +145,17 @@ async def make_load(job: Job, requests: list[bytes], start: float) -> Outcome:
     queue = deque(zip(job.shots, requests, strict=True))
     answered: list[Answered] = []
 
+    async def ask(shot: Shot, data: bytes) -> None:
+        answered.append(await server.ask(shot, data))
+        num_done.value = len(answered)
+
     async def client() -> None:
         while queue:
-            answered.append(await server.ask(*queue.popleft()))
+            await ask(*queue.popleft())
 
     async def once(shot: Shot, data: bytes) -> None:
         await _until(start + (shot.at or 0.0))
-        answered.append(await server.ask(shot, data))
+        await ask(shot, data)
 
     await _until(start)
     cpu, began = time.process_time(), time.perf_counter()
@@ -169,12 +189,12 @@ class _Connections:
                 connection.close()
                 raise Failure(f"no answer in {PATIENCE:.0f} s") from None
         except (Failure, OSError) as error:
-            return Answered(shot.long, shot.num_out, sent, failure=str(error))
+            return Answered(shot.long, sent, failure=str(error))
         self._idle.append(connection)
         if not reading.times:
-            return Answered(shot.long, shot.num_out, sent, failure="an answer without text")
+            return Answered(shot.long, sent, failure="an answer without text")
         tokens = reading.tokens or len(reading.times)
-        return Answered(shot.long, shot.num_out, sent, tokens, reading.times.tobytes())
+        return Answered(shot.long, sent, tokens, reading.times.tobytes())
 
     def close(self) -> None:
         for connection in self._idle:

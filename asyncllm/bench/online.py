@@ -7,14 +7,18 @@ import os
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from ctypes import c_ulong
 from itertools import pairwise
+from multiprocessing.connection import wait
+from multiprocessing.sharedctypes import RawValue
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 
 from asyncllm.bench.cases import OnlineCase, warm_up
 from asyncllm.bench.load import Answered, Job, Outcome, Target, process_main
+from asyncllm.bench.progress import Progress
 from asyncllm.bench.report import OnlineRow
 from asyncllm.bench.scrape import Watch
 from asyncllm.errors import AsyncLLMError
@@ -28,6 +32,16 @@ if TYPE_CHECKING:
 STREAMS = 64
 #: Every process is told when to begin so many seconds before.
 HEAD_START = 0.05
+#: How often progress is looked at.
+WATCH_SECONDS = 0.5
+
+
+class _Process(NamedTuple):
+    """One that makes load, and what it shares with us (see ``process_main``)."""
+
+    process: BaseProcess
+    pipe: Pipe
+    num_done: c_ulong
 
 
 class Load:
@@ -43,7 +57,7 @@ class Load:
         """``most_processes``: a quarter of the machine's cores by default, the server's own."""
         self.target = target
         self._most = most_processes or max(1, (os.cpu_count() or 1) // 4)
-        self._processes: list[tuple[BaseProcess, Pipe]] = []
+        self._processes: list[_Process] = []
 
     def __enter__(self) -> Self:
         return self
@@ -54,10 +68,10 @@ class Load:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        for process, pipe in self._processes:
-            pipe.close()
-            process.terminate()
-            process.join()
+        for one in self._processes:
+            one.pipe.close()
+            one.process.terminate()
+            one.process.join()
 
     def run(self, case: OnlineCase) -> OnlineRow:
         """Make the load of one case.
@@ -65,34 +79,37 @@ class Load:
         Raises:
             AsyncLLMError: no request was answered; the message has the first failure.
         """
-        pipes = self._pipes(min(self._most, -(-case.most_at_once // STREAMS)))
-        for pipe, job in zip(pipes, deal(case, self.target, len(pipes)), strict=True):
-            pipe.send_bytes(msgspec.msgpack.encode(job))
-        _receive(pipes)
+        processes = self._started(min(self._most, -(-case.most_at_once // STREAMS)))
+        for one, job in zip(processes, deal(case, self.target, len(processes)), strict=True):
+            one.pipe.send_bytes(msgspec.msgpack.encode(job))
+        _receive(processes)
         watch = Watch(self.target.url, self.target.api_key)
         start = time.perf_counter() + HEAD_START
-        for pipe in pipes:
-            pipe.send_bytes(msgspec.msgpack.encode(start))
-        outcomes = [msgspec.msgpack.decode(data, type=Outcome) for data in _receive(pipes)]
+        for one in processes:
+            one.pipe.send_bytes(msgspec.msgpack.encode(start))
+        with Progress(case.name, len(case.shots), "requests") as progress:
+            received = _receive(processes, progress)
+        outcomes = [msgspec.msgpack.decode(data, type=Outcome) for data in received]
         row = summarize(case, outcomes, start)
         row.engine = watch.look(row.seconds)
         return row
 
-    def _pipes(self, count: int) -> list[Pipe]:
+    def _started(self, count: int) -> list[_Process]:
         context = multiprocessing.get_context("spawn")
         while len(self._processes) < count:
             ours, theirs = context.Pipe()
-            process = context.Process(target=process_main, args=(theirs,), daemon=True)
+            num_done = RawValue(c_ulong)
+            process = context.Process(target=process_main, args=(theirs, num_done), daemon=True)
             process.start()
             theirs.close()  # so that its end shows here
-            self._processes.append((process, ours))
-        return [pipe for _, pipe in self._processes[:count]]
+            self._processes.append(_Process(process, ours, num_done))
+        return self._processes[:count]
 
 
 def run_cases(target: Target, cases: Sequence[OnlineCase], seed: int = 0) -> Iterator[OnlineRow]:
     """Warm the server up, and then run one case after the other."""
     with Load(target) as load:
-        load.run(warm_up(max(case.most_at_once for case in cases), seed))
+        load.run(warm_up(cases, seed))
         for case in cases:
             yield load.run(case)
 
@@ -128,7 +145,7 @@ def summarize(case: OnlineCase, outcomes: Sequence[Outcome], start: float) -> On
             long_ttft.append(first)
             continue
         ttft.append(first)
-        tpot.append((came[-1] - came[0]) / max(1, answer.num_out - 1))
+        tpot.append((came[-1] - came[0]) / max(1, answer.tokens - 1))
         gaps += [after - before for before, after in pairwise(came)]
     return OnlineRow(
         case=case.name,
@@ -164,8 +181,13 @@ def _counted(answer: Answered) -> int:
     return 0 if answer.long else answer.tokens
 
 
-def _receive(pipes: Sequence[Pipe]) -> list[bytes]:
+def _receive(processes: Sequence[_Process], progress: Progress | None = None) -> list[bytes]:
+    """What each process says next."""
+    silent = {one.pipe for one in processes}
+    while progress is not None and silent:
+        silent -= set(wait(silent, WATCH_SECONDS))
+        progress.show(sum(one.num_done.value for one in processes))
     try:
-        return [pipe.recv_bytes() for pipe in pipes]
+        return [one.pipe.recv_bytes() for one in processes]
     except EOFError:
         raise AsyncLLMError("a process that makes the load has ended") from None

@@ -11,7 +11,7 @@ from asyncllm.errors import BadRequest
 
 if TYPE_CHECKING:
     from asyncllm.bench.cases import OnlineCase
-    from asyncllm.bench.report import OnlineRow
+    from asyncllm.bench.report import OnlineRow, Report
 
 _FORMATS = (".png", ".svg", ".pdf")
 _PANELS = (
@@ -39,19 +39,18 @@ def check(path: Path, cases: Sequence[OnlineCase]) -> None:
         raise BadRequest("a plot needs matplotlib: pip install 'asyncllm[bench]'")
 
 
-def draw(
-    path: Path, title: str, rows: Sequence[OnlineRow], earlier: Sequence[OnlineRow] = ()
-) -> None:
+def draw(path: Path, report: Report, earlier: Sequence[OnlineRow] = ()) -> None:
     """Draw a curve through the rows, and a dashed one through those of an earlier run.
 
     The load is the number of clients, or the rate of requests, whichever most rows have.
     """
     from matplotlib.figure import Figure
 
+    rows = report.online
     by_rate = sum(row.rate is not None for row in rows) > len(rows) / 2
     points = _by_load(rows, by_rate)
     figure = Figure(figsize=(12, 4), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(f"{report.model} on {report.machine}, {report.created}", fontsize="medium")
     for axes, (label, curves) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
         for i, (name, legend) in enumerate(curves):
             _curve(axes, points, name, color=f"C{i}", marker="o", label=legend)

@@ -14,11 +14,12 @@ TIMEOUT = 10.0
 
 
 class Served(NamedTuple):
-    """``url`` is without /v1; ``max_model_len`` is None when the server does not say."""
+    """``url`` is without /v1; what the server does not say of the model is None."""
 
     url: str
     model: str
     max_model_len: int | None
+    vocab_size: int | None
 
 
 def ask(url: str, api_key: str | None = None, model: str | None = None) -> Served:
@@ -42,7 +43,8 @@ def ask(url: str, api_key: str | None = None, model: str | None = None) -> Serve
     named = [entry for entry in models if model in (None, entry.id)]
     if not named:
         raise NotFound(f"{url} does not serve {model or 'any model'}")
-    return Served(url, named[0].id, named[0].max_model_len)
+    found = named[0]
+    return Served(url, found.id, found.max_model_len, found.vocab_size)
 
 
 def fetch(url: str, api_key: str | None = None) -> bytes:

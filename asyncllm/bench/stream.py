@@ -25,6 +25,9 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens": *(\d+)')
 _NO_CHOICES = re.compile(rb'"choices": *\[\]')
+_CONTENT = re.compile(rb'"content": *"[^"]')
+#: A chat's end, where it brings no text.
+_ONLY_END = re.compile(rb'\ndata:(?![^\n]*"content": *"[^"])[^\n]*"delta"[^\n]*"finish_reason": *"')
 _ERROR = re.compile(rb'\ndata: ?\{"error"')
 
 
@@ -52,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._reading = Reading()
         self._head = b""  # all that came, until it is known to be a stream
         self._tail = b""
-        self._streaming = self._chunked = self._done = False
+        self._streaming = self._chunked = self._done = self._begun = self._has_role = False
 
     @property
     def usable(self) -> bool:
@@ -68,7 +71,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None, "only when connected"
         self._reading = Reading()
         self._head = self._tail = b""
-        self._streaming = self._chunked = self._done = False
+        self._streaming = self._chunked = self._done = self._begun = self._has_role = False
         self._answered = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._answered
@@ -97,6 +100,10 @@ class Connection(asyncio.Protocol):
             self._reading.times.append(now)
         elif count:
             self._reading.times.extend([now] * count)
+        if not self._begun and b"\n\n" in window:
+            self._begun = True
+            first = window[: window.index(b"\n\n")]
+            self._has_role = b'"role"' in first and _CONTENT.search(first) is None
         if not self._done and b"[DONE]" in window:
             self._look_for_end(window)
         self._tail = window[-KEPT:]
@@ -137,12 +144,15 @@ class Connection(asyncio.Protocol):
         return True
 
     def _look_for_end(self, window: bytes) -> None:
-        """Take off the events that bring no tokens: the usage and the mark of the end."""
+        """Take off the events that bring no tokens: the usage, a chat's role, marks of the end."""
         if DONE.search(window) is None:
             return
         self._done = True
-        without_tokens = 1 + (_NO_CHOICES.search(window) is not None)
-        del self._reading.times[-without_tokens:]
+        without_tokens = [_NO_CHOICES, _ONLY_END] if self._has_role else [_NO_CHOICES]
+        count = 1 + sum(pattern.search(window) is not None for pattern in without_tokens)
+        del self._reading.times[-count:]
+        if self._has_role:
+            del self._reading.times[:1]
         if found := _TOKENS.findall(window):
             self._reading.tokens = int(found[-1])
         if _ERROR.search(window):

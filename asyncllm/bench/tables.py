@@ -2,33 +2,71 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from asyncllm.bench.earlier import Comparison
+    from asyncllm.bench.earlier import Comparison, Earlier
     from asyncllm.bench.report import OfflineRow, OnlineRow, Report
     from asyncllm.engine.stats import StepFigures
 
-_OFFLINE = ("case", "tokens in", "tokens out", "seconds", "tok/s", "ms/token", "TTFT p50 ms")
+WIDTH: Final = 100
+
+_OFFLINE = ("case", "tokens in", "tokens out", "seconds", "tok/s", "ms/token", "TTFT")
+_OFFLINE_LEGEND = (
+    "seconds: of the best repetition but the first; tok/s: generated; ms/token: of the longest "
+    "answer; TTFT: ms to the first token, median"
+)
 _ONLINE = (
-    *("case", "requests", "failed", "seconds", "tok/s", "TTFT p50", "p99 ms", "TPOT p50 ms"),
-    *("ITL p50", "p99", "max ms", "client CPU"),
+    *("case", "asked", "failed", "seconds", "tok/s", "TTFT", "p99"),
+    *("TPOT", "ITL", "p99", "max", "client"),
+)
+_ONLINE_LEGEND = (
+    "in ms as the clients see them, medians and p99: TTFT, from sending to the first token; TPOT, "
+    "a request's mean time per token after it; ITL, between two events; client: CPU share of the "
+    "busiest process that made the load"
 )
 _ENGINE = (
-    *("case", "steps", "busy", "gap mean", "p99 us", "lag p99", "max ms"),
-    *("plan", "apply", "deliver", "launch", "collect us/step", "loop CPU"),
+    *("case", "steps", "busy", "gap", "p99", "lag p99", "max"),
+    *("plan", "apply", "deliver", "launch", "collect", "loop"),
+)
+_ENGINE_LEGEND = (
+    "busy: share of the time in which the device ran steps; gap: us between two steps, mean and "
+    "p99; lag: ms from a result to the event loop looking at it; plan, apply, deliver (event "
+    "loop), launch, collect (executor thread): us per step; loop: CPU share of the event loop"
 )
 _COMPARED = ("case", "", "here", "there", "engine", "ratio")
 
 
 def header(report: Report) -> str:
-    """Two lines that say what was measured."""
+    """What was measured, where and when."""
     settings = ", ".join(f"{name} {value}" for name, value in report.settings.items())
     started = "" if report.start_s is None else f", started in {report.start_s:.1f} s"
-    return f"asyncllm {report.asyncllm} on {report.machine}\n{report.model}{started}" + (
-        f": {settings}" if settings else ""
-    )
+    lines = [
+        f"asyncllm {report.asyncllm} on {report.machine}, {report.created}",
+        f"{report.model}{started}" + (f": {settings}" if settings else ""),
+    ]
+    return "\n".join(map(_wrapped, lines))
+
+
+def whole(report: Report, earlier: Earlier | None) -> str:
+    """All tables of a run."""
+    figures = [(row.case, row.engine) for row in report.offline]
+    figures += [(row.case, row.engine) for row in report.online]
+    parts = [
+        header(report),
+        offline_table(report.offline) if report.offline else "",
+        online_table(report.online) if report.online else "",
+        engine_table(figures),
+    ]
+    if earlier is not None:
+        compared = earlier.compare(report)
+        parts += [
+            f"compared with {earlier.path}; ratios above 1 are better",
+            comparison_table(compared) if compared else "no case is in both",
+        ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def offline_table(rows: Iterable[OfflineRow]) -> str:
@@ -46,6 +84,7 @@ def offline_table(rows: Iterable[OfflineRow]) -> str:
             )
             for row in rows
         ],
+        _OFFLINE_LEGEND,
     )
 
 
@@ -68,13 +107,13 @@ def online_table(rows: Iterable[OnlineRow]) -> str:
         if row.long_ttft_p50 is not None:
             long = (_number(row.long_ttft_p50, 1), _number(row.long_ttft_p99, 1))
             lines.append(("  long prompts", "", "", "", "", *long, "", "", "", "", ""))
-    return table(_ONLINE, lines)
+    return table(_ONLINE, lines, _ONLINE_LEGEND)
 
 
 def engine_table(figures: Iterable[tuple[str, StepFigures | None]]) -> str:
     """What the engine says of itself, for each case by name; nothing if it never did."""
     lines = [(case, *_engine_cells(steps)) for case, steps in figures if steps is not None]
-    return table(_ENGINE, lines) if lines else ""
+    return table(_ENGINE, lines, _ENGINE_LEGEND) if lines else ""
 
 
 def comparison_table(compared: Iterable[Comparison]) -> str:
@@ -87,19 +126,25 @@ def comparison_table(compared: Iterable[Comparison]) -> str:
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Names to the left, numbers to the right."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], legend: str = "") -> str:
+    """Names to the left, numbers to the right, and below what they are."""
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(
+    between = "  " if sum(widths) + 2 * len(widths) <= WIDTH else " "
+    text = [
+        between.join(
             [
                 line[0].ljust(widths[0]),
                 *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
             ]
         ).rstrip()
         for line in lines
-    )
+    ]
+    return "\n".join([*text, _wrapped(legend)] if legend else text)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _engine_cells(steps: StepFigures) -> tuple[str, ...]:
@@ -116,4 +161,6 @@ def _engine_cells(steps: StepFigures) -> tuple[str, ...]:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    if value is None:
+        return "-"
+    return f"{value:,.{digits if value < 1000 else 0}f}"

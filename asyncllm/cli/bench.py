@@ -8,9 +8,9 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from asyncllm.bench import cases
+from asyncllm.bench import cases, own
 from asyncllm.cli.options import (
     add_model,
     add_option,
@@ -25,11 +25,18 @@ from asyncllm.config import EngineConfig, PolicyName
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.bench.earlier import Earlier
     from asyncllm.bench.report import Report
     from asyncllm.bench.subject import Subject
     from asyncllm.cli.options import Commands
+
+_OWN: Final = {
+    "input-len": "instead of the cases: prompts of so many tokens (default: 512)",
+    "output-len": "answers of so many tokens (default: 128); with --prompts, at most",
+    "num-prompts": "how many of them",
+}
+#: Tokens of prompts and of answers, where only one of them is given.
+LENGTHS: Final = (512, own.MAX_TOKENS)
 
 C = TypeVar("C", cases.OfflineCase, cases.OnlineCase)
 T = TypeVar("T")
@@ -111,7 +118,7 @@ def _add_serve(actions: Commands) -> None:
         "--vocab-size",
         type=_positive(int),
         metavar="INT",
-        help="ids in prompts stay below this (default: the model's, with --url 10001)",
+        help="ids in prompts stay below this (default: what the server says, else 10001)",
     )
     add_options(parser, EngineConfig, title="engine, without --url", skip=("model",))
     parser.set_defaults(run=run_serve, parser=parser)
@@ -122,6 +129,17 @@ def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
     parser.add_argument(
         "--cases", type=_list_of(str), metavar="LIST", help=f"some of {names} (default: all)"
     )
+    for name, text in _OWN.items():
+        parser.add_argument(f"--{name}", type=_positive(int), metavar="INT", help=text)
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="instead of the cases: prompts of your own, from a .csv with a column prompt, a "
+        ".jsonl with prompt or messages, or a .txt; max_tokens and arrival (in seconds, for bench "
+        "serve) may stand beside them; the model may end its answers early",
+    )
+    parser.add_argument("--column", metavar="NAME", help="what the prompts are called in that file")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
     parser.add_argument(
         "--compare",
@@ -139,8 +157,18 @@ def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
 
 def run_offline(args: argparse.Namespace) -> int:
     config = config_from_args(args, EngineConfig)
-    chosen = _chosen(args, cases.OFFLINE)
+    asked = _read_prompts(args)
+    chosen: list[cases.OfflineCase] = []
+    if asked is None:
+        lengths, count = _own_lengths(args), args.num_prompts
+        if lengths or count:
+            chosen = [cases.own_offline(*(lengths or LENGTHS), count or own.CLIENTS)]
+        else:
+            chosen = _chosen(args, cases.OFFLINE)
+    elif any(one.at is not None for one in asked):
+        _say("offline, all prompts are there at once: their arrival is ignored")
 
+    from asyncllm.bench import tables
     from asyncllm.loading import name_of
     from asyncllm.loop_thread import new_event_loop
 
@@ -148,20 +176,26 @@ def run_offline(args: argparse.Namespace) -> int:
     # The thread that drives the device must get the GIL back at once; the default is 5 ms.
     sys.setswitchinterval(1e-4)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        report = runner.run(_run_offline(args, config, chosen))
-    _show(report, earlier)
+        report = runner.run(_run_offline(args, config, chosen, asked))
+    print(tables.whole(report, earlier))
     return 0 if report.offline else 1
 
 
 async def _run_offline(
-    args: argparse.Namespace, config: EngineConfig, chosen: Iterable[cases.OfflineCase]
+    args: argparse.Namespace,
+    config: EngineConfig,
+    chosen: list[cases.OfflineCase],
+    asked: list[own.Asked] | None,
 ) -> Report:
     from asyncllm.api import AsyncLLM
     from asyncllm.bench.offline import run_case
+    from asyncllm.bench.subject import of_llm
 
     started = time.perf_counter()
     async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
-        report = _describe(llm, time.perf_counter() - started)
+        report = of_llm(llm, time.perf_counter() - started)
+        if asked is not None:
+            chosen = [await own.offline_case(llm, args.prompts, asked)]
         for case in chosen:
             row = await run_case(llm, case)
             if row is None:
@@ -173,26 +207,6 @@ async def _run_offline(
     return report
 
 
-def _describe(llm: AsyncLLM, start_s: float) -> Report:
-    from asyncllm.bench.machine import describe
-    from asyncllm.bench.report import Report
-
-    limits = llm.limits
-    settings = {
-        "policy": llm.config.policy,
-        "dtype": limits.dtype,
-        "KV cache tokens": limits.num_pages * limits.page_size,
-        "most sequences": limits.max_num_seqs,
-        "most tokens in a step": limits.max_num_batched_tokens,
-    }
-    return Report(
-        machine=describe(limits.device),
-        model=llm.model_name,
-        settings=settings,
-        start_s=start_s,
-    )
-
-
 # -- serve -----------------------------------------------------------------------------------------
 
 
@@ -201,12 +215,9 @@ def run_serve(args: argparse.Namespace) -> int:
     useless = given_options(args, EngineConfig).keys() - {"model"}
     if args.url and useless:
         usage_error(args, f"{', '.join(sorted(useless))}: for the server at --url to decide")
-    swept = cases.sweep(args.clients, args.rates, args.seed)
-    if swept and args.cases:
-        usage_error(args, "--cases are not run beside --clients or --rates")
-    chosen = list(swept) or _chosen(args, cases.online(args.seed))
+    chosen = _online_cases(args)
 
-    from asyncllm.bench import plot
+    from asyncllm.bench import plot, tables
     from asyncllm.bench.subject import of_process, of_url
     from asyncllm.loading import name_of
 
@@ -221,10 +232,27 @@ def run_serve(args: argparse.Namespace) -> int:
             subject = stack.enter_context(of_process(config, args.vocab_size))
         report = subject.report
         _run_online(args, chosen, subject)
-    _show(report, earlier)
+    print(tables.whole(report, earlier))
     if args.plot is not None:
-        plot.draw(args.plot, report.model, report.online, earlier.online if earlier else ())
+        plot.draw(args.plot, report, earlier.online if earlier else ())
     return 0 if report.online and not any(row.failed for row in report.online) else 1
+
+
+def _online_cases(args: argparse.Namespace) -> list[cases.OnlineCase]:
+    """The cases that were named, or those of the loads, lengths or prompts that were."""
+    asked, lengths = _read_prompts(args), _own_lengths(args)
+    if asked is not None:
+        return own.online_cases(asked, args.clients, args.rates)
+    if not (args.clients or args.rates or lengths or args.num_prompts):
+        return _chosen(args, cases.online(args.seed))
+    if args.cases:
+        usage_error(args, "--cases are not run beside --clients or --rates")
+    num_in, num_out = cases.PROMPT_TOKENS, cases.OUTPUT_TOKENS
+    if lengths:
+        num_in, num_out = ((n, n) for n in lengths)
+    clients = args.clients or ([] if args.rates else [own.CLIENTS])
+    swept = cases.sweep(clients, args.rates, args.seed, num_in, num_out, args.num_prompts)
+    return list(swept)
 
 
 def _run_online(
@@ -252,6 +280,33 @@ def _run_online(
 
 
 # -- both ------------------------------------------------------------------------------------------
+
+
+def _own_lengths(args: argparse.Namespace) -> tuple[int, int] | None:
+    """Tokens of prompts and answers, if they are not those of the cases."""
+    if args.cases and (args.input_len or args.output_len or args.num_prompts):
+        usage_error(args, "--cases have lengths and numbers of prompts of their own")
+    if not (args.input_len or args.output_len):
+        return None
+    return args.input_len or LENGTHS[0], args.output_len or LENGTHS[1]
+
+
+def _read_prompts(args: argparse.Namespace) -> list[own.Asked] | None:
+    """The prompts of the file, if one was named.
+
+    Raises:
+        BadRequest, OSError: it is not such a file; the message has the line.
+    """
+    if args.prompts is None:
+        if args.column is not None:
+            usage_error(args, "--column is one of the file of --prompts")
+        return None
+    if args.cases or args.input_len:
+        usage_error(args, "--prompts are run instead of --cases, and have their own --input-len")
+    from asyncllm.cli.prompts import read_rows
+
+    rows = read_rows(args.prompts, args.column)[: args.num_prompts]
+    return own.read_asked(args.prompts, rows, args.output_len)
 
 
 def _chosen(args: argparse.Namespace, known: Iterable[C]) -> list[C]:
@@ -285,26 +340,6 @@ def _write(args: argparse.Namespace, report: Report) -> None:
     """After each case: what was measured is not lost if the next one fails."""
     if args.json is not None:
         report.write(args.json)
-
-
-def _show(report: Report, earlier: Earlier | None) -> None:
-    from asyncllm.bench import tables
-
-    engine = [(row.case, row.engine) for row in report.offline]
-    engine += [(row.case, row.engine) for row in report.online]
-    parts = [
-        tables.header(report),
-        tables.offline_table(report.offline) if report.offline else "",
-        tables.online_table(report.online) if report.online else "",
-        tables.engine_table(engine),
-    ]
-    if earlier is not None:
-        compared = earlier.compare(report)
-        parts += [
-            f"compared with {earlier.path}; ratios above 1 are better",
-            tables.comparison_table(compared) if compared else "no case is in both",
-        ]
-    print("\n\n".join(part for part in parts if part))
 
 
 def _list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:

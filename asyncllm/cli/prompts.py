@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
     from asyncllm.types import Prompt
 
+    #: A prompt, what else stood beside it, and the line it ends on.
+    Found = tuple[Prompt, dict[str, Any], int]
+
 
 class Row(msgspec.Struct, frozen=True):
-    """One prompt of the file; ``rest`` is what else stood beside it."""
+    """One prompt of the file, and the line it ends on; ``rest`` is what else stood beside it."""
 
     index: int
     prompt: Prompt
     rest: dict[str, Any] = {}
+    line: int = 0
 
     @property
     def key(self) -> str:
@@ -35,8 +39,8 @@ def read_rows(path: Path, field: str | None = None) -> list[Row]:
     """All prompts of a file, numbered from 0.
 
     ``.txt`` has one on each line, blank lines aside. ``.csv`` has one in the column ``field``, by
-    default "prompt" or the only column. ``.jsonl`` has one under the key ``field``, by default
-    "prompt" or "messages": text, token ids or chat messages.
+    default "prompt", in upper or lower case, or the only column. ``.jsonl`` has one under the key
+    ``field``, by default "prompt" or "messages": text, token ids or chat messages.
 
     Raises:
         BadRequest: the file is not what its name says; the message has the line.
@@ -48,7 +52,7 @@ def read_rows(path: Path, field: str | None = None) -> list[Row]:
     # utf-8-sig, because spreadsheets put a byte order mark at the start of a .csv.
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            rows = [Row(i, prompt, rest) for i, (prompt, rest) in enumerate(read(file, field))]
+            rows = [Row(i, *found) for i, found in enumerate(read(file, field))]
         except UnicodeDecodeError as error:
             raise BadRequest(f"{path} is not UTF-8") from error
         except BadRequest as error:
@@ -58,19 +62,20 @@ def read_rows(path: Path, field: str | None = None) -> list[Row]:
     return rows
 
 
-def _read_txt(file: TextIO, field: str | None) -> Iterator[tuple[Prompt, dict[str, Any]]]:
+def _read_txt(file: TextIO, field: str | None) -> Iterator[Found]:
     if field is not None:
         raise BadRequest("a .txt file has no fields")
-    for line in file:
+    for number, line in enumerate(file, 1):
         if text := line.rstrip("\r\n"):
-            yield text, {}
+            yield text, {}, number
 
 
-def _read_csv(file: TextIO, field: str | None) -> Iterator[tuple[Prompt, dict[str, Any]]]:
+def _read_csv(file: TextIO, field: str | None) -> Iterator[Found]:
     csv.field_size_limit(sys.maxsize)  # the default, 128 KiB, is less than a long prompt
     table = csv.DictReader(file)
     columns = list(table.fieldnames or ())
-    column = field or (columns[0] if len(columns) == 1 else "prompt")
+    named = [name for name in columns if name.strip().lower() == "prompt"]
+    column = field or (named or columns if len(named or columns) == 1 else ["prompt"])[0]
     if column not in columns:
         raise BadRequest(f"no column {column!r} among {', '.join(columns)}; name one with --column")
     try:
@@ -79,12 +84,12 @@ def _read_csv(file: TextIO, field: str | None) -> Iterator[tuple[Prompt, dict[st
             rest = {name: cell for name, cell in cells.items() if name not in (None, column)}
             if cells[column] is None:
                 raise BadRequest(f"line {table.line_num}: too few columns")
-            yield cells[column], rest
+            yield cells[column], rest, table.line_num
     except csv.Error as error:
         raise BadRequest(f"line {table.line_num}: {error}") from error
 
 
-def _read_jsonl(file: TextIO, field: str | None) -> Iterator[tuple[Prompt, dict[str, Any]]]:
+def _read_jsonl(file: TextIO, field: str | None) -> Iterator[Found]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -99,7 +104,7 @@ def _read_jsonl(file: TextIO, field: str | None) -> Iterator[tuple[Prompt, dict[
         prompt = item.pop(key)
         if not _is_prompt(prompt):
             raise BadRequest(f"line {number}: {key!r} is not text, token ids or chat messages")
-        yield prompt, item
+        yield prompt, item, number
 
 
 def _is_prompt(value: Any) -> bool:

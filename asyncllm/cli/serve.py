@@ -39,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
     from asyncllm.server.run import run as serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("asyncllm").setLevel(logging.INFO)
+    logging.getLogger("asyncllm").setLevel(server.log_level.upper())
     return serve(partial(AsyncLLM, config=engine, progress=LoadingBar()), server)

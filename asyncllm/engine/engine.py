@@ -175,9 +175,12 @@ class Engine:
         if self._requests.abort(request_id):
             self._changed()
 
-    def trace(self, request_id: int) -> RequestTrace | None:
-        """What happened to a request that lives, or ended not long ago; None for others."""
-        return self._requests.trace(request_id)
+    def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
+        """What happened to a request that lives, or ended not long ago; None for others.
+
+        Looking the steps up takes longer than all else: ``steps`` says whether they are wanted.
+        """
+        return self._requests.trace(request_id, steps=steps)
 
     def _expire(self, seq: Sequence) -> None:
         message = "the request's deadline has passed"

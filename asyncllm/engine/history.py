@@ -88,15 +88,18 @@ class History:
         if len(self._requests) > KEPT_REQUESTS:
             self._requests.popitem(last=False)
 
-    def trace(self, request_id: int) -> RequestTrace | None:
+    def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
         """Of a request that ended not long ago."""
         trace = self._requests.get(request_id)
-        return None if trace is None else self._with_steps(trace)
+        return self._with_steps(trace) if trace is not None and steps else trace
 
-    def live_trace(self, seq: Sequence, stream: OutputStream) -> RequestTrace:
+    def live_trace(
+        self, seq: Sequence, stream: OutputStream, *, steps: bool = True
+    ) -> RequestTrace:
         """Of a request that lives."""
         outcome = "waiting" if stream.started == 0.0 or seq.state in WAITING else "running"
-        return self._with_steps(_explain(seq, stream, outcome, None))
+        trace = _explain(seq, stream, outcome, None)
+        return self._with_steps(trace) if steps else trace
 
     def _with_steps(self, trace: RequestTrace) -> RequestTrace:
         if trace.started is None:

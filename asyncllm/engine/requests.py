@@ -67,12 +67,12 @@ class Requests:
         """It was accepted, and goes to the scheduler next."""
         self._requests[request.sequence.id] = request
 
-    def trace(self, request_id: int) -> RequestTrace | None:
+    def trace(self, request_id: int, *, steps: bool) -> RequestTrace | None:
         """What happened to a request that lives, or ended not long ago; None for others."""
         request = self._requests.get(request_id)
         if request is None:
-            return self._history.trace(request_id)
-        return self._history.live_trace(request.sequence, request.stream)
+            return self._history.trace(request_id, steps=steps)
+        return self._history.live_trace(request.sequence, request.stream, steps=steps)
 
     # -- delivery --------------------------------------------------------------------------------
 
@@ -85,6 +85,7 @@ class Requests:
                 stream.started = now
                 stream.cached_tokens = seq.num_cached
                 if not request.is_part:
+                    self._stats.admitted_tokens += seq.num_prompt
                     self._stats.cached_tokens += stream.cached_tokens
                     self._stats.queue_time.observe(now - stream.arrived)
 

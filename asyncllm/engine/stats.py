@@ -146,9 +146,10 @@ class EngineStats:
     """Gauges are set after each step; counters only grow. Times are in seconds.
 
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
-    with the free ones they add up to ``pages_total``. ``cached_tokens`` of the prompts were not
-    computed. ``finished`` counts requests by finish reason, "deadline" and "error" included, and
-    ``errors`` those that ended with an error by its cause.
+    with the free ones they add up to ``pages_total``. ``prompt_tokens`` are those of prompts whose
+    answer has begun. Of the ``admitted_tokens`` of prompts that began to run, ``cached_tokens`` did
+    not have to be computed. ``finished`` counts requests by finish reason, "deadline" and "error"
+    included, and ``errors`` those that ended with an error by its cause.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
@@ -169,6 +170,7 @@ class EngineStats:
     preemptions: int = 0
     pages_evicted: int = 0
     prompt_tokens: int = 0
+    admitted_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0
     finished: dict[str, int] = field(

@@ -89,4 +89,5 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "root": service.llm.model_name,
         "parent": None,
         "max_model_len": service.llm.limits.max_model_len,
+        "vocab_size": service.llm.limits.vocab_size,
     }

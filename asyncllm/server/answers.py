@@ -315,6 +315,7 @@ class Model(Answer, kw_only=True):
     root: str
     parent: str | None
     max_model_len: int
+    vocab_size: int
 
 
 class ModelList(Answer, kw_only=True):

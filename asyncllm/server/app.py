@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from asyncllm.server import admin, answers, anthropic_routes, ollama_routes, responses_routes
+from asyncllm.server.access_log import log_requests
 from asyncllm.server.anthropic_errors import anthropic_error_response
 from asyncllm.server.chat import chat_completions
 from asyncllm.server.completions import completions
@@ -202,6 +203,8 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> web.Application:
     """
     service = Service(llm, config)
     middlewares: list[Middleware] = [answer_errors]
+    if config.log_requests:
+        middlewares.insert(0, log_requests(service))
     if config.cors_origin:
         middlewares.append(answer_preflights)
     if service.keys:

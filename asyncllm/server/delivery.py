@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
+from asyncllm.server.access_log import current_entry
 from asyncllm.server.middleware import request_id
 from asyncllm.server.request_log import Served
 from asyncllm.types import FinishReason, TokenDelta
@@ -189,6 +190,8 @@ class LiveRequests:
         ids: list[int] = []
         served = Served(ids)
         self._add(served, delivery)
+        if (entry := current_entry()) is not None:
+            entry.submitted(served)
         try:
             for index, job in enumerate(jobs):
                 sink = ChoiceSink(delivery, index)

@@ -29,6 +29,9 @@ request_id: ContextVar[str] = ContextVar("request_id")
 #: The fields of that request that were ignored, as a header's value.
 ignored_fields: ContextVar[str] = ContextVar("ignored_fields")
 
+#: Why a request was not answered as it asked; for the log.
+FAILURE: Final = web.RequestKey("asyncllm_failure", Exception)
+
 #: All that answers say of what made them; aiohttp would tell its version, and Python's.
 SERVER: Final = "asyncllm"
 
@@ -64,12 +67,14 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except AsyncLLMError as error:
+        request[FAILURE] = error
         response = write(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
         response = from_http(request, error, write)
-    except ConnectionError:
+    except ConnectionError as error:
+        request[FAILURE] = error
         return web.Response()  # the client is gone: aiohttp finds nobody to send this to
     except Exception as error:
         log.exception("request %s failed", request_id.get())

@@ -7,6 +7,7 @@ import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from asyncllm.server.access_log import current_entry
 from asyncllm.server.delivery import Delivery
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class BackgroundRuns:
             name = (tenant, reply.id)
             self._runs[name] = run
             stack.callback(self._runs.pop, name)
+            if (entry := current_entry()) is not None:
+                entry.postponed = True
             task = asyncio.create_task(_attend(run, stack.pop_all()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -111,9 +114,13 @@ class BackgroundRuns:
 
 
 async def _attend(run: BackgroundRun, stack: ExitStack) -> None:
-    with stack:
-        try:
-            await run.wait()
-        finally:
-            if run.log is not None:
-                run.log.close()
+    try:
+        with stack:
+            try:
+                await run.wait()
+            finally:
+                if run.log is not None:
+                    run.log.close()
+    finally:
+        if (entry := current_entry()) is not None:
+            entry.write(200)

@@ -13,6 +13,7 @@ from asyncllm.server.app import create_app
 from asyncllm.server.connection import Listener
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import GRACE_SECONDS, Shutdown
+from asyncllm.server.throughput_log import log_throughput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +110,9 @@ async def _serve_until(
         flush=True,
     )
     stopped = asyncio.ensure_future(llm.stopped())
+    reporting = asyncio.ensure_future(log_throughput(llm.stats))
     await _first_of(stopped, shutdown.stop)
+    reporting.cancel()
     if stopped.done():
         log.error("the engine died: %s", stopped.result())
         return 1

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
+from asyncllm.server.access_log import current_entry
 from asyncllm.server.api_keys import ApiKeys, configured_keys
 from asyncllm.server.body import parse, read_body
 from asyncllm.server.delivery import LiveRequests, Reply, WholeAnswer
@@ -120,13 +121,14 @@ class Service:
         Raises:
             NotFound: no model of that name is served.
         """
-        if not asked:
-            return self.model_names[0]
-        if asked not in self.model_names:
+        name = asked or self.model_names[0]
+        if name not in self.model_names:
             raise NotFound(
-                f"the model {asked!r} does not exist", param="model", code="model_not_found"
+                f"the model {name!r} does not exist", param="model", code="model_not_found"
             )
-        return asked
+        if (entry := current_entry()) is not None:
+            entry.model = name
+        return name
 
     async def answer(
         self,

@@ -1,16 +1,20 @@
 """Measure a demo model: unseen sums and reversals, and every other kind of task.
 
-python examples/train_demo/evaluate.py asyncllm/demo/model --count 500
+    python examples/train_demo/evaluate.py [FOLDER] [--quick]
 
-Greedy decoding through transformers. Sums and words come from the held-out part (``heldout.py``);
-for the other tasks an answer counts if it is exactly the one that the generator would give.
+It takes a minute or two; --count 500 --others 100 --words 1000 measures more closely. Greedy
+decoding through transformers. Sums and words come from the held-out part (``heldout.py``); for the
+other tasks an answer counts if it is exactly the one that the generator would give.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ import torch
 from heldout import pronounceable, random_letters, sample_sums
 from tasks import arithmetic, chat, common, letters, stories, tools
 from tasks.common import Messages, phrased, pick, quoted, user
+from tqdm import tqdm
 from words import COMMON, DOUBLES
 
 DEFAULT = Path(__file__).parents[2] / "asyncllm" / "demo" / "model"
@@ -111,9 +116,11 @@ def reversals(reader: Reader, words: list[str], rng: random.Random) -> list[tupl
     ]
 
 
-def token_words(reader: Reader, rng: random.Random, spell: bool) -> list[tuple[str, str, bool]]:
-    """Ask for every word that is one token, backwards or letter by letter."""
-    words = list(common.token_forms)
+def token_words(
+    reader: Reader, rng: random.Random, spell: bool, most: int
+) -> list[tuple[str, str, bool]]:
+    """Ask for words that are one token, backwards or letter by letter."""
+    words = list(common.token_forms)[:most]
     forms = letters.SPELL if spell else letters.REVERSE
     asked = [pick(rng, forms).format(w=quoted(rng, word)) for word in words]
     answers = reader.answers([reader.prompt([user(question)]) for question in asked], 60)
@@ -124,10 +131,15 @@ def token_words(reader: Reader, rng: random.Random, spell: bool) -> list[tuple[s
     ]
 
 
-def letter_counts(reader: Reader, rng: random.Random) -> list[tuple[str, str, bool]]:
+def letter_counts(reader: Reader, rng: random.Random, most: int) -> list[tuple[str, str, bool]]:
     """Ask how often a letter is in words that have it several times."""
-    cases = [(word, letter, word.count(letter)) for word in DOUBLES for letter in set(word)
-             if word.count(letter) > 1]  # fmt: skip
+    repeated = (
+        (word, letter, word.count(letter))
+        for word in DOUBLES
+        for letter in sorted(set(word))
+        if word.count(letter) > 1
+    )
+    cases = list(itertools.islice(repeated, most))
     asked = [
         pick(rng, letters.COUNT_LETTER).format(w=quoted(rng, word), c=letter)
         for word, letter, _ in cases
@@ -142,7 +154,8 @@ def letter_counts(reader: Reader, rng: random.Random) -> list[tuple[str, str, bo
 def heldout_words(rng: random.Random, count: int, kind: str, low: int, high: int) -> list[str]:
     """Draw distinct held-out words of one kind."""
     if kind == "real":
-        return [word for word in COMMON if common.is_unseen(word) and low <= len(word) <= high]
+        real = [word for word in COMMON if common.is_unseen(word) and low <= len(word) <= high]
+        return real[:count]
     make = pronounceable if kind == "word-like" else random_letters
     found: dict[str, None] = {}
     while len(found) < count:
@@ -208,67 +221,86 @@ def _no_call(rng: random.Random) -> tuple[Messages, Any]:
     return messages, tools.unneeded(rng) or None
 
 
-def evaluate(
-    folder: Path, count: int = 500, others: int = 100, device: str = "cpu", show: int = 2
-) -> dict[str, float]:
-    """Print a table of all measurements and return it as shares from 0 to 1."""
-    reader = Reader(folder, device)
-    rng = random.Random(11)
-    results: dict[str, list[tuple[str, str, bool]]] = {
-        "unseen additions": sums(reader, count // 2, "+", rng),
-        "unseen subtractions": sums(reader, count - count // 2, "-", rng),
-        "unseen additions, three digits": sums(reader, count // 2, "+", rng, 3),
-        "unseen subtractions, three digits": sums(reader, count // 2, "-", rng, 3),
-        "reversals of single tokens": token_words(reader, rng, spell=False),
-        "spelling of single tokens": token_words(reader, rng, spell=True),
-        "letters that come more than once": letter_counts(reader, rng),
+Rows = list[tuple[str, str, bool]]
+
+
+def measurements(
+    reader: Reader, rng: random.Random, count: int, others: int, words: int
+) -> dict[str, Callable[[], Rows]]:
+    """What is measured, by name; each asks its questions when it is called."""
+
+    def reverse(kind: str, count: int, low: int, high: int) -> Rows:
+        return reversals(reader, heldout_words(rng, count, kind, low, high), rng)
+
+    half = count // 2
+    found: dict[str, Callable[[], Rows]] = {
+        "unseen additions": lambda: sums(reader, half, "+", rng),
+        "unseen subtractions": lambda: sums(reader, count - half, "-", rng),
+        "unseen additions, three digits": lambda: sums(reader, half, "+", rng, 3),
+        "unseen subtractions, three digits": lambda: sums(reader, count - half, "-", rng, 3),
+        "reversals of single tokens": lambda: token_words(reader, rng, False, words),
+        "spelling of single tokens": lambda: token_words(reader, rng, True, words),
+        "letters that come more than once": lambda: letter_counts(reader, rng, words),
     }
     for kind in ("word-like", "random", "real"):
-        words = heldout_words(rng, count // 2, kind, 3, 6)
-        results[f"unseen reversals, {kind}, 3-6 letters"] = reversals(reader, words, rng)
-    words = heldout_words(rng, others, "word-like", 7, 10)
-    results["unseen reversals, word-like, 7-10 letters"] = reversals(reader, words, rng)
+        found[f"unseen reversals, {kind}, 3-6 letters"] = partial(reverse, kind, half, 3, 6)
+    found["unseen reversals, word-like, 7-10 letters"] = partial(reverse, "word-like", half, 7, 10)
+    makers: dict[str, Any] = {
+        f"{task.__module__.split('.')[-1]}.{task.__name__}": (
+            lambda r, task=task: (task(r)[:2], None)
+        )
+        for task in data.TASKS
+        if task not in OPEN_ENDED
+    }
+    makers |= {
+        "arithmetic.follow_up, last": lambda r: (arithmetic.follow_up(r), None),
+        "tools: the call": _first_call, "tools: the answer": _after_call,
+        "tools: not needed": _no_call, "memory": _memory, "persona": _persona,
+    }  # fmt: skip
     if others:
-        makers: dict[str, Any] = {
-            f"{task.__module__.split('.')[-1]}.{task.__name__}": (
-                lambda r, task=task: (task(r)[:2], None)
-            )
-            for task in data.TASKS
-            if task not in OPEN_ENDED
-        }
-        makers |= {
-            "arithmetic.follow_up, last": lambda r: (arithmetic.follow_up(r), None),
-            "tools: the call": _first_call, "tools: the answer": _after_call,
-            "tools: not needed": _no_call, "memory": _memory, "persona": _persona,
-        }  # fmt: skip
         for name, make in makers.items():
-            results[name] = dialogues(reader, rng, others, make)
-    for question, answer in zip(
-        SAMPLES, reader.answers([reader.prompt([user(q)]) for q in SAMPLES], 360), strict=True
-    ):
+            found[name] = partial(dialogues, reader, rng, others, make)
+    return found
+
+
+def show_samples(reader: Reader, count: int, tokens: int) -> None:
+    """Print what the model says to a few questions and beginnings."""
+    questions = SAMPLES[:count]
+    prompts = [reader.prompt([user(question)]) for question in questions]
+    for question, answer in zip(questions, reader.answers(prompts, tokens), strict=True):
         print(f"> {question}\n{answer}\n")
     for prompt in ["Once upon a time", "1, 2, 3, 4,", "The days of the week are"]:
-        print(f"| {prompt}{reader.answers([prompt], 120)[0]}\n")
-    for name, rows in results.items():
-        for question, answer, right in [row for row in rows if not row[2]][:show]:
-            print(f"wrong, {name}: {question[-160:]!r} -> {answer[:160]!r} {right or ''}")
-    table = {name: sum(right for *_, right in rows) / len(rows) for name, rows in results.items()}
-    for name, share in table.items():
-        print(f"{name:45s} {100 * share:6.1f} %  of {len(results[name])}")
-    return table
+        print(f"| {prompt}{reader.answers([prompt], tokens // 3)[0]}\n")
 
 
 def main() -> None:
-    """Run the evaluation from the command line."""
+    """Print samples, and a line for each measurement: the share of right answers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", default=DEFAULT)
-    parser.add_argument("--count", type=int, default=500, help="unseen sums and reversals")
-    parser.add_argument("--others", type=int, default=100, help="of each other task")
+    parser.add_argument("--count", type=int, default=50, help="unseen sums and reversals")
+    parser.add_argument("--others", type=int, default=3, help="of each other task")
+    parser.add_argument("--words", type=int, default=50, help="words to spell and to reverse")
+    parser.add_argument("--samples", type=int, default=12, help="questions to print answers of")
     parser.add_argument("--show", type=int, default=2, help="wrong answers to show of each kind")
+    parser.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    arguments = parser.parse_args()
-    data.load_tokenizer(str(arguments.folder / "tokenizer.json"))
-    evaluate(arguments.folder, arguments.count, arguments.others, arguments.device, arguments.show)
+    options = parser.parse_args()
+    if options.quick:
+        options.count, options.others, options.words, options.samples = 4, 0, 4, 3
+    if not (options.folder / "tokenizer.json").is_file():
+        parser.error(f"{options.folder} has no tokenizer.json: is it a model's folder?")
+    data.load_tokenizer(str(options.folder / "tokenizer.json"))
+    reader = Reader(options.folder, options.device)
+    show_samples(reader, options.samples, 30 if options.quick else 150)
+    asked = measurements(reader, random.Random(11), options.count, options.others, options.words)
+    wrong = []
+    for name, measure in tqdm(asked.items(), unit="task", disable=None):
+        rows = measure()
+        share = sum(right for *_, right in rows) / len(rows)
+        tqdm.write(f"{name:45s} {100 * share:6.1f} %  of {len(rows)}")
+        wrong += [(name, *row) for row in [row for row in rows if not row[2]][: options.show]]
+    for name, question, answer, _ in wrong:
+        print(f"wrong, {name}: {question[-160:]!r} -> {answer[:160]!r}")
 
 
 if __name__ == "__main__":

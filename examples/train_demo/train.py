@@ -1,10 +1,11 @@
 """Train the demo model that ships in ``asyncllm/demo/model``, from nothing but this folder.
 
     python examples/train_demo/train.py --out asyncllm/demo/model --preset gpu
-    python examples/train_demo/train.py --out my_demo --preset cpu
+    python examples/train_demo/train.py --out my_demo --preset cpu [--quick]
 
 Worker processes make the text while the model trains on what there is so far; ``--seconds`` is the
-time for training, and the learning rate follows it. Nothing is downloaded.
+time for training, and the learning rate follows it. The preset for a CPU takes about two minutes,
+most of them for text and tokenizer. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ import tokenizer as tokenizers_of_demo
 import torch
 from model import Qwen3, Shape
 from safetensors.torch import save_file
+from tqdm import tqdm
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,8 +151,11 @@ def fit(model: Qwen3, preset: Preset, path: str, device: torch.device, seed: int
     stop = Event()
     Thread(target=feed, args=(queue, preset, path, 1000 + seed, stop), daemon=True).start()
     # Enough rows of every length before the first step.
-    while pool.tokens < min(20_000_000, preset.max_tokens):
-        pool.add(_checked(queue.get()))
+    first = min(20_000_000, preset.max_tokens)
+    with tqdm(total=first, desc="text", unit="token", unit_scale=True, disable=None) as bar:
+        while pool.tokens < first:
+            pool.add(_checked(queue.get()))
+            bar.update(pool.tokens - bar.n)
     if device.type == "cuda":
         _warm_up(model, pool, preset)
     begin = time.monotonic()
@@ -257,8 +263,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="time for training itself")
     parser.add_argument("--workers", type=int, help="processes that make text")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="seconds, to see that it works; the model knows nothing",
+    )
     arguments = parser.parse_args()
     preset = PRESETS[arguments.preset]
+    if arguments.quick:
+        preset = replace(preset, seconds=2, max_tokens=50_000, tokenizer_samples=500, words=100)
     if arguments.seconds is not None:
         preset = replace(preset, seconds=arguments.seconds)
     if arguments.workers is not None:
@@ -267,6 +280,7 @@ def main() -> None:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
 
+    print("building the tokenizer", file=sys.stderr)
     tokenizer = tokenizers_of_demo.build(preset.tokenizer_samples, preset.words)
     path = str(out / "tokenizer.json")
     tokenizer.save(path, pretty=False)

@@ -327,15 +327,15 @@ class FakeLLM:
             return
         raise QueueFull("the queue is full", retry_after=2.5)
 
-    def trace(self, request_id: int) -> RequestTrace | None:
+    def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
         sequence = self._known.get(request_id)
         if sequence is None:
             return None
         count = len(self._running) or 1
         first = 0 if sequence.started is None else int(sequence.started)
         last = self.stats.steps if sequence.ended is None else int(sequence.ended)
-        steps = [StepRecord(i, float(i), count, count, i, 0.5) for i in range(first, last)]
-        return sequence.trace(request_id, steps)
+        records = [StepRecord(i, float(i), count, count, i, 0.5) for i in range(first, last)]
+        return sequence.trace(request_id, records if steps else [])
 
     def abort(self, request_id: int) -> None:
         for queue in (self._running, self._waiting):

@@ -108,3 +108,39 @@ def test_idle_time_between_steps() -> None:
     device.begin()  # and never ended
     assert device.begin().end().idle_seconds() is None
     assert device.copy_stream().run(lambda: None).idle_seconds() is None
+
+
+def test_prompts_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncllm.bench.progress.LINE_SECONDS", 0.0)
+    path, out = tmp_path / "p.jsonl", tmp_path / "out.json"
+    sum_ = {"messages": [{"role": "user", "content": "What is 27 + 45?"}], "arrival": 0}
+    tale = {"prompt": "Once upon a time", "max_tokens": 40, "arrival": 1.5}
+    path.write_text(f"{json.dumps(sum_)}\n{json.dumps(tale)}\n")
+    args = ["bench", "offline", *CPU, "--prompts", str(path), "--output-len", "60"]
+    assert main([*args, "--json", str(out)]) == 0
+    [row] = decode_report(out.read_bytes(), out).offline
+    assert row.case == "prompts"
+    assert 40 < row.out_tokens < 60, "the sum ends by itself"
+    printed = capsys.readouterr().err
+    assert "their arrival is ignored" in printed
+    assert "prompts: " in printed
+    assert "of 300 tokens" in printed, "three repetitions, on the way"
+
+
+def test_lengths_of_ones_own(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    args = ["bench", "offline", *CPU, "--input-len", "9", "--output-len", "3", "--num-prompts", "2"]
+    assert main([*args, "--json", str(out)]) == 0
+    report = decode_report(out.read_bytes(), out)
+    assert [(row.in_tokens, row.out_tokens) for row in report.offline] == [(18, 6)]
+    assert report.machine
+    assert report.created.startswith(time.strftime("%Y-"))
+
+
+def test_a_prompt_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "hi"}\n\n{"prompt": "hi", "max_tokens": 4000}\n')
+    assert main(["bench", "offline", *CPU, "--prompts", str(path)]) == 1
+    assert "p.jsonl: line 3: 2 prompt tokens and max_tokens 4000 exceed" in capsys.readouterr().err

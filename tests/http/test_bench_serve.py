@@ -41,10 +41,19 @@ def tiny(seed: int = 0) -> tuple[OnlineCase, ...]:
     )
 
 
-def tiny_sweep(clients: list[int], rates: list[float], seed: int = 0) -> tuple[OnlineCase, ...]:
+def tiny_sweep(
+    clients: list[int],
+    rates: list[float],
+    seed: int = 0,
+    num_in: cases.Range = cases.PROMPT_TOKENS,
+    num_out: cases.Range = cases.OUTPUT_TOKENS,
+    count: int | None = None,
+) -> tuple[OnlineCase, ...]:
+    if num_in == cases.PROMPT_TOKENS:
+        num_in = num_out = (5, 9)
     return (
-        *(closed_loop(n, 4, (5, 9), (5, 9), f"{n} clients", seed) for n in clients),
-        *(poisson(rate, 4, f"{rate:g}/s", seed) for rate in rates),
+        *(closed_loop(n, count or 4, num_in, num_out, f"{n} clients", seed) for n in clients),
+        *(poisson(rate, count or 4, f"{rate:g}/s", seed, num_in, num_out) for rate in rates),
     )
 
 
@@ -182,7 +191,7 @@ def test_a_sweep_at_a_url(
 ) -> None:
     out = tmp_path / "out.json"
     args = ["bench", "serve", "--url", f"{server.url}/v1", "--api-key", "secret"]
-    args += ["--vocab-size", str(VOCAB), "--json", str(out)]
+    args += ["--json", str(out)]
     assert main([*args, "--clients", "1,2", "--rates", "50"]) == 0
     report = read(out)
     assert [row.case for row in report.online] == ["1 clients", "2 clients", "50/s"]
@@ -190,8 +199,9 @@ def test_a_sweep_at_a_url(
     assert server.url in report.machine
     assert report.online[0].engine is not None, "the key is used for /metrics too"
     assert server.process.poll() is None
-    # Its prompts are beyond this model's vocabulary.
-    assert main(["bench", "serve", "--url", server.url, "--api-key", "secret"]) == 1
+    # The server says how large its vocabulary is; these prompts are beyond it.
+    args = ["bench", "serve", "--url", server.url, "--api-key", "secret"]
+    assert main([*args, "--vocab-size", "10001"]) == 1
     assert "no request was answered; HTTP 400" in capsys.readouterr().err
 
 
@@ -199,7 +209,6 @@ def test_a_plot_beside_that_of_an_earlier_run(server: ServerProcess, tmp_path: P
     pytest.importorskip("matplotlib")
     old, picture = tmp_path / "old.json", tmp_path / "load.svg"
     args = ["bench", "serve", "--url", server.url, "--api-key", "secret", "--clients", "1,2"]
-    args += ["--vocab-size", str(VOCAB)]
     assert main([*args, "--json", str(old)]) == 0
     assert main([*args, "--compare", str(old), "--plot", str(picture)]) == 0
     assert b"<svg" in picture.read_bytes()
@@ -228,6 +237,9 @@ def test_what_a_url_can_lack(server: ServerProcess, capsys: pytest.CaptureFixtur
         ("--clients 1,x", "'x' is not a number"),
         ("--clients 0", "0 is not positive"),
         ("--rates inf", "inf is not positive"),
+        ("--cases c1 --input-len 5", "--cases have lengths"),
+        ("--cases c1 --prompts x.csv", "--prompts are run instead of --cases"),
+        ("--column x", "--column is one of the file of --prompts"),
         ("--peer vllm", "--peer is one of those in the file of --compare"),
         ("--max-num-seqs 0", "max_num_seqs must be at least 1"),
     ],
@@ -266,6 +278,71 @@ def test_what_cannot_work_is_said_before_a_server_starts(
     assert message in capsys.readouterr().err
 
 
+# -- prompts of one's own --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "extra", "found"),
+    [
+        ("p.csv", "prompt,arrival\nhello,0\nthere,0.1\n", "", [("prompts", 2, None, None)]),
+        ("p.csv", "id,text\n1,hello\n", "--column text", [("8 clients", 1, 8, None)]),
+        (
+            "p.jsonl",
+            '{"messages": [{"role": "user", "content": "hello"}]}\n{"prompt": [5, 6]}\n',
+            "--clients 1,2 --rates 50 --num-prompts 2",
+            [("1 clients", 2, 1, None), ("2 clients", 2, 2, None), ("50/s", 2, None, 50)],
+        ),
+    ],
+)
+def test_a_file_of_prompts(
+    server: ServerProcess, tmp_path: Path, name: str, text: str, extra: str, found: object
+) -> None:
+    path, out = tmp_path / name, tmp_path / "out.json"
+    path.write_text(text)
+    args = ["bench", "serve", "--url", server.url, "--api-key", "secret", "--prompts", str(path)]
+    assert main([*args, *extra.split(), "--output-len", "9", "--json", str(out)]) == 0
+    rows = read(out).online
+    assert [(row.case, row.requests, row.clients, row.rate) for row in rows] == found
+    for row in rows:
+        assert row.failed == 0
+        assert 1 <= row.tok_s * row.seconds <= 9 * row.requests + 0.1
+        assert row.ttft_p50 is not None
+
+
+def test_one_case_of_ones_own(server: ServerProcess, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    args = ["bench", "serve", "--url", server.url, "--api-key", "secret", "--input-len", "20"]
+    assert main([*args, "--output-len", "6", "--num-prompts", "10", "--json", str(out)]) == 0
+    [row] = read(out).online
+    assert (row.case, row.requests) == ("8 clients", 10)
+    assert row.tok_s * row.seconds == pytest.approx(60)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("p.csv", "prompt,max_tokens\nhi,3\nho,x\n", "line 3: max_tokens is not a number: 'x'"),
+        ("p.csv", "prompt,max_tokens\nhi,0\n", "line 2: max_tokens must be a whole number above 0"),
+        ("p.csv", "prompt,arrival\nhi,1\nho,\n", "line 3: no arrival, which other prompts have"),
+        ("p.csv", "prompt,arrival\nhi,-1\n", "line 2: arrival is not a number: '-1'"),
+        ("p.csv", "prompt,x\n,1\n", "line 2: the prompt is empty"),
+        ("p.csv", "id,text\n1,hi\n", "no column 'prompt' among id, text; name one with --column"),
+        ("p.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "line 2: no 'prompt' or 'messages'"),
+        ("p.jsonl", '{"prompt": "a"}\n\nb\n', "line 3: JSON is malformed"),
+        ("p.xls", "", "must end in .txt, .csv, .jsonl"),
+    ],
+)
+def test_wrong_files_of_prompts(
+    name: str, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:9", "--prompts", str(path)]) == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert name in printed
+
+
 # -- load ------------------------------------------------------------------------------------------
 
 
@@ -289,7 +366,7 @@ def test_tokens_without_an_event_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = array("d", [1.0, 1.1, 1.5]).tobytes()
-    answers = [Answered(False, 12, 0.5, 12, times), Answered(True, 3, 0.5, 3, times)]
+    answers = [Answered(False, 0.5, 12, times), Answered(True, 0.5, 3, times)]
     row = summarize(closed_loop(1, 2, (5, 5), (5, 5)), [Outcome(answers, 0.1)], 0.0)
     assert row.tokens_per_event == 15 / 6
     monkeypatch.setattr("asyncllm.cli.bench.MANY_TOKENS", 0.5)

@@ -68,7 +68,7 @@ def test_closed_loops() -> None:
     assert (case.clients, case.rate, len(case.shots), case.most_at_once) == (32, None, 128, 32)
     # From the back: number 127 goes first. The seed is crc32(b"c32127").
     first, second = case.shots[:2]
-    assert tuple(first) == (None, 897, 357, 4083503346, False)
+    assert tuple(first) == (None, 897, 357, 4083503346, False, None)
     assert first.prompt(151_936)[:3] == [8072, 2524, 394]
     assert second[1:4] == (645, 377, 2221039716)
     assert second.prompt(151_936)[:3] == [5474, 550, 9665]
@@ -88,10 +88,10 @@ def test_random_arrivals() -> None:
 def test_interference() -> None:
     case = ONLINE["interfere32"]
     steady, long = case.shots[:32], case.shots[32:]
-    assert {shot[:3] + shot[4:] for shot in steady} == {(0.0, 128, 1000, False)}
+    assert {shot[:3] + shot[4:] for shot in steady} == {(0.0, 128, 1000, False, None)}
     assert steady[0].prompt(10_001)[:3] == [8151, 4360, 5965]
     assert [shot.at for shot in long] == pytest.approx([0.5 + 0.3 * i for i in range(8)])
-    assert {shot[1:3] + shot[4:] for shot in long} == {(8000, 1, True)}
+    assert {shot[1:3] + shot[4:] for shot in long} == {(8000, 1, True, None)}
     assert long[7].prompt(10_001)[:3] == [5477, 1987, 3311]
     assert case.longest == 8001
 
@@ -111,6 +111,19 @@ def test_sweeps_and_their_warm_up() -> None:
     assert [len(case.shots) for case in swept] == [8, 1200, 16, 80]
     assert [case.rate for case in swept] == [None, None, 0.5, 8]
     assert not {case.name for case in swept} & ONLINE.keys(), "they are not the same requests"
-    warm = cases.warm_up(1)
+    warm = cases.warm_up(swept[:1])
     assert (warm.clients, len(warm.shots)) == (1, 2)
-    assert cases.warm_up(1000).clients == 64
+    assert cases.warm_up(swept).clients == 64
+    assert max(shot.num_in for shot in cases.warm_up(swept).shots) > 900
+
+
+def test_lengths_of_ones_own() -> None:
+    swept = cases.sweep([2], [4], 0, (30, 30), (7, 7), count=5)
+    assert [case.name for case in swept] == ["2 clients", "4/s"]
+    assert all([shot[1:3] for shot in case.shots] == [(30, 7)] * 5 for case in swept)
+    warm = cases.warm_up(swept)
+    assert all(shot.num_in <= 30 for shot in warm.shots), "the context may hold no more"
+    case = cases.own_offline(30, 7, 5)
+    work = case.make(0)
+    assert ([len(prompt) for prompt in work.prompts], work.max_tokens) == ([30] * 5, [7] * 5)
+    assert case.name == "5 of 30+7"

@@ -140,3 +140,43 @@ def test_a_request_is_what_the_server_needs() -> None:
     assert has(b'"model":"some/model"')
     assert has(b'"max_tokens":7')
     assert has(b'"ignore_eos":true')
+
+
+# -- chats -----------------------------------------------------------------------------------------
+
+
+def chat(delta: str, finish: str = "null") -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":%s,"finish_reason":%s}]}\n\n' % (
+        delta.encode(),
+        finish.encode(),
+    )
+
+
+@pytest.mark.parametrize("role", ['{"role":"assistant","content":""}', '{"role": "assistant"}'])
+@pytest.mark.parametrize("end", ["{}", '{"content": ""}'])
+async def test_a_chat_begins_and_ends_without_text(role: str, end: str) -> None:
+    words = [chat('{"content":"a"}'), chat('{"content":"b \\"content\\":\\"\\""}')]
+    events = [chat(role), *words, chat(end, '"stop"'), USAGE, DONE]
+    reading, _ = await read(HEAD, *map(chunk, events), LAST)
+    assert (len(reading.times), reading.tokens) == (2, 12)
+    reading, _ = await read(HEAD + chunk(b"".join(events)) + LAST)
+    assert len(reading.times) == 2
+
+
+async def test_a_chat_whose_first_and_last_events_have_text() -> None:
+    first = chat('{"role":"assistant","content":"a"}')
+    last = chat('{"content":"b"}', '"length"')
+    reading, _ = await read(HEAD, *map(chunk, [first, last, DONE]), LAST)
+    assert len(reading.times) == 2
+
+
+def test_what_a_server_is_asked_with_a_prompt_of_ones_own() -> None:
+    target = Target("http://host:1", "m", 100)
+    text = request(target, Shot(None, 0, 5, 0, given="hello"))
+    assert b"POST /v1/completions " in text
+    assert b'"prompt":"hello"' in text
+    assert b"ignore_eos" not in text, "the model ends its answer"
+    messages = [{"role": "user", "content": "hello"}]
+    asked = request(target, Shot(None, 0, 5, 0, given=messages))
+    assert b"POST /v1/chat/completions " in asked
+    assert b'"messages":[{"role":"user","content":"hello"}]' in asked

@@ -1,0 +1,61 @@
+"""A line in the log every few seconds while the engine is busy: how much, and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from asyncllm.engine.stats import EngineStats
+
+log = logging.getLogger(__name__)
+
+INTERVAL: Final = 10.0
+
+
+class Throughput:
+    """Compares the engine's counters with those of the last look."""
+
+    def __init__(self, stats: EngineStats, now: float):
+        self._stats = stats
+        self._then = now
+        self._counts = self._count()
+
+    def line(self, now: float) -> str | None:
+        """What happened since the last call; None when nothing did and nothing is under way."""
+        stats, counts = self._stats, self._count()
+        seconds = now - self._then
+        prompt, generated, admitted, cached = (
+            after - before for after, before in zip(counts, self._counts, strict=True)
+        )
+        moved = counts != self._counts
+        self._then, self._counts = now, counts
+        if not (moved or stats.running or stats.waiting):
+            return None
+        used = stats.pages_held / stats.pages_total if stats.pages_total else 0.0
+        hits = f"{cached / admitted:.0%}" if admitted else "-"
+        return (
+            f"running {stats.running}, waiting {stats.waiting}, "
+            f"prompts {prompt / seconds:,.1f} tok/s, generated {generated / seconds:,.1f} tok/s, "
+            f"KV cache {used:.0%} in use, prefix cache hits {hits}"
+        )
+
+    def _count(self) -> tuple[int, int, int, int]:
+        stats = self._stats
+        return (
+            stats.prompt_tokens,
+            stats.generation_tokens,
+            stats.admitted_tokens,
+            stats.cached_tokens,
+        )
+
+
+async def log_throughput(stats: EngineStats, interval: float = INTERVAL) -> None:
+    """Until it is cancelled. The last line of a busy time tells that nothing runs any more."""
+    throughput = Throughput(stats, time.perf_counter())
+    while True:
+        await asyncio.sleep(interval)
+        if line := throughput.line(time.perf_counter()):
+            log.info("%s", line)
