@@ -5,6 +5,13 @@ The public names are loaded on first use, so ``import asyncllm`` costs nothing.
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - a checkout can be run without pip having checked
+    raise ImportError(
+        "asyncllm needs Python 3.11 or newer, and this is %d.%d" % sys.version_info[:2]
+    )
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
