@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import sys
 
-if sys.version_info < (3, 11):  # noqa: UP036 - a checkout can be run without pip having checked
-    raise ImportError(
-        "asyncllm needs Python 3.11 or newer, and this is %d.%d" % sys.version_info[:2]
-    )
+if sys.version_info < (3, 11):  # noqa: UP036 - pip checks, but a checkout runs without pip
+    found = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    raise ImportError(f"asyncllm needs Python 3.11 or newer, and this is {found}")
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
