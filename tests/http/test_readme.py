@@ -1,6 +1,6 @@
 """README.md as a stranger uses it: every code block is pasted, from the top to the bottom.
 
-The blocks of a chapter run one after the other in a folder of their own; shell commands run in bash,
+The blocks of a chapter run one after the other in one folder. Shell commands run in bash,
 with the environment's programs on PATH. Three things differ from a stranger's machine. The server
 listens on a free port and not on 8000. ``Qwen/Qwen3-0.6B`` and ``./my-checkpoint`` are folders with
 the demo model's weights, so nothing is downloaded. What NOT_RUN names is not run.

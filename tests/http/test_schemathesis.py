@@ -94,7 +94,6 @@ def likely(
 def repeatably(examples: int) -> settings:
     return settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],

@@ -37,9 +37,7 @@ class ExactHost(TreeMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True
-)
+TestTreeMachine.settings = settings(max_examples=150, stateful_step_count=50, derandomize=True)
 
 
 def at_random(machine: TreeMachine, seed: int, steps: int) -> None:

@@ -49,7 +49,7 @@ def python_search(pattern: str, text: str) -> bool:
     return re.search(pattern, text, re.ASCII) is not None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(anchored | st.tuples(anchored, anchored).map("|".join))
 def test_the_same_texts_are_found(pattern: str) -> None:
     inside = expression(pattern, in_json=False)

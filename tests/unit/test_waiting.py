@@ -167,9 +167,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestQueueMachine.settings = settings(max_examples=120, stateful_step_count=40, derandomize=True)
 
 
 def serve(queue: WaitingQueue, cost: float) -> Sequence:
