@@ -10,7 +10,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.http.serving import ServerProcess
+from tests.http.serving import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ PARAMETERS = {"weather": CITY, "answer": YES_NO}
 
 
 @pytest.fixture
-def client(demo: ServerProcess) -> Iterator[openai.OpenAI]:
+def client(demo: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as made:
         yield made
 
