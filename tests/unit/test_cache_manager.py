@@ -265,7 +265,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert cache.num_free == cache.num_pages
 
 
-TestManagerMachine = ManagerMachine.TestCase
+TestManagerMachine = pytest.mark.slow(ManagerMachine.TestCase)
 TestManagerMachine.settings = settings(max_examples=120, stateful_step_count=50, derandomize=True)
 
 

@@ -36,7 +36,7 @@ class ExactHost(TreeMachine):
         assert victim.forgotten or victim.used == min(victims)
 
 
-TestTreeMachine = TreeMachine.TestCase
+TestTreeMachine = pytest.mark.slow(TreeMachine.TestCase)
 TestTreeMachine.settings = settings(max_examples=150, stateful_step_count=50, derandomize=True)
 
 

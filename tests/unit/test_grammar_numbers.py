@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from asyncllm.text.grammar import JsonSchema
 from tests.unit.grammar_sampling import accepts, compiled
 
+pytestmark = pytest.mark.slow
+
 bounds = st.integers(-120, 120) | st.integers(-12_000, 12_000).map(lambda number: number / 100)
 keywords = st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 WHOLE = [str(number) for number in (*range(-130, 131), 999, -999, 1000, -1000, 123456)]

@@ -138,6 +138,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[Formats, str, list[str]]:
     return formats, text, [text[start:end] for start, end in pairwise(bounds)]
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(case=cut_texts(), in_reasoning=st.booleans())
 def test_any_cut_of_any_text_gives_the_same(

@@ -49,6 +49,7 @@ SHAPES = st.fixed_dictionaries(
 # -- the same plans --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(
     max_examples=80,
     derandomize=True,
@@ -108,6 +109,7 @@ def test_generated_pages_are_hits_in_the_replay_as_well(tmp_path: Path) -> None:
     assert replayed.figures.cached_tokens == 24
 
 
+@pytest.mark.slow
 def test_hash_seeds_change_nothing(tmp_path: Path) -> None:
     code = (
         "import sys; from tests.unit.test_replay import *; path = Path(sys.argv[1]);"
@@ -240,6 +242,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "No such file" in line
 
 
+@pytest.mark.slow
 @settings(
     max_examples=100,
     derandomize=True,

@@ -166,7 +166,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert (len(self.queue), self.queue.num_tokens) == (0, 0)
 
 
-TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine = pytest.mark.slow(QueueMachine.TestCase)
 TestQueueMachine.settings = settings(max_examples=120, stateful_step_count=40, derandomize=True)
 
 
