@@ -148,7 +148,7 @@ class Run:
         return tokens
 
 
-@settings(max_examples=250, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(batches(), st.integers(0, 2**32), st.data())
 def test_all_constraints_together_are_those_of_the_reference(
     batch: tuple[int, list[tuple[RowParams, list[int]]]], seed: int, data: st.DataObject

@@ -26,6 +26,8 @@ from markdown_it import MarkdownIt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.http.serving import Server
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DEMO = ROOT / "asyncllm" / "demo" / "model"
@@ -92,9 +94,12 @@ def chapters(text: str) -> dict[str, list[Snippet]]:
 
 
 class Desk:
-    """A folder, a terminal for commands, and another one in which the latest server runs."""
+    """A folder, a terminal for commands, and another one in which the latest server runs.
 
-    def __init__(self, folder: Path):
+    Before a chapter has started a server, the one at ``demo_port`` stands for it.
+    """
+
+    def __init__(self, folder: Path, demo_port: int):
         for name in ("Qwen/Qwen3-0.6B", "my-checkpoint"):
             _copy_model(folder / name)
         (folder / "home").mkdir()
@@ -103,6 +108,7 @@ class Desk:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.folder = folder
+        self.demo_port = demo_port
         self._server: subprocess.Popen[str] | None = None
         self._environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -113,13 +119,12 @@ class Desk:
 
     def run(self, snippet: Snippet) -> None:
         uses_server = "localhost:8000" in snippet.text
-        text = snippet.text.replace("localhost:8000", f"localhost:{self.port}")
+        port = self.demo_port if self._server is None else self.port
+        text = snippet.text.replace("localhost:8000", f"localhost:{port}")
         if snippet.language in SHELLS and text.startswith("asyncllm serve"):
             self.serve(text)
             return
-        if uses_server and self._server is None:
-            self.serve("asyncllm serve")
-        elif not uses_server:
+        if not uses_server:
             self.stop()
         if snippet.language in SHELLS:
             self._shell(text)
@@ -136,7 +141,7 @@ class Desk:
             input="What is 27 + 45?\n",
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         print(done.stdout)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
@@ -183,9 +188,9 @@ def _copy_model(folder: Path) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: Server) -> Iterator[Desk]:
     monkeypatch.chdir(tmp_path)
-    made = Desk(tmp_path)
+    made = Desk(tmp_path, demo.port)
     yield made
     made.stop()
 
@@ -193,6 +198,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 CHAPTERS = chapters(README.read_text(encoding="utf-8"))
 
 
+@pytest.mark.timeout(300)  # several processes that import torch
 @pytest.mark.parametrize("heading", CHAPTERS)
 def test_everything_that_can_be_pasted_runs(heading: str, desk: Desk) -> None:
     for snippet in CHAPTERS[heading]:
