@@ -1,5 +1,7 @@
-# make serve   sets everything up and serves the built-in model (MODEL=... for another)
-# make test    sets everything up and runs the checks and the tests
+# make serve         installs asyncllm into .venv and serves the built-in model (MODEL=... for another)
+# make check         what to run while working: lint, types and the quick tests, in about a minute
+# make test          lint, types and all tests, as CI runs them
+# make test-floors   the smoke tests with the oldest dependencies that pyproject.toml allows
 
 VENV   ?= .venv
 PYTHON ?= python3
@@ -7,33 +9,59 @@ MODEL  ?=
 PORT   ?= 8000
 # Extras to install for serving: EXTRAS=cuda on a machine with an NVIDIA GPU.
 EXTRAS ?=
+# Where PyTorch comes from, if not from PyPI. Without a GPU: https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 # Processes that run the tests, of one thread each; a gigabyte or two is what each takes.
 WORKERS ?= auto
 
-PIP = $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt
+PIP    = $(VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q \
+	--numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test clean
+define INSTALL
+@echo "Installing asyncllm$(1) and what it needs into $(VENV); the first time, PyTorch is downloaded."
+$(if $(TORCH_INDEX),$(PIP) torch --index-url $(TORCH_INDEX))
+$(PIP) --editable '.$(1)'
+@touch $@
+endef
+
+.PHONY: serve check test lint test-floors clean
 
 serve: $(VENV)/.serve-$(EXTRAS)
 	$(VENV)/bin/asyncllm serve $(MODEL) --port $(PORT)
 
-test: $(VENV)/.serve-test
+check: lint
+	$(PYTEST) -m "not slow" tests/unit tests/test_smoke.py
+
+test: lint
+	$(PYTEST)
+
+lint: $(VENV)/.serve-test
 	$(VENV)/bin/ruff check asyncllm tests examples
 	$(VENV)/bin/ruff format --check asyncllm tests examples
 	$(VENV)/bin/mypy asyncllm tests examples
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q \
-		--numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+# PyTorch alone stays at the version of constraints.txt: uv keeps what is installed already.
+test-floors: $(VENV)/bin/python
+	$(PIP) --quiet uv
+	$(PYTHON) -m venv --clear $(VENV)-floors
+	$(VENV)-floors/bin/python -m pip install --quiet --constraint constraints.txt --no-deps \
+		torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(VENV)/bin/uv pip install --python $(VENV)-floors/bin/python --resolution lowest-direct --editable .
+	$(VENV)/bin/uv pip install --python $(VENV)-floors/bin/python pytest
+	OMP_NUM_THREADS=1 $(VENV)-floors/bin/python -m pytest -q -c /dev/null --rootdir . --noconftest \
+		-p no:cacheprovider tests/test_smoke.py
 
 $(VENV)/.serve-%: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable '.$(if $*,[$*])'
-	touch $@
+	$(call INSTALL,$(if $*,[$*]))
 
 $(VENV)/.serve-: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable .
-	touch $@
+	$(call INSTALL)
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+		"asyncllm needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name a newer one, as in make serve PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-floors

@@ -5,6 +5,12 @@ The public names are loaded on first use, so ``import asyncllm`` costs nothing.
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - pip checks, but a checkout runs without pip
+    found = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    raise ImportError(f"asyncllm needs Python 3.11 or newer, and this is {found}")
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

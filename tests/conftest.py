@@ -1,4 +1,4 @@
-"""What every test shares: quiet CPU kernels, and GPU tests only where there is a GPU."""
+"""What every test shares: quiet CPU kernels, one hypothesis profile, GPU tests only on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before torch is imported: spinning at barriers costs a factor of 10 on busy machines.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -17,6 +18,10 @@ import torch
 if not torch.cuda.is_available():
     # Kernels then run in Triton's interpreter, which must be said before anybody imports Triton.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# How long one example takes says more about the machine than about the code.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

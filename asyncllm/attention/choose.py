@@ -85,7 +85,7 @@ def _obstacle(device: torch.device) -> str | None:
 def _flashinfer_obstacle(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str | None:
     """Likewise of FlashInfer's."""
     if not installed():
-        return "it is not installed (pip install 'asyncllm[cuda]')"
+        return "it is not installed (pip install -e '.[cuda]')"
     problem = unsupported(specs, dtype)
     if problem is not None:
         return problem

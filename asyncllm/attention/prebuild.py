@@ -120,7 +120,7 @@ def prepare(archs: Sequence[str]) -> None:
             capability.
     """
     if not installed():
-        raise KernelError("FlashInfer is not installed: pip install 'asyncllm[cuda]'")
+        raise KernelError("FlashInfer is not installed: pip install -e '.[cuda]' in the checkout")
     if find_nvcc() is None:
         raise KernelError(
             "nvcc is missing: install the CUDA toolkit and put its bin folder on PATH, or set "

@@ -36,7 +36,7 @@ def check(path: Path, cases: Sequence[OnlineCase]) -> None:
     if path.suffix.lower() not in _FORMATS:
         raise BadRequest(f"{path}: a plot's name ends in {', '.join(_FORMATS)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise BadRequest("a plot needs matplotlib: pip install 'asyncllm[bench]'")
+        raise BadRequest("a plot needs matplotlib: pip install -e '.[bench]' in the checkout")
 
 
 def draw(path: Path, report: Report, earlier: Sequence[OnlineRow] = ()) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -60,7 +60,6 @@ class World:
         return attend(backend, qkv, self.spec, self.rows, self.table, PAGE_SIZE, plan=plan)
 
 
-@settings(deadline=None)
 @given(lens=row_lists, window=st.sampled_from([None, 1, 5]), softcap=st.sampled_from([None, 2.0]))
 def test_random_rows_match_dense_attention(
     lens: list[tuple[int, int]], window: int | None, softcap: float | None
@@ -72,7 +71,6 @@ def test_random_rows_match_dense_attention(
     torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
 
 
-@settings(deadline=None)
 @given(lens=row_lists, decodes=st.integers(0, SLOTS - 1), padding=st.integers(0, 5))
 def test_plans_of_device_tensors_match_those_of_the_host(
     lens: list[tuple[int, int]], decodes: int, padding: int
@@ -98,7 +96,6 @@ def test_plans_of_device_tensors_match_those_of_the_host(
         assert_same(world, backend, qkv, plan, expected, padding)
 
 
-@settings(deadline=None)
 @given(lens=row_lists, every=st.integers(1, 3), window=st.sampled_from([None, 5]))
 def test_the_last_tokens_of_rows_can_be_attended_alone(
     lens: list[tuple[int, int]], every: int, window: int | None

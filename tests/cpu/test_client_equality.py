@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from aiohttp import web
+from pytest_aiohttp import AiohttpServer
 
 from asyncllm import AsyncLLM, Client, EmbeddingParams, SamplingParams
 from asyncllm.errors import BadRequest
@@ -87,14 +87,10 @@ async def llm() -> AsyncIterator[AsyncLLM]:
 
 
 @pytest.fixture
-async def client(llm: AsyncLLM) -> AsyncIterator[Client]:
-    runner = web.AppRunner(llm.aiohttp_app(), access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    async with Client(f"http://127.0.0.1:{site.port}/v1") as client:
+async def client(llm: AsyncLLM, aiohttp_server: AiohttpServer) -> AsyncIterator[Client]:
+    server = await aiohttp_server(llm.aiohttp_app(), access_log=None, shutdown_timeout=0.1)
+    async with Client(str(server.make_url("/v1"))) as client:
         yield client
-    await runner.cleanup()
 
 
 async def test_the_same_vectors(llm: AsyncLLM, client: Client) -> None:

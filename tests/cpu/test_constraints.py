@@ -148,7 +148,7 @@ class Run:
         return tokens
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(batches(), st.integers(0, 2**32), st.data())
 def test_all_constraints_together_are_those_of_the_reference(
     batch: tuple[int, list[tuple[RowParams, list[int]]]], seed: int, data: st.DataObject
@@ -176,7 +176,7 @@ def test_all_constraints_together_are_those_of_the_reference(
             break
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(batches(), st.integers(0, 2**32))
 def test_the_batch_does_not_show_in_a_row(
     batch: tuple[int, list[tuple[RowParams, list[int]]]], seed: int

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from pytest_aiohttp import AiohttpClient
 
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.errors import BadRequest, EngineDead, ModelError, NotReady
@@ -160,11 +159,10 @@ async def test_dummy_weights_and_small_caches_serve() -> None:
         assert all(answer.token_ids == alone.token_ids for answer in crowd)
 
 
-async def test_mounted_in_an_application() -> None:
-    app: web.Application = create_app()
-    async with TestClient(TestServer(app)) as client:
-        models = await (await client.get("/llm/v1/models")).json()
-        assert models["data"][0]["id"] == "asyncllm-demo"
-        reply = await client.post("/llm/v1/chat/completions", json={"messages": SUM})
-        assert "72" in (await reply.json())["choices"][0]["message"]["content"]
-        assert "olleh" in await (await client.get("/reverse/hello")).text()
+async def test_mounted_in_an_application(aiohttp_client: AiohttpClient) -> None:
+    client = await aiohttp_client(create_app())
+    models = await (await client.get("/llm/v1/models")).json()
+    assert models["data"][0]["id"] == "asyncllm-demo"
+    reply = await client.post("/llm/v1/chat/completions", json={"messages": SUM})
+    assert "72" in (await reply.json())["choices"][0]["message"]["content"]
+    assert "olleh" in await (await client.get("/reverse/hello")).text()

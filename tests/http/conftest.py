@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncllm import AsyncLLM
 from tests.http.fake_llm import FakeLLM
-from tests.http.serving import Server, ServerProcess, serving
+from tests.http.serving import Server, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,12 +26,21 @@ def server(new_llm: Callable[[], FakeLLM]) -> Iterator[Server]:
         running.until_idle()
 
 
+@pytest.fixture(scope="session")
+def _demo() -> Iterator[Server]:
+    with serving(lambda: AsyncLLM(device="cpu", cpu_threads=1)) as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
-def demo() -> Iterator[ServerProcess]:
-    """A server of the built-in model that the tests of one module share; it must end well."""
-    running = ServerProcess("--cpu-threads", "1")
-    yield running
-    assert running.stop() == 0
+def demo(_demo: Server) -> Iterator[Server]:
+    """A server of the built-in model that modules share; each must leave it idle.
+
+    It runs in this process, which has loaded torch already. ``asyncllm serve`` in a process of its
+    own is ``ServerProcess``.
+    """
+    yield _demo
+    _demo.until_idle()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import uvloop
 from aiohttp import web
@@ -27,6 +27,8 @@ from tests.http.fake_llm import FakeLLM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from asyncllm import AsyncLLM
 
 T = TypeVar("T")
 
@@ -125,21 +127,21 @@ class Server:
 
 @contextmanager
 def serving(
-    make_llm: Callable[[], FakeLLM] = FakeLLM,
+    make_llm: Callable[[], FakeLLM | AsyncLLM] = FakeLLM,
     config: ServerConfig | None = None,
     *,
     prefix: str = "",
     handler_cancellation: bool = True,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
 ) -> Iterator[Server]:
-    """Serve a fake; with a ``prefix``, as part of another application."""
+    """Serve a fake, or a model; with a ``prefix``, as part of another application."""
     server_config = config or ServerConfig()
     started: Future[tuple[Server, Callable[[], object]]] = Future()
 
     async def main() -> None:
         llm = make_llm()
         await llm.start()
-        app = create_app(llm, server_config)  # type: ignore[arg-type]
+        app = create_app(cast("AsyncLLM", llm), server_config)
         if prefix:
             host = web.Application()
             host.add_subapp(prefix, app)
@@ -153,10 +155,11 @@ def serving(
         await listener.start("127.0.0.1", 0)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        server = Server(llm, listener.address[1], prefix, loop)
+        server = Server(cast("FakeLLM", llm), listener.address[1], prefix, loop)
         started.set_result((server, lambda: loop.call_soon_threadsafe(stop.set)))
         await stop.wait()
-        llm.resume()
+        if isinstance(llm, FakeLLM):
+            llm.resume()
         await listener.aclose()
         await llm.aclose()
 

@@ -96,7 +96,7 @@ def comparable(message: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("text", TEXTS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_cut_gives_the_same_message(text: str, data: st.DataObject) -> None:
     deltas = deltas_of(text, data.draw(st.sampled_from(FinishReason)))
     deltas[-1].stop_reason = data.draw(st.sampled_from([None, "END", 7]))

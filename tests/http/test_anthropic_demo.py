@@ -1,4 +1,4 @@
-"""/v1/messages of the demo model, in a process of its own, through Anthropic's client."""
+"""/v1/messages of the demo model, through Anthropic's client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.http.serving import ServerProcess
+from tests.http.serving import Server
 
 MODEL = "asyncllm-demo"
 SUM: Any = [{"role": "user", "content": "What is 27 + 45?"}]
@@ -26,7 +26,7 @@ GREEDY = {"temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def client(demo: ServerProcess) -> Iterator[anthropic.Anthropic]:
+def client(demo: Server) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=demo.url, api_key="unused", max_retries=0) as made:
         yield made
 

@@ -87,7 +87,7 @@ def add_up(frames: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize("rich", [False, True])
 @pytest.mark.parametrize("text", TEXTS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_cut_gives_the_same_message(text: str, rich: bool, data: st.DataObject) -> None:
     finish = data.draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
     deltas = deltas_of(text, finish)

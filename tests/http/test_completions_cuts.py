@@ -78,7 +78,7 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     data=st.data(),
     fields=FIELDS,

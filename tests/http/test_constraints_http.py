@@ -11,19 +11,19 @@ import pytest
 
 from asyncllm import Client, SamplingParams
 from asyncllm.errors import BadRequest
-from tests.http.serving import Server, ServerProcess
+from tests.http.serving import Server
 
 MODEL = "asyncllm-demo"
 COUNT: Any = [{"role": "user", "content": "Count from 1 to 9."}]
 
 
 @pytest.fixture
-def client(demo: ServerProcess) -> Iterator[openai.OpenAI]:
+def client(demo: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as made:
         yield made
 
 
-async def post(demo: ServerProcess, path: str, body: Any) -> tuple[int, Any]:
+async def post(demo: Server, path: str, body: Any) -> tuple[int, Any]:
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{demo.url}{path}", json=body) as response,
@@ -31,7 +31,7 @@ async def post(demo: ServerProcess, path: str, body: Any) -> tuple[int, Any]:
         return response.status, await response.json()
 
 
-async def tokens_of(demo: ServerProcess, text: str) -> list[int]:
+async def tokens_of(demo: Server, text: str) -> list[int]:
     _, answer = await post(demo, "/tokenize", {"prompt": text, "add_special_tokens": False})
     tokens: list[int] = answer["tokens"]
     return tokens
@@ -44,7 +44,7 @@ def chat(client: openai.OpenAI, **options: Any) -> str:
     return answer.choices[0].message.content or ""
 
 
-async def test_a_bias_bans_and_forces(demo: ServerProcess, client: openai.OpenAI) -> None:
+async def test_a_bias_bans_and_forces(demo: Server, client: openai.OpenAI) -> None:
     free = chat(client)
     [comma] = await tokens_of(demo, ",")
     assert "," in free
@@ -58,7 +58,7 @@ async def test_a_bias_bans_and_forces(demo: ServerProcess, client: openai.OpenAI
     assert chat(client, logit_bias={}) == free
 
 
-async def test_allowed_tokens_are_all_there_is(demo: ServerProcess, client: openai.OpenAI) -> None:
+async def test_allowed_tokens_are_all_there_is(demo: Server, client: openai.OpenAI) -> None:
     allowed = [token for word in (" yes", " no") for token in (await tokens_of(demo, word))[:1]]
     for n in (1, 3):
         answer = client.completions.create(
@@ -91,7 +91,7 @@ def test_constraints_with_a_seed_repeat(client: openai.OpenAI) -> None:
     assert draw(5) == draw(5) != draw(6)
 
 
-async def test_the_client_asks_for_the_same(demo: ServerProcess) -> None:
+async def test_the_client_asks_for_the_same(demo: Server) -> None:
     params = SamplingParams(
         temperature=0.0,
         max_tokens=8,
@@ -107,7 +107,7 @@ async def test_the_client_asks_for_the_same(demo: ServerProcess) -> None:
         assert caught.value.param == "logit_bias"
 
 
-async def test_what_leaves_no_token_is_told(demo: ServerProcess) -> None:
+async def test_what_leaves_no_token_is_told(demo: Server) -> None:
     body = {"prompt": "Once", "max_tokens": 9, "allowed_token_ids": [300]}
     status, answer = await post(demo, "/v1/completions", body | {"bad_words": [[300, 300]]})
     assert (status, answer["error"]["code"]) == (400, "constraint_failed")
@@ -140,7 +140,7 @@ BAD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
-async def test_bad_values_are_named(demo: ServerProcess, path: str) -> None:
+async def test_bad_values_are_named(demo: Server, path: str) -> None:
     body: dict[str, Any] = {"max_tokens": 2}
     body |= {"messages": COUNT} if "chat" in path else {"prompt": "Once"}
     for name, value in BAD:

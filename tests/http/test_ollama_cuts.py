@@ -40,7 +40,7 @@ def add_up(lines: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("text", TEXTS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_cut_gives_the_same_message(text: str, scored: bool, data: st.DataObject) -> None:
     finish = data.draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
     deltas = deltas_of(text, finish)

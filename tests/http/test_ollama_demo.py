@@ -11,7 +11,7 @@ import ollama
 import pytest
 import requests
 
-from tests.http.serving import ServerProcess
+from tests.http.serving import Server
 
 MODEL = "asyncllm-demo"
 SUM = [{"role": "user", "content": "What is 27 + 45?"}]
@@ -33,7 +33,7 @@ def get_weather(city: str) -> str:
 
 
 @pytest.fixture
-def client(demo: ServerProcess) -> Iterator[ollama.Client]:
+def client(demo: Server) -> Iterator[ollama.Client]:
     with ollama.Client(demo.url) as made:
         yield made
 
@@ -111,7 +111,7 @@ def test_a_bad_schema(client: ollama.Client) -> None:
     assert caught.value.status_code == 400
 
 
-def test_a_rendered_prompt(demo: ServerProcess) -> None:
+def test_a_rendered_prompt(demo: Server) -> None:
     body: dict[str, Any] = {"messages": SUM}
     rendered = requests.post(f"{demo.url}/v1/chat/completions/render", json=body, timeout=10).json()
     counted = requests.post(f"{demo.url}/tokenize", json=body, timeout=10).json()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.http.serving import ServerProcess
+from tests.http.serving import Server
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {
@@ -19,7 +19,7 @@ SCHEMA = {
 }
 
 
-def post(demo: ServerProcess, path: str, body: dict[str, Any]) -> requests.Response:
+def post(demo: Server, path: str, body: dict[str, Any]) -> requests.Response:
     answer = requests.post(demo.url + path, json=body, timeout=30)
     assert answer.status_code == 200, answer.text
     return answer
@@ -35,7 +35,7 @@ def asked(begun: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("begun", ["<think>\n", "<think>\n1, 2,"])
 @pytest.mark.parametrize("budget", [0, 5])
-def test_a_budget_ends_it(demo: ServerProcess, begun: str, budget: int) -> None:
+def test_a_budget_ends_it(demo: Server, begun: str, budget: int) -> None:
     body = asked(begun, thinking_token_budget=budget, max_tokens=30)
     whole = post(demo, CHAT, body).json()
     [choice] = whole["choices"]
@@ -52,7 +52,7 @@ def test_a_budget_ends_it(demo: ServerProcess, begun: str, budget: int) -> None:
     assert usage["completion_tokens_details"] == details
 
 
-def test_the_grammar_begins_behind_it(demo: ServerProcess) -> None:
+def test_the_grammar_begins_behind_it(demo: Server) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     fields: dict[str, Any] = {"response_format": form, "max_tokens": 200, "seed": 1}
     body = asked("<think>\n", thinking_token_budget=5, **fields)

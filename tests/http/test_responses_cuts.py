@@ -101,7 +101,7 @@ def without_call_ids(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("scored", "reads"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("text", TEXTS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_cut_gives_the_same_response(
     text: str, scored: bool, reads: bool, data: st.DataObject
 ) -> None:

@@ -1,4 +1,4 @@
-"""/v1/responses of the demo model, in a process of its own, through OpenAI's client."""
+"""/v1/responses of the demo model, through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.http.serving import ServerProcess
+from tests.http.serving import Server
 
 MODEL = "asyncllm-demo"
 SUM = "What is 27 + 45?"
@@ -25,7 +25,7 @@ TOOL: Any = {"type": "function", "name": "add", "parameters": SCHEMA, "strict": 
 
 
 @pytest.fixture(scope="module")
-def client(demo: ServerProcess) -> Iterator[openai.OpenAI]:
+def client(demo: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as made:
         yield made
 

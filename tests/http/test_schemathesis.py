@@ -26,8 +26,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from asyncllm import AsyncLLM
 from asyncllm.server.app import ROUTES
-from tests.http.serving import ServerProcess, serving
+from tests.http.serving import serving
 
 #: What the answers to any request must keep.
 CHECKS = [
@@ -60,9 +61,9 @@ def api(request: pytest.FixtureRequest) -> Iterator[Any]:
             yield load(fake.url), fake.url, "fake", EXAMPLES["fake"]
             fake.until_idle()
     else:
-        demo = ServerProcess("--cpu-threads", "1", "--max-model-len", "64")
-        yield load(demo.url), demo.url, "asyncllm-demo", EXAMPLES["demo"]
-        assert demo.stop() == 0
+        with serving(lambda: AsyncLLM(device="cpu", cpu_threads=1, max_model_len=64)) as demo:
+            yield load(demo.url), demo.url, "asyncllm-demo", EXAMPLES["demo"]
+            demo.until_idle()
 
 
 def load(url: str) -> Any:
@@ -94,7 +95,6 @@ def likely(
 def repeatably(examples: int) -> settings:
     return settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],

@@ -49,7 +49,6 @@ VALUES = st.recursive(
 
 quick = settings(
     max_examples=150,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -6,14 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 
 from asyncllm.config import ServerConfig
 from asyncllm.server.app import create_app
 from tests.http.fake_llm import FakeLLM
 
 if TYPE_CHECKING:
+    from aiohttp.test_utils import TestClient
     from aiohttp.typedefs import Handler
+    from pytest_aiohttp import AiohttpClient
 
 
 def host(**prefixes: FakeLLM) -> web.Application:
@@ -34,23 +35,23 @@ def host(**prefixes: FakeLLM) -> web.Application:
     return app
 
 
-async def test_two_models_in_one_host() -> None:
+async def test_two_models_in_one_host(aiohttp_client: AiohttpClient) -> None:
     llms = {"one": FakeLLM(), "two": FakeLLM()}
     for llm in llms.values():
         await llm.start()
-    async with TestClient(TestServer(host(**llms))) as client:
-        async with asyncio.TaskGroup() as group:
-            for name in llms:
-                group.create_task(ask(client, name))
-        assert await (await client.get("/")).text() == "home"
-        # The host answers outside our prefixes as it likes, and within them before us.
-        outside = await client.get("/nothing")
-        assert outside.content_type == "text/plain"
-        assert "X-Request-Id" not in outside.headers
-        refused = await client.get("/one/version", headers={"X-Stranger": "1"})
-        assert (refused.status, await refused.text()) == (403, "go away")
-        metrics = await (await client.get("/two/metrics")).text()
-        assert "asyncllm_generation_tokens_total 4.0" in metrics
+    client = await aiohttp_client(host(**llms))
+    async with asyncio.TaskGroup() as group:
+        for name in llms:
+            group.create_task(ask(client, name))
+    assert await (await client.get("/")).text() == "home"
+    # The host answers outside our prefixes as it likes, and within them before us.
+    outside = await client.get("/nothing")
+    assert outside.content_type == "text/plain"
+    assert "X-Request-Id" not in outside.headers
+    refused = await client.get("/one/version", headers={"X-Stranger": "1"})
+    assert (refused.status, await refused.text()) == (403, "go away")
+    metrics = await (await client.get("/two/metrics")).text()
+    assert "asyncllm_generation_tokens_total 4.0" in metrics
     for llm in llms.values():
         await llm.aclose()
 

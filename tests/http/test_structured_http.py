@@ -10,7 +10,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.http.serving import ServerProcess
+from tests.http.serving import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ PARAMETERS = {"weather": CITY, "answer": YES_NO}
 
 
 @pytest.fixture
-def client(demo: ServerProcess) -> Iterator[openai.OpenAI]:
+def client(demo: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as made:
         yield made
 
@@ -82,10 +82,10 @@ def test_streamed_it_is_the_same(client: openai.OpenAI) -> None:
     ],
 )
 def test_every_name_that_clients_use(client: openai.OpenAI, asked: Any, pattern: str) -> None:
-    [choice] = chat(client, extra_body=asked, max_tokens=400, temperature=1.0).choices
+    [choice] = chat(client, extra_body=asked, max_tokens=100, temperature=1.0).choices
     text = choice.message.content
     assert re.fullmatch(pattern, text) or (choice.finish_reason == "length" and text)
-    answer = client.completions.create(model=MODEL, prompt="Hi", max_tokens=400, extra_body=asked)
+    answer = client.completions.create(model=MODEL, prompt="Hi", max_tokens=100, extra_body=asked)
     assert re.fullmatch(pattern, answer.choices[0].text) or (
         answer.choices[0].finish_reason == "length"
     )

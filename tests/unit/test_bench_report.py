@@ -240,7 +240,7 @@ def test_a_plot_that_cannot_be_is_refused_early(
 ) -> None:
     swept = cases.sweep([1, 2], [])
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(BadRequest, match=r"pip install 'asyncllm\[bench\]'"):
+    with pytest.raises(BadRequest, match=r"pip install -e '\.\[bench\]'"):
         plot.check(tmp_path / "x.png", swept)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     plot.check(tmp_path / "x.SVG", swept)

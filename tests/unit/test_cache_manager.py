@@ -265,10 +265,8 @@ class ManagerMachine(RuleBasedStateMachine):
         assert cache.num_free == cache.num_pages
 
 
-TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, derandomize=True
-)
+TestManagerMachine = pytest.mark.slow(ManagerMachine.TestCase)
+TestManagerMachine.settings = settings(max_examples=120, stateful_step_count=50, derandomize=True)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -329,7 +327,7 @@ def run(cache: KVCacheManager, seq: Sequence, *, failed: bool = False) -> int:
     ),
     st.integers(1, 4),
 )
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 def test_with_room_for_all_the_longest_known_prefix_is_found(
     requests: list[tuple[list[int], str]], page_size: int
 ) -> None:

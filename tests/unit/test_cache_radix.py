@@ -36,10 +36,8 @@ class ExactHost(TreeMachine):
         assert victim.forgotten or victim.used == min(victims)
 
 
-TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True
-)
+TestTreeMachine = pytest.mark.slow(TreeMachine.TestCase)
+TestTreeMachine.settings = settings(max_examples=150, stateful_step_count=50, derandomize=True)
 
 
 def at_random(machine: TreeMachine, seed: int, steps: int) -> None:

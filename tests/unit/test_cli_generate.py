@@ -221,6 +221,7 @@ def test_nothing_is_done_twice(write: Write, echo: type[EchoLLM]) -> None:
     assert file.with_name("out.jsonl").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_every_cut_of_the_results_is_repaired(write: Write, echo: type[EchoLLM]) -> None:
     file = write("p.txt", "a\nbb\nGrüße\n")
     assert generate(file) == 0

@@ -8,11 +8,11 @@ import itertools
 import json
 import operator
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
+from pytest_aiohttp import AiohttpServer
 
 from asyncllm import Client, SamplingParams
 from asyncllm.config import ServerConfig
@@ -88,23 +88,14 @@ class Script:
         return body
 
 
-@asynccontextmanager
-async def running(handler: Any) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"http://127.0.0.1:{site.port}"
-    await runner.cleanup()
-
-
 @pytest.fixture
-async def script() -> AsyncIterator[Script]:
+async def script(aiohttp_server: AiohttpServer) -> Script:
     script = Script()
-    async with running(script.handle) as script.url:
-        yield script
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", script.handle)
+    server = await aiohttp_server(app, access_log=None, shutdown_timeout=0.1)
+    script.url = str(server.make_url("")).removesuffix("/")
+    return script
 
 
 @pytest.fixture

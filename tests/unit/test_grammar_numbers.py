@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from asyncllm.text.grammar import JsonSchema
 from tests.unit.grammar_sampling import accepts, compiled
 
+pytestmark = pytest.mark.slow
+
 bounds = st.integers(-120, 120) | st.integers(-12_000, 12_000).map(lambda number: number / 100)
 keywords = st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 WHOLE = [str(number) for number in (*range(-130, 131), 999, -999, 1000, -1000, 123456)]
@@ -50,7 +52,7 @@ def check(schema: dict[str, Any], texts: list[str]) -> None:
         assert accepts(grammar, text) == expected, text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(keywords, bounds, min_size=1, max_size=3))
 @example({"minimum": 0, "maximum": 0})
 @example({"exclusiveMinimum": -1, "exclusiveMaximum": 1})
@@ -60,7 +62,7 @@ def test_ranges_of_numbers(limits: dict[str, Any]) -> None:
     check({"type": "number", **limits}, WHOLE + FRACTIONS)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(keywords, bounds, min_size=1, max_size=3))
 @example({"minimum": 9.5, "maximum": 10.5})
 @example({"exclusiveMinimum": -10, "exclusiveMaximum": -8})
@@ -68,7 +70,7 @@ def test_ranges_of_integers(limits: dict[str, Any]) -> None:
     check({"type": "integer", **limits}, WHOLE)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.dictionaries(keywords, bounds, max_size=2),
     st.lists(st.integers(-20, 20) | st.sampled_from([0.5, -1.25, 9.01]), min_size=1, max_size=6),

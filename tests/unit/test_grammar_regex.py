@@ -49,7 +49,8 @@ def python_search(pattern: str, text: str) -> bool:
     return re.search(pattern, text, re.ASCII) is not None
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=60)
 @given(anchored | st.tuples(anchored, anchored).map("|".join))
 def test_the_same_texts_are_found(pattern: str) -> None:
     inside = expression(pattern, in_json=False)
@@ -134,6 +135,7 @@ def test_what_is_not_supported_is_said(pattern: str, problem: str) -> None:
         languages(parse(pattern))
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_json_forms_are_json(text: str) -> None:
     assert json.loads(json_of(text)) == text

@@ -79,13 +79,11 @@ class HeapMachine(RuleBasedStateMachine):
 
 
 TestHeapMachine = HeapMachine.TestCase
-TestHeapMachine.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, derandomize=True
-)
+TestHeapMachine.settings = settings(max_examples=40, stateful_step_count=25, derandomize=True)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=200))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 def test_items_may_return_to_a_rank_that_they_had(moves: list[tuple[int, int]]) -> None:
     """Then an old entry counts again beside the new one; the smallest rank still comes first."""
     ranks: dict[int, float] = {}

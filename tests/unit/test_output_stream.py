@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncllm.engine.stream import OutputStream
@@ -94,7 +94,6 @@ def test_every_cut_gives_the_same(
 small = st.text(st.sampled_from("ab🙂"), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(
     text=small,
     stops=st.lists(small.filter(lambda stop: len(stop) < 4), min_size=1, max_size=3),

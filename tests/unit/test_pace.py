@@ -109,6 +109,7 @@ def test_steps_are_more_alike_and_no_more() -> None:
     assert most < 1.2 * rows
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 300)), min_size=1, max_size=40),
     st.sampled_from([1, 2]),

@@ -138,7 +138,8 @@ def cut_texts(draw: st.DrawFn) -> tuple[Formats, str, list[str]]:
     return formats, text, [text[start:end] for start, end in pairwise(bounds)]
 
 
-@settings(max_examples=400, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=400)
 @given(case=cut_texts(), in_reasoning=st.booleans())
 def test_any_cut_of_any_text_gives_the_same(
     case: tuple[Formats, str, list[str]], in_reasoning: bool
@@ -150,7 +151,7 @@ def test_any_cut_of_any_text_gives_the_same(
     assert events_of(text, formats, **options) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(case=cut_texts(), in_reasoning=st.booleans())
 def test_content_is_found_where_it_was_generated(
     case: tuple[Formats, str, list[str]], in_reasoning: bool

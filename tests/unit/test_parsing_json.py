@@ -43,6 +43,7 @@ def test_a_value_ends_where_it_ends(text: str, rest: str) -> None:
     assert scan(list(text + rest)) == (True, False, len(text))
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(data=st.data(), text=json_texts)
 def test_what_is_json_is_told_as_the_json_module_does(data: st.DataObject, text: str) -> None:

@@ -45,7 +45,7 @@ class Mine(Policy):
 # -- page numbers ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(
     st.lists(
         st.tuples(st.sampled_from([b"", b"salt"]), st.lists(st.integers(0, 2), max_size=6)),

@@ -49,9 +49,9 @@ SHAPES = st.fixed_dictionaries(
 # -- the same plans --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(
     max_examples=80,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -109,6 +109,7 @@ def test_generated_pages_are_hits_in_the_replay_as_well(tmp_path: Path) -> None:
     assert replayed.figures.cached_tokens == 24
 
 
+@pytest.mark.slow
 def test_hash_seeds_change_nothing(tmp_path: Path) -> None:
     code = (
         "import sys; from tests.unit.test_replay import *; path = Path(sys.argv[1]);"
@@ -241,9 +242,9 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "No such file" in line
 
 
+@pytest.mark.slow
 @settings(
     max_examples=100,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

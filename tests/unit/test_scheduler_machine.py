@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import cycle
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,6 +16,8 @@ from asyncllm.engine.sequence import SeqState, Sequence
 from asyncllm.types import FinishReason, Pooling, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, PooledPrompt
 from tests.unit.scheduling import EOS, FakeDevice, check_books, scheduler, sequence
+
+pytestmark = pytest.mark.slow
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -239,6 +242,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=200, stateful_step_count=60, deadline=None, derandomize=True
-)
+TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=60, derandomize=True)

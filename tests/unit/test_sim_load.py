@@ -11,6 +11,8 @@ import pytest
 
 from asyncllm import AsyncLLM, SamplingParams, virtual_time
 
+pytestmark = pytest.mark.slow
+
 
 class Outcome(NamedTuple):
     """Tokens of each request (None: it was aborted), and what the engine counted."""

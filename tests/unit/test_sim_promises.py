@@ -11,6 +11,8 @@ from asyncllm.engine.policy import AGEING_TOKENS, PRIORITY_SECONDS, Aged, Fair, 
 from asyncllm.errors import QueueFull
 from tests.unit.sim_clients import Clients, Sent, simulate, work
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = (100, 400, 1500)
 OUTPUTS = (16, 64, 200)
 MEAN_WORK = sum(work(prompt, output) for prompt in PROMPTS for output in OUTPUTS) / 9

@@ -13,6 +13,8 @@ from asyncllm.engine.policy import LongestFirst, Policy
 from asyncllm.engine.timeline import Event
 from tests.unit.sim_clients import Clients, Sent, simulate
 
+pytestmark = pytest.mark.slow
+
 PAGE = 16
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from asyncllm import AsyncLLM, SamplingParams, virtual_time
 
+pytestmark = pytest.mark.slow
+
 NUM_STREAMS = 32
 LONG = 8000
 EVERY = 0.3

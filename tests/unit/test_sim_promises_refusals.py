@@ -11,6 +11,8 @@ from asyncllm.engine.policy import Fair
 from asyncllm.errors import DeadlineExceeded, QueueFull
 from tests.unit.sim_clients import Clients, Sent, simulate
 
+pytestmark = pytest.mark.slow
+
 # -- deadlines -------------------------------------------------------------------------------------
 
 

@@ -215,7 +215,7 @@ def model_of(observations: list[tuple[StepShape, float]]) -> StepTimeModel:
     return model
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(models, shapes, st.integers(0, 1000), st.integers(0, 10**6))
 def test_costs_are_never_negative_and_predictions_never_fall(
     observations: list[tuple[StepShape, float]], shape: StepShape, tokens: int, more: int
@@ -239,7 +239,7 @@ costs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(costs, st.integers(1, 300), st.integers(0, 9000), st.floats(0, 10), chunks)
 def test_chunks_keep_to_the_time_and_the_tokens(
     cost: StepCost, rows: int, tokens: int, seconds: float, wanted: list[tuple[int, int]]
@@ -264,7 +264,7 @@ def test_chunks_keep_to_the_time_and_the_tokens(
     assert room.tokens == tokens - (count - rows)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(costs, st.integers(1, 300), st.floats(0, 10), st.integers(0, 30_000), st.booleans())
 def test_the_chunk_found_is_the_longest(
     cost: StepCost, rows: int, seconds: float, start: int, fresh: bool
@@ -280,7 +280,7 @@ def test_the_chunk_found_is_the_longest(
         assert one_more - cost.seconds(rows, 0, 0.0) >= seconds - 1e-9 * (1 + one_more)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(models, shapes, st.floats(0, 1), st.integers(0, 8192), st.integers(1, 8192))
 def test_prompts_always_progress(
     observations: list[tuple[StepShape, float]],

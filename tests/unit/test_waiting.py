@@ -166,10 +166,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert (len(self.queue), self.queue.num_tokens) == (0, 0)
 
 
-TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestQueueMachine = pytest.mark.slow(QueueMachine.TestCase)
+TestQueueMachine.settings = settings(max_examples=120, stateful_step_count=40, derandomize=True)
 
 
 def serve(queue: WaitingQueue, cost: float) -> Sequence:
