@@ -29,6 +29,9 @@ from asyncllm.wire.messages import StepResult, check_params
 log = logging.getLogger(__name__)
 
 POLICY_FAILED: Final = "the scheduling policy failed on this request"
+#: Tokens delivered in one turn of the loop: about 5 ms of work. More are delivered in several
+#: turns, for sockets to be served in between.
+DELIVERIES_PER_TURN: Final = 128
 
 
 class Engine:
@@ -223,7 +226,7 @@ class Engine:
                     continue
                 applied = self._apply(result)
                 self._fill()
-                self._deliver(applied, result)
+                await self._deliver(applied, result)
                 # One turn of the loop per step: sockets are served even when the next result is
                 # already there.
                 await asyncio.sleep(0)
@@ -255,11 +258,17 @@ class Engine:
         self.stats.cpu_apply += time.perf_counter() - started
         return applied
 
-    def _deliver(self, applied: Applied, result: StepResult) -> None:
+    async def _deliver(self, applied: Applied, result: StepResult) -> None:
         started = time.perf_counter()
         if applied.read:
             self._requests.deliver_prompts(applied.read)
-        self._requests.deliver(applied.emitted, result)
+        rows = applied.emitted
+        for first in range(0, len(rows), DELIVERIES_PER_TURN):
+            if first:
+                self.stats.cpu_deliver += time.perf_counter() - started
+                await asyncio.sleep(0)
+                started = time.perf_counter()
+            self._requests.deliver(rows[first : first + DELIVERIES_PER_TURN], result)
         for seq in applied.failed:
             log.error("request %d made step %d fail: %s", seq.id, result.step, result.error)
         message = "the model could not compute this request; the server's log has the cause"
