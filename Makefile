@@ -20,7 +20,8 @@ serve: $(VENV)/.serve-$(EXTRAS)
 test: $(VENV)/.serve-test
 	$(VENV)/bin/ruff check asyncllm tests examples
 	$(VENV)/bin/ruff format --check asyncllm tests examples
-	$(VENV)/bin/mypy asyncllm tests examples
+	$(VENV)/bin/mypy asyncllm tests
+	$(VENV)/bin/mypy examples
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q \
 		--numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
