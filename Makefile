@@ -39,7 +39,8 @@ test: lint
 lint: $(VENV)/.serve-test
 	$(VENV)/bin/ruff check asyncllm tests examples
 	$(VENV)/bin/ruff format --check asyncllm tests examples
-	$(VENV)/bin/mypy asyncllm tests examples
+	$(VENV)/bin/mypy asyncllm tests
+	$(VENV)/bin/mypy examples
 
 # PyTorch alone stays at the version of constraints.txt: uv keeps what is installed already.
 test-floors: $(VENV)/bin/python

@@ -20,10 +20,11 @@ from asyncllm.cli.options import (
     usage_error,
 )
 from asyncllm.cli.progress import LoadingBar
+from asyncllm.cli.values import list_of, positive
 from asyncllm.config import EngineConfig, PolicyName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from asyncllm.bench.earlier import Earlier
     from asyncllm.bench.report import Report
@@ -89,14 +90,14 @@ def _add_serve(actions: Commands) -> None:
     parser.add_argument("--api-key", metavar="TEXT", help="key for that server")
     parser.add_argument(
         "--clients",
-        type=_list_of(_positive(int)),
+        type=list_of(positive(int)),
         metavar="LIST",
         default=[],
         help="instead of the cases: so many clients at once, for each number in the list",
     )
     parser.add_argument(
         "--rates",
-        type=_list_of(_positive(float)),
+        type=list_of(positive(float)),
         metavar="LIST",
         default=[],
         help="instead of the cases: so many requests per second, at random times",
@@ -116,7 +117,7 @@ def _add_serve(actions: Commands) -> None:
     )
     parser.add_argument(
         "--vocab-size",
-        type=_positive(int),
+        type=positive(int),
         metavar="INT",
         help="ids in prompts stay below this (default: what the server says, else 10001)",
     )
@@ -127,10 +128,10 @@ def _add_serve(actions: Commands) -> None:
 def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
     add_model(parser)
     parser.add_argument(
-        "--cases", type=_list_of(str), metavar="LIST", help=f"some of {names} (default: all)"
+        "--cases", type=list_of(str), metavar="LIST", help=f"some of {names} (default: all)"
     )
     for name, text in _OWN.items():
-        parser.add_argument(f"--{name}", type=_positive(int), metavar="INT", help=text)
+        parser.add_argument(f"--{name}", type=positive(int), metavar="INT", help=text)
     parser.add_argument(
         "--prompts",
         type=Path,
@@ -340,26 +341,6 @@ def _write(args: argparse.Namespace, report: Report) -> None:
     """After each case: what was measured is not lost if the next one fails."""
     if args.json is not None:
         report.write(args.json)
-
-
-def _list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    def parse(text: str) -> list[T]:
-        return [kind(item) for item in text.split(",")]
-
-    return parse
-
-
-def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
-    def parse(text: str) -> T:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not 0 < value < float("inf"):  # type: ignore[operator]
-            raise argparse.ArgumentTypeError(f"{text} is not positive")
-        return value
-
-    return parse
 
 
 def _say(message: str) -> None:

@@ -277,9 +277,9 @@ def main() -> None:
     """Print samples, and a line for each measurement: the share of right answers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", default=DEFAULT)
-    parser.add_argument("--count", type=int, default=50, help="unseen sums and reversals")
-    parser.add_argument("--others", type=int, default=3, help="of each other task")
-    parser.add_argument("--words", type=int, default=50, help="words to spell and to reverse")
+    parser.add_argument("--count", type=int, default=100, help="unseen sums and reversals")
+    parser.add_argument("--others", type=int, default=8, help="of each other task")
+    parser.add_argument("--words", type=int, default=100, help="words to spell and to reverse")
     parser.add_argument("--samples", type=int, default=12, help="questions to print answers of")
     parser.add_argument("--show", type=int, default=2, help="wrong answers to show of each kind")
     parser.add_argument("--quick", action="store_true", help="seconds, to see that it works")

@@ -200,7 +200,9 @@ def test_tables_line_up() -> None:
 
 
 def test_tables_fit_a_terminal_and_explain_themselves() -> None:
-    times = dict.fromkeys(("ttft_p50", "ttft_p99", "tpot_p50", "itl_p50", "itl_p99"), 123456.78)
+    times: dict[str, Any] = dict.fromkeys(
+        ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p50", "itl_p99"), 123456.78
+    )
     row = online(
         "interfere32",
         requests=2000,
