@@ -170,13 +170,12 @@ def _damaged(whole: bytes, length: int, chance: random.Random) -> bytes:
             return bytes(changed)
     header = json.loads(whole[8 : 8 + length])
     tensor = header[chance.choice([name for name in header if name != "__metadata__"])]
-    field, values = chance.choice(
-        [
-            ("dtype", ["F4", "F8_E5M2", "BOOL", "I8", "X", None, 3]),
-            ("shape", [[], [0], [-1], [2**63], [2**32, 2**32], [1.5], None, "x"]),
-            ("data_offsets", [[0, 0], [-1, 5], [5, 1], [0, 2**63], [0], None]),
-        ]
-    )
-    tensor[field] = chance.choice(values)
+    damage: dict[str, list[Any]] = {
+        "dtype": ["F4", "F8_E5M2", "BOOL", "I8", "X", None, 3],
+        "shape": [[], [0], [-1], [2**63], [2**32, 2**32], [1.5], None, "x"],
+        "data_offsets": [[0, 0], [-1, 5], [5, 1], [0, 2**63], [0], None],
+    }
+    field = chance.choice(list(damage))
+    tensor[field] = chance.choice(damage[field])
     raw = json.dumps(header).encode()
     return struct.pack("<Q", len(raw)) + raw + whole[8 + length :]

@@ -75,7 +75,7 @@ def test_shards(tmp_path: Path) -> None:
     folder = tiny_models.make("qwen3_moe", tmp_path)
     expected = load(folder).state_dict()
     weights = sorted(take_weights(folder).items())
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(3):
         part, name = dict(weights[number::3]), f"pytorch_model-0000{number + 1}-of-00003.bin"
         torch.save(part, folder / name)

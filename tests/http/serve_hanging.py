@@ -96,9 +96,10 @@ def main(where: str, drain_seconds: str, grace_seconds: str) -> int:
         print("loading", flush=True)
         time.sleep(FOREVER)
 
-    loading._build_worker = build
+    patched: Any = loading
+    patched._build_worker = build
     if where == "download":
-        loading.resolve_folder = find
+        patched.resolve_folder = find
     llm = HangingLLM(where)
     if where == "download":
         llm = AsyncLLM("some/model", device="cpu")  # type: ignore[assignment]
