@@ -17,8 +17,10 @@ from asyncllm.server.protocol import INEFFECTIVE
 from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
+from asyncllm.server.turnstile import Turnstile
 from asyncllm.server.unknown import ignored_header, unknown_fields
 from asyncllm.server.unsupported import UNSUPPORTED, refuse_unsupported
+from asyncllm.server.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +41,7 @@ class Service:
         keys: who may ask.
         live: the requests being served.
         log: what clients call those of late.
+        start_waits: how long requests waited to begin.
         draining: set once, when the server is about to stop: new requests are refused.
     """
 
@@ -48,7 +51,9 @@ class Service:
         self.keys = ApiKeys(configured_keys(config))
         self.live = LiveRequests()
         self.log = RequestLog()
+        self.start_waits = Waits()
         self.draining = False
+        self._turnstile = Turnstile(self.start_waits)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -80,6 +85,7 @@ class Service:
         body = await self._read_body(request)
         # No prompt has fewer tokens.
         self.llm.check_room(1, tenant=self.keys.tenant_of(request))
+        await self._turnstile.enter()
         asked, fields = parse(body, kind)
         refuse_unsupported(asked, fields)
         unknown = (name for name in unknown_fields(fields, asked) if name not in UNSUPPORTED)
