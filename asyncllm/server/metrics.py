@@ -112,6 +112,11 @@ class ServiceCollector(Collector):
         for cause, count in self._cuts.counts.items():
             cuts.add_metric([cause], count)
         yield cuts
+        text = "Bytes of request bodies that are being read, or may be."
+        yield _gauge("request_body_bytes", service.bodies.held, text)
+        yield _gauge(
+            "request_bodies_waiting", service.bodies.waiting, "Bodies that wait to be read."
+        )
         # Scrapes are answered on the loop's own thread.
         yield _counter("event_loop_cpu_seconds", time.thread_time(), "CPU time of its thread.")
         if service.llm.ready:
