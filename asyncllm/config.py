@@ -235,6 +235,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, _doc("log a line for each request: route, tenant, tokens, times; never its text")
     ] = False
     max_body_bytes: Annotated[int, _doc("largest accepted request body")] = 8 * 1024 * 1024
+    max_bodies_bytes: Annotated[
+        int,
+        _doc(
+            "most bytes of request bodies being read at once, over all connections; further ones "
+            "wait, and get 503 if that takes long"
+        ),
+    ] = 256 * 1024 * 1024
     request_seconds: Annotated[
         float, _doc("how long a request may take to arrive, and a connection may be idle")
     ] = 75.0
@@ -263,6 +270,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.max_body_bytes < 1:
             raise BadRequest("max_body_bytes must be at least 1", param="max_body_bytes")
+        if self.max_bodies_bytes < 1:
+            raise BadRequest("max_bodies_bytes must be at least 1", param="max_bodies_bytes")
         if not 0 < self.request_seconds < math.inf:
             raise BadRequest("request_seconds must be positive", param="request_seconds")
         if not 0 <= self.drain_seconds < math.inf:

@@ -12,6 +12,7 @@ from asyncllm.server.anthropic_errors import anthropic_error_response
 from asyncllm.server.chat import chat_completions
 from asyncllm.server.completions import completions
 from asyncllm.server.cors import add_cors, answer_preflights
+from asyncllm.server.cuts import CUTS, Cuts
 from asyncllm.server.embeddings import embeddings
 from asyncllm.server.embeddings_protocol import EmbeddingList, EmbeddingRequest
 from asyncllm.server.generate import generate
@@ -37,6 +38,7 @@ from asyncllm.server.render import render_chat
 from asyncllm.server.responses import add_responses
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.tokenize import detokenize, tokenize
+from asyncllm.server.waits import ACCEPT_WAITS, Waits
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
@@ -212,6 +214,8 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> web.Application:
         middlewares.append(require_key(service.keys, exempt=unguarded))
     app = web.Application(middlewares=middlewares)
     app[SERVICE] = service
+    app[ACCEPT_WAITS] = Waits()
+    app[CUTS] = Cuts()
     app.on_response_prepare.append(set_headers)
     if config.cors_origin:
         add_cors(app, config.cors_origin)

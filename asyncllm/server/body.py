@@ -7,7 +7,7 @@ import gc
 import json
 import re
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -19,7 +19,9 @@ from asyncllm.server.errors import HttpError
 from asyncllm.server.strings import refuse_too_many, says_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
+
+    from asyncllm.server.bodies import Bodies
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -46,14 +48,18 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _decode = msgspec.json.Decoder().decode
 
 
-async def read_body(request: web.Request, limit: int, seconds: float) -> bytearray:
-    """The request's body, whatever its Content-Type claims to be.
+@asynccontextmanager
+async def read_body(
+    request: web.Request, bodies: Bodies, limit: int, seconds: float
+) -> AsyncIterator[bytearray]:
+    """The request's body, whatever its Content-Type claims to be; drop it with the context.
 
     The limit is ours, not aiohttp's: in a mounted app that one belongs to the host.
 
     Raises:
         TooLarge: it has more than ``limit`` bytes, after decompression.
-        HttpError: it has not arrived within ``seconds``, or is in an encoding we do not know.
+        HttpError: it has not arrived within ``seconds``, or is in an encoding we do not know, or
+            there is no room for it beside other bodies.
         BadRequest: it breaks the rules of HTTP.
     """
     encoding = request.headers.get("Content-Encoding", "").lower()
@@ -61,16 +67,19 @@ async def read_body(request: web.Request, limit: int, seconds: float) -> bytearr
         raise HttpError("the Content-Encoding is not supported", 415)
     if (request.content_length or 0) > limit:
         raise TooLarge(f"the body exceeds {limit} bytes")
-    try:
-        if request.content.is_eof():  # it came with the header, or right after: most do
-            body = bytearray(request.content.read_nowait())
-        else:
-            body = await _receive(request, limit, seconds)
-    except web.RequestPayloadError as error:
-        raise BadRequest("the body cannot be read") from error
-    if len(body) > limit:
-        raise TooLarge(f"the body exceeds {limit} bytes")
-    return body
+    is_here = request.content.is_eof()  # it came with the header, or right after: most do
+    known = None if encoding not in ("", "identity") else request.content_length
+    async with bodies.room(0 if is_here else limit if known is None else known):
+        try:
+            if is_here:
+                body = bytearray(request.content.read_nowait())
+            else:
+                body = await _receive(request, limit, seconds)
+        except web.RequestPayloadError as error:
+            raise BadRequest("the body cannot be read") from error
+        if len(body) > limit:
+            raise TooLarge(f"the body exceeds {limit} bytes")
+        yield body
 
 
 async def _receive(request: web.Request, limit: int, seconds: float) -> bytearray:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import termios
-from array import array
-from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 
+from asyncllm.server.acceptor import Acceptor, bind
+from asyncllm.server.cuts import CUTS, Cuts, unsent
 from asyncllm.server.errors import HttpError, error_response
-from asyncllm.server.middleware import SERVER, from_http, new_request_id
+from asyncllm.server.half_close import PROBE, HalfClosed
+from asyncllm.server.middleware import SERVER, from_http, new_request_id, request_id
 from asyncllm.server.sse import GIVE_UP_SECONDS, MERGE_BYTES
+from asyncllm.server.waits import ACCEPT_WAITS, Waits
 
 log = logging.getLogger(__name__)
 
-BACKLOG: Final = 2048
 #: Of the request line, and of the name and the value of each header.
 MAX_LINE_BYTES: Final = 8190
 MAX_HEADERS: Final = 100
@@ -31,9 +30,46 @@ WATCH_SECONDS: Final = 0.5
 
 
 class Connection(web.RequestHandler):
-    """One client's connection. It answers itself what never reaches the app."""
+    """One client's connection. It answers itself what never reaches the app.
 
-    __slots__ = ()
+    Attributes:
+        half_closed: what watches the client once it has said that it will send no more.
+    """
+
+    __slots__ = ("_cuts", "half_closed")
+
+    def __init__(self, manager: web.Server, cuts: Cuts, **options: Any):
+        super().__init__(manager, **options)
+        self._cuts = cuts
+        self.half_closed: HalfClosed | None = None
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio has it return a bool
+        """The client will send no more; True keeps the connection, for what it is owed."""
+        if self.half_closed is not None:
+            return True  # aiohttp has resumed reading, and so met the end again
+        if self.transport is None or self._parser is None or not self._is_answering():
+            return False
+        try:
+            self._parser.feed_eof()
+        except PayloadEncodingError:
+            return False  # in the middle of a body
+        self.half_closed = HalfClosed(self._loop, self.transport, self._probe)
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.half_closed is not None:
+            self.half_closed.stop()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        """Whether a request has arrived that is not answered yet."""
+        idle = self._waiter is not None and not self._waiter.done()
+        return self._request_count > 0 and not idle
+
+    def _probe(self) -> bool:
+        request = self._current_request
+        probe = None if request is None else request.get(PROBE)
+        return probe is not None and probe()
 
     def handle_error(
         self,
@@ -62,10 +98,12 @@ class Connection(web.RequestHandler):
         """What aiohttp calls with every answer; it makes some itself, without any middleware."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400:
             resp = _unhandled(from_http(request, resp))
+        if self.half_closed is not None and not self._messages:
+            resp.force_close()  # there is no next request
         if (resp.content_length or 0) <= MERGE_BYTES or self.transport is None:
             return await super().finish_response(request, resp, start_time)
         # Streams have seen to that themselves; and all that is left to be done is to write.
-        watch = _Watch(self._loop, self.transport)
+        watch = _Watch(self._loop, self.transport, self._cuts)
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
@@ -73,37 +111,27 @@ class Connection(web.RequestHandler):
 
 
 class _Watch:
-    """Breaks a connection off whose client takes no byte of what is written for so long."""
+    """Cuts the client off if it takes no byte of its answer for GIVE_UP_SECONDS."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport):
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, cuts: Cuts):
         self._loop = loop
         self._transport = transport
+        self._cuts = cuts
         self._unsent = -1
         self._taken_at = 0.0
         self._look()
 
     def _look(self) -> None:
-        unsent, now = _unsent(self._transport), self._loop.time()
-        if unsent != self._unsent:
-            self._unsent, self._taken_at = unsent, now
+        left, now = unsent(self._transport), self._loop.time()
+        if left != self._unsent:
+            self._unsent, self._taken_at = left, now
         elif now - self._taken_at > GIVE_UP_SECONDS:
-            log.info("a client reads too slowly")
-            self._transport.abort()
+            self._cuts.cut(self._transport, "stalled", request_id.get("-"))
+            return
         self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
 
     def stop(self) -> None:
         self._timer.cancel()
-
-
-def _unsent(transport: asyncio.Transport) -> int:
-    """Bytes that the client has not taken yet: ours, and the system's as far as it tells.
-
-    It takes more from us only when a good part of its own, megabytes, is gone.
-    """
-    queued = array("i", [0])
-    with suppress(OSError, ValueError):  # it is closed
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
-    return transport.get_write_buffer_size() + queued[0]
 
 
 def _unhandled(response: web.Response) -> web.Response:
@@ -147,7 +175,9 @@ class Listener:
             app, handler_cancellation=handler_cancellation, shutdown_timeout=close_seconds
         )
         self._request_seconds = request_seconds
-        self._server: asyncio.Server | None = None
+        self._cuts = app.get(CUTS) or Cuts()
+        self._waits = app.get(ACCEPT_WAITS) or Waits()
+        self._acceptor: Acceptor | None = None
 
     async def start(self, host: str, port: int) -> None:
         """
@@ -156,29 +186,28 @@ class Listener:
         """
         await self._runner.setup()
         assert self._runner.server is not None
-        loop = asyncio.get_running_loop()
         connect = partial(
             Connection,
             self._runner.server,
-            loop=loop,
-            access_log=None,  # type: ignore[arg-type]  # as AppRunner passes it
+            self._cuts,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # as AppRunner passes it
             keepalive_timeout=self._request_seconds,
             lingering_time=min(self._request_seconds, LINGER_SECONDS),
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_LINE_BYTES,
             max_headers=MAX_HEADERS,
         )
-        self._server = await loop.create_server(connect, host, port, backlog=BACKLOG)
+        self._acceptor = Acceptor(await bind(host, port), connect, self._waits)
 
     @property
     def address(self) -> tuple[str, int]:
         """The host and the port that it listens on."""
-        assert self._server is not None
-        host, port, *_ = self._server.sockets[0].getsockname()
-        return host, port
+        assert self._acceptor is not None
+        return self._acceptor.address
 
     async def aclose(self) -> None:
         """Take no more connections, end what is left of the others."""
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            await self._acceptor.aclose()
         await self._runner.cleanup()

@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from asyncllm.server.access_log import current_entry
+from asyncllm.server.half_close import CONTINUE, PROBE, look_closer
 from asyncllm.server.middleware import request_id
 from asyncllm.server.request_log import Served
 from asyncllm.types import FinishReason, TokenDelta
@@ -60,11 +61,23 @@ class Reply(Protocol):
 
 
 class Delivery(ABC):
-    """Where the sequences of one request deliver to, and how who waits learns of their end."""
+    """Where the sequences of one request deliver to, and how who waits learns of their end.
+
+    Attributes:
+        error: why the client does not get the whole answer.
+    """
 
     def __init__(self, count: int):
+        self.error: Exception | None = None
         self._unfinished = set(range(count))
         self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:  # noqa: B027  # not every delivery has a client that may have left
+        """Called before the sequences are submitted.
+
+        Raises:
+            ConnectionResetError: the client is gone already.
+        """
 
     def push(self, index: int, delta: TokenDelta) -> None:
         """Take what one step added to one sequence; must not raise."""
@@ -85,6 +98,7 @@ class Delivery(ABC):
 
     def end(self, error: Exception | None = None) -> None:
         """Nothing more is coming; idempotent. Who waits wakes up and aborts what still runs."""
+        self.error = self.error or error
         if not self._ended.done():
             self._ended.set_result(error)
 
@@ -107,6 +121,25 @@ class ClientDelivery(Delivery):
     @abstractmethod
     async def respond(self) -> web.StreamResponse:
         """Answer the request; raises what went wrong before the first byte."""
+
+    def begin(self) -> None:
+        self._request[PROBE] = self.probe
+        look_closer(self._request)
+        if self._transport.is_closing():
+            raise ConnectionResetError("client disconnected")
+
+    def probe(self) -> bool:
+        """Write something harmless, for a client that is gone to be found out.
+
+        False when that is not possible yet.
+        """
+        if self._ended.done():
+            return False  # the answer itself is written next
+        if self._request.version < HttpVersion11:
+            self._transport.abort()
+            return True
+        self._transport.write(CONTINUE)
+        return True
 
     def look(self, now: float) -> None:
         self._client_is_gone()
@@ -193,12 +226,14 @@ class LiveRequests:
         if (entry := current_entry()) is not None:
             entry.submitted(served)
         try:
+            delivery.begin()
             for index, job in enumerate(jobs):
                 sink = ChoiceSink(delivery, index)
                 ids.append(llm.submit(job.prompt_ids, job.params, sink, job.scheduling))
             yield served
         except (asyncio.CancelledError, ConnectionError) as error:
-            log.info("request %s aborted: %s", request_id.get(), str(error) or "cancelled")
+            cause = delivery.error or error
+            log.info("request %s aborted: %s", request_id.get(), str(cause) or "cancelled")
             raise
         finally:
             for engine_id in ids:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,7 +13,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from asyncllm.engine.stats import Distribution, EngineStats, Histogram
+from asyncllm.server.cuts import CUTS, Cuts
 from asyncllm.server.service import SERVICE, Service
+from asyncllm.server.waits import ACCEPT_WAITS, RECENT_SECONDS, Waits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -66,40 +68,55 @@ _DISTRIBUTIONS = {
 }
 
 
-class LoopLag:
-    """How late the event loop runs what is due: the time by which every request waits longer.
+#: How often the event loop's lag is measured.
+LAG_SECONDS: Final = 0.05
+
+
+async def measure_lag(waits: Waits) -> None:
+    """Observe how late the event loop runs what is due: so much longer every request waits.
 
     Timers have a resolution of a millisecond. What steps say of the loop (``result_lag``) is exact,
-    but says nothing while none run.
+    but says nothing while none run. Neither sees how long a new connection waits to be accepted,
+    nor a new request to begin: ``accept_wait`` and ``start_wait`` do.
     """
-
-    INTERVAL = 0.05
-
-    def __init__(self) -> None:
-        self.lags = Distribution()
-        self.last = 0.0
-
-    async def measure(self) -> None:
-        while True:
-            due = time.perf_counter() + self.INTERVAL
-            await asyncio.sleep(self.INTERVAL)
-            self.last = max(0.0, time.perf_counter() - due)
-            self.lags.observe(self.last)
+    while True:
+        due = time.perf_counter() + LAG_SECONDS
+        await asyncio.sleep(LAG_SECONDS)
+        waits.observe(max(0.0, time.perf_counter() - due))
 
 
 class ServiceCollector(Collector):
     """Reads one service whenever its registry is scraped."""
 
-    def __init__(self, service: Service, lag: LoopLag):
+    def __init__(self, service: Service, lag: Waits, accepts: Waits, cuts: Cuts):
         self._service = service
         self._lag = lag
+        self._accepts = accepts
+        self._cuts = cuts
 
     def collect(self) -> Iterator[Metric]:
         service = self._service
         yield _gauge("ready", service.llm.ready and not service.draining, "1 when serving.")
         yield _gauge("http_requests_live", len(service.live), "HTTP requests being answered.")
         yield _gauge("event_loop_lag_last_seconds", self._lag.last, "The latest measurement.")
-        yield from _distribution("event_loop_lag_seconds", self._lag.lags, "Delay of due timers.")
+        yield from _waits("event_loop_lag_seconds", self._lag, "Delay of due timers.")
+        text = "From a connection's first bytes until it was accepted."
+        yield from _waits("accept_wait_seconds", self._accepts, text)
+        text = "From a request's body until the request began to be looked at."
+        yield from _waits("start_wait_seconds", service.start_waits, text)
+        cuts = CounterMetricFamily(
+            "asyncllm_slow_readers_cut",
+            "Clients cut off because they did not read.",
+            labels=["cause"],
+        )
+        for cause, count in self._cuts.counts.items():
+            cuts.add_metric([cause], count)
+        yield cuts
+        text = "Bytes of request bodies that are being read, or may be."
+        yield _gauge("request_body_bytes", service.bodies.held, text)
+        yield _gauge(
+            "request_bodies_waiting", service.bodies.waiting, "Bodies that wait to be read."
+        )
         # Scrapes are answered on the loop's own thread.
         yield _counter("event_loop_cpu_seconds", time.thread_time(), "CPU time of its thread.")
         if service.llm.ready:
@@ -151,6 +168,14 @@ def _distribution(name: str, values: Distribution, text: str) -> Iterator[Metric
         yield _gauge(f"{name.removesuffix('_seconds')}_p99_seconds", p99, text)
 
 
+def _waits(name: str, waits: Waits, text: str) -> Iterator[Metric]:
+    yield from _distribution(name, waits.distribution, text)
+    name = f"{name.removesuffix('_seconds')}_max_seconds"
+    yield _gauge(
+        name, waits.longest, f"{text} The longest of the latest {RECENT_SECONDS:g} s or more."
+    )
+
+
 def _histogram(name: str, values: Histogram, text: str) -> Metric:
     histogram = HistogramMetricFamily(f"asyncllm_{name}", text)
     histogram.add_metric([], buckets=values.cumulative(), sum_value=values.total)
@@ -162,16 +187,17 @@ REGISTRY = web.AppKey("asyncllm_registry", CollectorRegistry)
 
 def add_metrics(app: web.Application) -> None:
     """Give the app a registry of its own, so that several apps in one process do not mix."""
-    lag = LoopLag()
+    lag = Waits()
     app[REGISTRY] = CollectorRegistry()
-    app[REGISTRY].register(ServiceCollector(app[SERVICE], lag))
+    collector = ServiceCollector(app[SERVICE], lag, app[ACCEPT_WAITS], app[CUTS])
+    app[REGISTRY].register(collector)
 
-    async def measure_lag(_app: web.Application) -> AsyncIterator[None]:
-        task = asyncio.create_task(lag.measure(), name="asyncllm-loop-lag")
+    async def measure(_app: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(measure_lag(lag), name="asyncllm-loop-lag")
         yield
         task.cancel()
 
-    app.cleanup_ctx.append(measure_lag)
+    app.cleanup_ctx.append(measure)
 
 
 async def metrics(request: web.Request) -> web.Response:

@@ -11,6 +11,7 @@ from aiohttp import web
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.access_log import current_entry
 from asyncllm.server.api_keys import ApiKeys, configured_keys
+from asyncllm.server.bodies import Bodies
 from asyncllm.server.body import parse, read_body
 from asyncllm.server.delivery import LiveRequests, Reply, WholeAnswer
 from asyncllm.server.middleware import ignored_fields, request_id
@@ -18,11 +19,14 @@ from asyncllm.server.protocol import INEFFECTIVE
 from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
+from asyncllm.server.turnstile import Turnstile
 from asyncllm.server.unknown import ignored_header, unknown_fields
 from asyncllm.server.unsupported import UNSUPPORTED, refuse_unsupported
+from asyncllm.server.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
@@ -40,6 +44,8 @@ class Service:
         keys: who may ask.
         live: the requests being served.
         log: what clients call those of late.
+        start_waits: how long requests waited to begin.
+        bodies: what holds the memory of request bodies within bounds.
         draining: set once, when the server is about to stop: new requests are refused.
     """
 
@@ -49,7 +55,10 @@ class Service:
         self.keys = ApiKeys(configured_keys(config))
         self.live = LiveRequests()
         self.log = RequestLog()
+        self.start_waits = Waits()
+        self.bodies = Bodies(max(config.max_bodies_bytes, config.max_body_bytes))
         self.draining = False
+        self._turnstile = Turnstile(self.start_waits)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -78,10 +87,11 @@ class Service:
                 cannot be honoured yet.
         """
         self.check_ready()
-        body = await self._read_body(request)
-        # No prompt has fewer tokens.
-        self.llm.check_room(1, tenant=self.keys.tenant_of(request))
-        asked, fields = parse(body, kind)
+        async with self._read_body(request) as body:
+            # No prompt has fewer tokens.
+            self.llm.check_room(1, tenant=self.keys.tenant_of(request))
+            await self._turnstile.enter()
+            asked, fields = parse(body, kind)
         refuse_unsupported(asked, fields)
         unknown = (name for name in unknown_fields(fields, asked) if name not in UNSUPPORTED)
         ineffective = (name for name in INEFFECTIVE if getattr(asked, name, None) is not None)
@@ -91,12 +101,14 @@ class Service:
     async def read(self, request: web.Request, kind: type[T]) -> T:
         """The body of any other request. Raises like ``receive``, save that no queue is full."""
         self.check_ready()
-        asked, fields = parse(await self._read_body(request), kind)
+        async with self._read_body(request) as body:
+            asked, fields = parse(body, kind)
         self._note_ignored(unknown_fields(fields, asked))
         return asked
 
-    async def _read_body(self, request: web.Request) -> bytearray:
-        return await read_body(request, self.config.max_body_bytes, self.config.request_seconds)
+    def _read_body(self, request: web.Request) -> AbstractAsyncContextManager[bytearray]:
+        config = self.config
+        return read_body(request, self.bodies, config.max_body_bytes, config.request_seconds)
 
     def _note_ignored(self, unknown: Iterator[str], ineffective: Iterable[str] = ()) -> None:
         """Refuse unknown fields when the server is strict; else have the client told.

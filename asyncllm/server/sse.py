@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, web
 
+from asyncllm.server.cuts import CUTS
 from asyncllm.server.delivery import ClientDelivery, Reply
+from asyncllm.server.half_close import look_closer
+from asyncllm.server.middleware import request_id
+from asyncllm.server.reply import EVENT_STREAM
 
 if TYPE_CHECKING:
+    from asyncllm.server.cuts import Cause
     from asyncllm.types import TokenDelta
 
 log = logging.getLogger(__name__)
@@ -27,6 +32,16 @@ HEADERS = {
 }
 
 
+#: What may be written between two events; clients skip it.
+_HARMLESS: Final = {EVENT_STREAM: b":\n\n", "application/x-ndjson": b" "}
+
+
+class _Stream(web.StreamResponse):
+    """Its headers wait for its first bytes: that is one write less."""
+
+    _send_headers_immediately = False
+
+
 class EventStream(ClientDelivery):
     """Writes each step's frames to the client's transport, at most one write per step.
 
@@ -38,6 +53,8 @@ class EventStream(ClientDelivery):
     def __init__(self, request: web.Request, reply: Reply, count: int):
         super().__init__(request, count)
         self._reply = reply
+        self._name = request_id.get("-")  # later the engine calls, or the sweep
+        self._harmless = _HARMLESS.get(reply.content_type, b"")
         self._chunked = request.version >= HttpVersion11
         self._several = count > 1
         self._open = False
@@ -63,12 +80,13 @@ class EventStream(ClientDelivery):
 
     async def respond(self) -> web.StreamResponse:
         headers = {**HEADERS, "Content-Type": self._reply.content_type}
-        response = web.StreamResponse(headers=headers)
+        response = _Stream(headers=headers)
         if not self._chunked:
             response.force_close()  # HTTP/1.0: the end of the connection is the end of the body
         await response.prepare(self._request)
+        await response.write(self._reply.opening())  # the headers go out with it
         self._open = True
-        self._write(self._reply.opening())
+        look_closer(self._request)
         self._flush()
         error = await self._ended
         if error is not None:
@@ -81,6 +99,12 @@ class EventStream(ClientDelivery):
         await self._request.writer.drain()
         return response
 
+    def probe(self) -> bool:
+        if not self._open or self._ended.done() or not self._harmless:
+            return False  # what is written anyway is a probe, too
+        self._write(self._harmless)
+        return True
+
     def look(self, now: float) -> None:
         if self._client_is_gone():
             return
@@ -91,7 +115,7 @@ class EventStream(ClientDelivery):
         if taken > self._taken or unsent == 0:
             self._taken, self._taken_at = taken, now
         elif now - self._taken_at > GIVE_UP_SECONDS:
-            self._give_up()
+            self._give_up("stalled")
 
     def _flush(self) -> None:
         """Write what is pending, unless the client has too much to read already."""
@@ -102,7 +126,7 @@ class EventStream(ClientDelivery):
         unsent = self._transport.get_write_buffer_size()
         if unsent > MERGE_BYTES and not last:
             if unsent + sum(map(_size, self._pending.values())) > GIVE_UP_BYTES:
-                self._give_up()
+                self._give_up("behind")
             return
         try:
             payload = self._take_pending()
@@ -114,7 +138,7 @@ class EventStream(ClientDelivery):
             self.end(error)
             return
         if unsent + len(payload) > GIVE_UP_BYTES:
-            self._give_up()
+            self._give_up("behind")
             return
         self._write(payload)
         if last:
@@ -133,9 +157,10 @@ class EventStream(ClientDelivery):
         self._written += len(payload)
         self._transport.write(payload)
 
-    def _give_up(self) -> None:
-        self._transport.abort()
+    def _give_up(self, cause: Cause) -> None:
         self.end(ConnectionResetError("client reads too slowly"))
+        if not self._transport.is_closing():
+            self._request.app[CUTS].cut(self._transport, cause, self._name)
 
 
 def _size(delta: TokenDelta) -> int:

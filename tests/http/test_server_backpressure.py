@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import HttpVersion11
 
 from asyncllm.server import sse
+from asyncllm.server.cuts import CUTS, Cuts
 from asyncllm.server.delivery import ChoiceSink
+from asyncllm.server.middleware import request_id
 from asyncllm.server.sse import EventStream
 from asyncllm.types import FinishReason, TokenDelta, TokenLogprob
 
@@ -33,6 +34,17 @@ class Transport:
 
     def abort(self) -> None:
         self.closing = True
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+
+class FakeRequest:
+    version = HttpVersion11
+
+    def __init__(self, transport: Transport):
+        self.transport = transport
+        self.app = {CUTS: Cuts()}
 
 
 class Texts:
@@ -61,7 +73,7 @@ class Texts:
 @pytest.fixture
 async def opened() -> tuple[EventStream, Transport, ChoiceSink]:
     transport = Transport()
-    request: Any = SimpleNamespace(transport=transport, version=HttpVersion11)
+    request: Any = FakeRequest(transport)
     stream = EventStream(request, Texts(), 1)
     stream._open = True
     return stream, transport, ChoiceSink(stream, 0)
@@ -113,6 +125,20 @@ async def test_gives_up_a_client_too_far_behind(opened: Opened, last: bool) -> N
     assert isinstance(stream._ended.result(), ConnectionError)
     assert transport.closing
     assert transport.writes == []
+
+
+async def test_the_log_names_the_request_that_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    request: Any = FakeRequest(Transport())
+    request_id.set("mine")
+    stream = EventStream(request, Texts(), 1)
+    stream._open = True
+    request.transport.unsent = sse.GIVE_UP_BYTES
+    request_id.set("another")  # the engine delivers, in a context of its own
+    ChoiceSink(stream, 0).emit(TokenDelta("a"))
+    [record] = caplog.records
+    assert record.message.startswith("request mine cut off")
+    assert record.message.endswith(f"{sse.GIVE_UP_BYTES} bytes unsent")
+    assert request.app[CUTS].counts == {"stalled": 0, "behind": 1}
 
 
 async def test_logprobs_count_as_bytes_behind(opened: Opened) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncllm.server import connection
+from asyncllm.server import connection, sse
 
 if TYPE_CHECKING:
     import socket
@@ -51,7 +53,15 @@ def read_on(client: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def test_who_does_not_read_is_cut_off(impatient: Server) -> None:
+def cuts(server: Server) -> dict[str, float]:
+    """How many clients were cut off, by cause."""
+    text = server.get("/metrics").body.decode()
+    found = re.findall(r'^asyncllm_slow_readers_cut_total\{cause="(\w+)"\} (\S+)$', text, re.M)
+    return {cause: float(count) for cause, count in found}
+
+
+def test_who_does_not_read_is_cut_off(impatient: Server, caplog: pytest.LogCaptureFixture) -> None:
+    before = cuts(impatient)
     with ask(impatient) as client:
         # The engine is done with it, and so is all that a request holds.
         impatient.until_idle()
@@ -62,6 +72,38 @@ def test_who_does_not_read_is_cut_off(impatient: Server) -> None:
     head, _, body = rest.partition(b"\r\n\r\n")
     [length] = [line for line in head.split(b"\r\n") if line.startswith(b"Content-Length: ")]
     assert len(body) < int(length.split()[1])
+    assert cuts(impatient) == {**before, "stalled": before["stalled"] + 1}
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    [name] = [line for line in head.split(b"\r\n") if line.startswith(b"X-Request-Id: ")]
+    told = re.fullmatch(r"request (\w+) cut off: .*, (\d+) bytes unsent", record.message)
+    assert told is not None, record.message
+    assert told[1] == name.split()[1].decode()
+    assert int(told[2]) > 0
+
+
+@pytest.mark.parametrize("cause", ["stalled", "behind"])
+def test_a_stream_that_is_not_read_is_cut_off(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    cause: str,
+) -> None:
+    monkeypatch.setattr(sse, "MERGE_BYTES", 1024)
+    if cause == "stalled":
+        monkeypatch.setattr(sse, "GIVE_UP_SECONDS", 0.3)
+        monkeypatch.setattr(sse, "GIVE_UP_BYTES", 1 << 30)
+    else:
+        monkeypatch.setattr(sse, "GIVE_UP_BYTES", 128 * 1024)
+    caplog.set_level(logging.INFO)
+    before = cuts(server)
+    body = {**LONG, "stream": True}
+    with server.open("/v1/completions", body, extra="X-Request-Id: slow\r\n"):
+        server.until(lambda: any("slow aborted" in r.message for r in caplog.records), 20)
+    assert cuts(server) == {**before, cause: before[cause] + 1}
+    [cut, aborted] = [record for record in caplog.records if "slow" in record.message]
+    assert cut.levelno == logging.WARNING
+    assert re.search(r"request slow cut off: .*, [1-9]\d+ bytes unsent", cut.message)
+    assert aborted.message == "request slow aborted: client reads too slowly"
 
 
 def test_who_reads_slowly_gets_all(impatient: Server) -> None:

@@ -1,0 +1,86 @@
+"""Clients that have sent all they will send: some wait for their answer, others are gone.
+
+TCP says the same of both: the end of their bytes. It tells them apart only when something is
+written: a system whose program has closed the connection answers with a reset, one whose program
+only shut its sending side down takes the bytes. So something harmless is written while the answer
+is not ready. In a stream that is an SSE comment, before other answers the interim response "100
+Continue", which HTTP/1.1 has clients skip.
+
+HTTP/1.0 has no interim responses. There, a client that closes before an answer that is not streamed
+counts as gone: proxies that speak 1.0 close like this when their own client leaves.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+#: Where the handler of a request leaves what writes something harmless to its client.
+PROBE: Final = web.RequestKey("asyncllm_probe", object)
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+#: How soon to look for the reset after a probe; each look waits twice as long as the one before.
+FIRST_LOOK_SECONDS: Final = 0.002
+LOOK_SECONDS: Final = 0.25
+#: Between the first two probes; later ones come ever more rarely, because some clients allow for
+#: few interim responses.
+PROBE_SECONDS: Final = 1.0
+
+
+class HalfClosed:
+    """Breaks off a connection whose client turns out to be gone."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        probe: Callable[[], bool],
+    ):
+        """
+        Args:
+            probe: writes something harmless; False when nothing can be written yet.
+        """
+        self._loop = loop
+        self._transport = transport
+        self._probe = probe
+        self._poll = select.poll()
+        self._poll.register(transport.get_extra_info("socket").fileno(), 0)  # errors only
+        self._pause = FIRST_LOOK_SECONDS
+        self._probe_pause = PROBE_SECONDS
+        self._probe_at = loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self.look()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def look(self) -> None:
+        """Find out, as far as is possible now, whether the client is gone; break off if it is."""
+        self.stop()
+        if self._transport.is_closing():
+            return
+        now = self._loop.time()
+        if now >= self._probe_at and self._probe():
+            self._probe_at = now + self._probe_pause
+            self._probe_pause *= 2
+            self._pause = FIRST_LOOK_SECONDS
+        if self._poll.poll(0):
+            self._transport.abort()
+            return
+        self._timer = self._loop.call_later(self._pause, self.look)
+        self._pause = min(2 * self._pause, LOOK_SECONDS)
+
+
+def look_closer(request: web.Request) -> None:
+    """Look now, if the client has half-closed: it can be probed, or has just been written to."""
+    # A host application has connections of its own; they end with the client's first end.
+    half_closed: HalfClosed | None = getattr(request.protocol, "half_closed", None)
+    if half_closed is not None:
+        half_closed.look()
