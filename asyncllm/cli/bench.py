@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from asyncllm.bench import cases
 from asyncllm.cli.options import (
+    BATCH_DEFAULTS,
+    add_config_options,
     add_model,
-    add_option,
-    add_options,
     config_from_args,
-    given_options,
+    refuse_engine_options,
     usage_error,
 )
 from asyncllm.cli.progress import LoadingBar
-from asyncllm.config import EngineConfig, PolicyName
+from asyncllm.config import EngineConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,15 +57,8 @@ def _add_offline(actions: Commands) -> None:
         allow_abbrev=False,
     )
     _add_common(parser, names)
-    add_option(
-        parser,
-        "policy",
-        PolicyName,
-        "who is served next; a batch ends sooner when its longest answers begin first "
-        "(default: longest)",
-    )
-    add_options(parser, EngineConfig, title="engine", skip=("model", "policy"))
-    parser.set_defaults(run=run_offline, parser=parser, policy="longest", itl_target_ms=0.0)
+    add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
+    parser.set_defaults(run=run_offline, parser=parser)
 
 
 def _add_serve(actions: Commands) -> None:
@@ -113,7 +106,7 @@ def _add_serve(actions: Commands) -> None:
         metavar="INT",
         help="ids in prompts stay below this (default: the model's, with --url 10001)",
     )
-    add_options(parser, EngineConfig, title="engine, without --url", skip=("model",))
+    add_config_options(parser, EngineConfig)
     parser.set_defaults(run=run_serve, parser=parser)
 
 
@@ -198,9 +191,8 @@ def _describe(llm: AsyncLLM, start_s: float) -> Report:
 
 def run_serve(args: argparse.Namespace) -> int:
     config = config_from_args(args, EngineConfig)
-    useless = given_options(args, EngineConfig).keys() - {"model"}
-    if args.url and useless:
-        usage_error(args, f"{', '.join(sorted(useless))}: for the server at --url to decide")
+    if args.url:
+        refuse_engine_options(args)
     swept = cases.sweep(args.clients, args.rates, args.seed)
     if swept and args.cases:
         usage_error(args, "--cases are not run beside --clients or --rates")
