@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from asyncllm.beam_search import Beam, BeamSearch, BeamSearchParams
 from asyncllm.config import ServerConfig
 from asyncllm.embedding import embed
 from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.engine.history import RequestTrace
-from asyncllm.engine.mailbox import Collector, Mailbox
+from asyncllm.engine.mailbox import Mailbox
 from asyncllm.engine.prepared import is_prepared, prepare
 from asyncllm.errors import BadRequest
+from asyncllm.generation import Batch, Intake, collect, read_request
 from asyncllm.served import ServedModel
 from asyncllm.text.bad_words import bad_word_ids
 from asyncllm.types import (
@@ -23,10 +24,11 @@ from asyncllm.types import (
     SchedulingParams,
     Sink,
     TokenDelta,
-    Usage,
     is_chat,
+    is_single,
     plain_prompt,
 )
+from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,38 +53,53 @@ class AsyncLLM(ServedModel):
 
     # -- generation ------------------------------------------------------------------------------
 
-    async def generate(
+    # A str is also a sequence of prompts; as in the code, the first signature that fits counts.
+    @overload
+    async def generate(  # type: ignore[overload-overlap]
         self,
-        prompt: Prompt,
+        prompts: Prompt,
         params: SamplingParams | None = None,
         scheduling: SchedulingParams | None = None,
-    ) -> Completion:
-        """The whole answer to one prompt: text, token ids, or chat messages.
+    ) -> Completion: ...
+
+    @overload
+    async def generate(
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        scheduling: SchedulingParams | None = None,
+    ) -> list[Completion]: ...
+
+    async def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        scheduling: SchedulingParams | None = None,
+    ) -> Completion | list[Completion]:
+        """The whole answer to a prompt; of a list of prompts, the answers in their order.
+
+        A list is scheduled together, and waits for room in the queue where a single prompt is
+        refused. The first prompt that fails cancels the others and raises its error; cancelling
+        the call cancels all.
+
+        Args:
+            prompts: text, token ids or chat messages; or a list of these.
+            params: for all prompts, or a list with one for each; the model's own defaults when
+                None. Without ``max_tokens``, a chat may fill the context; an answer to text or
+                token ids ends after 256 tokens, with ``finish_reason`` "length".
+            scheduling: for all prompts.
 
         Raises:
-            BadRequest: the request can never be served.
+            BadRequest: the request can never be served, or an argument is of the wrong type; in a
+                list, the message starts with the index of the prompt.
             QueueFull: too many are waiting.
             DeadlineExceeded: it could not be served in time.
             StepError, EngineDead: it failed while running.
         """
-        params = await self.prepare(params or self.default_params)
-        ids = await self.encode_prompt(prompt, scheduling.tenant if scheduling else "")
-        collector = Collector()
-        request_id = self.submit(ids, params, collector, scheduling)
-        try:
-            whole = await collector.whole()
-        finally:
-            self.abort(request_id)
-        assert whole.finish_reason is not None, "a collector ends with the last delta"
-        return Completion(
-            text=whole.text,
-            token_ids=whole.token_ids,
-            finish_reason=whole.finish_reason,
-            stop_reason=whole.stop_reason,
-            logprobs=whole.logprobs,
-            usage=Usage(len(ids), len(whole.token_ids), whole.cached_tokens),
-            prompt_logprobs=whole.prompt_logprobs,
-        )
+        if not is_single(prompts):
+            return await Batch(prompts, params, scheduling).run(self, Intake(self))
+        ids, ready = await read_request(self, prompts, params, scheduling)
+        return await collect(self, ids, ready, scheduling)
 
     async def beam_search(
         self,
@@ -91,6 +108,8 @@ class AsyncLLM(ServedModel):
         scheduling: SchedulingParams | None = None,
     ) -> list[Beam]:
         """The likeliest continuations of a prompt, best first. Raises like ``generate``."""
+        check_kind("params", params, BeamSearchParams)
+        check_kind("scheduling", scheduling, SchedulingParams)
         ids = await self.encode_prompt(prompt, scheduling.tenant if scheduling else "")
         return await self.start_beam_search(ids, params, scheduling).run()
 
@@ -124,6 +143,7 @@ class AsyncLLM(ServedModel):
         Raises:
             BadRequest, QueueFull, ...: as ``generate`` does; of a list, nothing is left behind.
         """
+        check_kind("scheduling", scheduling, SchedulingParams)
         return await embed(self, prompts, embedding_params(params, options), scheduling)
 
     async def stream(
@@ -134,12 +154,12 @@ class AsyncLLM(ServedModel):
     ) -> AsyncGenerator[TokenDelta, None]:
         """The answer as it grows; the last delta has a ``finish_reason``.
 
-        A slow reader gets several tokens at once; nothing piles up. Raises like ``generate``.
+        A slow reader gets several tokens at once; nothing piles up. It ends and raises like
+        ``generate``.
         """
-        params = await self.prepare(params or self.default_params)
-        ids = await self.encode_prompt(prompt, scheduling.tenant if scheduling else "")
+        ids, ready = await read_request(self, prompt, params, scheduling)
         mailbox = Mailbox()
-        request_id = self.submit(ids, params, mailbox, scheduling)
+        request_id = self.submit(ids, ready, mailbox, scheduling)
         try:
             while True:
                 delta = await mailbox.get()
@@ -297,4 +317,5 @@ class AsyncLLM(ServedModel):
         """
         from asyncllm.server.app import create_app
 
+        check_kind("server", server, ServerConfig)
         return create_app(self, server or ServerConfig())

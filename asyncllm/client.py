@@ -13,6 +13,7 @@ import msgspec
 
 from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
+from asyncllm.generation import default_max_tokens
 from asyncllm.openai_answers import (
     Answer,
     EmbeddingList,
@@ -35,6 +36,7 @@ from asyncllm.types import (
     is_single,
     plain_prompt,
 )
+from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -221,6 +223,8 @@ class Client:
         scheduling: SchedulingParams | None,
     ) -> tuple[str, dict[str, Any]]:
         """The route for a prompt, and what to post there."""
+        check_kind("params", params, SamplingParams)
+        check_kind("scheduling", scheduling, SchedulingParams)
         plain = plain_prompt(prompt)
         fields = {} if params is None else sampling_fields(params, chat=is_chat(plain))
         name = self._name or (await self._served_model()).id
@@ -229,13 +233,14 @@ class Client:
         if is_chat(plain):
             return "/v1/chat/completions", {**head, "messages": plain, **fields}
         if params is not None and params.max_tokens is None:
-            fields["max_tokens"] = await self._room(plain)
+            room = await self._room(plain)
+            fields["max_tokens"] = None if room is None else default_max_tokens(params, room)
         return "/v1/completions", {**head, "prompt": plain, **fields}
 
     async def _room(self, prompt: str | list[Any]) -> int | None:
         """How many tokens the context has left for the answer, if the server can tell.
 
-        The route for text takes a missing ``max_tokens`` for 16, so "all there is" needs a number.
+        The route for text takes a missing ``max_tokens`` for 16, so AsyncLLM's default is sent.
         """
         model = await self._served_model()
         if model.max_model_len is None:

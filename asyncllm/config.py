@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Final, Literal
+from os import PathLike, fspath
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from asyncllm.errors import BadRequest
+from asyncllm.suggest import did_you_mean
 from asyncllm.types import Pooling
-from asyncllm.validate import check_types
+from asyncllm.validate import check_kind, check_types
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
@@ -30,8 +32,15 @@ _DEVICE: Final = re.compile(r"auto|cpu|sim|cuda(?::\d{1,3})?")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\\@?#]+")
 
 
-def _doc(text: str) -> Meta:
-    return Meta(description=text)
+#: What an option is about: ``--help`` lists the options of one group together, in this order.
+Group = Literal[
+    "model", "memory", "scheduling", "device", "server", "limits", "logging", "for developers"
+]
+GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+
+
+def _doc(text: str, group: Group = "server", metavar: str | None = None) -> Meta:
+    return Meta(description=text, extra={"group": group, "metavar": metavar})
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,87 +51,131 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: Annotated[
-        str | None, _doc("folder or hub id of the model; the built-in demo when none is named")
+        str | None,
+        _doc("folder or hub id of the model; the built-in demo model by default", "model"),
     ] = None
-    revision: Annotated[str | None, _doc("branch, tag or commit of a hub model")] = None
-    tokenizer: Annotated[str | None, _doc("folder or hub id, when not the model's own")] = None
+    revision: Annotated[str | None, _doc("branch, tag or commit of a hub model", "model")] = None
+    tokenizer: Annotated[
+        str | None, _doc("folder or hub id of another tokenizer than the model's own", "model")
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        _doc("Jinja template for chats; the model's own template by default", "model", "FILE"),
+    ] = None
     tool_parser: Annotated[
-        str, _doc("how the model writes tool calls: a format's name, none, or auto: as it seems")
+        str,
+        _doc("format of the model's tool calls; auto reads it off the chat template", "model"),
     ] = "auto"
-    reasoning_parser: Annotated[str, _doc("how it writes reasoning, likewise")] = "auto"
-    load_format: Annotated[LoadFormat, _doc("'dummy' fills in random weights")] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        _doc("format of the model's reasoning; auto reads it off the chat template", "model"),
+    ] = "auto"
+    load_format: Annotated[
+        LoadFormat, _doc("dummy fills in random weights instead of loading them", "for developers")
+    ] = "auto"
     device: Annotated[
         str,
         _doc(
-            "where the model runs: cpu, cuda, cuda:1 (the second GPU) and so on; auto is cuda, or "
-            "the CPU where there is no GPU; sim has a clock and no model"
+            "where the model runs: cpu, cuda, cuda:1 (the second GPU) and so on; auto takes a GPU "
+            "if there is one, else the CPU; sim only simulates the time that steps take",
+            "device",
         ),
     ] = "auto"
     sim_profile: Annotated[
-        SimProfile, _doc("whose step times device sim has; auto: an H200 with the model's shape")
+        SimProfile,
+        _doc(
+            "step times of --device sim; auto simulates an H200 with the model's own shape",
+            "for developers",
+        ),
     ] = "auto"
-    dtype: Annotated[DType, _doc("compute type; auto is bfloat16, on the CPU float32")] = "auto"
-    attention: Annotated[AttentionName, _doc("attention kernels")] = "auto"
+    dtype: Annotated[
+        DType,
+        _doc("type to compute in; auto is bfloat16 on a GPU and float32 on a CPU", "model"),
+    ] = "auto"
+    attention: Annotated[AttentionName, _doc("attention kernels", "device")] = "auto"
     max_model_len: Annotated[
-        int | None, _doc("longest sequence, prompt and output; the checkpoint's limit by default")
+        int | None,
+        _doc(
+            "longest sequence in tokens, prompt and output; the model's limit by default", "model"
+        ),
     ] = None
     kv_cache_tokens: Annotated[
-        int | None, _doc("size of the KV cache in tokens; from free memory by default")
+        int | None,
+        _doc("size of the KV cache in tokens; what fits in free memory by default", "memory"),
     ] = None
     gpu_memory_utilization: Annotated[
-        float, _doc("share of the GPU's memory that weights and KV cache may take")
+        float, _doc("share of the GPU's memory to use for weights and KV cache", "memory")
     ] = 0.9
-    page_size: Annotated[int, _doc("tokens per KV page")] = 16
-    max_num_seqs: Annotated[int, _doc("most sequences running at once")] = 256
+    page_size: Annotated[int, _doc("tokens per page of the KV cache", "for developers")] = 16
+    max_num_seqs: Annotated[int, _doc("most sequences that run at once", "scheduling")] = 256
     max_num_batched_tokens: Annotated[
-        int | None, _doc("most tokens in one step; 8192 on a GPU, 1024 on a CPU by default")
+        int | None,
+        _doc("most tokens in one step; 8192 on a GPU, 1024 on a CPU by default", "scheduling"),
     ] = None
     prefill_chunk: Annotated[
-        int | None, _doc("most prompt tokens of one sequence in one step; no limit by default")
+        int | None,
+        _doc("most prompt tokens of one sequence in one step; no limit by default", "scheduling"),
     ] = None
     itl_target_ms: Annotated[
         float,
         _doc(
-            "steps with prompt chunks take at most so long, or twice as long as decoding alone if "
-            "that is more; 0: there is no target, and prompts fill steps up to "
-            "max_num_batched_tokens"
+            "longest time between two tokens while prompts are processed, in milliseconds; never "
+            "less than twice a decode-only step; 0: no target, prompts fill whole steps",
+            "scheduling",
         ),
     ] = 27.0
-    prefix_caching: Annotated[bool, _doc("keep the KV of prefixes for later requests")] = True
+    prefix_caching: Annotated[
+        bool, _doc("keep the KV cache of prompts for later requests with the same prefix", "memory")
+    ] = True
     host_kv_gib: Annotated[
-        float, _doc("host memory for KV pages that leave the device, in GiB; 0: none")
+        float,
+        _doc(
+            "CPU memory for KV cache pages that the GPU has no room for, in GiB; 0: none", "memory"
+        ),
     ] = 0.0
     policy: Annotated[
         PolicyName,
         _doc(
-            "who is served next: shortest prompt first with ageing (aged), the same with equal "
-            "shares for each tenant (fair), in order of arrival (fcfs), longest output (longest)"
+            "who is served next: fair (equal shares for each tenant), aged (shortest prompt "
+            "first, nobody starves), fcfs (in order of arrival), longest (longest output first)",
+            "scheduling",
         ),
     ] = "fair"
-    max_waiting: Annotated[int, _doc("most requests waiting before new ones get 429")] = 4096
+    max_waiting: Annotated[
+        int, _doc("most waiting requests; further ones are refused with 429", "limits")
+    ] = 4096
     max_waiting_tokens: Annotated[
-        int, _doc("most prompt tokens waiting before new requests get 429")
+        int, _doc("most waiting prompt tokens; further requests are refused with 429", "limits")
     ] = 4_000_000
     cuda_graphs: Annotated[
-        bool, _doc("launch steps of a GPU as captured graphs; off is slower and starts sooner")
+        bool,
+        _doc(
+            "run steps as CUDA graphs; without, the start is faster and steps are slower", "device"
+        ),
     ] = True
     max_burst: Annotated[
         int | None,
         _doc(
-            "most tokens that one step computes of a sequence when few run and nothing waits; 4 "
-            "where steps are captured graphs by default, else 1"
+            "most tokens of a sequence computed in one step while few run and none wait; 4 with "
+            "CUDA graphs, else 1 by default",
+            "for developers",
         ),
     ] = None
     steps_in_flight: Annotated[
-        int, _doc("2 plans a step while the one before still runs; 1 does not")
+        int,
+        _doc("2 plans a step while the one before still runs, 1 does not", "for developers"),
     ] = 2
     cpu_threads: Annotated[
-        int | None, _doc("threads of CPU kernels; PyTorch's own choice by default")
+        int | None, _doc("threads of CPU kernels; PyTorch's choice by default", "device")
     ] = None
     kernel_cache: Annotated[
-        str | None, _doc("folder of Triton's compiled kernels; by default Triton's own")
+        str | None,
+        _doc("folder of compiled Triton kernels; Triton's own by default", "device", "FOLDER"),
     ] = None
-    trace: Annotated[str | None, _doc("file to record scheduling in, for asyncllm replay")] = None
+    trace: Annotated[
+        str | None,
+        _doc("record scheduling in this file, for asyncllm replay", "for developers", "FILE"),
+    ] = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -212,41 +265,58 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
     """
 
-    host: Annotated[str, _doc("address to listen on")] = "127.0.0.1"
+    host: Annotated[str, _doc("address to listen on; 0.0.0.0 is reachable from other machines")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, _doc("port to listen on; 0 picks a free one")] = 8000
     served_model_name: Annotated[
-        tuple[str, ...], _doc("names clients may use; the model's own by default")
+        tuple[str, ...],
+        _doc("name of the model for clients; may be repeated; the model's own by default"),
     ] = ()
-    api_key: Annotated[tuple[str, ...], _doc("keys that clients must present; none: open")] = ()
-    api_key_file: Annotated[str | None, _doc("file with more such keys, one in each line")] = None
+    api_key: Annotated[
+        tuple[str, ...],
+        _doc("key that clients must send; may be repeated; by default no key is needed"),
+    ] = ()
+    api_key_file: Annotated[
+        str | None, _doc("file with further API keys, one per line", metavar="FILE")
+    ] = None
     cors_origin: Annotated[
         tuple[str, ...],
-        _doc("origins whose web pages may call the server, as https://example.org; * for all"),
+        _doc("web origin that may call the server, such as https://example.org; * for all"),
     ] = ()
     strict: Annotated[
-        bool, _doc("answer 400 to fields that nobody knows, instead of naming them in a header")
+        bool, _doc("refuse requests with unknown fields, instead of ignoring the fields")
     ] = False
     pooling: Annotated[
         Pooling,
-        _doc("what an embedding is made of by default: the last token's hidden state, or the mean"),
+        _doc("hidden state that becomes an embedding by default: the last token's, or the mean"),
     ] = "last"
-    log_level: Annotated[LogLevel, _doc("what is logged at least, on stderr")] = "info"
+    log_level: Annotated[LogLevel, _doc("least severe messages to log, on stderr", "logging")] = (
+        "info"
+    )
     log_requests: Annotated[
-        bool, _doc("log a line for each request: route, tenant, tokens, times; never its text")
+        bool,
+        _doc(
+            "log a line for each request: route, tenant, tokens, times; never its text", "logging"
+        ),
     ] = False
-    max_body_bytes: Annotated[int, _doc("largest accepted request body")] = 8 * 1024 * 1024
+    max_body_bytes: Annotated[int, _doc("largest accepted request body, in bytes", "limits")] = (
+        8 * 1024 * 1024
+    )
     max_bodies_bytes: Annotated[
         int,
         _doc(
             "most bytes of request bodies being read at once, over all connections; further ones "
-            "wait, and get 503 if that takes long"
+            "wait, and get 503 if that takes long",
+            "limits",
         ),
     ] = 256 * 1024 * 1024
     request_seconds: Annotated[
-        float, _doc("how long a request may take to arrive, and a connection may be idle")
+        float,
+        _doc("how long a request may take to arrive, and a connection may be idle", "limits"),
     ] = 75.0
     drain_seconds: Annotated[
-        float, _doc("how long a stopping server lets running streams finish")
+        float, _doc("how long running requests may take to finish after SIGTERM", "limits")
     ] = 30.0
 
     def __post_init__(self) -> None:
@@ -276,3 +346,32 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest("request_seconds must be positive", param="request_seconds")
         if not 0 <= self.drain_seconds < math.inf:
             raise BadRequest("drain_seconds must not be negative", param="drain_seconds")
+
+
+def engine_config(
+    model: str | PathLike[str] | None, config: EngineConfig | None, options: dict[str, Any]
+) -> EngineConfig:
+    """The configuration of a model that is given as ``AsyncLLM`` takes it.
+
+    Raises:
+        BadRequest: an argument is of the wrong type, or an option is unknown or has a bad value.
+    """
+    if isinstance(model, EngineConfig):
+        raise BadRequest(
+            "model must be a folder or hub id; use config=EngineConfig(...)", param="model"
+        )
+    if model is not None and not isinstance(model, (str, PathLike)):
+        raise BadRequest(f"model must be str or Path, not {type(model).__name__}", param="model")
+    check_kind("config", config, EngineConfig)
+    if config is not None:
+        if model is not None or options:
+            raise BadRequest("give either config or model and options, not both", param="config")
+        return config
+    known = EngineConfig.__struct_fields__
+    for name in options:
+        if name not in known:
+            raise BadRequest(f"unknown option {name!r}{did_you_mean(name, known)}", param=name)
+    paths = {"model": model, **options}
+    return EngineConfig(
+        **{k: fspath(v) if isinstance(v, PathLike) else v for k, v in paths.items()}
+    )

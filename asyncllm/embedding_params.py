@@ -8,7 +8,7 @@ import msgspec
 
 from asyncllm.errors import BadRequest, StepError
 from asyncllm.types import Pooling
-from asyncllm.validate import check_types
+from asyncllm.validate import check_kind, check_types
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +69,7 @@ class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 def embedding_params(params: EmbeddingParams | None, options: dict[str, Any]) -> EmbeddingParams:
     """Whichever is given; raises BadRequest when both are, or an option is none."""
+    check_kind("params", params, EmbeddingParams)
     if params is not None and options:
         raise BadRequest("give either params or options, not both", param="params")
     try:

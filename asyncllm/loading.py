@@ -30,6 +30,7 @@ from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.model_files import read_json
 from asyncllm.text.parsing import choose_formats
 from asyncllm.text.structured import StructuredOutput
+from asyncllm.text.template_file import read_template
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
 
@@ -79,6 +80,9 @@ async def load(
     Raises:
         ModelError: the model cannot be found or served; the message says why.
     """
+    template_source = None
+    if config.chat_template is not None:  # first, as it may be wrong, and a download takes long
+        template_source = await asyncio.to_thread(read_template, config.chat_template)
     folder = await _find(config.model, config.revision)
     text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
     spec = read_spec(folder)
@@ -96,7 +100,7 @@ async def load(
     structured = StructuredOutput()
     executor, clock = _executor(config, folder, spec, report, bill, structured)
     # The tokenizer loads while the executor thread imports torch and reads the weights.
-    text = asyncio.ensure_future(run_in_daemon(_load_text, text_folder, config))
+    text = asyncio.ensure_future(run_in_daemon(_load_text, text_folder, config, template_source))
     weights = asyncio.ensure_future(executor.start())
     try:
         tokenizer, template, reader = await text
@@ -158,9 +162,10 @@ async def _find(model: str | None, revision: str | None) -> Path:
 
 
 def _load_text(
-    folder: Path, config: EngineConfig
+    folder: Path, config: EngineConfig, chat_template: str | None
 ) -> tuple[Tokenizer, ChatTemplate | None, ChatReader]:
-    tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
+    tokenizer = Tokenizer.from_folder(folder)
+    template = ChatTemplate.from_folder(folder, chat_template)
     formats = choose_formats(
         None if template is None else template.source,
         read_json(folder / "config.json").get("model_type"),

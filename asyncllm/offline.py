@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 
 from asyncllm.api import AsyncLLM
-from asyncllm.config import EngineConfig
+from asyncllm.config import EngineConfig, engine_config
 from asyncllm.embedding_params import EmbeddingParams, embedding_params
-from asyncllm.errors import BadRequest, QueueFull
+from asyncllm.generation import Batch, Intake, naming
 from asyncllm.loop_thread import LoopThread
-from asyncllm.types import is_single
+from asyncllm.types import SamplingParams, is_single
+from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,12 +23,7 @@ if TYPE_CHECKING:
     from asyncllm.config import EngineLimits, PolicyName
     from asyncllm.engine.policy import Policy
     from asyncllm.engine.stats import EngineStats
-    from asyncllm.types import Completion, Prompt, SamplingParams, SchedulingParams, TokenDelta
-
-T = TypeVar("T")
-
-#: How often a full queue is asked again, in seconds.
-RETRY_SECONDS = 0.05
+    from asyncllm.types import Completion, Prompt, SchedulingParams, TokenDelta
 
 
 class LLM:
@@ -73,9 +67,7 @@ class LLM:
             policy = None
         if config is None:
             options = {"policy": "longest", "itl_target_ms": 0.0, **options}
-            config = EngineConfig(model=None if model is None else str(model), **options)
-        elif model is not None or options:
-            raise BadRequest("give either config or model and options, not both", param="config")
+        config = engine_config(model, config, options)
         self._llm = AsyncLLM(config=config, policy=policy, progress=progress)
         self._thread = LoopThread(self._llm)
         self._intake = Intake(self._llm)
@@ -116,24 +108,22 @@ class LLM:
 
         Args:
             prompts: each is text, a list of token ids, or a list of chat messages.
-            params: for all prompts, or one for each; the model's own defaults when None.
+            params: for all prompts, or a list with one for each; the model's own defaults when
+                None. Without ``max_tokens``, a chat may fill the context; an answer to text or
+                token ids ends after 256 tokens, with ``finish_reason`` "length".
             scheduling: for all prompts.
             progress: draw a progress bar while a list is worked on.
 
         Raises:
-            BadRequest: a prompt can never be served; the message starts with its index. Or there
-                are not as many params as prompts.
+            BadRequest: a prompt can never be served; in a list, the message starts with its index.
+                Or an argument is of the wrong type.
             DeadlineExceeded: a prompt was not answered in time.
             StepError, EngineDead: it failed while running.
         """
         if is_single(prompts):
-            if isinstance(params, Sequence):
-                raise BadRequest("one prompt takes one SamplingParams", param="params")
-            return self._thread.run(self._llm.generate(prompts, params, scheduling))
-        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
-        if len(each) != len(prompts):
-            raise BadRequest(f"{len(prompts)} prompts but {len(each)} params", param="params")
-        return self._generate_all(cast("Sequence[Prompt]", prompts), each, scheduling, progress)
+            one = check_kind("params", params, SamplingParams)
+            return self._thread.run(self._llm.generate(prompts, one, scheduling))
+        return self._generate_all(Batch(prompts, params, scheduling), progress)
 
     @overload
     def beam_search(  # type: ignore[overload-overlap]
@@ -193,7 +183,7 @@ class LLM:
         found: dict[int, np.ndarray] = {}
 
         async def embed(index: int) -> None:
-            with _naming(index):
+            with naming(index):
                 ids = await intake.encode(each[index])
                 [found[index]] = await llm.embed([ids], wanted, scheduling)
 
@@ -233,55 +223,19 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _generate_all(
-        self,
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams | None],
-        scheduling: SchedulingParams | None,
-        progress: bool,
-    ) -> list[Completion]:
+    def _generate_all(self, batch: Batch, progress: bool) -> list[Completion]:
         from tqdm.auto import tqdm
 
-        llm, intake = self._llm, self._intake
-        speed = Speed(llm.stats)
-        answers: dict[int, Completion] = {}
-
-        ready: dict[int, SamplingParams] = {}  # of those that differ, by identity
-
-        async def answer(index: int) -> None:
-            asked = params[index]
-            with _naming(index):
-                ids = await intake.encode(prompts[index])
-                wanted = None if asked is None else ready[id(asked)]
-                answers[index] = await llm.generate(ids, wanted, scheduling)
-
-        async def answer_all() -> None:
-            for index, asked in enumerate(params):
-                if asked is not None and id(asked) not in ready:
-                    with _naming(index):
-                        ready[id(asked)] = await llm.prepare(asked)
-            await intake.run(answer, range(len(prompts)))
-
-        with tqdm(total=len(prompts), unit="prompt", disable=not progress) as bar:
+        speed = Speed(self._llm.stats)
+        with tqdm(total=len(batch), unit="prompt", disable=not progress) as bar:
 
             def draw() -> None:
-                bar.n = len(answers)
+                bar.n = len(batch.answers)
                 bar.set_postfix_str(str(speed))
 
-            self._thread.run(answer_all(), draw)
+            answers = self._thread.run(batch.run(self._llm, self._intake), draw)
             draw()
-        return [answers[index] for index in range(len(prompts))]
-
-
-@contextmanager
-def _naming(index: int) -> Iterator[None]:
-    """Say which prompt it is that is refused."""
-    try:
-        yield
-    except BadRequest as error:
-        raise BadRequest(
-            f"prompt {index}: {error.message}", param=error.param, code=error.code
-        ) from error
+        return answers
 
 
 class Speed:
@@ -302,46 +256,3 @@ class Speed:
 
     def __str__(self) -> str:
         return f"{self.tokens / self.seconds:,.0f} tok/s"
-
-
-class Intake:
-    """How batches enter the engine's queue: in their order, as much of them as it takes.
-
-    The queue's policy then sees them together; what does not fit waits here, and is never refused.
-    """
-
-    def __init__(self, llm: AsyncLLM):
-        self._llm = llm
-        self._places = asyncio.Semaphore(llm.limits.max_waiting)
-        self._turn = asyncio.Lock()
-
-    async def run(self, work: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> None:
-        """Do ``work`` on every item, on as many at once as may be in the queue.
-
-        The first error cancels the rest and is raised as it is, not in a group.
-        """
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for item in items:
-                    await self._places.acquire()
-                    task = tasks.create_task(work(item))
-                    task.add_done_callback(lambda _: self._places.release())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-
-    async def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, when the queue has room for so many: submit them at once.
-
-        Raises:
-            BadRequest: the prompt can never be served.
-        """
-        ids: list[int] | None = None
-        async with self._turn:
-            while True:
-                try:
-                    if ids is None:
-                        ids = await self._llm.encode_prompt(prompt)
-                    self._llm.check_room(len(ids))
-                    return ids
-                except QueueFull:
-                    await asyncio.sleep(RETRY_SECONDS)

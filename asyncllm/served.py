@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from asyncllm.config import EngineConfig, EngineLimits, PolicyName
+from asyncllm.config import EngineConfig, EngineLimits, PolicyName, engine_config
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.stats import EngineStats
-from asyncllm.errors import BadRequest, EngineDead, NotReady
+from asyncllm.errors import EngineDead, NotReady
 from asyncllm.executor.startup import StartupBill
 from asyncllm.loading import Loaded, load, name_of
 from asyncllm.models.spec import ModelSpec
@@ -20,6 +20,7 @@ from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
+from asyncllm.validate import check_kind
 
 
 class ServedModel:
@@ -48,11 +49,8 @@ class ServedModel:
         """
         if isinstance(policy, str):
             options["policy"], policy = policy, None
-        if config is None:
-            config = EngineConfig(model=None if model is None else str(model), **options)
-        elif model is not None or options:
-            raise BadRequest("give either config or model and options, not both", param="config")
-        self.config = config
+        check_kind("policy", policy, Policy)
+        self.config = config = engine_config(model, config, options)
         self.created = int(time.time())
         self._model_name = name_of(config.model)
         self._policy = policy or POLICIES[config.policy]()

@@ -37,24 +37,53 @@ def plain_prompt(prompt: Prompt) -> str | list[int] | list[dict[str, Any]]:
     if isinstance(prompt, str):
         return prompt
     tolist = getattr(prompt, "tolist", None)
-    items: list[Any] = list(prompt) if tolist is None else tolist()
+    items: Any = tolist() if tolist else list(prompt) if _is_list(prompt) else None
+    if not isinstance(items, list):
+        raise _no_prompt(type(prompt).__name__)
     types = set(map(type, items))  # in C: a prompt can be long
     for kind in (int, dict):
         if all(issubclass(found, kind) for found in types):
             return items
-    raise BadRequest(
-        "a prompt is text, a list of token ids, or a list of chat messages", param="prompt"
-    )
+    raise _no_prompt(f"a list of {', '.join(sorted(found.__name__ for found in types))}")
 
 
 def is_single(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
-    """Whether it is one prompt, and not a list of them."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, dict)))
+    """Whether it is one prompt, and not a list of them. An array of numbers is one prompt.
+
+    Raises:
+        BadRequest: it is neither.
+    """
+    if isinstance(prompts, str):
+        return True
+    if not _is_list(prompts):
+        raise _no_prompt(type(prompts).__name__)
+    first = next(iter(prompts), None)
+    is_number = isinstance(first, int) or getattr(first, "ndim", None) == 0
+    return isinstance(first, dict) or (is_number and not isinstance(first, str))
+
+
+def is_conversation(prompt: Prompt) -> TypeGuard[Sequence[dict[str, Any]]]:
+    """Whether a prompt is chat messages."""
+    return not isinstance(prompt, str) and isinstance(next(iter(prompt), None), dict)
 
 
 def is_chat(prompt: str | list[int] | list[dict[str, Any]]) -> TypeGuard[list[dict[str, Any]]]:
     """Whether a plain prompt is chat messages."""
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+    return is_conversation(prompt)
+
+
+def _is_list(value: object) -> bool:
+    """Whether it is a list, a tuple, an array or the like; bytes are neither text nor token ids."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return False
+    return isinstance(value, Sequence) or hasattr(value, "tolist")
+
+
+def _no_prompt(given: str) -> BadRequest:
+    return BadRequest(
+        f"a prompt is text, a list of token ids, or a list of chat messages, not {given}",
+        param="prompt",
+    )
 
 
 class FinishReason(enum.StrEnum):
@@ -115,8 +144,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             where the output may end, so ``ignore_eos`` does nothing; ``min_tokens`` yields where
             only the end is left.
         reasoning: what may come before the grammar begins, and how much of it.
-        max_tokens: most tokens to generate; None means all the room left in the context, and 0
-            only scores the prompt.
+        max_tokens: most tokens to generate; 0 only scores the prompt. With None a chat may fill the
+            context, and an answer to raw text or token ids ends after 256 tokens, with
+            ``finish_reason`` "length".
         min_tokens: neither a stop token nor the end of a stop string among so many tokens.
         stop: strings that end the text (they are not part of it); a single one may stand alone.
         stop_token_ids: further token ids that end the sequence.

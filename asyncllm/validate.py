@@ -1,13 +1,15 @@
-"""Type checks for structs that users build by hand; msgspec itself only checks what it decodes."""
+"""Type checks for what users pass by hand; msgspec itself only checks what it decodes."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from asyncllm.errors import BadRequest
+
+T = TypeVar("T")
 
 
 @cache
@@ -39,3 +41,17 @@ def check_types(struct: msgspec.Struct, where: str = "") -> None:
             raise BadRequest(f"{path}: {error}", param=path) from None
         if converted is not value:
             msgspec.structs.force_setattr(struct, name, converted)
+
+
+def check_kind(name: str, value: object, kind: type[T]) -> T | None:
+    """An argument that is of the type that its parameter takes, or None.
+
+    Raises:
+        BadRequest: it is neither; the message has the parameter, the expected and the given type.
+    """
+    if value is None or isinstance(value, kind):
+        return value
+    hint = f"; use {kind.__name__}(**{name})" if isinstance(value, dict) else ""
+    raise BadRequest(
+        f"{name} must be {kind.__name__}, not {type(value).__name__}{hint}", param=name
+    )

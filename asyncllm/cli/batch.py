@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from asyncllm.cli.answer_file import answer_lines, append_answers, say
 from asyncllm.cli.options import (
+    BATCH_DEFAULTS,
+    add_config_options,
     add_model,
     add_option,
-    add_options,
     config_from_args,
     usage_error,
 )
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.results import replace_file
-from asyncllm.config import EngineConfig, PolicyName, ServerConfig
+from asyncllm.config import EngineConfig, ServerConfig
 from asyncllm.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ def add_command(commands: Commands) -> None:
         description="Answer a batch file, as OpenAI has them: chat completions, completions, "
         "embeddings and responses, one request a line. A line that is wrong gets an error, and the "
         "others their answers.",
-        allow_abbrev=False,
     )
+    add_model(parser)
     parser.add_argument("file", type=Path, metavar="IN.jsonl", help="the requests")
     parser.add_argument(
         "output",
@@ -43,7 +44,6 @@ def add_command(commands: Commands) -> None:
         metavar="OUT.jsonl",
         help="the answers, one line each, in the order in which they finish",
     )
-    add_model(parser)
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -51,9 +51,8 @@ def add_command(commands: Commands) -> None:
     )
     text = "name of the model in the requests, its own by default; may be repeated"
     add_option(parser, "served_model_name", tuple[str, ...], text)
-    add_option(parser, "policy", PolicyName, "who is served next (default: longest)")
-    add_options(parser, EngineConfig, title="engine", skip=("model", "policy"))
-    parser.set_defaults(run=run, parser=parser, policy="longest", itl_target_ms=0.0)
+    add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from asyncllm.bench import cases, own
 from asyncllm.cli.options import (
+    BATCH_DEFAULTS,
+    add_config_options,
     add_model,
-    add_option,
-    add_options,
     config_from_args,
-    given_options,
+    refuse_engine_options,
     usage_error,
 )
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.values import list_of, positive
-from asyncllm.config import EngineConfig, PolicyName
+from asyncllm.config import EngineConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,15 +65,8 @@ def _add_offline(actions: Commands) -> None:
         allow_abbrev=False,
     )
     _add_common(parser, names)
-    add_option(
-        parser,
-        "policy",
-        PolicyName,
-        "who is served next; a batch ends sooner when its longest answers begin first "
-        "(default: longest)",
-    )
-    add_options(parser, EngineConfig, title="engine", skip=("model", "policy"))
-    parser.set_defaults(run=run_offline, parser=parser, policy="longest", itl_target_ms=0.0)
+    add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
+    parser.set_defaults(run=run_offline, parser=parser)
 
 
 def _add_serve(actions: Commands) -> None:
@@ -121,7 +114,7 @@ def _add_serve(actions: Commands) -> None:
         metavar="INT",
         help="ids in prompts stay below this (default: what the server says, else 10001)",
     )
-    add_options(parser, EngineConfig, title="engine, without --url", skip=("model",))
+    add_config_options(parser, EngineConfig)
     parser.set_defaults(run=run_serve, parser=parser)
 
 
@@ -213,9 +206,8 @@ async def _run_offline(
 
 def run_serve(args: argparse.Namespace) -> int:
     config = config_from_args(args, EngineConfig)
-    useless = given_options(args, EngineConfig).keys() - {"model"}
-    if args.url and useless:
-        usage_error(args, f"{', '.join(sorted(useless))}: for the server at --url to decide")
+    if args.url:
+        refuse_engine_options(args)
     chosen = _online_cases(args)
 
     from asyncllm.bench import plot, tables

@@ -7,11 +7,16 @@ import sys
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.cli.options import add_options, config_from_args, given_options, usage_error
+from asyncllm.cli.options import (
+    add_config_options,
+    add_model,
+    config_from_args,
+    refuse_engine_options,
+)
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.sampling import add_sampling_options, check_sampling_options, sampling_params
 from asyncllm.config import EngineConfig
-from asyncllm.errors import AsyncLLMError, EngineDead
+from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead
 from asyncllm.types import SamplingParams, TokenDelta
 
 if TYPE_CHECKING:
@@ -35,14 +40,15 @@ def add_command(commands: Commands) -> None:
         description="Talk to a model, loaded here or served elsewhere.\n"
         "From a pipe, each line is a message.",
         epilog=_COMMANDS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
+    add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument("--url", help="talk to the server there instead of loading a model")
+    parser.add_argument(
+        "--url", help="talk to this server instead of loading a model; MODEL is then its name there"
+    )
     parser.add_argument("--api-key", metavar="TEXT", help="key for that server")
     add_sampling_options(parser)
-    add_options(parser, EngineConfig, title="engine")
+    add_config_options(parser, EngineConfig)
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -55,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
     llm = _client(args) if args.url else AsyncLLM(config=config, progress=LoadingBar())
     with closing(LoopThread(llm)) as thread:
+        if isinstance(llm, AsyncLLM) and llm.chat_template is None:
+            raise BadRequest(
+                f"{llm.model_name} has no chat template; give it one by --chat-template"
+            )
         defaults = llm.default_params if isinstance(llm, AsyncLLM) else SamplingParams()
         params = sampling_params(args, defaults)
         return talk(
@@ -65,9 +75,7 @@ def run(args: argparse.Namespace) -> int:
 def _client(args: argparse.Namespace) -> Client:
     from asyncllm.client import Client
 
-    useless = given_options(args, EngineConfig).keys() - {"model"}
-    if useless:
-        usage_error(args, f"{', '.join(sorted(useless))}: for the server at --url to decide")
+    refuse_engine_options(args)
     return Client(args.url, api_key=args.api_key, model=getattr(args, "model", None))
 
 

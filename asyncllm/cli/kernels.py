@@ -10,10 +10,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncllm.cli.options import add_options, given_options, usage_error
+from asyncllm.cli.options import add_options, config_from_args, usage_error
 from asyncllm.cli.tune import add_tune
 from asyncllm.config import EngineConfig
-from asyncllm.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,19 +36,23 @@ _SIZES = (
 
 
 def add_command(commands: Commands) -> None:
-    kernels = commands.add_parser(
-        "kernels", help="compile GPU kernels ahead of time, or tune them", allow_abbrev=False
-    )
+    kernels = commands.add_parser("kernels", help="compile GPU kernels ahead of time, or tune them")
     actions = kernels.add_subparsers(title="actions", metavar="ACTION", required=True)
     parser = actions.add_parser(
         "build",
         help="compile the kernels of a model",
         description="Compile GPU kernels, which would otherwise be compiled when a model that "
-        "needs them is first served. With --model those are our own, which Triton compiles for "
-        "the model's sizes, and FlashInfer's with --attention flashinfer; without, they are "
-        "FlashInfer's alone. Needs no GPU, but gcc for the former and nvcc for the latter. Serving "
-        "then needs no compiler.",
-        allow_abbrev=False,
+        "needs them is first served. For a MODEL these are our own, which Triton compiles for "
+        "the model's sizes, and FlashInfer's with --attention flashinfer; without a MODEL, they "
+        "are FlashInfer's alone. Needs no GPU, but gcc for the former and nvcc for the latter. "
+        "Serving then needs no compiler.",
+    )
+    parser.add_argument(
+        "named",
+        nargs="*",
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help="folder or hub id of a model to be served; its weights are not needed",
     )
     parser.add_argument(
         "--arch",
@@ -64,18 +67,18 @@ def add_command(commands: Commands) -> None:
         dest="models",
         action="append",
         default=[],
-        metavar="TEXT",
-        help="folder or hub id of a model to be served; may be repeated. Of its files, the "
-        "weights are not needed",
+        metavar="MODEL",
+        help="another way to name a MODEL; may be repeated",
     )
     parser.add_argument(
         "--head-dim",
         type=_list_of(_HEAD_DIMS),
         metavar="LIST",
-        help="without --model: head sizes, among 64, 128 and 256 (default: 64,128)",
+        help="without a MODEL: head sizes, among 64, 128 and 256 (default: 64,128)",
     )
     parser.add_argument(
         "--dtype",
+        dest="dtypes",  # EngineConfig.dtype is a single one
         type=_list_of(_DTYPES),
         default=["bfloat16"],
         metavar="LIST",
@@ -84,32 +87,30 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--window",
         action="store_true",
-        help="without --model: also for layers with a sliding window",
+        help="without a MODEL: also for layers with a sliding window",
     )
     parser.add_argument(
         "--softcap",
         action="store_true",
-        help="without --model: also for layers that cap their scores",
+        help="without a MODEL: also for layers that cap their scores",
     )
     parser.add_argument(
         "--force",
         action="store_true",
         help="compile FlashInfer's again if they are there; needed for another --arch",
     )
-    every = EngineConfig.__struct_fields__
-    add_options(
-        parser, EngineConfig, title="as the model will be served", skip=set(every) - set(_SIZES)
-    )
+    add_options(parser, EngineConfig, _SIZES, "as the model will be served")
     parser.set_defaults(run=run, parser=parser)
     add_tune(actions)
 
 
 def run(args: argparse.Namespace) -> int:
     by_shape = args.head_dim is not None or args.window or args.softcap
-    if args.models and by_shape:
-        usage_error(args, "--model says what --head-dim, --window and --softcap would")
-    config = _config(args)
-    specs = _specs(args.models)
+    models = models_of(args)
+    if models and by_shape:
+        usage_error(args, "--head-dim, --window and --softcap are for builds without a MODEL")
+    config = config_from_args(args, EngineConfig)
+    specs = _specs(models)
     if not specs or config.attention == "flashinfer":
         _build_flashinfer(args, specs)
     if specs:
@@ -117,12 +118,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _config(args: argparse.Namespace) -> EngineConfig:
-    given = given_options(args, EngineConfig)
-    try:
-        return EngineConfig(**{name: given[name] for name in _SIZES if name in given})
-    except BadRequest as error:
-        usage_error(args, error.message)
+def models_of(args: argparse.Namespace) -> list[str]:
+    """The models that are named, as arguments or by --model."""
+    named: list[str] = getattr(args, "named", [])
+    if named and args.models and set(named) != set(args.models):
+        usage_error(args, f"different models are named: {' '.join(named)}, and by --model")
+    return named or list(args.models)
 
 
 def _specs(models: list[str]) -> dict[str, ModelSpec]:
@@ -159,7 +160,7 @@ def _named_modules(args: argparse.Namespace) -> list[KernelModule]:
     return [
         KernelModule(kind, getattr(torch, dtype), int(head_dim), window, softcap)
         for dtype, head_dim, window, softcap, kind in itertools.product(
-            args.dtype, args.head_dim or ["64", "128"], windows, softcaps, KINDS
+            args.dtypes, args.head_dim or ["64", "128"], windows, softcaps, KINDS
         )
     ]
 
@@ -172,7 +173,7 @@ def _model_modules(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> lis
     from asyncllm.models.registry import model_class
 
     modules = []
-    for (name, spec), dtype_name in itertools.product(specs.items(), args.dtype):
+    for (name, spec), dtype_name in itertools.product(specs.items(), args.dtypes):
         dtype = getattr(torch, dtype_name)
         model_type = model_class(spec.architecture)
         layers = model_type(spec.config, dtype, torch.device("meta"), 1).attention_specs
@@ -194,7 +195,7 @@ def _build_triton(
     for gpu in gpus_of(args.arch):
         # A process of its own, as what it believes of its GPU it believes for good.
         with ProcessPoolExecutor(1, fresh) as process:
-            for (name, spec), dtype in itertools.product(specs.items(), args.dtype):
+            for (name, spec), dtype in itertools.product(specs.items(), args.dtypes):
                 started = time.perf_counter()
                 count = process.submit(_compile, spec, dtype, config, gpu, folder).result()
                 print(

@@ -6,11 +6,13 @@ Only options that were given reach the Struct, so its own defaults and checks st
 from __future__ import annotations
 
 import argparse
+from functools import cache
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
+    Final,
     Literal,
     NoReturn,
     TypeAlias,
@@ -24,65 +26,101 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
+from asyncllm.cli.config_file import add_config_file
+from asyncllm.config import GROUPS, EngineConfig
 from asyncllm.errors import BadRequest
+from asyncllm.option_names import name_options, option_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 #: What ``ArgumentParser.add_subparsers()`` returns.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+#: Engine defaults of commands that work on a batch: it ends sooner when its longest answers begin
+#: first, and nobody watches single tokens come.
+BATCH_DEFAULTS: Final = {"policy": "longest", "itl_target_ms": 0.0}
+
+
+def add_config_options(
+    parser: argparse.ArgumentParser,
+    *structs: type[msgspec.Struct],
+    defaults: Mapping[str, Any] | None = None,
+    skip: Collection[str] = ("model",),
+) -> None:
+    """Add an option for each field of the structs, in their groups, and ``--config``.
+
+    Args:
+        defaults: the command's own defaults, instead of those of the structs.
+        skip: fields without an option; ``add_model`` adds the one for the model.
+    """
+    add_config_file(parser)
+    parser.set_defaults(defaults=defaults or {})
+    every = [field for struct in structs for field in _fields(struct) if field.name not in skip]
+    for title in GROUPS:
+        fields = [field for field in every if field.group == title]
+        if fields:
+            group = parser.add_argument_group(title)
+            for field in fields:
+                _add_field(group, field, defaults or {})
+
 
 def add_options(
     parser: argparse.ArgumentParser,
     struct: type[msgspec.Struct],
-    *,
+    names: Collection[str],
     title: str,
-    skip: Collection[str] = (),
 ) -> None:
-    """Add an option for each field of ``struct`` that is not in ``skip``, in a group of their own.
-
-    A field's ``Meta`` description becomes the help text.
-    """
+    """Add options for some fields of a struct, in a group with this title."""
     group = parser.add_argument_group(title)
-    hints = get_type_hints(struct, include_extras=True)
-    for field in msgspec.structs.fields(struct):
-        if field.name not in skip:
-            kind, description = _split_annotated(hints[field.name])
-            add_option(group, field.name, kind, description + _default_note(field.default))
+    for field in _fields(struct):
+        if field.name in names:
+            _add_field(group, field, {})
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names the model, ``EngineConfig.model``."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=argparse.SUPPRESS,
-        help="folder or hub id; the built-in demo when none is named",
-    )
+def add_model(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Add the argument that names the model: MODEL, first of the arguments, or ``--model``."""
+    text = "folder or hub id" + ("" if required else "; the built-in demo model by default")
+    model: Any = {"default": argparse.SUPPRESS, "action": _ModelAction, "metavar": "MODEL"}
+    parser.add_argument("model", nargs="?", help=text, **model)
+    parser.add_argument("--model", dest="model", help="another way to name MODEL", **model)
 
 
-def add_option(group: argparse._ActionsContainer, name: str, kind: Any, text: str) -> None:
+class _ModelAction(argparse.Action):
+    """Takes the model from either place, and refuses two that differ."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, *_: Any
+    ) -> None:
+        if getattr(args, "model", value) != value:
+            parser.error(f"the model is named twice, as {args.model!r} and as {value!r}")
+        args.model = value
+
+
+def add_option(
+    group: argparse._ActionsContainer, name: str, kind: Any, text: str, metavar: str | None = None
+) -> None:
     """Add the option for one field: ``max_num_seqs`` of type int is ``--max-num-seqs INT``.
 
     A ``Literal`` becomes choices, a ``bool`` a pair ``--x / --no-x``, a ``tuple`` an option that
     may be repeated. An option that is not given leaves no trace in the parsed arguments.
     """
     group.add_argument(
-        "--" + name.replace("_", "-"),
+        option_of(name),
         dest=name,
         default=argparse.SUPPRESS,
         help=text.replace("%", "%%"),
-        **_argument(_without_none(kind)),
+        **_argument(_without_none(kind)) | ({} if metavar is None else {"metavar": metavar}),
     )
 
 
 def given_options(args: argparse.Namespace, struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields of ``struct`` that were given on the command line."""
+    """The fields of ``struct`` that were given, on the command line or in the file of --config."""
     given = {name: getattr(args, name) for name in struct.__struct_fields__ if name in args}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    kinds = {field.name: field.kind for field in _fields(struct)}
+    return {name: _for_field(kinds[name], value) for name, value in given.items()}
 
 
 def config_from_args(args: argparse.Namespace, struct: type[S]) -> S:
@@ -90,10 +128,22 @@ def config_from_args(args: argparse.Namespace, struct: type[S]) -> S:
 
     A value out of range is a usage error: it ends the program with a message and status 2.
     """
+    defaults = vars(args).get("defaults", {})
+    own = {k: v for k, v in defaults.items() if k in struct.__struct_fields__}
     try:
-        return struct(**given_options(args, struct))
+        return struct(**{**own, **given_options(args, struct)})
     except BadRequest as error:
-        usage_error(args, error.message)
+        file = vars(args).get("from_file", {}).get(error.param)
+        where = "" if file is None else f"{file}: "
+        usage_error(args, where + name_options(error.message, error.param))
+
+
+def refuse_engine_options(args: argparse.Namespace) -> None:
+    """A usage error if options are given that the server at --url decides."""
+    given = given_options(args, EngineConfig).keys() - {"model"}
+    if given:
+        names = ", ".join(map(option_of, sorted(given)))
+        usage_error(args, f"{names}: the server at --url decides")
 
 
 def usage_error(args: argparse.Namespace, message: str) -> NoReturn:
@@ -102,13 +152,36 @@ def usage_error(args: argparse.Namespace, message: str) -> NoReturn:
     parser.error(message)
 
 
-def _split_annotated(hint: Any) -> tuple[Any, str]:
-    """The bare type and its ``Meta`` description."""
-    if get_origin(hint) is not Annotated:
-        return hint, ""
-    kind, *extras = get_args(hint)
-    [text] = (meta.description or "" for meta in extras if isinstance(meta, Meta))
-    return kind, text
+class _Field(msgspec.Struct, frozen=True):
+    """A field as the command line needs it."""
+
+    name: str
+    kind: Any
+    default: Any
+    text: str = ""
+    group: str = GROUPS[0]
+    metavar: str | None = None
+
+
+@cache
+def _fields(struct: type[msgspec.Struct]) -> tuple[_Field, ...]:
+    hints = get_type_hints(struct, include_extras=True)
+    found = []
+    for field in msgspec.structs.fields(struct):
+        kind, *extras = (
+            get_args(hint) if get_origin(hint := hints[field.name]) is Annotated else (hint,)
+        )
+        [meta] = [extra for extra in extras if isinstance(extra, Meta)] or [Meta()]
+        text = meta.description or ""
+        found.append(_Field(field.name, kind, field.default, text, **(meta.extra or {})))
+    return tuple(found)
+
+
+def _add_field(
+    group: argparse._ActionsContainer, field: _Field, defaults: Mapping[str, Any]
+) -> None:
+    text = field.text + _default_note(defaults.get(field.name, field.default))
+    add_option(group, field.name, field.kind, text, field.metavar)
 
 
 def _without_none(kind: Any) -> Any:
@@ -128,6 +201,16 @@ def _argument(kind: Any) -> dict[str, Any]:
     return {"type": kind, "metavar": "TEXT" if kind is str else kind.__name__.upper()}
 
 
+def _for_field(kind: Any, value: Any) -> Any:
+    """A value for a field of this type; a file may have a single one where several are possible."""
+    if get_origin(kind) is not tuple:
+        return value
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
 def _default_note(default: Any) -> str:
     # What None and () stand for is in the description itself.
-    return "" if default in (None, ()) else f" (default: {default})"
+    if default in (None, ()):
+        return ""
+    shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+    return f" (default: {shown})"

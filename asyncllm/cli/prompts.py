@@ -35,6 +35,11 @@ class Row(msgspec.Struct, frozen=True):
         return "messages" if is_chat else "prompt"
 
 
+def as_chat(prompt: Prompt) -> Prompt:
+    """A text as a conversation that begins with it; a conversation as it is."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
 def read_rows(path: Path, field: str | None = None) -> list[Row]:
     """All prompts of a file, numbered from 0.
 
@@ -46,9 +51,9 @@ def read_rows(path: Path, field: str | None = None) -> list[Row]:
         BadRequest: the file is not what its name says; the message has the line.
         OSError: it cannot be read.
     """
-    read = _READERS.get(path.suffix.lower())
+    read = READERS.get(path.suffix.lower())
     if read is None:
-        raise BadRequest(f"{path}: the name must end in {', '.join(_READERS)}")
+        raise BadRequest(f"{path}: the name must end in {', '.join(READERS)}")
     # utf-8-sig, because spreadsheets put a byte order mark at the start of a .csv.
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
@@ -113,4 +118,4 @@ def _is_prompt(value: Any) -> bool:
     return isinstance(value, str)
 
 
-_READERS = {".txt": _read_txt, ".csv": _read_csv, ".jsonl": _read_jsonl}
+READERS = {".txt": _read_txt, ".csv": _read_csv, ".jsonl": _read_jsonl}

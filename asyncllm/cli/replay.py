@@ -22,7 +22,6 @@ def add_command(commands: Commands) -> None:
         help="run the scheduler again on what serve --trace recorded",
         description="Run the scheduler again on what serve --trace recorded, and check that it "
         "makes the same plans.",
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", help="the trace")
     parser.add_argument(

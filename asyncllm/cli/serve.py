@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncllm.cli.options import add_model, add_options, config_from_args
+from asyncllm.cli.options import add_config_options, add_model, config_from_args
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.config import EngineConfig, ServerConfig
 from asyncllm.executor.preload import preload_cuda
@@ -21,11 +21,9 @@ def add_command(commands: Commands) -> None:
         "serve",
         help="serve a model over HTTP, with OpenAI's API",
         description="Serve a model over HTTP, with OpenAI's API.",
-        allow_abbrev=False,
     )
     add_model(parser)
-    add_options(parser, ServerConfig, title="server")
-    add_options(parser, EngineConfig, title="engine", skip=("model",))
+    add_config_options(parser, EngineConfig, ServerConfig)
     parser.set_defaults(run=run, parser=parser)
 
 

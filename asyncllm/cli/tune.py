@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from asyncllm.cli.options import usage_error
+from asyncllm.cli.options import add_model, usage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +25,14 @@ def add_tune(actions: Commands) -> None:
         "and the whole GPU.",
         allow_abbrev=False,
     )
-    parser.add_argument("--model", required=True, metavar="TEXT", help="folder or hub id")
+    add_model(parser, required=True)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if "model" not in args:
+        usage_error(args, "name the MODEL to tune for")
+
     import torch
 
     if not torch.cuda.is_available():

@@ -51,9 +51,22 @@ def _download(name: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
         )
     except Exception as error:  # the hub's client lets many kinds through: HTTP, disk, cache
         at = f" at revision {revision!r}" if revision else ""
-        reason = str(error).strip().splitlines()
         raise ModelError(
-            f"there is no folder {name!r}, and downloading {name!r}{at} from the Hugging Face Hub "
-            f"failed: {type(error).__name__}: {reason[0] if reason else 'no reason given'}. "
-            f"A local folder may be given instead."
+            f"there is no local folder {name!r}, and the Hugging Face Hub did not give the model "
+            f"{name!r}{at}: {_reason(error, name)}"
         ) from error
+
+
+def _reason(error: Exception, name: str) -> str:
+    """Why a download failed, and what the user can do."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return f"accept its terms at https://huggingface.co/{name} and run 'hf auth login'"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "it has no such model, or a private one, which needs 'hf auth login'"
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"no connection ({lines[0]})"
+        return f"{why}, and the model was not downloaded before"
+    return f"{type(error).__name__}: {lines[0]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
+from asyncllm.generation import bounded
 from asyncllm.server.errors import error_frame
 from asyncllm.server.protocol import GenerateRequest
 from asyncllm.server.reply import DONE, EVENT_STREAM, encode, event, usage
@@ -31,6 +32,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         raise BadRequest("the prompt is empty", param="prompt")
     check_room(llm, [asked.prompt], 1, scheduling.tenant)
     prompt = await llm.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
+    params = bounded(params, prompt, len(prompt), llm.limits.max_model_len)
     reply = GenerateReply(len(prompt), with_ids=bool(asked.return_token_ids))
     jobs = await fan_out(llm, [prompt], 1, params, scheduling, asked)
     return await service.answer(request, jobs, reply, asked)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError, NotReady
 from asyncllm.executor.startup import process_seconds
+from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
 from asyncllm.server.connection import Listener
 from asyncllm.server.service import SERVICE, Service
@@ -96,8 +97,10 @@ async def _serve_until(
         return 0
     if (error := loading.exception()) is not None:
         # A line for what the user can mend, a traceback for what only we can.
-        expected = isinstance(error, AsyncLLMError)
-        log.error("cannot load the model: %s", error, exc_info=None if expected else error)
+        if isinstance(error, AsyncLLMError):
+            log.error("cannot load the model: %s", name_options(error.message, error.param))
+        else:
+            log.error("cannot load the model: %s", error, exc_info=error)
         return 1
     limits = llm.limits
     age = process_seconds()

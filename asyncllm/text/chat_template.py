@@ -71,15 +71,20 @@ class ChatTemplate:
         self._turn = asyncio.Lock()
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Self | None:
+    def from_folder(cls, folder: Path, source: str | None = None) -> Self | None:
         """The chat template of a model folder, None if it has none.
 
         chat_template.jinja (and additional_chat_templates/*.jinja) come before the entry in
         tokenizer_config.json.
 
+        Args:
+            source: a template to use instead, with the special tokens of the folder.
+
         Raises:
             ModelError: a template does not compile, or a file is not valid JSON.
         """
+        if source is not None:
+            return cls(source, read_special_tokens(folder))
         sources = {
             path.stem: path.read_text("utf-8")
             for path in sorted(folder.glob("additional_chat_templates/*.jinja"))

@@ -15,7 +15,7 @@ import torch
 from pytest_aiohttp import AiohttpClient
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.errors import BadRequest, EngineDead, ModelError, NotReady
+from asyncllm.errors import EngineDead, ModelError, NotReady
 from asyncllm.executor.kv_pool import KVPool
 from asyncllm.models.base import CausalLM
 from asyncllm.types import FinishReason
@@ -54,8 +54,8 @@ async def test_text_ids_and_messages_are_prompts() -> None:
         assert "".join(delta.text for delta in deltas) == text.text
         assert [token for delta in deltas for token in delta.token_ids] == text.token_ids
         assert deltas[-1].finish_reason is text.finish_reason
-        with pytest.raises(BadRequest):
-            await llm.generate(["one", "two"])  # type: ignore[arg-type]
+        both = await llm.generate(["1, 2, 3,", SUM], GREEDY)
+        assert [answer.text for answer in both] == [text.text, answer.text]
 
 
 async def test_two_engines_share_a_process() -> None:

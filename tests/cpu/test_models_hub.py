@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub import errors
 
 from asyncllm.errors import ModelError
 from asyncllm.models.hub import resolve_folder
@@ -77,8 +80,32 @@ def test_a_download_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(ModelError) as caught:
         resolve_folder("org/model", "v2")
-    for word in ("'org/model'", "'v2'", "the network is down", "local folder"):
+    for word in ("'org/model'", "'v2'", "the network is down", "no local folder"):
         assert word in str(caught.value)
+
+
+def _response() -> Any:
+    """As much of a response as the hub's errors look at."""
+    return SimpleNamespace(headers={}, request=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (lambda: errors.RepositoryNotFoundError("404", response=_response()), "no such model"),
+        (lambda: errors.GatedRepoError("403", response=_response()), "accept its terms"),
+        (lambda: errors.LocalEntryNotFoundError("unplugged"), r"no connection \(unplugged\)"),
+    ],
+)
+def test_what_was_tried_and_what_helps(
+    monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], advice: str
+) -> None:
+    def download(name: str, **options: Any) -> str:
+        raise error()
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError, match=f"no local folder 'org/model'.*Hub.*{advice}"):
+        resolve_folder("org/model")
 
 
 def _forbid_download(monkeypatch: pytest.MonkeyPatch) -> None:

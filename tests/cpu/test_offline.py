@@ -80,7 +80,7 @@ def test_params_for_all_or_for_each(make_llm: MakeLLM) -> None:
         assert [a.text for a in answers] == ["a", "efg"]
         with pytest.raises(BadRequest, match="2 prompts but 1 params"):
             llm.generate(["a", "b"], each[:1])
-        with pytest.raises(BadRequest, match="one prompt"):
+        with pytest.raises(BadRequest, match="params must be SamplingParams, not list"):
             llm.generate("a", each)
 
 

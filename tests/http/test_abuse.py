@@ -209,7 +209,10 @@ BODIES: Final[dict[str, tuple[str, bytes]]] = {
     "null": (CHAT, b"null"),
     "stop string of 7 MB": (TEXT, json.dumps({"prompt": "x", "stop": "y" * 7_000_000}).encode()),
     "a million ids": (TEXT, json.dumps({"prompt": [1] * 10**6}).encode()),
-    "a million stop ids": (TEXT, json.dumps({"prompt": "x", "stop_token_ids": [1] * 10**6}).encode()),
+    "a million stop ids": (
+        TEXT,
+        json.dumps({"prompt": "x", "stop_token_ids": [1] * 10**6}).encode(),
+    ),
     "a million allowed ids": (
         TEXT,
         json.dumps({"prompt": "x", "allowed_token_ids": [1] * 10**6}).encode(),

@@ -110,7 +110,6 @@ def test_jsonl_has_text_ids_or_messages(write: Write) -> None:
         ("p.jsonl", '{"prompt": [true]}', "line 1: 'prompt' is not"),
         ("p.txt", "\n\n", "no prompts"),
         ("p.csv", "", "no column"),
-        ("p.doc", "a", "must end in .txt, .csv, .jsonl"),
     ],
 )
 def test_a_bad_file_is_refused_before_anything_runs(

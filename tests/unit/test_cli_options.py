@@ -14,9 +14,11 @@ from msgspec import Meta
 
 from asyncllm import __version__
 from asyncllm.__main__ import main
-from asyncllm.cli.options import add_options, config_from_args, given_options
+from asyncllm.cli.options import add_config_options, config_from_args, given_options
+from asyncllm.cli.parser import CommandParser
 from asyncllm.cli.sampling import add_sampling_options, sampling_params
-from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.config import GROUPS, EngineConfig, ServerConfig
+from asyncllm.errors import ModelError
 from asyncllm.types import SamplingParams
 
 
@@ -30,8 +32,8 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parser_of(struct: type[msgspec.Struct], **options: Any) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser()
-    add_options(parser, struct, title="options", **options)
+    parser = CommandParser()
+    add_config_options(parser, struct, skip=(), **options)
     parser.set_defaults(parser=parser)
     return parser
 
@@ -75,9 +77,22 @@ def test_every_field_of_the_configuration_has_an_option_and_a_description(
         assert given.keys() == {field.name}
 
 
-def test_skipped_fields_have_no_option() -> None:
-    with pytest.raises(SystemExit):
-        parser_of(EngineConfig, skip=("model",)).parse_args(["--model", "x"])
+@pytest.mark.parametrize("struct", [EngineConfig, ServerConfig])
+def test_every_field_is_in_a_group_of_the_help(struct: type[msgspec.Struct]) -> None:
+    parser = parser_of(struct)
+    titles = {
+        action.dest: group.title
+        for group in parser._action_groups
+        for action in group._group_actions
+    }
+    assert {titles[name] for name in struct.__struct_fields__} <= set(GROUPS)
+
+
+def test_a_command_has_defaults_of_its_own() -> None:
+    parser = parser_of(Example, defaults={"a_number": 9})
+    assert "half is 50% (default: 9)" in " ".join(parser.format_help().split())
+    assert config_from_args(parser.parse_args([]), Example) == Example(a_number=9)
+    assert config_from_args(parser.parse_args(["--a-number", "4"]), Example) == Example(a_number=4)
 
 
 def test_sampling_options_are_laid_over_the_models_own() -> None:
@@ -94,15 +109,29 @@ def test_sampling_options_are_laid_over_the_models_own() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "required"),
-        (["fly"], "invalid choice"),
-        (["serve", "--port", "x"], "invalid int value"),
-        (["serve", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
-        (["serve", "--max-num-seq", "1"], "unrecognized arguments"),
-        (["chat", "--top-p", "2"], "top_p must be"),
-        (["chat", "--url", "http://x", "--dtype", "float32"], "dtype: for the server"),
-        (["generate", "a.txt", "-o", "b.jsonl", "--page-size", "0"], "page_size must be"),
+        (["fly"], "'fly' is not one of serve, chat,"),
+        (["serev"], "did you mean serve?"),
+        (["bench", "ofline"], "did you mean offline?"),
+        (["--verson"], "unknown option --verson; did you mean --version?"),
+        (["serve", "--port", "x"], "--port: invalid int value"),
+        (["serve", "--max-num-seqs", "0"], "--max-num-seqs must be at least 1, not 0"),
+        (["serve", "--port", "70000"], "--port must be between"),
+        (["serve", "--max-num-seq", "1"], "--max-num-seq; did you mean --max-num-seqs?"),
+        (["serve", "--max_num_seqs=1"], "--max_num_seqs; did you mean --max-num-seqs?"),
+        (["serve", "-p", "1"], "unknown option -p"),
+        (["serve", "--policy", "fari"], "--policy: 'fari' is not one of fair,"),
+        (["serve", "--policy", "fari"], "did you mean fair?"),
+        (["serve", "a", "b"], "unexpected argument 'b'"),
+        (["serve", "a", "--model", "b"], "the model is named twice, as 'b' and as 'a'"),
+        (["kernels", "build", "a", "--model", "b"], "different models are named"),
+        (["kernels", "tune"], "name the MODEL"),
+        (["chat", "--top-p", "2"], "--top-p must be"),
+        (["chat", "--url", "http://x", "--dtype", "float32"], "--dtype: the server at --url"),
+        (["generate", "a.txt", "-o", "b.jsonl", "--page-size", "0"], "--page-size must be"),
         (["generate", "a.jsonl", "-o", "./a.jsonl"], "would replace the prompts"),
+        (["generate", "--outpt", "b.jsonl", "a.txt"], "did you mean --output?"),
+        (["generate", "some/model", "-o", "b.jsonl"], "the order is [MODEL] FILE"),
+        (["generate", "a.txt", "some/model", "-o", "b.jsonl"], "the order is [MODEL] FILE"),
     ],
 )
 def test_wrong_usage_leaves_with_status_2(
@@ -111,7 +140,9 @@ def test_wrong_usage_leaves_with_status_2(
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
-    assert message in capsys.readouterr().err
+    error, advice = capsys.readouterr().err.splitlines()
+    assert message in error
+    assert "--help" in advice
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +150,30 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("asyncllm: error: ")
     assert "/nowhere/a.txt" in line
+
+
+def test_errors_of_loading_name_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = ModelError("max_model_len 9 is too long: at most kv_cache_tokens=5 and a_name")
+    monkeypatch.setattr("asyncllm.cli.replay.run", lambda args: (_ for _ in ()).throw(problem))
+    assert main(["replay", "x"]) == 1
+    assert "--max-model-len 9 is too long: at most --kv-cache-tokens=5 and a_name" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [([], "asyncllm chat  "), (["bench"], "offline"), (["kernels"], "tune")],
+)
+def test_without_a_command_there_is_help(
+    words: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,8 @@ def test_the_help_tells(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert text.count("--policy {") == 2, "in the usage and in one list"
+    assert text.count("--policy {") == 1
+    assert "fill whole steps (default: 0.0)" in text
     assert "(default: longest)" in text
     assert "(default: fair)" not in text
 

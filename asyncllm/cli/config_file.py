@@ -1,0 +1,75 @@
+"""``--config FILE``: options from a YAML, TOML or JSON file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.suggest import did_you_mean
+from asyncllm.types import SamplingParams
+
+_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    ".yaml": msgspec.yaml.decode,
+    ".yml": msgspec.yaml.decode,
+    ".toml": msgspec.toml.decode,
+    ".json": msgspec.json.decode,
+}
+_STRUCTS: Final = (EngineConfig, ServerConfig, SamplingParams)
+
+
+def add_config_file(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config``."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML, TOML or JSON file with options, such as 'max-num-seqs: 64'; the command line "
+        "overrides it",
+    )
+
+
+def apply_file(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Set what the file of ``--config`` says and the command line does not.
+
+    One file serves all commands: options of the server and the engine that this command does not
+    have are left out. Any other key is a usage error.
+    """
+    path: Path | None = getattr(args, "config", None)
+    args.from_file = {}
+    if path is None:
+        return
+    # An option with a default in the parser is one of the command, not a field of a struct.
+    own = {a.dest for a in parser._actions if a.default is argparse.SUPPRESS}
+    fields = [field for struct in _STRUCTS for field in struct.__struct_fields__]
+    shared = {*EngineConfig.__struct_fields__, *ServerConfig.__struct_fields__}
+    known = {name.replace("_", "-"): name for name in fields if name in own | shared}
+    for key, value in _read(parser, path).items():
+        name = known.get(key.replace("_", "-"))
+        if name is None:
+            parser.error(f"{path}: unknown key {key!r}{did_you_mean(key, known)}")
+        if name in own and name not in args:
+            setattr(args, name, value)
+            args.from_file[name] = path
+
+
+def _read(parser: argparse.ArgumentParser, path: Path) -> dict[str, Any]:
+    decode = _DECODERS.get(path.suffix.lower())
+    if decode is None:
+        parser.error(f"{path}: the name must end in {', '.join(_DECODERS)}")
+    try:
+        content = decode(path.read_bytes())
+    except OSError as error:
+        parser.error(f"cannot read --config {path}: {error.strerror}")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        parser.error(f"{path}: {' '.join(str(error).split())}")
+    if not isinstance(content, dict):
+        parser.error(f"{path} must hold options, such as 'max-num-seqs: 64'")
+    return {str(key): value for key, value in content.items()}
+
+
+__all__ = ["add_config_file", "apply_file"]

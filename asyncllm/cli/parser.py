@@ -1,0 +1,107 @@
+"""An argparse parser for short help and for errors that help: one line, and the nearest name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from asyncllm.cli.config_file import apply_file
+from asyncllm.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Where descriptions begin in ``--help``: most options fit to the left of them.
+_HELP_COLUMN: Final = 30
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Usage without the optional options, which are listed below it anyway."""
+
+    def __init__(self, prog: str, **options: Any):
+        super().__init__(prog, **{"max_help_position": _HELP_COLUMN, **options})
+
+    def add_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], *others: Any, **named: Any
+    ) -> None:
+        if usage is None:
+            words = filter(None, map(_usage_of, actions))
+            usage = " ".join(("%(prog)s", *words, "[OPTION ...]"))
+        super().add_usage(usage, actions, *others, **named)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser for ``asyncllm``, and for each of its commands.
+
+    Options and positional arguments of a command may come in any order. ``--config FILE`` gives the
+    options that the command line does not.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
+        self._intermixing = False
+
+    def add_subparsers(self, **options: Any) -> Any:
+        # By default argparse would take the usage line for the program's name.
+        return super().add_subparsers(**{"prog": self.prog, **options})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse a command line; without any words, a parser with sub-commands prints its help."""
+        if self._intermixing:
+            return super().parse_known_args(args, namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        self._check_options(words)
+        if self._subparsers is not None:
+            if not words:
+                self.print_help()
+                self.exit()
+            return super().parse_known_args(words, namespace)
+        self._intermixing = True
+        try:
+            parsed, extra = self.parse_known_intermixed_args(words, namespace)
+        finally:
+            self._intermixing = False
+        if extra:
+            self.error(f"unexpected argument {extra[0]!r}")
+        apply_file(self, parsed)
+        return parsed, extra
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with status 2; the usage is not printed, as it would hide the message."""
+        self.exit(2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
+
+    def _check_options(self, words: Iterable[str]) -> None:
+        """Refuse an unknown option first, as a typo makes argparse complain of something else."""
+        known = self._option_string_actions
+        for word in words:
+            name = word.partition("=")[0]
+            if word == "--" or (self._subparsers is not None and not word.startswith("-")):
+                return
+            if not word.startswith("-") or word == "-" or " " in word or name in known:
+                continue
+            if self._negative_number_matcher.match(word) or (word[1] != "-" and word[:2] in known):
+                continue
+            options = [option for option in known if option.startswith("--")]
+            self.error(f"unknown option {name}{did_you_mean(name, options)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = list(map(str, action.choices))
+            raise argparse.ArgumentError(
+                action,
+                f"{value!r} is not one of {', '.join(choices)}{did_you_mean(str(value), choices)}",
+            )
+
+
+def _usage_of(action: argparse.Action) -> str | None:
+    """An argument as usage shows it; None for an option that may be left out."""
+    name = str(action.metavar or action.dest.upper())
+    if action.option_strings:
+        return f"{action.option_strings[0]} {name}" if action.required else None
+    return {"?": f"[{name}]", "*": f"[{name} ...]"}.get(str(action.nargs), name)
+
+
+__all__ = ["CommandParser", "HelpFormatter"]

@@ -1,0 +1,229 @@
+"""Whole answers to prompts, for AsyncLLM, LLM and the command line: one, or a batch of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from asyncllm.engine.mailbox import Collector
+from asyncllm.errors import BadRequest, QueueFull
+from asyncllm.types import (
+    Completion,
+    Prompt,
+    SamplingParams,
+    SchedulingParams,
+    Usage,
+    is_conversation,
+)
+from asyncllm.validate import check_kind
+
+if TYPE_CHECKING:
+    from asyncllm.api import AsyncLLM
+
+T = TypeVar("T")
+
+#: How often a full queue is asked again, in seconds.
+RETRY_SECONDS: Final = 0.05
+#: Most tokens of an answer to raw text when nothing says how many. A chat ends by itself; raw text
+#: often goes on until the context is full. OpenAI's 16 would cut nearly every answer.
+RAW_MAX_TOKENS: Final = 256
+
+
+def bounded(
+    params: SamplingParams, prompt: Prompt, num_tokens: int, max_model_len: int
+) -> SamplingParams:
+    """The same parameters with a ``max_tokens``, unless they have one or the prompt is a chat."""
+    if params.max_tokens is not None or is_conversation(prompt):
+        return params
+    most = default_max_tokens(params, max(1, max_model_len - num_tokens))
+    return msgspec.structs.replace(params, max_tokens=most)
+
+
+def default_max_tokens(params: SamplingParams, room: int) -> int:
+    """The ``max_tokens`` of an answer to raw text, when the context has room for so many tokens."""
+    return min(room, max(RAW_MAX_TOKENS, params.min_tokens))
+
+
+async def read_request(
+    llm: AsyncLLM, prompt: Prompt, params: object, scheduling: SchedulingParams | None
+) -> tuple[list[int], SamplingParams]:
+    """Token ids and parameters of one request, to be submitted at once.
+
+    Raises:
+        BadRequest, QueueFull: as ``AsyncLLM.generate``.
+    """
+    check_kind("scheduling", scheduling, SchedulingParams)
+    given = check_kind("params", params, SamplingParams)
+    ready = await llm.prepare(given or llm.default_params)
+    ids = await llm.encode_prompt(prompt, scheduling.tenant if scheduling else "")
+    return ids, bounded(ready, prompt, len(ids), llm.limits.max_model_len)
+
+
+async def collect(
+    llm: AsyncLLM,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    scheduling: SchedulingParams | None,
+) -> Completion:
+    """Submit one request and wait for its whole answer; cancelling this cancels the request."""
+    collector = Collector()
+    request_id = llm.submit(prompt_ids, params, collector, scheduling)
+    try:
+        whole = await collector.whole()
+    finally:
+        llm.abort(request_id)
+    assert whole.finish_reason is not None, "a collector ends with the last delta"
+    return Completion(
+        text=whole.text,
+        token_ids=whole.token_ids,
+        finish_reason=whole.finish_reason,
+        stop_reason=whole.stop_reason,
+        logprobs=whole.logprobs,
+        usage=Usage(len(prompt_ids), len(whole.token_ids), whole.cached_tokens),
+        prompt_logprobs=whole.prompt_logprobs,
+    )
+
+
+class Intake:
+    """How batches enter the engine's queue: in their order, as much of them as it takes.
+
+    The queue's policy then sees them together; what does not fit waits here, and is never refused.
+    """
+
+    def __init__(self, llm: AsyncLLM):
+        self._llm = llm
+        self._places = asyncio.Semaphore(llm.limits.max_waiting)
+        self._turn = asyncio.Lock()
+
+    async def run(self, work: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> None:
+        """Do ``work`` on every item, on as many at once as may be in the queue.
+
+        The first error cancels the rest and is raised as it is, not in a group.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for item in items:
+                    await self._places.acquire()
+                    task = tasks.create_task(work(item))
+                    task.add_done_callback(lambda _: self._places.release())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def encode(self, prompt: Prompt, tenant: str = "") -> list[int]:
+        """Token ids of a prompt, when the queue has room for so many: submit them at once.
+
+        Raises:
+            BadRequest: the prompt can never be served.
+        """
+        ids: list[int] | None = None
+        async with self._turn:
+            while True:
+                try:
+                    if ids is None:
+                        ids = await self._llm.encode_prompt(prompt, tenant)
+                    self._llm.check_room(len(ids), 1, tenant)
+                    return ids
+                except QueueFull:
+                    await asyncio.sleep(RETRY_SECONDS)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        scheduling: SchedulingParams | None = None,
+    ) -> Completion:
+        """What ``AsyncLLM.generate`` gives for one prompt, as soon as the queue has room for it."""
+        llm = self._llm
+        ready = await llm.prepare(params or llm.default_params)
+        ids = await self.encode(prompt, scheduling.tenant if scheduling else "")
+        ready = bounded(ready, prompt, len(ids), llm.limits.max_model_len)
+        return await collect(llm, ids, ready, scheduling)
+
+
+class Batch:
+    """Prompts to be answered together.
+
+    Attributes:
+        answers: those that are there already, by the index of the prompt.
+    """
+
+    def __init__(
+        self,
+        prompts: Iterable[Any],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        scheduling: SchedulingParams | None,
+    ):
+        """Check the arguments of a call.
+
+        Raises:
+            BadRequest: an argument is of the wrong type, or params are not as many as prompts.
+        """
+        self.answers: dict[int, Completion] = {}
+        self._prompts: list[Prompt] = list(prompts)
+        self._scheduling = scheduling
+        check_kind("scheduling", scheduling, SchedulingParams)
+        if isinstance(params, Sequence):
+            self._params = [
+                check_kind(f"params[{i}]", each, SamplingParams) for i, each in enumerate(params)
+            ]
+        else:
+            self._params = [check_kind("params", params, SamplingParams)] * len(self._prompts)
+        if len(self._params) != len(self._prompts):
+            raise BadRequest(
+                f"{len(self._prompts)} prompts but {len(self._params)} params", param="params"
+            )
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    async def run(self, llm: AsyncLLM, intake: Intake) -> list[Completion]:
+        """The answers in the order of the prompts; the first error cancels what is unfinished.
+
+        Raises:
+            BadRequest: a prompt can never be served; the message starts with its index.
+            DeadlineExceeded, StepError, EngineDead: as ``AsyncLLM.generate``.
+        """
+        ready: dict[int, SamplingParams] = {}  # of those that differ, by identity
+        for index, params in enumerate(self._params):
+            if params is not None and id(params) not in ready:
+                with naming(index):
+                    ready[id(params)] = await llm.prepare(params)
+
+        async def answer(index: int) -> None:
+            params = self._params[index]
+            with naming(index):
+                self.answers[index] = await intake.generate(
+                    self._prompts[index],
+                    None if params is None else ready[id(params)],
+                    self._scheduling,
+                )
+
+        await intake.run(answer, range(len(self._prompts)))
+        return [self.answers[index] for index in range(len(self._prompts))]
+
+
+@contextmanager
+def naming(index: int) -> Iterator[None]:
+    """Say which prompt it is that is refused."""
+    try:
+        yield
+    except BadRequest as error:
+        raise BadRequest(
+            f"prompt {index}: {error.message}", param=error.param, code=error.code
+        ) from error
+
+
+__all__ = [
+    "RAW_MAX_TOKENS",
+    "Batch",
+    "Intake",
+    "bounded",
+    "collect",
+    "default_max_tokens",
+    "naming",
+    "read_request",
+]
