@@ -47,6 +47,7 @@ class Sequence:
         pool_from: the first position whose hidden state is wanted; -1: none is.
         num_read: positions of the prompt of which what was wanted of each is known.
         expected_pages: how many pages it was admitted for.
+        compiled: its grammar, which the executor looks up by its key while the sequence lives.
         charged: what its tenant has been charged for it (``engine/waiting.py``).
         failed: something it computed is not to be trusted.
         timeline: what happened to it, and when.
@@ -55,6 +56,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "charged",
+        "compiled",
         "deadline",
         "expected_pages",
         "failed",
@@ -98,6 +100,7 @@ class Sequence:
         self.num_prompt = len(prompt)
         self.max_length = max_length
         constraints = params.constraints if isinstance(params, PreparedParams) else None
+        self.compiled = params.compiled if isinstance(params, PreparedParams) else None
         # A grammar has an end, which may come before its time: the sampler sees to that.
         ends = constraints is not None and bool(constraints.grammar)
         self.min_length = len(prompt) + (0 if ends else params.min_tokens)

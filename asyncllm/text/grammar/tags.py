@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from asyncllm.errors import BadRequest
+from asyncllm.text.grammar.limits import Budget, TooSlow
 from asyncllm.text.grammar.regex_tree import quote
 from asyncllm.text.grammar.schema.writer import schema_rules
 from asyncllm.text.grammar.spec import StructuralTags, Tag
@@ -42,7 +43,7 @@ class _Opening(NamedTuple):
     after: str
 
 
-def tag_rules(spec: StructuralTags, special_tokens: SpecialTokens) -> str:
+def tag_rules(spec: StructuralTags, special_tokens: SpecialTokens, budget: Budget) -> str:
     """The grammar of structural tags, in Lark.
 
     Raises:
@@ -53,7 +54,9 @@ def tag_rules(spec: StructuralTags, special_tokens: SpecialTokens) -> str:
     lines = []
     for index, tag in enumerate(spec.tags):
         try:
-            lines.append(schema_rules(tag.schema, name=f"schema{index}"))
+            lines.append(schema_rules(tag.schema, name=f"schema{index}", budget=budget))
+        except TooSlow:
+            raise
         except BadRequest as error:
             raise BadRequest(f"tag {index}: {error.message}") from error
     write = _rules_in_free_text if spec.free_text else _rules_of_tags_alone

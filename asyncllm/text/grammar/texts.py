@@ -9,9 +9,16 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import oracle
-from asyncllm.text.grammar.limits import MAX_CHOICES, MAX_GRAMMAR_CHARS, check_nesting
+from asyncllm.text.grammar.limits import (
+    MAX_CHOICES,
+    MAX_GRAMMAR_CHARS,
+    Budget,
+    check_nesting,
+    check_terminals,
+    check_together,
+)
 from asyncllm.text.grammar.regex_parse import parse
-from asyncllm.text.grammar.regex_tree import RegexError, full_match, languages, quote, write
+from asyncllm.text.grammar.regex_tree import RegexError, full_match, languages, quote, spread, write
 from asyncllm.text.grammar.schema.writer import schema_rules
 from asyncllm.text.grammar.spec import (
     Choice,
@@ -30,36 +37,40 @@ _HEADER = '%llguidance {"no_forcing": true}\n'
 _DIRECTIVE = re.compile(r"%\s*(json|regex|llguidance|lark)\b|@[A-Za-z_]")
 
 
-def lark_of(spec: GrammarSpec, special_tokens: SpecialTokens) -> str:
+def lark_of(
+    spec: GrammarSpec, special_tokens: SpecialTokens, budget: Budget | None = None
+) -> str:
     """The grammar of a spec.
 
     Raises:
-        BadRequest: the spec is malformed, admits nothing, or is not supported.
+        BadRequest: the spec is malformed, admits nothing, is too costly, or is not supported.
     """
-    return _HEADER + _lark_of(spec, special_tokens)
+    return _HEADER + _lark_of(spec, special_tokens, budget or Budget())
 
 
 @singledispatch
-def _lark_of(spec: GrammarSpec, special_tokens: SpecialTokens) -> str:
+def _lark_of(spec: GrammarSpec, special_tokens: SpecialTokens, budget: Budget) -> str:
     raise TypeError(f"not a grammar spec: {type(spec).__name__}")
 
 
 @_lark_of.register
-def _json_object(spec: JsonObject, special_tokens: SpecialTokens) -> str:
-    return schema_rules(True, only="object")
+def _json_object(spec: JsonObject, special_tokens: SpecialTokens, budget: Budget) -> str:
+    return schema_rules(True, only="object", budget=budget)
 
 
 @_lark_of.register
-def _json_schema(spec: JsonSchema, special_tokens: SpecialTokens) -> str:
-    return schema_rules(spec.schema)
+def _json_schema(spec: JsonSchema, special_tokens: SpecialTokens, budget: Budget) -> str:
+    return schema_rules(spec.schema, budget=budget)
 
 
 @_lark_of.register
-def _regex(spec: Regex, special_tokens: SpecialTokens) -> str:
+def _regex(spec: Regex, special_tokens: SpecialTokens, budget: Budget) -> str:
     try:
         found = languages(full_match(parse(spec.pattern)))
     except RegexError as error:
         raise BadRequest(f"the regular expression {error}") from error
+    if len(found) > 1:
+        check_together(spread(node) for node, _ in found)
     terms = [("" if inside else "~") + f"/{write(node, json=False)}/" for node, inside in found]
     if not all(inside for _, inside in found):
         terms.insert(0, "/(?s:.*)/")
@@ -73,7 +84,7 @@ def _regex(spec: Regex, special_tokens: SpecialTokens) -> str:
 
 
 @_lark_of.register
-def _choice(spec: Choice, special_tokens: SpecialTokens) -> str:
+def _choice(spec: Choice, special_tokens: SpecialTokens, budget: Budget) -> str:
     choices = list(dict.fromkeys(spec.choices))
     if not choices:
         raise BadRequest("the choice has nothing to choose from")
@@ -91,18 +102,20 @@ def _choice(spec: Choice, special_tokens: SpecialTokens) -> str:
 
 
 @_lark_of.register
-def _ebnf(spec: Ebnf, special_tokens: SpecialTokens) -> str:
+def _ebnf(spec: Ebnf, special_tokens: SpecialTokens, budget: Budget) -> str:
     check_nesting(spec.grammar)
     if found := _DIRECTIVE.search(spec.grammar):
         raise BadRequest(f"the grammar has {found[0]!r}, which is not supported")
     # Without blank lines, whose runs cost the library's converter the square of their length.
     lines = [line for line in spec.grammar.splitlines() if line.strip()]
     try:
-        return str(any_to_lark("\n".join(lines) + "\n"))
+        text = str(any_to_lark("\n".join(lines) + "\n"))
     except Exception as error:  # the library's converter raises whatever comes
         raise BadRequest(f"the grammar is malformed: {oracle.first_line(str(error))}") from error
+    check_terminals(text)
+    return text
 
 
 @_lark_of.register
-def _structural_tags(spec: StructuralTags, special_tokens: SpecialTokens) -> str:
-    return tag_rules(spec, special_tokens)
+def _structural_tags(spec: StructuralTags, special_tokens: SpecialTokens, budget: Budget) -> str:
+    return tag_rules(spec, special_tokens, budget)
