@@ -6,8 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 

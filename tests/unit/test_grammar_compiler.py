@@ -99,7 +99,7 @@ def test_bytes_are_bounded() -> None:
     size = new_compiler().compile(Regex("a")).num_bytes
     compiler = new_compiler(max_bytes=size * 3)
     built = builds_of(compiler)
-    for char in "abcde" "edc":
+    for char in "abcdeedc":
         compiler.compile(Regex(char))
     assert len(built) == 5
     compiler.compile(Regex("a"))

@@ -57,7 +57,11 @@ def tokenizer_of(kind: str, markers: list[str]) -> Tokenizer:
 
 def markers_of(formats: Formats) -> list[str]:
     """Those that models have tokens for."""
-    return [marker for marker in formats.markers() if marker.startswith(("<", "[")) and " " not in marker]
+    return [
+        marker
+        for marker in formats.markers()
+        if marker.startswith(("<", "[")) and " " not in marker
+    ]
 
 
 class Model:
@@ -92,9 +96,7 @@ def spec_of(structure: CallStructure) -> StructuralTags:
 @pytest.mark.parametrize("kind", ["special", "added", "text"])
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 def test_every_format_with_every_kind_of_marker(name: str, kind: str) -> None:
-    formats = choose_formats(
-        None, tools=name, reasoning="harmony" if name == "harmony" else "none"
-    )
+    formats = choose_formats(None, tools=name, reasoning="harmony" if name == "harmony" else "none")
     model = Model(tokenizer_of(kind, markers_of(formats)))
     for choice, parallel in CHOICES:
         structure = call_structure(formats, TOOLS, choice, parallel=parallel)
@@ -149,11 +151,23 @@ CALL = "<|a|><|b|>"
         (
             "<|a|>call f:",
             "<|a|>call ",
-            ["<|a|>call f:1<|c|>", "<|a|>x", "<|a|>", "<|a|>cal<|b|>", "<|b|>call g", "<|a|><|a|>x"],
+            [
+                "<|a|>call f:1<|c|>",
+                "<|a|>x",
+                "<|a|>",
+                "<|a|>cal<|b|>",
+                "<|b|>call g",
+                "<|a|><|a|>x",
+            ],
             ["<|a|>call g", "<|a|>call f:x", "<|a|>call "],
         ),
         # Text followed by a special token.
-        ("to=<|a|>", "to=<|a|>", ["to=<|a|>1<|c|>", "to=", "to=<|b|>"], ["<|a|>", "to<|a|>", "to=<|a|>x"]),
+        (
+            "to=<|a|>",
+            "to=<|a|>",
+            ["to=<|a|>1<|c|>", "to=", "to=<|b|>"],
+            ["<|a|>", "to<|a|>", "to=<|a|>x"],
+        ),
         # Text alone, beside special tokens that mean nothing.
         ("call:", "call:", ["<|a|>x<|b|>call:1<|c|>", "call"], ["call:x", "x<|a|>call:<|b|>"]),
     ],

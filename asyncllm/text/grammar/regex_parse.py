@@ -130,7 +130,9 @@ class _Parser:
     def _count_optional(self) -> None:
         self._optional_parts += 1
         if self._optional_parts > MAX_OPTIONAL_PARTS:
-            raise RegexError(f"has more than {MAX_OPTIONAL_PARTS} parts that may be missing or repeat")
+            raise RegexError(
+                f"has more than {MAX_OPTIONAL_PARTS} parts that may be missing or repeat"
+            )
 
     def _atom(self) -> Node:
         char = self._take()

@@ -64,9 +64,7 @@ def tag_rules(spec: StructuralTags, special_tokens: SpecialTokens, budget: Budge
 
 
 def _rules_of_tags_alone(spec: StructuralTags, special_tokens: SpecialTokens) -> list[str]:
-    bodies = [
-        _body(tag.begin, tag, index, special_tokens) for index, tag in enumerate(spec.tags)
-    ]
+    bodies = [_body(tag.begin, tag, index, special_tokens) for index, tag in enumerate(spec.tags)]
     more = _options(body for body in bodies if not body.last)
     last = _options(body for body in bodies if body.last)
     if spec.stop_after_first or not more:
@@ -136,9 +134,7 @@ def _rules_in_free_text(spec: StructuralTags, special_tokens: SpecialTokens) -> 
     return lines
 
 
-def _openings(
-    spec: StructuralTags, special_tokens: SpecialTokens
-) -> dict[_Opening, list[_Body]]:
+def _openings(spec: StructuralTags, special_tokens: SpecialTokens) -> dict[_Opening, list[_Body]]:
     """How each trigger is recognized, with the bodies of its tags."""
     triggers = list(dict.fromkeys(spec.triggers))
     if not triggers or not all(triggers):
@@ -174,9 +170,7 @@ def _opening(pieces: list[str], special_tokens: SpecialTokens) -> _Opening:
     return _Opening(others[0] if others else "", first, "")
 
 
-def _head(
-    index: int, opening: _Opening, special_tokens: SpecialTokens, lines: list[str]
-) -> str:
+def _head(index: int, opening: _Opening, special_tokens: SpecialTokens, lines: list[str]) -> str:
     """The symbols from the state that a tag begins in up to where its body begins."""
     token = _token(opening.special, special_tokens) if opening.special else ""
     if not opening.before:

@@ -37,9 +37,7 @@ _HEADER = '%llguidance {"no_forcing": true}\n'
 _DIRECTIVE = re.compile(r"%\s*(json|regex|llguidance|lark)\b|@[A-Za-z_]")
 
 
-def lark_of(
-    spec: GrammarSpec, special_tokens: SpecialTokens, budget: Budget | None = None
-) -> str:
+def lark_of(spec: GrammarSpec, special_tokens: SpecialTokens, budget: Budget | None = None) -> str:
     """The grammar of a spec.
 
     Raises:
