@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
-#: Enough to be too many.
-_MOST_PLACES = 10**9
 #: What a JSON string cannot hold as it is.
 JSON_ESCAPED = ('"', "\\", *map(chr, range(0x20)))
 _SHORT_ESCAPES = {"\b": "b", "\t": "t", "\n": "n", "\f": "f", "\r": "r", '"': '"', "\\": "\\"}
@@ -186,7 +184,8 @@ def _runs(parts: tuple[Node, ...]) -> list[Node]:
     """The same sequence with neighbours that have no anchor as one: joins nest no deeper then."""
     runs: list[Node] = []
     for anchored, group in groupby(parts, key=has_anchor):
-        runs += group if anchored else [Cat(tuple(group))]
+        nodes = tuple(group)
+        runs += nodes if anchored else (Cat(nodes),)
     return runs
 
 
@@ -213,7 +212,7 @@ class _Extent(NamedTuple):
 
 
 def spread(node: Node) -> int:
-    """At most at how many places of a tree a text may be at the same time, roughly."""
+    """At how many places of a tree a text may be at the same time, roughly."""
     return _extent(node).spread
 
 
@@ -230,12 +229,12 @@ def _extent(node: Node) -> _Extent:
             return _Extent(varies, size, places)
         case Alt(options):
             found = [_extent(option) for option in options]
+            size, places = sum(each.size for each in found), sum(each.spread for each in found)
             varies = any(each.varies for each in found) or len({each.size for each in found}) > 1
-            size = sum(each.size for each in found)
-            return _Extent(varies, size, sum(each.spread for each in found))
+            return _Extent(varies, size, places)
         case Repeat(inner, least, most):
             each, count = _extent(inner), max(1, least if most is None else most)
-            size = min(each.size * count, _MOST_PLACES)
+            size = each.size * count
             inside = size if each.varies and count > 1 else each.spread
             return _Extent(least != most or each.varies, size, inside)
     return _Extent(False, 0, 0)
