@@ -179,7 +179,7 @@ class AsyncLLM(ServedModel):
             return params
         parts = self._started
         words = await bad_word_ids(parts.tokenizer, params.bad_words)
-        grammar = b""
+        grammar = None
         if params.grammar is not None:
             grammar = await parts.structured.compile(params.grammar)
         return prepare(params, words, parts.engine.limits, grammar)

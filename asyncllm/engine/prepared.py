@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -17,10 +17,24 @@ from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import Constraints, pack
 
 
+class CompiledGrammar(Protocol):
+    """A grammar that sequences can be sampled under."""
+
+    @property
+    def key(self) -> bytes:
+        """Its name for those who sample."""
+
+
 class PreparedParams(SamplingParams, frozen=True, kw_only=True):
-    """Parameters whose constraints on tokens are in the form that travels, and checked."""
+    """Parameters whose constraints on tokens are in the form that travels, and checked.
+
+    Attributes:
+        compiled: the grammar that ``constraints`` names. Whoever samples looks it up by its key,
+            which works for as long as anybody has it.
+    """
 
     constraints: Constraints = Constraints()
+    compiled: Any = None  # a CompiledGrammar; msgspec cannot check for a Protocol
 
 
 def is_prepared(params: SamplingParams) -> bool:
@@ -33,13 +47,13 @@ def prepare(
     params: SamplingParams,
     words: Sequence[tuple[int, ...]],
     limits: EngineLimits,
-    grammar: bytes = b"",
+    grammar: CompiledGrammar | None = None,
 ) -> PreparedParams:
     """The same parameters, with constraints.
 
     Args:
         words: the token ids of ``params.bad_words``.
-        grammar: what ``params.grammar`` is for those who sample.
+        grammar: ``params.grammar``, compiled.
 
     Raises:
         BadRequest: a token id is out of range, or no token would be left.
@@ -57,8 +71,8 @@ def prepare(
         biases=array("f", bias.values()).tobytes(),
         mask=_mask(params, [word[0] for word in words if len(word) == 1], limits),
         bad_words=tuple(dict.fromkeys(word for word in words if len(word) > 1)),
-        grammar=grammar,
-        reasoning=params.reasoning if grammar or _limits_reasoning(params) else None,
+        grammar=b"" if grammar is None else grammar.key,
+        reasoning=params.reasoning if grammar is not None or _limits_reasoning(params) else None,
     )
     fields: dict[str, Any] = msgspec.structs.asdict(params)
     made = {"logit_bias": None, "allowed_token_ids": None, "bad_words": (), "grammar": None}
@@ -66,7 +80,7 @@ def prepare(
     if params.reasoning is not None:
         # Where it ends still matters to stop strings.
         fields["reasoning"] = msgspec.structs.replace(params.reasoning, max_tokens=None)
-    return PreparedParams(**fields, constraints=constraints)
+    return PreparedParams(**fields, constraints=constraints, compiled=grammar)
 
 
 def _limits_reasoning(params: SamplingParams) -> bool:

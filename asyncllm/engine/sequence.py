@@ -48,6 +48,7 @@ class Sequence:
         num_read: positions of the prompt of which what was wanted of each is known.
         expected_pages: how many pages it was admitted for.
         account: the account that pays for it; None until the queue has asked its policy.
+        compiled: its grammar, which the executor looks up by its key while the sequence lives.
         charged: what its account has been charged for it (``engine/waiting.py``).
         failed: something it computed is not to be trusted.
         num_failures: how many steps failed that it was in.
@@ -60,6 +61,7 @@ class Sequence:
         "account",
         "arrival",
         "charged",
+        "compiled",
         "deadline",
         "expected_pages",
         "failed",
@@ -105,6 +107,7 @@ class Sequence:
         self.num_prompt = len(prompt)
         self.max_length = max_length
         constraints = params.constraints if isinstance(params, PreparedParams) else None
+        self.compiled = params.compiled if isinstance(params, PreparedParams) else None
         # A grammar has an end, which may come before its time: the sampler sees to that.
         ends = constraints is not None and bool(constraints.grammar)
         self.min_length = len(prompt) + (0 if ends else params.min_tokens)

@@ -42,7 +42,7 @@ class Grammars(Protocol[M]):
     """Makes matchers, and asks many of them at once."""
 
     def matcher(self, grammar: bytes) -> M:
-        """At the beginning of the grammar that ``Constraints.grammar`` stands for.
+        """At the beginning of the grammar that ``Constraints.grammar`` names; quick to make.
 
         Raises:
             Exception: there is no such grammar.

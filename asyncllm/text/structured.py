@@ -10,8 +10,6 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import GrammarSpec
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from asyncllm.text.grammar.compiler import GrammarCompiler
-    from asyncllm.text.grammar.matcher import MaskFiller, Matcher
+    from asyncllm.text.grammar.matcher import Grammar, MaskFiller, Matcher
     from asyncllm.text.tokenizer import Tokenizer
 
 #: Threads that fill masks, at most; one mask takes some tens of microseconds.
@@ -42,28 +40,29 @@ class StructuredOutput:
         """The model is known; ``vocab_size`` is that of its logits."""
         self._model = tokenizer, vocab_size, eos_ids
 
-    async def compile(self, spec: Any) -> bytes:
-        """What ``matcher`` takes for a ``GrammarSpec``; compiled off the loop, once.
+    async def compile(self, spec: Any) -> Grammar:
+        """The grammar of a ``GrammarSpec``; compiled off the loop, once.
+
+        Sequences can be sampled under it while somebody has it.
 
         Raises:
             BadRequest: there is no such grammar, or not for this model.
+            QueueFull: too many that take long are being compiled.
         """
         compiler = self._compiler
         if compiler is None:
             compiler = await run_in_daemon(self._open_compiler)
         if not isinstance(spec, GrammarSpec):
             raise BadRequest("grammar must be a GrammarSpec", param="grammar")
-        await compiler.compile_async(spec, param="grammar")
-        return msgspec.json.encode(spec)
+        return await compiler.compile_async(spec, param="grammar")
 
     def matcher(self, grammar: bytes) -> Matcher:
-        """At the start of a grammar.
+        """At the start of the grammar with this key. Compiles nothing.
 
         Raises:
-            BadRequest: it cannot be compiled. It was once, but not everything is kept.
+            LookupError: nobody has it.
         """
-        spec: GrammarSpec = msgspec.json.decode(grammar, type=GrammarSpec)
-        return self._open_compiler().compile(spec).matcher()
+        return self._open_compiler().known(grammar).matcher()
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to the text."""

@@ -31,7 +31,7 @@ class Constraints(msgspec.Struct, frozen=True, array_like=True, gc=False):
         bias_ids, biases: int32 and float32 [k], k <= MAX_LOGIT_BIAS; no id twice.
         mask: int32 [ceil(vocab / 32)]; bit i % 32 of word i // 32 is 0 if token i is never allowed.
         bad_words: sequences of two tokens or more that are not to be generated; all differ.
-        grammar: what ``executor.restriction.Grammars`` makes a matcher of.
+        grammar: the key by which ``executor.restriction.Grammars`` knows it.
         reasoning: what comes before the grammar, or is of limited length.
     """
 

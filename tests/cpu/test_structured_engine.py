@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from asyncllm import AsyncLLM, BadRequest, SamplingParams
 from asyncllm.engine.mailbox import Collector
 from asyncllm.errors import ConstraintError
-from asyncllm.text.grammar import Choice, JsonSchema, Regex
+from asyncllm.text.grammar import Choice, Ebnf, JsonSchema, Regex
 from asyncllm.text.structured import StructuredOutput
 from asyncllm.types import Completion, FinishReason, Reasoning
 from tests.cpu.test_constraints_engine import MODES, PROMPTS
@@ -208,3 +209,48 @@ async def test_a_grammar_that_fails_on_the_way_ends_its_request_alone(
     whole = await collector.whole()
     assert whole.token_ids == alone.token_ids
     await give_back(llm)
+
+
+async def test_a_grammar_that_becomes_too_costly_ends_its_request_alone(llm: AsyncLLM) -> None:
+    ambiguous = Ebnf('root ::= ("a"{0,1000} "b"?){0,1000}')
+    never_end = dict.fromkeys(llm.limits.eos_token_ids, -100.0)
+    hostile = SamplingParams(grammar=ambiguous, max_tokens=100, logit_bias=never_end, seed=1)
+    healthy = SamplingParams(grammar=PERSON, seed=3, max_tokens=80)
+    alone = await llm.generate("Say", healthy)
+    ended, whole = await asyncio.gather(
+        llm.generate("Say", hostile), llm.generate("Say", healthy), return_exceptions=True
+    )
+    assert isinstance(ended, ConstraintError)
+    assert "too costly" in ended.message
+    assert not isinstance(whole, BaseException)
+    assert whole.token_ids == alone.token_ids
+    await give_back(llm)
+
+
+async def test_what_was_compiled_stays_as_long_as_its_request(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patterns = [f"{letter}{{30}}" for letter in "abcdefgh"]
+    prepared = [
+        await llm.prepare(SamplingParams(grammar=Regex(pattern), max_tokens=60))
+        for pattern in patterns
+    ]
+    compiler = llm._started.structured._compiler
+    assert compiler is not None
+    compiler._kept.clear()  # all others are forgotten
+
+    def build(*_: object) -> Any:
+        raise AssertionError("nothing is compiled for requests that run")
+
+    monkeypatch.setattr(compiler, "_build", build)
+    collectors = [Collector() for _ in prepared]
+    prompt = llm.tokenizer.encode("Say")
+    for params, collector in zip(prepared, collectors, strict=True):
+        llm.submit(prompt, params, collector)
+    del params
+    prepared.clear()
+    texts = [(await collector.whole()).text for collector in collectors]
+    assert texts == [letter * 30 for letter in "abcdefgh"]
+    await give_back(llm)
+    gc.collect()
+    assert not compiler._alive

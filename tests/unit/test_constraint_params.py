@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -154,7 +155,10 @@ def test_reasoning_alone_constrains_nothing() -> None:
     assert prepared(reasoning=limited).constraints == Constraints(reasoning=limited)
     assert prepared(reasoning=reasoning, logit_bias={1: 1}).constraints.reasoning is None
     params = SamplingParams(reasoning=reasoning, grammar="x")
-    assert prepare(params, (), LIMITS, b"x").constraints.reasoning is reasoning
+    made = prepare(params, (), LIMITS, SimpleNamespace(key=b"x"))
+    assert made.constraints.reasoning is reasoning
+    assert made.constraints.grammar == b"x"
+    assert made.compiled.key == b"x"  # kept for as long as the request
 
 
 def test_constraints_are_never_left_out_unseen() -> None:

@@ -6,11 +6,12 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
 
-from asyncllm.errors import BadRequest
+from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.text.grammar import (
     Choice,
     Ebnf,
@@ -23,6 +24,9 @@ from asyncllm.text.grammar import (
     cache_key,
 )
 from asyncllm.text.grammar.compiler import GrammarCompiler
+from asyncllm.text.grammar.limits import MAX_COMPILE_SECONDS, Budget, TooSlow
+from asyncllm.text.grammar.matcher import Grammar
+from asyncllm.text.grammar.schema.writer import schema_rules
 from tests.unit.grammar_sampling import EOS_IDS, VOCAB_SIZE, demo_tokenizer, sample
 
 SPECS: list[GrammarSpec] = [
@@ -38,6 +42,20 @@ SPECS: list[GrammarSpec] = [
 
 def new_compiler(**limits: int) -> GrammarCompiler:
     return GrammarCompiler(demo_tokenizer(), VOCAB_SIZE, EOS_IDS, **limits)
+
+
+def builds_of(compiler: GrammarCompiler, seconds: float = 0.0) -> list[Any]:
+    """The specs that are compiled from now on; each takes so much longer."""
+    built: list[Any] = []
+    build = compiler._build
+
+    def counted(key: bytes, spec: GrammarSpec, limit: float) -> Grammar:
+        built.append(spec)
+        time.sleep(seconds)
+        return build(key, spec, limit)
+
+    compiler._build = counted  # type: ignore[method-assign]
+    return built
 
 
 def test_equal_specs_share_a_grammar() -> None:
@@ -69,23 +87,24 @@ def test_specs_are_plain_data(spec: GrammarSpec) -> None:
 
 def test_the_least_recently_used_goes_first() -> None:
     compiler = new_compiler(max_grammars=2)
-    one, two = compiler.compile(Regex("1")), compiler.compile(Regex("2"))
-    assert compiler.compile(Regex("1")) is one
-    compiler.compile(Regex("3"))
-    assert compiler.compile(Regex("1")) is one
-    assert compiler.compile(Regex("2")) is not two
+    built = builds_of(compiler)
+    for pattern in "12131":
+        compiler.compile(Regex(pattern))
+    assert [spec.pattern for spec in built] == ["1", "2", "3"]
+    compiler.compile(Regex("2"))
+    assert [spec.pattern for spec in built] == ["1", "2", "3", "2"]
 
 
 def test_bytes_are_bounded() -> None:
     size = new_compiler().compile(Regex("a")).num_bytes
     compiler = new_compiler(max_bytes=size * 3)
-    grammars = [compiler.compile(Regex(char)) for char in "abcde"]
-    kept = [
-        compiler.compile(Regex(char)) is grammar
-        for char, grammar in reversed(list(zip("abcde", grammars, strict=True)))
-    ]
-    assert kept[:3] == [True] * 3
-    assert not any(kept[3:])
+    built = builds_of(compiler)
+    for char in "abcdeedc":
+        compiler.compile(Regex(char))
+    assert len(built) == 5
+    compiler.compile(Regex("a"))
+    compiler.compile(Regex("b"))
+    assert len(built) == 7
 
 
 def test_what_is_evicted_still_works() -> None:
@@ -93,6 +112,77 @@ def test_what_is_evicted_still_works() -> None:
     grammar = compiler.compile(Choice(("left", "right")))
     compiler.compile(Regex("other"))
     assert sample(grammar, seed=0).text in ("left", "right")
+
+
+def test_what_somebody_has_is_not_compiled_again() -> None:
+    compiler = new_compiler(max_grammars=1)
+    held = [compiler.compile(Regex(char)) for char in "abc"]
+    built = builds_of(compiler)
+    assert [compiler.compile(Regex(char)) for char in "abc"] == held
+    assert [compiler.known(grammar.key) for grammar in held] == held
+    assert not built
+    keys = [grammar.key for grammar in held]
+    held.clear()
+    assert compiler.known(keys[2])  # the latest is kept
+    for key in keys[:2]:
+        with pytest.raises(LookupError):
+            compiler.known(key)
+    assert not built
+
+
+async def test_a_waiter_that_gives_up_does_not_stop_the_others() -> None:
+    compiler = new_compiler()
+    compiler.vocabulary  # noqa: B018
+    go, build = threading.Event(), compiler._build
+
+    def late(key: bytes, spec: GrammarSpec, seconds: float) -> Grammar:
+        go.wait(5)
+        return build(key, spec, seconds)
+
+    compiler._build = late  # type: ignore[method-assign]
+    waiting = [asyncio.create_task(compiler.compile_async(Regex("x"))) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    waiting[0].cancel()
+    waiting[1].cancel()
+    await asyncio.sleep(0.01)
+    go.set()
+    assert (await waiting[2]).key == cache_key(Regex("x"))
+    compiler.close()
+
+
+async def test_what_takes_long_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = new_compiler()
+    compiler.vocabulary  # noqa: B018
+    go, build = threading.Event(), compiler._build
+    limit = 3
+    monkeypatch.setattr("asyncllm.text.grammar.compiler._MOST_SLOW", limit)
+
+    def slow(key: bytes, spec: GrammarSpec, seconds: float) -> Grammar:
+        assert isinstance(spec, Regex)
+        if spec.pattern.startswith("slow"):
+            if seconds < MAX_COMPILE_SECONDS:
+                raise TooSlow
+            go.wait(5)
+        return build(key, spec, seconds)
+
+    compiler._build = slow  # type: ignore[method-assign]
+    patterns = [f"slow{index}" for index in range(limit + 1)]
+    long = [asyncio.create_task(compiler.compile_async(Regex(pattern))) for pattern in patterns]
+    done, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(task.exception()) for task in done] == [QueueFull]
+    # Quick ones pass them by.
+    for index in range(20):
+        assert await asyncio.wait_for(compiler.compile_async(Regex(f"quick{index}")), 5)
+    go.set()
+    found = await asyncio.gather(*(task for task in long if task not in done))
+    assert len(set(found)) == limit
+    assert await compiler.compile_async(Regex("slow again"))  # there is room once more
+    compiler.close()
+
+
+def test_the_time_to_compile_is_bounded() -> None:
+    with pytest.raises(BadRequest, match="takes too long"):
+        schema_rules({"allOf": [{"minLength": 1}] * 50}, budget=Budget(0.0))
 
 
 def test_refusals_are_not_kept_and_name_their_field() -> None:
@@ -107,15 +197,7 @@ def test_refusals_are_not_kept_and_name_their_field() -> None:
 def test_threads_that_want_the_same_compile_it_once() -> None:
     compiler = new_compiler()
     compiler.vocabulary  # noqa: B018
-    built = []
-    build = compiler._build
-
-    def slow_build(spec: GrammarSpec) -> object:
-        built.append(spec)
-        time.sleep(0.05)
-        return build(spec)
-
-    compiler._build = slow_build  # type: ignore[method-assign, assignment]
+    built = builds_of(compiler, seconds=0.05)
     barrier = threading.Barrier(6)
 
     def work(index: int) -> object:

@@ -129,7 +129,7 @@ def test_structure_of_hermes() -> None:
     structure = structure_of("auto")
     assert structure.free_text
     assert not structure.at_most_one
-    assert structure.trigger == '<tool_call>\n{"name": "'
+    assert structure.trigger == "<tool_call>"
     assert (structure.reasoning_begins, structure.reasoning_ends) == (("<think>",), ("</think>",))
     assert [tag.begin for tag in structure.tags] == [
         f'<tool_call>\n{{"name": "{name}", "arguments": '

@@ -54,6 +54,14 @@ def byte_level() -> str:
     return tokenizer.to_str()
 
 
+def with_markers(*, special: tuple[str, ...] = (), added: tuple[str, ...] = ()) -> str:
+    """Like ``byte_level``, and with these markers as tokens, special ones or others."""
+    tokenizer = Tokenizer.from_str(byte_level())
+    tokenizer.add_special_tokens([AddedToken(marker) for marker in special])
+    tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in added])
+    return tokenizer.to_str()
+
+
 @cache
 def llama2_like() -> str:
     """SentencePiece BPE with byte fallback that drops the first space."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from asyncllm.errors import BadRequest
@@ -22,6 +24,9 @@ MAX_GRAMMAR_CHARS = 64 * 1024
 MAX_GROUP_DEPTH = 64
 #: The largest count in a quantifier such as {2,500}.
 MAX_REPEAT = 10_000
+#: Parts of one terminal that may be missing or repeat: "a?", "a*", "a{2,9}", "(a|)". The library
+#: takes the square of their number: 500 cost 3 ms a mask, 4096 cost 370 ms, 65,536 some 9 GB.
+MAX_OPTIONAL_PARTS = 500
 #: Strings of one choice, and their characters together.
 MAX_CHOICES = 10_000
 #: Rules in rules. The library recurses along them: 1000 overflow a stack of 2 MB, 3000 one of 8 MB.
@@ -30,24 +35,60 @@ MAX_RULE_DEPTH = 300
 MAX_RULES_BYTES = 2 * 1024 * 1024
 
 
+#: Combinations of places of intersected patterns. The library may visit all of them: 40,000 take
+#: 50 ms, 10 million 9 s.
+MAX_COMBINED_PLACES = 50_000
+#: CPU time of compiling one grammar; schemas as people write them take 1 to 50 ms.
+MAX_COMPILE_SECONDS = 1.0
+
+
+class TooSlow(BadRequest):
+    """Compiling has taken as long as it may."""
+
+    def __init__(self) -> None:
+        super().__init__("the grammar is too costly: it takes too long to compile")
+
+
+def check_together(spreads: Iterable[int]) -> None:
+    """Refuse an intersection whose parts may be at too many combinations of places.
+
+    Args:
+        spreads: of the patterns, as ``regex_tree.spread`` has them.
+    """
+    if math.prod(1 + spread for spread in spreads) > MAX_COMBINED_PLACES:
+        raise BadRequest("the patterns are too costly together: look-aheads and counts multiply")
+
+
 def refused(path: str, keyword: str, reason: str) -> BadRequest:
     """The error for a keyword that cannot be enforced, named with its place in the schema."""
     return BadRequest(f"schema {path}: {keyword!r} {reason}")
 
 
 class Budget:
-    """Counts the steps of one compilation, so that none runs away. A step takes 1 to 30 us."""
+    """Counts the steps of one compilation, so that none runs away. A step takes 1 to 30 us.
+
+    Attributes:
+        left: steps.
+        ends: when the thread that compiles will have used up its time, by ``time.thread_time``.
+    """
 
     LIMIT = 40_000
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = MAX_COMPILE_SECONDS) -> None:
         self.left = self.LIMIT
+        self.ends = time.thread_time() + seconds
 
     def spend(self, steps: int = 1) -> None:
         """Raises BadRequest when nothing is left."""
         self.left -= steps
         if self.left < 0:
             raise BadRequest("the schema is too complex: its combinations of keywords multiply")
+        self.check_time()
+
+    def check_time(self) -> None:
+        """Raises TooSlow when the time is over."""
+        if time.thread_time() > self.ends:
+            raise TooSlow
 
 
 def check_size(schema: Any) -> None:
@@ -108,3 +149,60 @@ def check_nesting(text: str) -> None:
             depth = max(0, depth - 1)
         if depth > MAX_GROUP_DEPTH:
             raise BadRequest(f"the grammar nests deeper than {MAX_GROUP_DEPTH} brackets")
+
+
+# What a grammar text in Lark is made of, as far as it matters here.
+_PIECE = re.compile(
+    r"""
+      (?P<comment> //[^\n]* | \#[^\n]* )
+    | (?P<string> "(?:\\.|[^"\\\n])*" )
+    | (?P<regex> /(?![/*])(?:\\.|[^/\\\n])+/ )
+    | (?P<definition> ^[ \t]*[?!]?(?P<defined>\w+)(?:\.\d+)?[ \t]*(?:\[[^\]\n]*\])?[ \t]*: )
+    | (?P<name> [A-Za-z_]\w* )
+    | (?P<optional> [?*+{\[] )
+    | (?P<both> & )
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+_QUANTIFIER = re.compile(r"\\.|[?*+{]|\|(?=[|)])|\((?=\|)")
+
+
+def check_terminals(lark: str) -> None:
+    """Refuse terminals and rules of more than MAX_OPTIONAL_PARTS, and intersections.
+
+    A terminal has the optional parts of the terminals that it is made of, each time it names one.
+
+    Raises:
+        BadRequest: there is one. Characters that only look like quantifiers may count.
+    """
+    own: dict[str, int] = {}
+    uses: dict[str, list[str]] = {}
+    name = ""
+    for piece in _PIECE.finditer(lark):
+        match piece.lastgroup:
+            case "definition" | "defined":
+                name = piece["defined"]
+            case "both":
+                raise BadRequest("the grammar has '&' between terminals, which is not supported")
+            case "optional":
+                own[name] = own.get(name, 0) + 1
+            case "regex":
+                found = _QUANTIFIER.findall(piece[0])
+                own[name] = own.get(name, 0) + sum(not part.startswith("\\") for part in found)
+            case "name" if name.isupper() and piece[0].isupper():
+                uses.setdefault(name, []).append(piece[0])
+    total: dict[str, int] = {}
+
+    def count(terminal: str) -> int:  # at most MAX_RULE_DEPTH deep
+        if terminal not in total:
+            total[terminal] = 0  # for cycles, which the library refuses
+            below = sum(count(used) for used in uses.get(terminal, ()))
+            total[terminal] = own.get(terminal, 0) + below
+        return total[terminal]
+
+    for defined in {*own, *uses}:
+        if count(defined) > MAX_OPTIONAL_PARTS:
+            raise BadRequest(
+                f"the grammar is too costly: {defined!r} has more than {MAX_OPTIONAL_PARTS} parts "
+                "that may be missing or repeat"
+            )

@@ -12,6 +12,11 @@ import numpy as np
 
 from asyncllm.errors import BadRequest
 
+#: Begins every message about a grammar that costs too much.
+TOO_COSTLY = "the grammar is too costly"
+#: What the library says where one of ``limits`` is met.
+_LIMITS_MET = ("Too many items", "items; max is", "too many expressions", "too big", "fuel")
+
 #: Tokens 0 to 255 are the bytes, 256 ends a text.
 _NUM_TOKENS = 257
 
@@ -35,7 +40,11 @@ def byte_tokenizer() -> llguidance.LLTokenizer:
 
 
 def limits() -> llguidance.LLParserLimits:
-    """Bounds on compiling (20 ms) and on each mask (some 15 ms); a real grammar needs 1 % of it."""
+    """Bounds on compiling (20 ms) and on each mask (some 15 ms); real ones need half of it.
+
+    They do not bound ambiguous grammars, whose items cost more the more there are: matchers count
+    the time that they take, too.
+    """
     return llguidance.LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
@@ -85,6 +94,13 @@ def _matcher(expression: str) -> llguidance.LLMatcher:
     if matcher.is_error():
         raise BadRequest(f"a pattern cannot be compiled: {first_line(matcher.get_error())}")
     return matcher
+
+
+def error_text(message: str) -> str:
+    """Why the library cannot go on with a grammar, for those who have written it."""
+    if any(limit in message for limit in _LIMITS_MET):
+        return f"{TOO_COSTLY}: {first_line(message)}"
+    return first_line(message)
 
 
 def first_line(message: str) -> str:

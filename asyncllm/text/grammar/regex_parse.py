@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import re
 
-from asyncllm.text.grammar.limits import MAX_GROUP_DEPTH, MAX_PATTERN_CHARS, MAX_REPEAT
+from asyncllm.text.grammar.limits import (
+    MAX_GROUP_DEPTH,
+    MAX_OPTIONAL_PARTS,
+    MAX_PATTERN_CHARS,
+    MAX_REPEAT,
+)
 from asyncllm.text.grammar.regex_tree import (
     EMPTY,
     Alt,
@@ -53,6 +58,7 @@ class _Parser:
         self._text = text
         self._at = 0
         self._depth = 0
+        self._optional_parts = 0
 
     def parse(self) -> Node:
         node = self._alternatives()
@@ -84,7 +90,11 @@ class _Parser:
         while self._peek() == "|":
             self._at += 1
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else Alt(tuple(options))
+        if len(options) == 1:
+            return options[0]
+        if EMPTY in options:
+            self._count_optional()
+        return Alt(tuple(options))
 
     def _sequence(self) -> Node:
         parts: list[Node] = []
@@ -113,7 +123,16 @@ class _Parser:
         following = self._peek()
         if (following and following in "*+?") or _QUANTIFIER.match(self._text, self._at):
             raise self._error("has nothing to repeat")
+        if least != most:
+            self._count_optional()
         return Repeat(atom, least, most)
+
+    def _count_optional(self) -> None:
+        self._optional_parts += 1
+        if self._optional_parts > MAX_OPTIONAL_PARTS:
+            raise RegexError(
+                f"has more than {MAX_OPTIONAL_PARTS} parts that may be missing or repeat"
+            )
 
     def _atom(self) -> Node:
         char = self._take()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import groupby
+from typing import NamedTuple, TypeAlias
 
 #: What a JSON string cannot hold as it is.
 JSON_ESCAPED = ('"', "\\", *map(chr, range(0x20)))
@@ -160,7 +161,7 @@ def _place(node: Node) -> list[_Placed]:
             return [placed for option in options for placed in _place(option)]
         case Cat(parts):
             found = [_Placed(False, EMPTY, False)]
-            for part in parts:
+            for part in _runs(parts):
                 found = [
                     joined
                     for left in found
@@ -179,6 +180,15 @@ def _place(node: Node) -> list[_Placed]:
     raise RegexError("has an anchor inside a repetition")
 
 
+def _runs(parts: tuple[Node, ...]) -> list[Node]:
+    """The same sequence with neighbours that have no anchor as one: joins nest no deeper then."""
+    runs: list[Node] = []
+    for anchored, group in groupby(parts, key=has_anchor):
+        nodes = tuple(group)
+        runs += nodes if anchored else (Cat(nodes),)
+    return runs
+
+
 def _join(left: _Placed, right: _Placed) -> _Placed | None:
     # Before a begin, and behind an end, there is only room for nothing.
     before, after = left.node, right.node
@@ -191,6 +201,43 @@ def _join(left: _Placed, right: _Placed) -> _Placed | None:
             return None
         after = EMPTY
     return _Placed(left.begins or right.begins, Cat((before, after)), left.ends or right.ends)
+
+
+class _Extent(NamedTuple):
+    """Of one node: whether its length varies, its characters, and its ``spread``."""
+
+    varies: bool
+    size: int
+    spread: int
+
+
+def spread(node: Node) -> int:
+    """At how many places of a tree a text may be at the same time, roughly."""
+    return _extent(node).spread
+
+
+def _extent(node: Node) -> _Extent:
+    match node:
+        case Chars():
+            return _Extent(False, 1, 0)
+        case Cat(parts):
+            varies, size, places = False, 0, 0
+            for part in map(_extent, parts):
+                # Where what comes before varies in length, each character may be the next one.
+                places += part.size if varies else part.spread
+                varies, size = varies or part.varies, size + part.size
+            return _Extent(varies, size, places)
+        case Alt(options):
+            found = [_extent(option) for option in options]
+            size, places = sum(each.size for each in found), sum(each.spread for each in found)
+            varies = any(each.varies for each in found) or len({each.size for each in found}) > 1
+            return _Extent(varies, size, places)
+        case Repeat(inner, least, most):
+            each, count = _extent(inner), max(1, least if most is None else most)
+            size = each.size * count
+            inside = size if each.varies and count > 1 else each.spread
+            return _Extent(least != most or each.varies, size, inside)
+    return _Extent(False, 0, 0)
 
 
 def write(node: Node, *, json: bool) -> str:

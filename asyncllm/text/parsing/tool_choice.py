@@ -14,7 +14,7 @@ from asyncllm.text.parsing.parser import parameter_schemas
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from asyncllm.text.parsing.formats import Formats
+    from asyncllm.text.parsing.formats import Formats, ToolFormat
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -123,11 +123,21 @@ def call_structure(
         template.separator,
         template.end,
         free_text=tool_choice == "auto",
-        trigger=template.begin or template.before_name,
+        trigger=_trigger(formats.tools),
         at_most_one=not isinstance(tool_choice, str) or not parallel,
         reasoning_begins=begins,
         reasoning_ends=ends,
     )
+
+
+def _trigger(form: ToolFormat | ChannelFormat) -> str:
+    """What the first call begins with: its marker, if that alone says that a call follows."""
+    template = form.template
+    begin = template.begin or template.before_name
+    if isinstance(form, ChannelFormat):
+        return begin  # its markers begin other messages, too
+    markers = [marker for marker in form.markers() if marker and begin.startswith(marker)]
+    return max(markers, key=len, default=begin)
 
 
 def _named(tool_choice: Mapping[str, Any]) -> str:

@@ -55,6 +55,8 @@ def _multiple_of(logic: Logic, claim: Claim, value: Any) -> list[Option]:
 
 def _format(logic: Logic, claim: Claim, value: Any) -> list[Option]:
     """OpenAPI's formats of integers; formats of other types are not about numbers."""
+    if not isinstance(value, str):
+        raise refused(claim.node.path, "format", "must be a string")
     if value not in formats.INTEGERS:
         return whole(claim)
     if not claim.holds:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from asyncllm.text.grammar.limits import refused
+from asyncllm.text.grammar.limits import check_together, refused
 from asyncllm.text.grammar.regex_parse import parse
 from asyncllm.text.grammar.regex_tree import (
     ANY,
@@ -19,6 +19,7 @@ from asyncllm.text.grammar.regex_tree import (
     json_escape,
     languages,
     quote,
+    spread,
     write,
 )
 from asyncllm.text.grammar.schema.atoms import (
@@ -50,6 +51,8 @@ class StringShape:
 
     def terms(self) -> list[str]:
         """Regular expressions, of which the JSON form matches all; "~" before one: matches not."""
+        if len(patterns := [*self.inside, *self.outside]) > 1:
+            check_together(map(spread, patterns))
         languages = [json_text(node) for node in self.inside]
         if self.values is not None:
             languages.insert(0, json_texts(self.values))
@@ -92,8 +95,8 @@ def fold(atoms: list[Atom], base: StringShape | None = None) -> StringShape | No
                 if regex not in shape.outside:
                     shape.outside.append(regex)
             case In(values, True):
-                known = list(values) if shape.values is None else shape.values
-                shape.values = [value for value in known if value in set(values)]
+                known, allowed = shape.values, set(values)
+                shape.values = [v for v in (values if known is None else known) if v in allowed]
             case In(values, False):
                 shape.excluded |= set(values)
     if shape.most is not None and shape.least > shape.most:

@@ -65,13 +65,16 @@ _READERS: Mapping[Kind, Mapping[str, Reader]] = {
 }
 
 
-def schema_rules(schema: Any, *, name: str = "start", only: Kind | None = None) -> str:
+def schema_rules(
+    schema: Any, *, name: str = "start", only: Kind | None = None, budget: Budget | None = None
+) -> str:
     """The grammar of a schema, in Lark.
 
     Args:
         schema: an object or a boolean, as parsed from JSON.
         name: of its root rule; all others begin with it, but for "start".
         only: admit values of this JSON type only.
+        budget: of the grammar that this is a part of.
 
     Raises:
         BadRequest: the schema is malformed, admits nothing, is too complex, or says something that
@@ -81,16 +84,18 @@ def schema_rules(schema: Any, *, name: str = "start", only: Kind | None = None) 
         raise BadRequest("a schema must be an object or a boolean")
     check_size(schema)
     try:
-        return _SchemaWriter(schema, "" if name == "start" else f"{name}_").write(name, only)
+        prefix = "" if name == "start" else f"{name}_"
+        return _SchemaWriter(schema, prefix, budget or Budget()).write(name, only)
     except RecursionError:
         raise BadRequest("the schema is too complex: its keywords are nested too deep") from None
 
 
 class _SchemaWriter:
-    def __init__(self, schema: Any, prefix: str):
+    def __init__(self, schema: Any, prefix: str, budget: Budget):
         self._document = Document(schema)
-        self.rules = Rules(oracle.is_empty, prefix)
-        self.logic = Logic(self._document, _READERS, Budget(), self._clearly_empty)
+        self._budget = budget
+        self.rules = Rules(self._is_empty, prefix)
+        self.logic = Logic(self._document, _READERS, budget, self._clearly_empty)
         self._values: dict[frozenset[Claim], Rule] = {}
         self._todo: list[tuple[Claims, Rule]] = []
         self._matches: dict[tuple[Regex, str], bool] = {}
@@ -119,7 +124,7 @@ class _SchemaWriter:
         claims = tuple(claim for claim in claims if claim.node.schema is not claim.holds)
         key = frozenset(claims)
         if key not in self._values:
-            self.logic.budget.spend(4)
+            self._budget.spend(4)
             self._values[key] = self.rules.new_rule()
             self._todo.append((claims, self._values[key]))
         return self._values[key]
@@ -128,7 +133,7 @@ class _SchemaWriter:
         """Whether a string is in a language."""
         key = (regex, text)
         if key not in self._matches:
-            self.logic.budget.spend(20)
+            self._budget.spend(20)
             expression = f"/{strings.json_text(regex)}/"
             if any("\ud800" <= char < "\ue000" for char in text):
                 return False
@@ -198,17 +203,21 @@ class _SchemaWriter:
                 ends = self._fixed(_OPEN_BRACE), self._fixed(_CLOSE_BRACE)
         return [(ends[0], *symbols, ends[1]) for symbols in options]
 
+    def _is_empty(self, expression: str) -> bool:
+        self._budget.check_time()
+        return oracle.is_empty(expression)
+
     def _string(self, shape: StringShape) -> Terminal | None:
         terms = shape.terms()
         if len(terms) > 1:
-            self.logic.budget.spend(50)  # the library is asked whether they have a common text
+            self._budget.spend(50)  # the library is asked whether they have a common text
         return self.rules.terminal(terms)
 
     def _numbers(self, shapes: list[numbers.NumberShape]) -> list[Sequence]:
         options: list[Sequence] = []
         for shape in shapes:
             if shape.multiple is not None and shape.values is None:
-                self.logic.budget.spend(100)
+                self._budget.spend(100)
                 if (inline := numbers.inline_schema(shape)) is not None:
                     options.append((self.rules.inline(f"%json {inline}"),))
                 continue
