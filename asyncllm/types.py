@@ -211,6 +211,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
             that cannot be, and dropped when they have passed.
         tenant: who asks; the ``fair`` policy gives each tenant the same share.
         cache_salt: requests share cached prefixes only with those of the same salt.
+        isolated: and only with those of the same tenant that are isolated, too.
 
     Raises:
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
@@ -220,6 +221,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: float | None = None
     tenant: str = ""
     cache_salt: str = ""
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -230,6 +232,16 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
             "positive and at most a day",
         )
         _check(len(self.cache_salt) <= 1024, "cache_salt", "at most 1024 characters")
+
+    @property
+    def salt(self) -> bytes:
+        """What prefixes are cached under: equal for those who share them, and for nobody else."""
+        # JSON lets lone surrogates through.
+        salt = self.cache_salt.encode("utf-8", "surrogatepass")
+        if not self.isolated:
+            return salt
+        # No text in UTF-8 has the byte 0xff.
+        return b"\xff%b\xff%b" % (self.tenant.encode("utf-8", "surrogatepass"), salt)
 
 
 def _check(ok: bool, param: str, expected: str) -> None:
