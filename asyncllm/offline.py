@@ -339,9 +339,10 @@ class Intake:
         async with self._turn:
             while True:
                 try:
-                    if ids is None:
-                        ids = await self._llm.encode_prompt(prompt)
-                    self._llm.check_room(len(ids))
+                    with self._llm.reserve() as reservation:
+                        if ids is None:
+                            ids = await self._llm.encode_prompt(prompt, reservation)
+                        reservation.expect(len(ids))
                     return ids
                 except QueueFull:
                     await asyncio.sleep(RETRY_SECONDS)

@@ -14,6 +14,7 @@ from asyncllm.server import responses_request as wanted
 from asyncllm.server.chat_behind import open_chat, renamed
 from asyncllm.server.errors import json_response
 from asyncllm.server.logprobs import chat_logprobs
+from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.reply import encode
 from asyncllm.server.responses_background import BackgroundRun, BackgroundRuns
 from asyncllm.server.responses_input import read_items
@@ -69,7 +70,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
             store.add(tenant, response["id"], stored)
 
     with renamed(wanted.NAMES):
-        opened = await _open(service, asked, chat, tenant)
+        opened = await _open(request, asked, chat)
         reply = ResponseReply(
             _head(asked, chat, opened, model),
             opened.conversation,
@@ -79,7 +80,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         )
         if not asked.background:
             return await service.answer(request, [opened.job], reply, chat)
-        run = request.app[RUNS].start(service, tenant, reply, opened.job, log)
+        run = request.app[RUNS].start(request, reply, opened.job, log)
     if log is not None:
         return await log.send(request, -1)
     return json_response(run.reply.response)
@@ -100,13 +101,14 @@ def _history(app: web.Application, tenant: str, previous: str | None) -> list[It
     return history
 
 
-async def _open(
-    service: Service, asked: ResponsesRequest, chat: ChatRequest, tenant: str
-) -> OpenedChat:
+async def _open(request: web.Request, asked: ResponsesRequest, chat: ChatRequest) -> OpenedChat:
+    service = request.app[SERVICE]
+    scheduling, logprobs = service.scheduling(request, chat), wanted.logprobs_of(asked)
+
     async def open_with(messages: list[dict[str, Any]]) -> OpenedChat:
         chat.messages = messages
-        logprobs = wanted.logprobs_of(asked)
-        return await open_chat(service.llm, chat, tenant, logprobs=logprobs)
+        reservation = request[RESERVATION]
+        return await open_chat(service.llm, chat, scheduling, reservation, logprobs=logprobs)
 
     if asked.truncation == "auto":
         return await open_fitting(chat.messages, open_with, service.llm.limits.max_model_len)
