@@ -7,6 +7,7 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, NotFound
@@ -17,10 +18,16 @@ from asyncllm.server.logprobs import chat_logprobs
 from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.reply import encode
 from asyncllm.server.responses_background import BackgroundRun, BackgroundRuns
-from asyncllm.server.responses_input import read_items
+from asyncllm.server.responses_input import read_history, read_items
 from asyncllm.server.responses_protocol import ResponsesRequest
 from asyncllm.server.responses_reply import ResponseReply
-from asyncllm.server.responses_store import EventLog, ResponseStore, StoredResponse
+from asyncllm.server.responses_store import (
+    EventLog,
+    ResponseStore,
+    StoredItem,
+    StoredResponse,
+    stored_items,
+)
 from asyncllm.server.responses_truncation import open_fitting
 from asyncllm.server.service import SERVICE
 
@@ -29,7 +36,6 @@ if TYPE_CHECKING:
 
     from asyncllm.server.chat_behind import OpenedChat
     from asyncllm.server.protocol import ChatRequest
-    from asyncllm.server.responses_input import Item
     from asyncllm.server.service import Service
     from asyncllm.types import TokenLogprob
 
@@ -58,15 +64,20 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     tenant = service.keys.tenant_of(request)
     wanted.check(asked)
     service.note_ineffective(wanted.ineffective(asked))
-    items = read_items(asked.input, partial(store.item, tenant))
-    history = _history(request.app, tenant, asked.previous_response_id)
+    # What is stored may be as much as what is sent.
+    limit = service.config.max_body_bytes
+    items = read_items(asked.input, partial(store.find_items, tenant), limit)
+    history = read_history(_history(request.app, tenant, asked.previous_response_id), limit)
     chat = wanted.chat_of(asked, history + items)
     log = EventLog() if asked.background and asked.stream else None
 
     def keep(response: dict[str, Any]) -> None:
         if asked.store is not False:
             previous, background = asked.previous_response_id, bool(asked.background)
-            stored = StoredResponse(encode(response), encode(items), previous, background, log)
+            output = stored_items(response["output"])
+            stored = StoredResponse(
+                encode(response), stored_items(items), output, previous, background, log
+            )
             store.add(tenant, response["id"], stored)
 
     with renamed(wanted.NAMES):
@@ -86,7 +97,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     return json_response(run.reply.response)
 
 
-def _history(app: web.Application, tenant: str, previous: str | None) -> list[Item]:
+def _history(app: web.Application, tenant: str, previous: str | None) -> list[StoredItem]:
     if previous is None:
         return []
     param = "previous_response_id"
@@ -219,11 +230,11 @@ async def list_input_items(request: web.Request) -> web.Response:
     stored = store.get(tenant, id)
     if stored is None:
         raise _not_found(id)
-    items = (store.before(tenant, stored) or []) + stored.input
+    items = [*(store.before(tenant, stored) or ()), *stored.input]
     if order == "desc":
         items.reverse()
     if (after := request.query.get("after")) is not None:
-        place = next((i for i, item in enumerate(items, 1) if item["id"] == after), None)
+        place = next((i for i, item in enumerate(items, 1) if item.id == after), None)
         if place is None:
             raise BadRequest(f"there is no item {after!r}", param="after")
         items = items[place:]
@@ -231,9 +242,9 @@ async def list_input_items(request: web.Request) -> web.Response:
     return json_response(
         {
             "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else "",
-            "last_id": page[-1]["id"] if page else "",
+            "data": [msgspec.Raw(item.json) for item in page],
+            "first_id": page[0].id if page else "",
+            "last_id": page[-1].id if page else "",
             "has_more": len(items) > limit,
         }
     )
