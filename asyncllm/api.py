@@ -295,7 +295,7 @@ class AsyncLLM(ServedModel):
                 f"model {self.model_name} has no chat template; use text prompts",
                 param="messages",
             )
-        text = template.render(
+        text = await template.render_async(
             list(messages),
             tools=None if tools is None else list(tools),
             add_generation_prompt=add_generation_prompt,

@@ -13,6 +13,8 @@ from asyncllm.errors import BadRequest
 from asyncllm.validate import check_types
 
 MAX_STOP_STRINGS = 32
+#: Characters of all stop strings together: each new token's text is held against each of them.
+MAX_STOP_LENGTH = 4096
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
@@ -173,6 +175,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             "at most max_tokens",
         )
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
+        length = sum(map(len, self.stop))
+        _check(length <= MAX_STOP_LENGTH, "stop", f"at most {MAX_STOP_LENGTH} characters in all")
         _check(all(self.stop), "stop", "made of non-empty strings")
         _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "made of token ids")
         for name in ("logprobs", "prompt_logprobs"):
@@ -198,8 +202,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check(self.allowed_token_ids != (), "allowed_token_ids", "made of at least one token id")
         _check(len(words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} words")
         most = MAX_BAD_WORD_LENGTH
-        fine = all(w.strip() and len(w) <= most for w in words if isinstance(w, str))
-        _check(fine and all(words), "bad_words", f"made of words of at most {most} characters")
+        fine = all(w.strip() for w in words if isinstance(w, str)) and all(words)
+        fine = fine and all(len(word) <= most for word in words)
+        _check(fine, "bad_words", f"made of words of at most {most} characters or tokens")
 
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,13 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.beams import answer_beams
 from asyncllm.server.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from asyncllm.server.middleware import RESERVATION
-from asyncllm.server.prompts import check_scoring, check_truncation, prompt_fields, truncate
+from asyncllm.server.prompts import (
+    check_lengths,
+    check_scoring,
+    check_truncation,
+    prompt_fields,
+    truncate,
+)
 from asyncllm.server.protocol import CompletionRequest
 from asyncllm.server.reply import OpenAIReply
 from asyncllm.server.sampling import (
@@ -57,6 +63,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     encoded = await encode_prompts(llm, given, asked)
     context = llm.limits.max_model_len
     prompts = [truncate(ids, asked, context, params.max_tokens) for ids in encoded]
+    check_lengths(prompts, params.max_tokens, context)
     check_scoring(asked, prompts, params.prompt_logprobs)
     echo = None
     if asked.echo:
@@ -79,7 +86,7 @@ def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:
     """One text or list of token ids for each prompt, whichever of the four forms was sent."""
     if isinstance(prompt, str):
         prompt = [prompt]
-    kinds = {type(item) for item in prompt}
+    kinds = set(map(type, prompt))  # in C: there may be a million
     if kinds == {int}:
         prompt = [prompt]
     elif len(kinds) > 1:

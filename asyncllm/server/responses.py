@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,7 +18,7 @@ from asyncllm.server.logprobs import chat_logprobs
 from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.reply import encode
 from asyncllm.server.responses_background import BackgroundRun, BackgroundRuns
-from asyncllm.server.responses_input import read_history, read_items
+from asyncllm.server.responses_input import read_history, read_items, referred_ids
 from asyncllm.server.responses_protocol import ResponsesRequest
 from asyncllm.server.responses_reply import ResponseReply
 from asyncllm.server.responses_store import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from asyncllm.server.chat_behind import OpenedChat
     from asyncllm.server.protocol import ChatRequest
+    from asyncllm.server.responses_input import Item
     from asyncllm.server.service import Service
     from asyncllm.types import TokenLogprob
 
@@ -43,6 +44,9 @@ STORE: Final = web.AppKey("asyncllm_responses", ResponseStore)
 RUNS: Final = web.AppKey("asyncllm_background_responses", BackgroundRuns)
 
 _JSON: Final = "application/json"
+
+#: Up to this many items are read on the event loop itself: each takes 5 to 20 us.
+INLINE_ITEMS: Final = 256
 
 
 def add_responses(app: web.Application) -> None:
@@ -66,19 +70,25 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     service.note_ineffective(wanted.ineffective(asked))
     # What is stored may be as much as what is sent.
     limit = service.config.max_body_bytes
-    items = read_items(asked.input, partial(store.find_items, tenant), limit)
-    history = read_history(_history(request.app, tenant, asked.previous_response_id), limit)
-    chat = wanted.chat_of(asked, history + items)
+    found = store.find_items(tenant, referred_ids(asked.input))
+    stored = _history(request.app, tenant, asked.previous_response_id)
+
+    def read() -> tuple[list[Item], ChatRequest]:
+        items = read_items(asked.input, found, limit)
+        return items, wanted.chat_of(asked, read_history(stored, limit) + items)
+
+    count = len(stored) + (0 if isinstance(asked.input, str) else len(asked.input))
+    items, chat = read() if count <= INLINE_ITEMS else await asyncio.to_thread(read)
     log = EventLog() if asked.background and asked.stream else None
 
     def keep(response: dict[str, Any]) -> None:
         if asked.store is not False:
             previous, background = asked.previous_response_id, bool(asked.background)
             output = stored_items(response["output"])
-            stored = StoredResponse(
+            kept = StoredResponse(
                 encode(response), stored_items(items), output, previous, background, log
             )
-            store.add(tenant, response["id"], stored)
+            store.add(tenant, response["id"], kept)
 
     with renamed(wanted.NAMES):
         opened = await _open(request, asked, chat)

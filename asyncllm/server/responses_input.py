@@ -23,7 +23,7 @@ from asyncllm.server.responses_protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Mapping, Sequence
 
     from asyncllm.server.responses_store import StoredItem
 
@@ -35,15 +35,22 @@ _decode = msgspec.json.Decoder(Item).decode
 _TEXT_PARTS: Final = frozenset(("input_text", "output_text", "text"))
 
 
+def referred_ids(given: str | list[dict[str, Any]]) -> set[str]:
+    """The ids of the stored items that an input refers to."""
+    if isinstance(given, str):
+        return set()
+    kinds = ("item_reference", None)
+    ids = (item.get("id") for item in given if item.get("type") in kinds and "role" not in item)
+    return {id for id in ids if isinstance(id, str)}
+
+
 def read_items(
-    given: str | list[dict[str, Any]],
-    find: Callable[[Collection[str]], dict[str, StoredItem]],
-    limit: int,
+    given: str | list[dict[str, Any]], found: Mapping[str, StoredItem], limit: int
 ) -> list[Item]:
     """What was given as input, every item with an id and a status.
 
     Args:
-        find: items of stored responses, by their ids.
+        found: the stored items of ``referred_ids``, as far as there are any.
         limit: bytes of all the items that are referred to.
 
     Raises:
@@ -53,11 +60,10 @@ def read_items(
     if isinstance(given, str):
         return [_message(InputMessage("user", given), "input")]
     items = [_item(item, f"input[{i}]") for i, item in enumerate(given)]
-    references = [item.id for item in items if isinstance(item, InputReference)]
-    found = find(set(references)) if references else {}
     for i, item in enumerate(items):
         if isinstance(item, InputReference) and item.id not in found:
             raise BadRequest(f"item {item.id!r} not found", param=f"input[{i}].id")
+    references = (item.id for item in items if isinstance(item, InputReference))
     if sum(len(found[id].json) for id in references) > limit:
         raise BadRequest(f"the items referred to have more than {limit} bytes", param="input")
     referred = {id: _decode(item.json) for id, item in found.items()}
