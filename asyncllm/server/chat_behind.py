@@ -62,18 +62,22 @@ def cut_to_fit(job: Job, context: int) -> Job:
 
 @contextmanager
 def renamed(
-    names: Mapping[str, str], words: Literal["chat", "anthropic"] = "chat"
+    names: Mapping[str, str], words: Literal["completion", "chat", "anthropic"] = "chat"
 ) -> Iterator[None]:
     """Errors within speak of what the client sent.
 
     Args:
         names: what the client calls a chat's fields.
-        words: how it is told of a conversation that is too long.
+        words: how it is told of a prompt that is too long.
     """
     try:
         yield
     except BadRequest as error:
-        error.param = names.get(error.param or "", error.param)
+        param = error.param or ""
+        if (name := names.get(param)) is not None:
+            if error.message.startswith(f"{param} "):
+                error.message = name + error.message.removeprefix(param)
+            error.param = name
         if isinstance(error, ContextLengthExceeded):
             error.reword(words)
         raise

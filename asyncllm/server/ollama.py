@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from asyncllm.errors import BadRequest, ContextLengthExceeded
 from asyncllm.server import ollama_request as wanted
-from asyncllm.server.chat_behind import cut_to_fit, open_chat
+from asyncllm.server.chat_behind import cut_to_fit, open_chat, renamed
 from asyncllm.server.errors import json_response
 from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.ollama_models import resolve_model
@@ -71,7 +70,7 @@ async def _answer(
         return json_response({**head, **words(Piece()), "done": True, "done_reason": reason})
     scheduling = service.scheduling(request, chat)
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    try:
+    with renamed(wanted.NAMES, "completion" if _is_plain(llm, asked) else "chat"):
         turn, job = await _open(llm, asked, chat, scheduling, request[RESERVATION], logprobs)
         reply = OllamaReply(
             model,
@@ -81,14 +80,8 @@ async def _answer(
             began=began,
             tokenizer=llm.tokenizer if asked.logprobs else None,
         )
-        return await service.answer(
-            request, [cut_to_fit(job, llm.limits.max_model_len)], reply, chat
-        )
-    except BadRequest as error:
-        error.param = wanted.NAMES.get(error.param or "", error.param)
-        if isinstance(error, ContextLengthExceeded) and not _is_plain(llm, asked):
-            error.reword("chat")
-        raise
+        job = cut_to_fit(job, llm.limits.max_model_len)
+        return await service.answer(request, [job], reply, chat)
 
 
 async def _open(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncllm.config import EngineLimits
 from asyncllm.engine.check import check_request
 from asyncllm.errors import ContextLengthExceeded
 from asyncllm.types import SamplingParams
@@ -116,7 +115,7 @@ def test_ollama(server: Server) -> None:
 
 
 def test_the_engine() -> None:
-    bounds: EngineLimits = limits(max_model_len=10)
+    bounds = limits(max_model_len=10)
     with pytest.raises(
         ContextLengthExceeded, match=r"10 tokens, however you requested 11"
     ) as found:
