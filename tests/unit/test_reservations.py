@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.engine.reservations import TENANT_SHARE, Reservations
-from asyncllm.errors import QueueFull
+from asyncllm.errors import BadRequest, QueueFull
+from asyncllm.types import Completion
 from tests.unit.scheduling import limits
 
 
@@ -98,3 +103,33 @@ def test_one_tenant_cannot_reserve_what_is_left_for_others() -> None:
     greedy.release()
     made.make(1, 2, "greedy").release()
     assert made.num_requests == 1
+
+
+async def test_the_library_refuses_before_it_tokenizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 1, "max_waiting": 3}
+    async with AsyncLLM(device="sim", **options) as llm:
+        encoded: list[str] = []
+        encode = llm.tokenizer.encode_async
+
+        async def counting(texts: Sequence[str], special: bool = True) -> list[list[int]]:
+            encoded.extend(texts)
+            await asyncio.sleep(0.01)
+            return await encode(texts, special)
+
+        monkeypatch.setattr(llm.tokenizer, "encode_async", counting)
+        params = SamplingParams(max_tokens=1)
+        asked = (llm.generate(f"text {i}", params) for i in range(50))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        # Three that wait, and one that takes the free slot.
+        assert len(encoded) == sum(isinstance(answer, Completion) for answer in answers) == 4
+        assert sum(isinstance(answer, QueueFull) for answer in answers) == 46
+        # Whoever gives up while tokenizing, gives up the place too.
+        tasks = [asyncio.create_task(llm.generate("text", params)) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert llm.num_reserved == 4
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with pytest.raises(BadRequest):
+            await llm.generate([], params)
+        assert llm.num_reserved == 0
