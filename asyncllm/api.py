@@ -13,8 +13,8 @@ from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.engine.history import RequestTrace
 from asyncllm.engine.mailbox import Mailbox
 from asyncllm.engine.prepared import is_prepared, prepare
-from asyncllm.errors import BadRequest
-from asyncllm.generation import Batch, Intake, collect, read_request
+from asyncllm.errors import BadRequest, ContextLengthExceeded
+from asyncllm.generation import Batch, Intake, collect, read_request, tenant_of
 from asyncllm.served import ServedModel
 from asyncllm.text.bad_words import bad_word_ids
 from asyncllm.types import (
@@ -33,6 +33,8 @@ from asyncllm.validate import check_kind
 if TYPE_CHECKING:
     import numpy as np
     from aiohttp import web
+
+    from asyncllm.engine.reservations import Reservation
 
 
 class AsyncLLM(ServedModel):
@@ -98,8 +100,9 @@ class AsyncLLM(ServedModel):
         """
         if not is_single(prompts):
             return await Batch(prompts, params, scheduling).run(self, Intake(self))
-        ids, ready = await read_request(self, prompts, params, scheduling)
-        return await collect(self, ids, ready, scheduling)
+        with self.reserve(tenant=tenant_of(scheduling)) as reservation:
+            ids, ready = await read_request(self, prompts, params, reservation)
+            return await collect(self, ids, ready, scheduling, reservation)
 
     async def beam_search(
         self,
@@ -109,24 +112,30 @@ class AsyncLLM(ServedModel):
     ) -> list[Beam]:
         """The likeliest continuations of a prompt, best first. Raises like ``generate``."""
         check_kind("params", params, BeamSearchParams)
-        check_kind("scheduling", scheduling, SchedulingParams)
-        ids = await self.encode_prompt(prompt, scheduling.tenant if scheduling else "")
-        return await self.start_beam_search(ids, params, scheduling).run()
+        with self.reserve(tenant=tenant_of(scheduling)) as reservation:
+            ids = await self.encode_prompt(prompt, reservation)
+            return await self.start_beam_search(ids, params, scheduling, reservation).run()
 
     def start_beam_search(
         self,
         prompt_ids: Seq[int],
         params: BeamSearchParams,
         scheduling: SchedulingParams | None = None,
+        reservation: Reservation | None = None,
     ) -> BeamSearch:
         """A search that was accepted, and is still to be run.
 
+        Args:
+            reservation: gives the search its place in the queue, when it is run.
+
         Raises:
             BadRequest: it can never be served.
-            QueueFull: too much is waiting already.
+            QueueFull: too much is waiting already, and there is no reservation.
         """
-        parts = self._started
-        return BeamSearch(parts.engine, parts.tokenizer, prompt_ids, params, scheduling)
+        parts = self._own
+        return BeamSearch(
+            parts.engine, parts.tokenizer, prompt_ids, params, scheduling, reservation
+        )
 
     async def embed(
         self,
@@ -157,9 +166,10 @@ class AsyncLLM(ServedModel):
         A slow reader gets several tokens at once; nothing piles up. It ends and raises like
         ``generate``.
         """
-        ids, ready = await read_request(self, prompt, params, scheduling)
         mailbox = Mailbox()
-        request_id = self.submit(ids, ready, mailbox, scheduling)
+        with self.reserve(tenant=tenant_of(scheduling)) as reservation:
+            ids, ready = await read_request(self, prompt, params, reservation)
+            request_id = self.submit(ids, ready, mailbox, scheduling, reservation)
         try:
             while True:
                 delta = await mailbox.get()
@@ -175,9 +185,9 @@ class AsyncLLM(ServedModel):
         Raises:
             BadRequest: it cannot be made.
         """
+        parts = self._own
         if is_prepared(params):
             return params
-        parts = self._started
         words = await bad_word_ids(parts.tokenizer, params.bad_words)
         grammar = None
         if params.grammar is not None:
@@ -190,21 +200,30 @@ class AsyncLLM(ServedModel):
         params: SamplingParams,
         sink: Sink,
         scheduling: SchedulingParams | None = None,
+        reservation: Reservation | None = None,
     ) -> int:
         """Queue a request whose output goes to ``sink``; see ``Engine.add``.
 
         Args:
             params: as ``prepare`` returns them.
+            reservation: gives the request its place in the queue.
         """
-        return self._started.engine.add(prompt_ids, params, sink, scheduling)
+        return self._own.engine.add(prompt_ids, params, sink, scheduling, reservation=reservation)
 
-    def check_room(self, num_tokens: int, num_requests: int = 1, tenant: str = "") -> None:
-        """Whether prompts of at least so many tokens in all may join the queue now.
+    def reserve(self, num_tokens: int = 1, num_requests: int = 1, tenant: str = "") -> Reservation:
+        """Places in the queue for prompts of at least this many tokens in all, until they are made.
+
+        It is a context manager: leaving it gives back the places that no request has taken.
 
         Raises:
             QueueFull: not now; ``retry_after`` says when.
         """
-        self._started.engine.check_room(num_tokens, num_requests, tenant)
+        return self._own.engine.reservations.make(num_tokens, num_requests, tenant)
+
+    @property
+    def num_reserved(self) -> int:
+        """Places in the queue that are held for requests which are not in it yet."""
+        return self._started.engine.reservations.num_requests
 
     def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
         """What happened to a request, as ``submit`` named it; None when that is forgotten.
@@ -221,20 +240,27 @@ class AsyncLLM(ServedModel):
 
     # -- text ------------------------------------------------------------------------------------
 
-    async def encode_prompt(self, prompt: Prompt, tenant: str = "") -> list[int]:
-        """Token ids of a prompt in any of its three forms, for a request that will be made.
+    async def encode_prompt(
+        self, prompt: Prompt, reservation: Reservation | None = None
+    ) -> list[int]:
+        """Token ids of a prompt in any of its three forms.
+
+        Args:
+            reservation: for requests of this prompt. It learns how long the prompt is at least,
+                before time is spent on tokenizing.
 
         Raises:
             BadRequest: it is none of the three, or too long.
-            QueueFull: it cannot join the queue now; said before the time to tokenize is spent.
+            QueueFull: a prompt of this length cannot join the queue now.
         """
         plain = plain_prompt(prompt)
         if isinstance(plain, str):
-            self.check_room(self._least_tokens([plain]), tenant=tenant)
+            least = self._least_tokens([plain])
+            if reservation is not None:
+                reservation.expect(least * reservation.num_requests)
             return await self.encode(plain)
-        self.check_room(1, tenant=tenant)
         if is_chat(plain):
-            return await self.encode_chat(plain, tenant)
+            return await self.encode_chat(plain, reservation)
         return cast("list[int]", plain)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -261,18 +287,13 @@ class AsyncLLM(ServedModel):
         longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         least = tokenizer.min_tokens(longest)
         if least > self.limits.max_model_len:
-            raise BadRequest(
-                f"the prompt has at least {least} tokens; the context holds "
-                f"{self.limits.max_model_len}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise ContextLengthExceeded(self.limits.max_model_len, least, at_least=True)
         return least
 
     async def encode_chat(
         self,
         messages: Seq[dict[str, Any]],
-        tenant: str | None = None,
+        reservation: Reservation | None = None,
         /,
         *,
         tools: Seq[dict[str, Any]] | None = None,
@@ -284,7 +305,7 @@ class AsyncLLM(ServedModel):
         """Token ids of chat messages, rendered with the model's chat template.
 
         Args:
-            tenant: who is going to make a request of it; None when nobody is.
+            reservation: as in ``encode_prompt``.
             any_length: they may be more than the context holds.
 
         Raises:
@@ -304,8 +325,8 @@ class AsyncLLM(ServedModel):
             continue_final_message=continue_final_message,
             **template_kwargs,
         )
-        if tenant is not None:
-            self.check_room(1 if any_length else self._least_tokens([text]), tenant=tenant)
+        if reservation is not None and not any_length:
+            reservation.expect(self._least_tokens([text]) * reservation.num_requests)
         # The template writes the special tokens itself.
         [ids] = await self.encode_all([text], add_special_tokens=False, any_length=any_length)
         return ids

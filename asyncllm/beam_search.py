@@ -32,6 +32,7 @@ from asyncllm.validate import check_types
 
 if TYPE_CHECKING:
     from asyncllm.engine.engine import Engine
+    from asyncllm.engine.reservations import Reservation
     from asyncllm.text.tokenizer import Tokenizer
 
 MAX_BEAMS = 64
@@ -114,16 +115,22 @@ class BeamSearch:
         prompt_ids: Sequence[int],
         params: BeamSearchParams,
         scheduling: SchedulingParams | None = None,
+        reservation: Reservation | None = None,
     ):
         """
+        Args:
+            reservation: gives the search its place in the queue, when it is run.
+
         Raises:
             BadRequest: it can never be served.
-            QueueFull: too much is waiting already.
+            QueueFull: too much is waiting already, and there is no reservation.
         """
         whole = SamplingParams(max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids)
         self._most = check_request(prompt_ids, whole, engine.limits).max_length - len(prompt_ids)
         self._scheduling = scheduling or SchedulingParams()
-        engine.check_room(len(prompt_ids), tenant=self._scheduling.tenant)
+        if reservation is None:
+            engine.reservations.check(len(prompt_ids), 1, self._scheduling.tenant)
+        self._reservation = reservation
         own_ends = () if params.ignore_eos else engine.limits.eos_token_ids
         self._ends = frozenset((*own_ends, *params.stop_token_ids))
         self._engine = engine
@@ -202,8 +209,15 @@ class BeamSearch:
         try:
             for beam, collector in zip(running, collectors, strict=True):
                 tokens = self._prompt + beam.tokens
+                # Its first part takes the place of the whole search.
+                reservation, self._reservation = self._reservation, None
                 engine_id = self._engine.add(
-                    tokens, self._step, collector, self._scheduling, arrival=arrival
+                    tokens,
+                    self._step,
+                    collector,
+                    self._scheduling,
+                    arrival=arrival,
+                    reservation=reservation,
                 )
                 ids.append(engine_id)
             deltas = await Collector.all(collectors)

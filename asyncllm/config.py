@@ -280,6 +280,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None, _doc("file with further API keys, one per line", metavar="FILE")
     ] = None
+    isolate_keys: Annotated[
+        bool,
+        _doc(
+            "share cached prefixes only between requests with the same API key; else cached_tokens "
+            "and response times tell one key's clients whether another's sent a prompt"
+        ),
+    ] = False
     cors_origin: Annotated[
         tuple[str, ...],
         _doc("web origin that may call the server, such as https://example.org; * for all"),
@@ -325,6 +332,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest(f"port must be between 0 and 65535, not {self.port}", param="port")
         if not all(self.api_key):
             raise BadRequest("api_key must not be empty", param="api_key")
+        if self.isolate_keys and not self.api_key and self.api_key_file is None:
+            raise BadRequest("isolate_keys needs api_key or api_key_file", param="isolate_keys")
         if not all(self.served_model_name):
             raise BadRequest("served_model_name must not be empty", param="served_model_name")
         for origin in self.cors_origin:

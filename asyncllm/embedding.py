@@ -49,26 +49,32 @@ async def _embed_all(
             param="prompt",
         )
     tenant = scheduling.tenant if scheduling else ""
-    llm.check_room(len(prompts), len(prompts), tenant)
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    encoded = iter(await llm.encode_all(texts) if texts else ())
-    ids = [
-        next(encoded) if isinstance(prompt, str) else await llm.encode_prompt(prompt, tenant)
-        for prompt in prompts
-    ]
-    llm.check_room(sum(map(len, ids)), len(ids), tenant)
     pooled = PooledParams(pooling=params.pooling)
-    collectors = [Collector() for _ in ids]
+    collectors = [Collector() for _ in prompts]
     submitted: list[int] = []
-    try:
-        for prompt_ids, collector in zip(ids, collectors, strict=True):
-            submitted.append(llm.submit(prompt_ids, pooled, collector, scheduling))
-        deltas = await Collector.all(collectors)
-    finally:
-        for request_id in submitted:
-            llm.abort(request_id)
+    with llm.reserve(len(prompts), len(prompts), tenant) as reservation:
+        ids = await _encode_all(llm, prompts)
+        reservation.expect(sum(map(len, ids)))
+        try:
+            for prompt_ids, collector in zip(ids, collectors, strict=True):
+                request_id = llm.submit(prompt_ids, pooled, collector, scheduling, reservation)
+                submitted.append(request_id)
+            deltas = await Collector.all(collectors)
+        finally:
+            for request_id in submitted:
+                llm.abort(request_id)
     hidden = [delta.hidden for delta in deltas if delta.hidden is not None]
     return np.stack([params.vector(state) for state in hidden])
+
+
+async def _encode_all(llm: AsyncLLM, prompts: Sequence[Any]) -> list[list[int]]:
+    """Token ids of each prompt; the texts are tokenized together."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = iter(await llm.encode_all(texts) if texts else ())
+    return [
+        next(encoded) if isinstance(prompt, str) else await llm.encode_prompt(prompt)
+        for prompt in prompts
+    ]
 
 
 __all__ = ["embed"]

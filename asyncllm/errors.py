@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class AsyncLLMError(Exception):
     """Base of all errors asyncllm raises on purpose.
@@ -26,6 +28,53 @@ class BadRequest(AsyncLLMError, ValueError):
 
     status = 400
     type = "invalid_request_error"
+
+
+class ContextLengthExceeded(BadRequest):
+    """Prompt and answer together are longer than the context.
+
+    The message has OpenAI's words for completions: LiteLLM, LangChain and others search for them.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, context: int, prompt: int, completion: int = 0, *, at_least: bool = False):
+        """All in tokens.
+
+        Args:
+            completion: the least that is to be generated.
+            at_least: the prompt was not tokenized; it has ``prompt`` tokens or more.
+        """
+        param = "prompt" if prompt >= context else "max_tokens"
+        super().__init__("", param=param, code=self.code)
+        self._context, self._prompt, self._completion = context, prompt, completion
+        self._bound = "at least " if at_least else ""
+        self.reword("completion")
+
+    def reword(self, kind: Literal["completion", "chat", "anthropic"]) -> None:
+        """Say it as OpenAI does of completions or of chats, or as Anthropic does."""
+        context, prompt, completion = self._context, self._prompt, self._completion
+        known = f"This model's maximum context length is {context} tokens"
+        total = f"you requested {self._bound}{prompt + completion} tokens"
+        if kind == "completion":
+            self.message = (
+                f"{known}, however {total} ({prompt} in your prompt; {completion} for the "
+                "completion). Please reduce your prompt; or completion length."
+            )
+        elif kind == "chat" and prompt > context:
+            self.message = (
+                f"{known}. However, your messages resulted in {self._bound}{prompt} tokens. "
+                "Please reduce the length of the messages."
+            )
+        elif kind == "chat":
+            self.message = (
+                f"{known}. However, {total} ({prompt} in the messages, {completion} in the "
+                "completion). Please reduce the length of the messages or completion."
+            )
+        else:
+            most = context if prompt > context else context - 1  # one token must be generated
+            self.message = f"prompt is too long: {self._bound}{prompt} tokens > {most} maximum"
+        self.args = (self.message,)
 
 
 class Unauthorized(AsyncLLMError):

@@ -23,6 +23,7 @@ from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
+    from asyncllm.engine.reservations import Reservation
 
 T = TypeVar("T")
 
@@ -48,18 +49,23 @@ def default_max_tokens(params: SamplingParams, room: int) -> int:
     return min(room, max(RAW_MAX_TOKENS, params.min_tokens))
 
 
+def tenant_of(scheduling: SchedulingParams | None) -> str:
+    """Raises BadRequest if it is something else."""
+    checked = check_kind("scheduling", scheduling, SchedulingParams)
+    return "" if checked is None else checked.tenant
+
+
 async def read_request(
-    llm: AsyncLLM, prompt: Prompt, params: object, scheduling: SchedulingParams | None
+    llm: AsyncLLM, prompt: Prompt, params: object, reservation: Reservation
 ) -> tuple[list[int], SamplingParams]:
     """Token ids and parameters of one request, to be submitted at once.
 
     Raises:
         BadRequest, QueueFull: as ``AsyncLLM.generate``.
     """
-    check_kind("scheduling", scheduling, SchedulingParams)
     given = check_kind("params", params, SamplingParams)
     ready = await llm.prepare(given or llm.default_params)
-    ids = await llm.encode_prompt(prompt, scheduling.tenant if scheduling else "")
+    ids = await llm.encode_prompt(prompt, reservation)
     return ids, bounded(ready, prompt, len(ids), llm.limits.max_model_len)
 
 
@@ -68,10 +74,11 @@ async def collect(
     prompt_ids: Sequence[int],
     params: SamplingParams,
     scheduling: SchedulingParams | None,
+    reservation: Reservation | None = None,
 ) -> Completion:
     """Submit one request and wait for its whole answer; cancelling this cancels the request."""
     collector = Collector()
-    request_id = llm.submit(prompt_ids, params, collector, scheduling)
+    request_id = llm.submit(prompt_ids, params, collector, scheduling, reservation)
     try:
         whole = await collector.whole()
     finally:
@@ -123,9 +130,10 @@ class Intake:
         async with self._turn:
             while True:
                 try:
-                    if ids is None:
-                        ids = await self._llm.encode_prompt(prompt, tenant)
-                    self._llm.check_room(len(ids), 1, tenant)
+                    with self._llm.reserve(tenant=tenant) as reservation:
+                        if ids is None:
+                            ids = await self._llm.encode_prompt(prompt, reservation)
+                        reservation.expect(len(ids))
                     return ids
                 except QueueFull:
                     await asyncio.sleep(RETRY_SECONDS)
@@ -139,7 +147,7 @@ class Intake:
         """What ``AsyncLLM.generate`` gives for one prompt, as soon as the queue has room for it."""
         llm = self._llm
         ready = await llm.prepare(params or llm.default_params)
-        ids = await self.encode(prompt, scheduling.tenant if scheduling else "")
+        ids = await self.encode(prompt, tenant_of(scheduling))
         ready = bounded(ready, prompt, len(ids), llm.limits.max_model_len)
         return await collect(llm, ids, ready, scheduling)
 
@@ -226,4 +234,5 @@ __all__ = [
     "default_max_tokens",
     "naming",
     "read_request",
+    "tenant_of",
 ]

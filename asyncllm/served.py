@@ -56,6 +56,7 @@ class ServedModel:
         self._policy = policy or POLICIES[config.policy]()
         self._progress = progress
         self._parts: Loaded | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._changing = asyncio.Lock()  # held while loading or closing
 
@@ -72,6 +73,7 @@ class ServedModel:
             if self._closed:
                 raise EngineDead("the engine is closed")
             if self._parts is None:
+                self._loop = asyncio.get_running_loop()
                 self._parts = await load(self.config, self._policy, self._progress)
         return self
 
@@ -157,6 +159,21 @@ class ServedModel:
                 raise EngineDead("the engine is closed")
             raise NotReady("the model is not loaded yet")
         return self._parts
+
+    @property
+    def _own(self) -> Loaded:
+        """The same for what only the event loop may do that it was started on.
+
+        Raises:
+            RuntimeError: another loop is running, or none.
+        """
+        parts = self._started
+        if asyncio._get_running_loop() is not self._loop:
+            raise RuntimeError(
+                "this AsyncLLM was started on another event loop; use it there, or LLM(...) for "
+                "synchronous code"
+            )
+        return parts
 
 
 __all__ = ["ServedModel"]

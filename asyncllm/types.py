@@ -13,6 +13,8 @@ from asyncllm.errors import BadRequest
 from asyncllm.validate import check_types
 
 MAX_STOP_STRINGS = 32
+#: Characters of all stop strings together: each new token's text is held against each of them.
+MAX_STOP_LENGTH = 4096
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
@@ -209,6 +211,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             "at most max_tokens",
         )
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
+        length = sum(map(len, self.stop))
+        _check(length <= MAX_STOP_LENGTH, "stop", f"at most {MAX_STOP_LENGTH} characters in all")
         _check(all(self.stop), "stop", "made of non-empty strings")
         _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "made of token ids")
         for name in ("logprobs", "prompt_logprobs"):
@@ -234,8 +238,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check(self.allowed_token_ids != (), "allowed_token_ids", "made of at least one token id")
         _check(len(words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} words")
         most = MAX_BAD_WORD_LENGTH
-        fine = all(w.strip() and len(w) <= most for w in words if isinstance(w, str))
-        _check(fine and all(words), "bad_words", f"made of words of at most {most} characters")
+        fine = all(w.strip() for w in words if isinstance(w, str)) and all(words)
+        fine = fine and all(len(word) <= most for word in words)
+        _check(fine, "bad_words", f"made of words of at most {most} characters or tokens")
 
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +252,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
             that cannot be, and dropped when they have passed.
         tenant: who asks; the ``fair`` policy gives each tenant the same share.
         cache_salt: requests share cached prefixes only with those of the same salt.
+        isolated: and only with those of the same tenant that are isolated, too.
 
     Raises:
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
@@ -256,6 +262,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: float | None = None
     tenant: str = ""
     cache_salt: str = ""
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -266,6 +273,16 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
             "positive and at most a day",
         )
         _check(len(self.cache_salt) <= 1024, "cache_salt", "at most 1024 characters")
+
+    @property
+    def salt(self) -> bytes:
+        """What prefixes are cached under: equal for those who share them, and for nobody else."""
+        # JSON lets lone surrogates through.
+        salt = self.cache_salt.encode("utf-8", "surrogatepass")
+        if not self.isolated:
+            return salt
+        # No text in UTF-8 has the byte 0xff.
+        return b"\xff%b\xff%b" % (self.tenant.encode("utf-8", "surrogatepass"), salt)
 
 
 def _check(ok: bool, param: str, expected: str) -> None:

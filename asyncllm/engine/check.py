@@ -12,14 +12,8 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.prepared import is_prepared
-from asyncllm.engine.scheduler import Scheduler
-from asyncllm.errors import BadRequest, DeadlineExceeded, QueueFull
+from asyncllm.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded
 from asyncllm.types import SamplingParams
-
-#: One tenant may fill the queue until so many times what is left of it is its own.
-TENANT_SHARE = 8
-#: Retry-After is the time in which this share of the queue is served, and at least a second.
-RETRY_SHARE = 0.1
 
 
 class Checked(NamedTuple):
@@ -36,18 +30,12 @@ def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLi
         BadRequest: it can never be served (empty, too long, a token id out of range).
         TypeError: the prompt is not made of integers.
     """
-    room = limits.max_model_len - len(prompt_ids)
     if not prompt_ids:
         raise BadRequest("the prompt is empty", param="prompt")
+    room = limits.max_model_len - len(prompt_ids)
     least = 1 if params.max_tokens is None else params.max_tokens
     if room < least:
-        asked = "" if not params.max_tokens else f" and max_tokens {params.max_tokens}"
-        raise BadRequest(
-            f"the prompt of {len(prompt_ids)} tokens{asked} is more than the context of "
-            f"{limits.max_model_len} tokens holds",
-            param="prompt" if room < 1 else "max_tokens",
-            code="context_length_exceeded",
-        )
+        raise ContextLengthExceeded(limits.max_model_len, len(prompt_ids), least)
     if params.min_tokens > room:
         raise BadRequest(f"min_tokens must be at most {room}, the room left", param="min_tokens")
     stops = len(params.stop_token_ids) + len(limits.eos_token_ids)
@@ -80,37 +68,6 @@ def _token_array(prompt_ids: Seq[int], vocab_size: int) -> array[int]:
     if not known:
         raise BadRequest(f"prompt token ids must be between 0 and {vocab_size - 1}", param="prompt")
     return prompt
-
-
-def check_room(
-    scheduler: Scheduler, limits: EngineLimits, num_tokens: int, num_requests: int, tenant: str
-) -> None:
-    """Whether prompts of at least so many tokens in all may join the queue.
-
-    A tenant may have a multiple of what is left of the queue, so that there is always something
-    left for another (dynamic thresholds; Choudhury and Hahne, IEEE/ACM ToN 1998).
-
-    Args:
-        tenant: "" is nobody's.
-
-    Raises:
-        QueueFull: not now; ``retry_after`` says when.
-    """
-    waiting, tokens = scheduler.num_waiting, scheduler.num_waiting_tokens
-    # Those that the next plan takes in are not waiting.
-    places = limits.max_waiting + scheduler.num_free_slots - waiting
-    room = limits.max_waiting_tokens - tokens
-    fits = num_requests <= places and (waiting == 0 or num_tokens <= room)
-    if fits and tenant and waiting:
-        mine, my_tokens = scheduler.waiting_for(tenant)
-        fits = mine + num_requests <= TENANT_SHARE * places
-        fits = fits and my_tokens + num_tokens <= TENANT_SHARE * room
-    if fits:
-        return
-    raise QueueFull(
-        f"{waiting} requests with {tokens} prompt tokens are waiting already",
-        retry_after=max(1.0, RETRY_SHARE * scheduler.expected_wait()),
-    )
 
 
 def check_deadline(left: float, needed: float) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Sequence as Seq
 from typing import Final
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.check import check_deadline, check_request, check_room
+from asyncllm.engine.check import check_deadline, check_request
 from asyncllm.engine.history import History, RequestTrace
 from asyncllm.engine.prompt_reader import reader_of
 from asyncllm.engine.requests import Request, Requests
+from asyncllm.engine.reservations import Reservation, Reservations
 from asyncllm.engine.scheduler import Applied, Scheduler
 from asyncllm.engine.sequence import FOREVER, Sequence
 from asyncllm.engine.stats import EngineStats
@@ -60,6 +61,7 @@ class Engine:
         self.limits = limits
         self.stats = EngineStats()
         self.history = History()
+        self.reservations = Reservations(scheduler, limits)
         self._detokenizer = detokenizer
         self._clock = clock
         self._scheduler = scheduler
@@ -113,6 +115,7 @@ class Engine:
         scheduling: SchedulingParams | None = None,
         *,
         arrival: float | None = None,
+        reservation: Reservation | None = None,
     ) -> int:
         """Queue a request; its output goes to ``sink``. Returns the id that ``abort`` takes.
 
@@ -120,6 +123,7 @@ class Engine:
             arrival: of the request that this one is a part of, in the engine's time. A part has
                 that one's place in the queue and its deadline; it is not refused for want of room,
                 and not counted as a request.
+            reservation: gives the request its place; else it is refused when the queue is full.
 
         Raises:
             BadRequest: it can never be served (empty, too long, a token id out of range).
@@ -135,8 +139,10 @@ class Engine:
             raise EngineDead(self._dead)
         scheduling = scheduling or SchedulingParams()
         prompt, max_length = check_request(prompt_ids, params, self.limits)
-        if arrival is None:
-            self.check_room(len(prompt), tenant=scheduling.tenant)
+        if reservation is not None:
+            reservation.take(len(prompt))
+        elif arrival is None:
+            self.reservations.check(len(prompt), 1, scheduling.tenant)
         self._next_id += 1
         now, eos_ids = self._clock(), self.limits.eos_token_ids
         seq = Sequence(
@@ -164,14 +170,6 @@ class Engine:
             request.expiry = asyncio.get_running_loop().call_later(left, self._expire, seq)
         self._changed()
         return seq.id
-
-    def check_room(self, num_tokens: int, num_requests: int = 1, tenant: str = "") -> None:
-        """Whether prompts of at least so many tokens in all may join the queue.
-
-        Raises:
-            QueueFull: not now; ``retry_after`` says when.
-        """
-        check_room(self._scheduler, self.limits, num_tokens, num_requests, tenant)
 
     def abort(self, request_id: int) -> None:
         """Drop a request; it is not in the next plan. Unknown and ended ids are ignored."""

@@ -139,8 +139,7 @@ class Sequence:
         self.pages: list[int] = []
         self.node: Node | None = None
         self.first_own: Node | None = None
-        # The salt may hold what JSON lets through: lone surrogates.
-        self.salt = scheduling.cache_salt.encode("utf-8", "surrogatepass")
+        self.salt = scheduling.salt
         self.num_cached = -1
         self.prompt_logprobs = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         self.pool_from = -1

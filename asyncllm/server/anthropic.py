@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from asyncllm.server import anthropic_request as wanted
 from asyncllm.server.anthropic_protocol import CountTokensRequest, MessagesRequest
 from asyncllm.server.anthropic_reply import MessageReply
-from asyncllm.server.chat_behind import open_chat, renamed
+from asyncllm.server.chat_behind import cut_to_fit, open_chat, renamed
 from asyncllm.server.errors import json_response
 from asyncllm.server.messages import encode_messages
+from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
@@ -22,12 +23,14 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     model = service.resolve_model(asked.model)
     service.note_ineffective(wanted.ineffective(asked))
     chat = wanted.chat_of(asked)
-    tenant = service.keys.tenant_of(request)
-    with renamed(wanted.NAMES):
-        opened = await open_chat(service.llm, chat, tenant)
+    scheduling = service.scheduling(request, chat)
+    with renamed(wanted.NAMES, "anthropic"):
+        opened = await open_chat(service.llm, chat, scheduling, request[RESERVATION])
         context = service.llm.limits.max_model_len
         reply = MessageReply(model, opened.conversation, context=context)
-        return await service.answer(request, [opened.job], reply, chat)
+        # Clients send the model's own limit of output tokens with every request.
+        job = cut_to_fit(opened.job, context)
+        return await service.answer(request, [job], reply, chat)
 
 
 async def count_tokens(request: web.Request) -> web.Response:

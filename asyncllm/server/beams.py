@@ -10,6 +10,7 @@ import msgspec
 from asyncllm.beam_search import BeamSearchParams
 from asyncllm.errors import BadRequest
 from asyncllm.server.delivery import Delivery, WholeAnswer
+from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.sampling import num_generated
 from asyncllm.server.sse import EventStream
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta
@@ -57,7 +58,12 @@ async def answer_beams(
     """
     service.check_ready()
     wanted = _search_params(asked, params, service.llm.default_params)
-    searches = [service.llm.start_beam_search(ids, wanted, scheduling) for ids in prompts]
+    reservation = request[RESERVATION]
+    searches = [
+        service.llm.start_beam_search(ids, wanted, scheduling, reservation) for ids in prompts
+    ]
+    # Each search takes one place, however many answers are wanted.
+    reservation.expect(sum(map(len, prompts)), len(prompts))
     n = asked.n or 1
     kind: type[EventStream | WholeAnswer] = EventStream if asked.stream else WholeAnswer
     delivery = kind(request, reply, n * len(searches))

@@ -10,6 +10,7 @@ from asyncllm.server.chat_behind import renamed
 from asyncllm.server.conversation import Conversation, open_conversation
 from asyncllm.server.logprobs import chat_logprobs, prompt_logprobs
 from asyncllm.server.messages import allow_tools
+from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.prompts import check_scoring, check_truncation, prompt_fields, truncate
 from asyncllm.server.protocol import ChatRequest
 from asyncllm.server.reply import OpenAIReply
@@ -21,7 +22,6 @@ from asyncllm.server.sampling import (
     num_generated,
     sampling_params,
 )
-from asyncllm.server.scheduling import scheduling_params
 from asyncllm.server.service import SERVICE
 from asyncllm.server.unsupported import unsupported
 from asyncllm.text.parsing import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from asyncllm.api import AsyncLLM
+    from asyncllm.engine.reservations import Reservation
     from asyncllm.text.tokenizer import Tokenizer
     from asyncllm.types import TokenDelta, TokenLogprob
 
@@ -50,9 +51,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     llm = service.llm
     asked = await service.receive(request, ChatRequest)
     model = service.resolve_model(asked.model)
-    scheduling = scheduling_params(asked, service.keys.tenant_of(request))
+    scheduling = service.scheduling(request, asked)
     with named_for_chat(asked):
-        conversation = await open_chat_request(llm, asked, scheduling.tenant)
+        conversation = await open_chat_request(llm, asked, request[RESERVATION])
         prompt, params = conversation.prompt_ids, conversation.params
         if asked.thinking_token_budget is not None and llm.chat_reader.formats.channels is not None:
             service.note_ineffective(["thinking_token_budget"])
@@ -63,7 +64,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         return await service.answer(request, jobs, reply, asked)
 
 
-async def open_chat_request(llm: AsyncLLM, asked: ChatRequest, tenant: str) -> Conversation:
+async def open_chat_request(
+    llm: AsyncLLM, asked: ChatRequest, reservation: Reservation
+) -> Conversation:
     """Check a request as far as it goes without the engine, and make its prompt.
 
     Raises:
@@ -80,7 +83,9 @@ async def open_chat_request(llm: AsyncLLM, asked: ChatRequest, tenant: str) -> C
         logprobs=logprobs_needed(asked, logprobs),
         prompt_logprobs=asked.prompt_logprobs,
     )
-    conversation = await open_conversation(llm, asked, params, tenant)
+    count = num_generated(asked)
+    reservation.expect(count, count)
+    conversation = await open_conversation(llm, asked, params, reservation)
     context = llm.limits.max_model_len
     prompt = truncate(conversation.prompt_ids, asked, context, params.max_tokens)
     check_scoring(asked, [prompt], params.prompt_logprobs)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.errors import BadRequest
 from asyncllm.server.beams import answer_beams
 from asyncllm.server.logprobs import CompletionLogprobs, joined, prompt_logprobs
-from asyncllm.server.prompts import check_scoring, check_truncation, prompt_fields, truncate
+from asyncllm.server.middleware import RESERVATION
+from asyncllm.server.prompts import (
+    check_lengths,
+    check_scoring,
+    check_truncation,
+    prompt_fields,
+    truncate,
+)
 from asyncllm.server.protocol import CompletionRequest
 from asyncllm.server.reply import OpenAIReply
 from asyncllm.server.sampling import (
@@ -18,7 +25,7 @@ from asyncllm.server.sampling import (
     num_generated,
     sampling_params,
 )
-from asyncllm.server.scheduling import check_room, scheduling_params
+from asyncllm.server.scheduling import expect_prompts
 from asyncllm.server.service import SERVICE
 from asyncllm.types import TokenDelta, TokenLogprob
 
@@ -49,13 +56,14 @@ async def completions(request: web.Request) -> web.StreamResponse:
         logprobs=logprobs_needed(asked, asked.logprobs),
         prompt_logprobs=_prompt_logprobs_needed(asked),
     )
-    scheduling = scheduling_params(asked, service.keys.tenant_of(request))
+    scheduling = service.scheduling(request, asked)
     given, count = split_prompts(asked.prompt), num_generated(asked)
     check_count(len(given), asked, llm.limits.max_waiting)
-    check_room(llm, given, count, scheduling.tenant)
+    expect_prompts(llm, request[RESERVATION], given, count)
     encoded = await encode_prompts(llm, given, asked)
     context = llm.limits.max_model_len
     prompts = [truncate(ids, asked, context, params.max_tokens) for ids in encoded]
+    check_lengths(prompts, params.max_tokens, context)
     check_scoring(asked, prompts, params.prompt_logprobs)
     echo = None
     if asked.echo:
@@ -78,7 +86,7 @@ def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:
     """One text or list of token ids for each prompt, whichever of the four forms was sent."""
     if isinstance(prompt, str):
         prompt = [prompt]
-    kinds = {type(item) for item in prompt}
+    kinds = set(map(type, prompt))  # in C: there may be a million
     if kinds == {int}:
         prompt = [prompt]
     elif len(kinds) > 1:

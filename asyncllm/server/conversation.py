@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.api import AsyncLLM
+    from asyncllm.engine.reservations import Reservation
     from asyncllm.server.protocol import ChatRequest
     from asyncllm.text.chat_reader import ChatReader
     from asyncllm.text.parsing import CallStructure, Formats
@@ -56,9 +57,9 @@ class Conversation(NamedTuple):
 
 
 async def open_conversation(
-    llm: AsyncLLM, asked: ChatRequest, params: SamplingParams, tenant: str
+    llm: AsyncLLM, asked: ChatRequest, params: SamplingParams, reservation: Reservation
 ) -> Conversation:
-    """Render and encode a conversation.
+    """Render and encode a conversation; ``reservation`` is for the requests of its prompt.
 
     Raises:
         QueueFull, BadRequest: as ``encode_messages``.
@@ -67,7 +68,7 @@ async def open_conversation(
         llm,
         asked.messages,
         asked,
-        tenant=tenant,
+        reservation=reservation,
         reasoning_effort=asked.reasoning_effort,
         any_length=asked.truncate_prompt_tokens is not None,
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from asyncllm.api import AsyncLLM
+    from asyncllm.engine.reservations import Reservation
     from asyncllm.server.sampling import Job
 
 log = logging.getLogger(__name__)
@@ -213,8 +214,17 @@ class LiveRequests:
         return len(self._deliveries)
 
     @contextmanager
-    def serve(self, llm: AsyncLLM, delivery: Delivery, jobs: Sequence[Job]) -> Iterator[Served]:
+    def serve(
+        self,
+        llm: AsyncLLM,
+        delivery: Delivery,
+        jobs: Sequence[Job],
+        reservation: Reservation | None = None,
+    ) -> Iterator[Served]:
         """Submit the jobs; on the way out nothing of them is left in the engine.
+
+        Args:
+            reservation: has a place for each job.
 
         Raises:
             BadRequest, QueueFull, DeadlineExceeded, EngineDead: one job was refused; the others
@@ -229,7 +239,10 @@ class LiveRequests:
             delivery.begin()
             for index, job in enumerate(jobs):
                 sink = ChoiceSink(delivery, index)
-                ids.append(llm.submit(job.prompt_ids, job.params, sink, job.scheduling))
+                engine_id = llm.submit(
+                    job.prompt_ids, job.params, sink, job.scheduling, reservation
+                )
+                ids.append(engine_id)
             yield served
         except (asyncio.CancelledError, ConnectionError) as error:
             cause = delivery.error or error

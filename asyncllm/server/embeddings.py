@@ -14,12 +14,12 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.completions import encode_prompts, split_prompts
 from asyncllm.server.delivery import ClientDelivery
 from asyncllm.server.embeddings_protocol import EmbeddingRequest
-from asyncllm.server.middleware import request_id
+from asyncllm.server.middleware import RESERVATION, request_id
 from asyncllm.server.prompts import check_truncation, truncate
 from asyncllm.server.protocol import CompletionRequest
 from asyncllm.server.reply import encode
 from asyncllm.server.sampling import Job, check_count
-from asyncllm.server.scheduling import check_room, scheduling_params
+from asyncllm.server.scheduling import expect_prompts
 from asyncllm.server.service import SERVICE, Service
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ async def embedding_jobs(
     """
     llm = service.llm
     check_truncation(asked)
-    scheduling = scheduling_params(asked, service.keys.tenant_of(request))
+    scheduling = service.scheduling(request, asked)
     given = split_prompts(asked.prompt)
     check_count(len(given), asked, llm.limits.max_waiting)
-    check_room(llm, given, 1, scheduling.tenant)
+    expect_prompts(llm, request[RESERVATION], given, 1)
     context = llm.limits.max_model_len
     pooled = PooledParams(pooling=params.pooling)
     return [
@@ -137,7 +137,7 @@ async def answer_embeddings(
     """
     service.check_ready()  # again: reading and encoding the prompts took a while
     delivery = _Embeddings(request, len(jobs), write)
-    with service.live.serve(service.llm, delivery, jobs) as served:
+    with service.live.serve(service.llm, delivery, jobs, request[RESERVATION]) as served:
         service.log.add(service.keys.tenant_of(request), (request_id.get(),), served)
         return await delivery.respond()
 

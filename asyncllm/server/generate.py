@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.errors import BadRequest
 from asyncllm.generation import bounded
 from asyncllm.server.errors import error_frame
+from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.protocol import GenerateRequest
 from asyncllm.server.reply import DONE, EVENT_STREAM, encode, event, usage
 from asyncllm.server.sampling import fan_out, sampling_params
-from asyncllm.server.scheduling import check_room, scheduling_params
+from asyncllm.server.scheduling import expect_prompts
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ async def generate(request: web.Request) -> web.StreamResponse:
     asked = await service.receive(request, GenerateRequest)
     service.resolve_model(asked.model)
     params = sampling_params(asked, llm.default_params, max_tokens=asked.max_tokens, logprobs=None)
-    scheduling = scheduling_params(asked, service.keys.tenant_of(request))
+    scheduling = service.scheduling(request, asked)
     if not asked.prompt:
         raise BadRequest("the prompt is empty", param="prompt")
-    check_room(llm, [asked.prompt], 1, scheduling.tenant)
+    expect_prompts(llm, request[RESERVATION], [asked.prompt], 1)
     prompt = await llm.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
     params = bounded(params, prompt, len(prompt), llm.limits.max_model_len)
     reply = GenerateReply(len(prompt), with_ids=bool(asked.return_token_ids))

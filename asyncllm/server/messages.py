@@ -12,6 +12,7 @@ from asyncllm.server.protocol import ChatMessage, ChatTool
 
 if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
+    from asyncllm.engine.reservations import Reservation
 
 #: Template arguments that belong to the server, not to ``chat_template_kwargs``.
 _RESERVED = frozenset(
@@ -83,17 +84,19 @@ async def encode_messages(
     messages: list[dict[str, Any]],
     asked: TemplateFields,
     *,
-    tenant: str | None = None,
+    reservation: Reservation | None = None,
     reasoning_effort: str | None = None,
     any_length: bool = False,
 ) -> list[int]:
-    """Token ids of a conversation; ``tenant`` and ``any_length`` as in ``AsyncLLM.encode_chat``.
+    """Token ids of a conversation.
+
+    ``reservation`` and ``any_length`` are as in ``AsyncLLM.encode_chat``.
 
     ``reasoning_effort``, one of ``EFFORTS``, is for the template, which is told nothing when it is
     None.
 
     Raises:
-        QueueFull: a request of the tenant's cannot join the queue now.
+        QueueFull: a prompt of this length cannot join the queue now.
         BadRequest: a message or a tool has not the shape that OpenAI gives it, or the effort is
             none that there is, or the model has no chat template, or the template refuses.
     """
@@ -114,7 +117,7 @@ async def encode_messages(
         options = {"reasoning_effort": reasoning_effort, **options}
     return await llm.encode_chat(
         messages,
-        tenant,
+        reservation,
         tools=None if asked.tool_choice == "none" else asked.tools,
         add_generation_prompt=not resume if generate is None else generate,
         continue_final_message=resume,

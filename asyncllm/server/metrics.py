@@ -120,6 +120,8 @@ class ServiceCollector(Collector):
         # Scrapes are answered on the loop's own thread.
         yield _counter("event_loop_cpu_seconds", time.thread_time(), "CPU time of its thread.")
         if service.llm.ready:
+            text = "Requests that have a place in the queue and are not in it yet."
+            yield _gauge("requests_reserved", service.llm.num_reserved, text)
             yield from engine_metrics(service.llm.stats)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
+from asyncllm.engine.reservations import Reservation
 from asyncllm.errors import AsyncLLMError
 from asyncllm.server.errors import ErrorWriter, HttpError, error_response
 
@@ -82,6 +83,20 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     if not request.content.is_eof():
         response.force_close()  # what is still to come of the body is not the next request
     return response
+
+
+#: The request's places in the engine's queue, from when its body has arrived.
+RESERVATION: Final = web.RequestKey("asyncllm_reservation", Reservation)
+
+
+@web.middleware
+async def release_reservation(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """However a request ends, the places that it reserved and did not take are free again."""
+    try:
+        return await handler(request)
+    finally:
+        if (reservation := request.get(RESERVATION)) is not None:
+            reservation.release()
 
 
 def new_request_id() -> str:

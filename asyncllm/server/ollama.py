@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from asyncllm.errors import BadRequest
 from asyncllm.server import ollama_request as wanted
-from asyncllm.server.chat_behind import open_chat
+from asyncllm.server.chat_behind import cut_to_fit, open_chat, renamed
 from asyncllm.server.errors import json_response
+from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.ollama_models import resolve_model
 from asyncllm.server.ollama_protocol import (
     OllamaChatRequest,
@@ -25,7 +23,7 @@ from asyncllm.server.ollama_reply import (
     timestamp,
 )
 from asyncllm.server.sampling import Job, fan_out, sampling_params
-from asyncllm.server.scheduling import check_room, scheduling_params
+from asyncllm.server.scheduling import expect_prompts
 from asyncllm.server.service import SERVICE
 from asyncllm.server.turn import Turn
 
@@ -36,7 +34,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from asyncllm.api import AsyncLLM
+    from asyncllm.engine.reservations import Reservation
     from asyncllm.server.protocol import ChatRequest
+    from asyncllm.types import SchedulingParams
 
 
 async def ollama_chat(request: web.Request) -> web.StreamResponse:
@@ -68,10 +68,10 @@ async def _answer(
         reason = "unload" if wanted.unloads(asked) else "load"
         head = {"model": model, "created_at": timestamp()}
         return json_response({**head, **words(Piece()), "done": True, "done_reason": reason})
-    tenant = service.keys.tenant_of(request)
+    scheduling = service.scheduling(request, chat)
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    try:
-        turn, job = await _open(llm, asked, chat, tenant, logprobs)
+    with renamed(wanted.NAMES, "completion" if _is_plain(llm, asked) else "chat"):
+        turn, job = await _open(llm, asked, chat, scheduling, request[RESERVATION], logprobs)
         reply = OllamaReply(
             model,
             turn,
@@ -80,14 +80,17 @@ async def _answer(
             began=began,
             tokenizer=llm.tokenizer if asked.logprobs else None,
         )
-        return await service.answer(request, [_cut(job, llm.limits.max_model_len)], reply, chat)
-    except BadRequest as error:
-        error.param = wanted.NAMES.get(error.param or "", error.param)
-        raise
+        job = cut_to_fit(job, llm.limits.max_model_len)
+        return await service.answer(request, [job], reply, chat)
 
 
 async def _open(
-    llm: AsyncLLM, asked: OllamaFields, chat: ChatRequest, tenant: str, logprobs: int | None
+    llm: AsyncLLM,
+    asked: OllamaFields,
+    chat: ChatRequest,
+    scheduling: SchedulingParams,
+    reservation: Reservation,
+    logprobs: int | None,
 ) -> tuple[Turn, Job]:
     """How the answer is to be read, and what to submit for it.
 
@@ -95,15 +98,14 @@ async def _open(
         QueueFull, BadRequest: as in ``chat_completions``.
     """
     if not _is_plain(llm, asked):
-        opened = await open_chat(llm, chat, tenant, logprobs=logprobs)
+        opened = await open_chat(llm, chat, scheduling, reservation, logprobs=logprobs)
         return opened.conversation.turn(), opened.job
     assert isinstance(asked, OllamaGenerateRequest)
     text = asked.prompt or ""
     params = sampling_params(
         chat, llm.default_params, max_tokens=chat.max_tokens, logprobs=logprobs
     )
-    scheduling = scheduling_params(chat, tenant)
-    check_room(llm, [text], 1, tenant)
+    expect_prompts(llm, reservation, [text], 1)
     [job] = await fan_out(llm, [await llm.encode(text)], 1, params, scheduling, chat)
     return Turn(None), job
 
@@ -113,11 +115,3 @@ def _is_plain(llm: AsyncLLM, asked: OllamaFields) -> bool:
     if not isinstance(asked, OllamaGenerateRequest):
         return False
     return bool(asked.raw) or (llm.chat_template is None and not asked.system)
-
-
-def _cut(job: Job, context: int) -> Job:
-    """A ``num_predict`` that the context has no room for is not an error with Ollama."""
-    room = max(1, context - len(job.prompt_ids))
-    if (job.params.max_tokens or 0) <= room:
-        return job
-    return job._replace(params=msgspec.structs.replace(job.params, max_tokens=room))

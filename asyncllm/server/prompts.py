@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.errors import BadRequest
+from asyncllm.errors import BadRequest, ContextLengthExceeded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,18 @@ def truncate(
     if len(prompt_ids) <= most:
         return prompt_ids
     return prompt_ids[:most] if asked.truncation_side == "right" else prompt_ids[-most:]
+
+
+def check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int | None, context: int) -> None:
+    """Whether the context holds each prompt, before anything is done with its tokens.
+
+    Raises:
+        ContextLengthExceeded: one is too long; the engine would refuse it in the end.
+    """
+    least = 1 if max_tokens is None else max_tokens
+    longest = max(map(len, prompts))
+    if longest + least > context:
+        raise ContextLengthExceeded(context, longest, least)
 
 
 def check_scoring(

@@ -11,7 +11,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncllm.types import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_STOP_STRINGS
+from asyncllm.types import (
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+)
 
 # What reaches the executor is int32 there.
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -39,7 +46,8 @@ Penalty = Annotated[float, _says(minimum=-2, maximum=2)]
 RepetitionPenalty = Annotated[float, _says(minimum=0.01, maximum=100)]
 MinTokens = Annotated[int, _says(minimum=0, maximum=2**31 - 1)]
 Seed = Annotated[int, _says(minimum=-(2**63), maximum=2**63 - 1)]
-StopStrings = Annotated[list[Text], _says(maxItems=MAX_STOP_STRINGS)]
+StopText = Annotated[str, _says(minLength=1, maxLength=MAX_STOP_LENGTH)]
+StopStrings = Annotated[list[StopText], _says(maxItems=MAX_STOP_STRINGS)]
 Bias = Annotated[float, _says(minimum=-100, maximum=100)]
 Priority = Annotated[int, _says(minimum=-10, maximum=10)]
 Milliseconds = Annotated[float, _says(exclusiveMinimum=0, maximum=86_400_000)]
@@ -66,7 +74,9 @@ Tools = Annotated[list[AnyTool], NOT_EMPTY]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=2**20)]
 AllowedTokenIds = Annotated[list[TokenId], Meta(max_length=2**18)]
-BadWords = Annotated[list[str | list[TokenId]], Meta(max_length=MAX_BAD_WORDS)]
+BadWord = str | Annotated[list[TokenId], Meta(max_length=MAX_BAD_WORD_LENGTH)]
+BadWords = Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)]
+LogitBias = Annotated[dict[TokenId, Bias], _says(maxProperties=MAX_LOGIT_BIAS)]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 
@@ -140,11 +150,11 @@ class GeneratingFields(StructureFields, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: dict[TokenId, Bias] | None = None
+    logit_bias: LogitBias | None = None
     allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
     min_tokens: MinTokens | None = None
-    stop: Text | StopStrings | None = None
+    stop: StopText | StopStrings | None = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from asyncllm.engine.check import check_request
 from asyncllm.server.chat import named_for_chat, open_chat_request
 from asyncllm.server.errors import json_response
+from asyncllm.server.middleware import RESERVATION
 from asyncllm.server.protocol import ChatRequest
 from asyncllm.server.sampling import fan_out
-from asyncllm.server.scheduling import scheduling_params
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ async def render_chat(request: web.Request) -> web.Response:
     llm = service.llm
     asked = await service.receive(request, ChatRequest)
     service.resolve_model(asked.model)
-    scheduling = scheduling_params(asked, service.keys.tenant_of(request))
+    scheduling = service.scheduling(request, asked)
     with named_for_chat(asked):
-        conversation = await open_chat_request(llm, asked, scheduling.tenant)
+        conversation = await open_chat_request(llm, asked, request[RESERVATION])
         prompt = conversation.prompt_ids
         [job] = await fan_out(llm, [prompt], 1, conversation.params, scheduling, asked)
         check_request(prompt, job.params, llm.limits)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 from asyncllm.server.access_log import current_entry
 from asyncllm.server.delivery import Delivery
+from asyncllm.server.middleware import RESERVATION
+from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from asyncllm.server.responses_reply import ResponseReply
     from asyncllm.server.responses_store import EventLog
     from asyncllm.server.sampling import Job
-    from asyncllm.server.service import Service
     from asyncllm.types import TokenDelta
 
 log = logging.getLogger(__name__)
@@ -79,17 +82,20 @@ class BackgroundRuns:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(
-        self, service: Service, tenant: str, reply: ResponseReply, job: Job, events: EventLog | None
+        self, request: web.Request, reply: ResponseReply, job: Job, events: EventLog | None
     ) -> BackgroundRun:
         """Submit the job; it is not waited for.
 
         Raises:
             AsyncLLMError: the engine refused it.
         """
+        service = request.app[SERVICE]
         service.check_ready()
+        tenant = service.keys.tenant_of(request)
         run = BackgroundRun(reply, events)
         with ExitStack() as stack:
-            served = stack.enter_context(service.live.serve(service.llm, run, [job]))
+            serving = service.live.serve(service.llm, run, [job], request[RESERVATION])
+            served = stack.enter_context(serving)
             service.name(served, reply, tenant)
             name = (tenant, reply.id)
             self._runs[name] = run

@@ -12,6 +12,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.body import invalid
 from asyncllm.server.responses_protocol import (
     ITEM_KINDS,
+    MAX_ITEMS,
     InputCall,
     InputCallOutput,
     InputItem,
@@ -22,29 +23,68 @@ from asyncllm.server.responses_protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
+
+    from asyncllm.server.responses_store import StoredItem
 
 #: An item in the form that is stored and listed, which is OpenAI's.
 Item = dict[str, Any]
 
+_decode = msgspec.json.Decoder(Item).decode
+
 _TEXT_PARTS: Final = frozenset(("input_text", "output_text", "text"))
 
 
-def read_items(given: str | list[dict[str, Any]], find: Callable[[str], Item | None]) -> list[Item]:
+def referred_ids(given: str | list[dict[str, Any]]) -> set[str]:
+    """The ids of the stored items that an input refers to."""
+    if isinstance(given, str):
+        return set()
+    kinds = ("item_reference", None)
+    ids = (item.get("id") for item in given if item.get("type") in kinds and "role" not in item)
+    return {id for id in ids if isinstance(id, str)}
+
+
+def read_items(
+    given: str | list[dict[str, Any]], found: Mapping[str, StoredItem], limit: int
+) -> list[Item]:
     """What was given as input, every item with an id and a status.
 
     Args:
-        find: an item of a stored response, by its id.
+        found: the stored items of ``referred_ids``, as far as there are any.
+        limit: bytes of all the items that are referred to.
 
     Raises:
-        BadRequest: an item is malformed, of a kind that is not supported, or refers to none.
+        BadRequest: an item is malformed, of a kind that is not supported, or refers to none; or
+            they refer to too much.
     """
     if isinstance(given, str):
         return [_message(InputMessage("user", given), "input")]
-    return [_item(item, f"input[{i}]", find) for i, item in enumerate(given)]
+    items = [_item(item, f"input[{i}]") for i, item in enumerate(given)]
+    for i, item in enumerate(items):
+        if isinstance(item, InputReference) and item.id not in found:
+            raise BadRequest(f"item {item.id!r} not found", param=f"input[{i}].id")
+    references = (item.id for item in items if isinstance(item, InputReference))
+    if sum(len(found[id].json) for id in references) > limit:
+        raise BadRequest(f"the items referred to have more than {limit} bytes", param="input")
+    referred = {id: _decode(item.json) for id, item in found.items()}
+    return [referred[item.id] if isinstance(item, InputReference) else item for item in items]
 
 
-def _item(given: dict[str, Any], where: str, find: Callable[[str], Item | None]) -> Item:
+def read_history(stored: Sequence[StoredItem], limit: int) -> list[Item]:
+    """The items of a conversation that is continued.
+
+    Raises:
+        BadRequest: they are more than one request may have, or more than ``limit`` bytes.
+    """
+    if len(stored) > MAX_ITEMS or sum(len(item.json) for item in stored) > limit:
+        raise BadRequest(
+            f"the conversation has more than {MAX_ITEMS} items or {limit} bytes",
+            param="previous_response_id",
+        )
+    return [_decode(item.json) for item in stored]
+
+
+def _item(given: dict[str, Any], where: str) -> Item | InputReference:
     name = given.get("type")
     if name is None:
         name = "message" if "role" in given else "item_reference"
@@ -54,10 +94,7 @@ def _item(given: dict[str, Any], where: str, find: Callable[[str], Item | None])
     item = _converted(given, kind, where)
     match item:
         case InputReference():
-            found = find(item.id)
-            if found is None:
-                raise BadRequest(f"item {item.id!r} not found", param=f"{where}.id")
-            return found
+            return item
         case InputMessage():
             return _message(item, where)
         case InputCall():

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
 from aiohttp import web
 
-from asyncllm.server.reply import EVENT_STREAM
+from asyncllm.server.reply import EVENT_STREAM, encode
 from asyncllm.server.sse import GIVE_UP_SECONDS, HEADERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from asyncllm.server.responses_input import Item
+    from collections.abc import Collection, Iterable, Iterator
 
 #: Of each tenant: so many responses, and so many bytes of them, without their bookkeeping.
 MAX_RESPONSES: Final = 1000
 MAX_BYTES: Final = 64 * 1024 * 1024
 
-_decode = msgspec.json.Decoder().decode
+
+class StoredItem(NamedTuple):
+    """An item as JSON: how much it is can be told before it is decoded."""
+
+    id: str
+    json: bytes
+
+
+def stored_items(items: Iterable[dict[str, Any]]) -> tuple[StoredItem, ...]:
+    """Items of an input or an output, without the logprobs that only the response itself has."""
+    return tuple(StoredItem(item["id"], encode(_without_logprobs(item))) for item in items)
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    parts = item.get("content")
+    if not parts or not any(part.get("logprobs") for part in parts):
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in parts]}
 
 
 class EventLog:
@@ -76,13 +90,15 @@ class StoredResponse(NamedTuple):
 
     Attributes:
         body: the response as JSON.
-        items: its own input items as JSON: those of earlier responses not among them.
+        input: its own input items: those of earlier responses not among them.
+        output: its output items, which the body has, too.
         previous: the id of the response that it continues.
         log: of its events, if it was streamed in the background.
     """
 
     body: bytes
-    items: bytes
+    input: tuple[StoredItem, ...]
+    output: tuple[StoredItem, ...]
     previous: str | None
     background: bool
     log: EventLog | None
@@ -91,17 +107,11 @@ class StoredResponse(NamedTuple):
     def size(self) -> int:
         """Bytes, when it is stored: the log's last event, which holds the body, is yet to come."""
         logged = 0 if self.log is None else self.log.size + len(self.body)
-        return len(self.body) + len(self.items) + logged
+        return len(self.body) + sum(len(item.json) for item in self.items) + logged
 
     @property
-    def input(self) -> list[Item]:
-        items: list[Item] = _decode(self.items)
-        return items
-
-    @property
-    def output(self) -> list[Item]:
-        items: list[Item] = _decode(self.body)["output"]
-        return items
+    def items(self) -> tuple[StoredItem, ...]:
+        return self.input + self.output
 
 
 class _Shelf:
@@ -111,15 +121,15 @@ class _Shelf:
         self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self.sizes: dict[str, int] = {}
         self.size = 0
-        self.holders: dict[str, str] = {}  # of items, by id
+        self.items: dict[str, tuple[str, StoredItem]] = {}  # by id, each with its response's id
 
     def remove(self, id: str) -> StoredResponse | None:
         stored = self.responses.pop(id, None)
         if stored is not None:
             self.size -= self.sizes.pop(id)
-            for item in stored.input + stored.output:
-                if self.holders.get(item["id"]) == id:
-                    del self.holders[item["id"]]
+            for item in stored.items:
+                if self.items.get(item.id, ("",))[0] == id:
+                    del self.items[item.id]
         return stored
 
 
@@ -141,8 +151,8 @@ class ResponseStore:
         shelf.responses[id] = stored
         shelf.sizes[id] = stored.size
         shelf.size += shelf.sizes[id]
-        shelf.holders |= {item["id"]: id for item in stored.input + stored.output}
-        self._use(shelf, id)
+        shelf.items |= {item.id: (id, item) for item in stored.items}
+        self._use(shelf, [id])
         while len(shelf.responses) > self._most or shelf.size > self._most_bytes:
             shelf.remove(next(iter(shelf.responses)))
 
@@ -150,22 +160,22 @@ class ResponseStore:
         shelf = self._shelves.get(tenant)
         if shelf is None or id not in shelf.responses:
             return None
-        self._use(shelf, id)
+        self._use(shelf, [id])
         return shelf.responses[id]
 
     def remove(self, tenant: str, id: str) -> StoredResponse | None:
         shelf = self._shelves.get(tenant)
         return None if shelf is None else shelf.remove(id)
 
-    def history(self, tenant: str, id: str) -> list[Item] | None:
+    def history(self, tenant: str, id: str) -> list[StoredItem] | None:
         """All items of a conversation up to a response's last; None when one of it is missing."""
         stored = self.get(tenant, id)
         if stored is None:
             return None
         before = self.before(tenant, stored)
-        return None if before is None else before + stored.input + stored.output
+        return None if before is None else [*before, *stored.items]
 
-    def before(self, tenant: str, stored: StoredResponse) -> list[Item] | None:
+    def before(self, tenant: str, stored: StoredResponse) -> list[StoredItem] | None:
         """The items that a response's own input continues; None when one of them is missing."""
         if stored.previous is None:
             return []
@@ -175,21 +185,34 @@ class ResponseStore:
         )
         if not chain or chain[-1].previous is not None:
             return None
-        return [item for each in reversed(chain) for item in each.input + each.output]
+        return [item for each in reversed(chain) for item in each.items]
 
-    def item(self, tenant: str, id: str) -> Item | None:
-        """An item of any response, by its id."""
+    def find_items(self, tenant: str, ids: Collection[str]) -> dict[str, StoredItem]:
+        """Items of any responses, by their ids; those that are not there are left out."""
         shelf = self._shelves.get(tenant)
-        holder = None if shelf is None else shelf.holders.get(id)
-        stored = None if holder is None else self.get(tenant, holder)
-        if stored is None:
-            return None
-        return next(item for item in stored.input + stored.output if item["id"] == id)
+        if shelf is None:
+            return {}
+        found = {id: shelf.items[id] for id in ids if id in shelf.items}
+        self._use(shelf, {holder for holder, _ in found.values()})
+        return {id: item for id, (_, item) in found.items()}
 
     @staticmethod
-    def _use(shelf: _Shelf, id: str) -> None:
-        for each in _chain(shelf, id):
-            shelf.responses.move_to_end(each)
+    def _use(shelf: _Shelf, ids: Iterable[str]) -> None:
+        """Each response is looked at once, however many continue it."""
+        seen: set[str] = set()
+        parts: list[list[str]] = []
+        for id in ids:
+            part = []
+            for each in _chain(shelf, id):
+                if each in seen:
+                    break
+                seen.add(each)
+                part.append(each)
+            parts.append(part)
+        # Where a part ends, it continues a response of an earlier part, which must come after it.
+        for part in reversed(parts):
+            for each in part:
+                shelf.responses.move_to_end(each)
 
 
 def _chain(shelf: _Shelf, id: str | None) -> Iterator[str]:

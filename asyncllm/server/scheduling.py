@@ -10,11 +10,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.api import AsyncLLM
+    from asyncllm.engine.reservations import Reservation
     from asyncllm.server.protocol import GeneratingFields
 
 
-def scheduling_params(asked: GeneratingFields, tenant: str) -> SchedulingParams:
+def scheduling_params(
+    asked: GeneratingFields, tenant: str, *, isolated: bool = False
+) -> SchedulingParams:
     """What was asked for, on behalf of ``tenant``, which is never the client's to say.
+
+    Args:
+        isolated: cached prefixes are not shared with other tenants.
 
     Raises:
         BadRequest: a value is out of range.
@@ -23,22 +29,25 @@ def scheduling_params(asked: GeneratingFields, tenant: str) -> SchedulingParams:
     return SchedulingParams(
         tenant=tenant,
         deadline_ms=asked.deadline_ms,
+        isolated=isolated,
         **{name: value for name, value in given.items() if value is not None},
     )
 
 
-def check_room(llm: AsyncLLM, prompts: Sequence[str | Sequence[int]], n: int, tenant: str) -> None:
-    """Whether the queue can take ``n`` sequences for each prompt, by what their lengths tell.
+def expect_prompts(
+    llm: AsyncLLM, reservation: Reservation, prompts: Sequence[str | Sequence[int]], n: int
+) -> None:
+    """Reserve places for ``n`` sequences of each prompt, by what the prompts' lengths tell.
 
-    Asked before any text is tokenized: who is refused must not cost that time. A prompt that is too
-    long for the context passes, for it gets an error that says so.
+    Done before any text is tokenized: a refused request must not cost that time. A prompt that is
+    too long for the context passes, because it gets an error that says so.
 
     Raises:
         QueueFull: not now.
     """
     least = [_least_tokens(llm, prompt) for prompt in prompts]
     if max(least) <= llm.limits.max_model_len:
-        llm.check_room(n * sum(least), n * len(prompts), tenant)
+        reservation.expect(n * sum(least), n * len(prompts))
 
 
 def _least_tokens(llm: AsyncLLM, prompt: str | Sequence[int]) -> int:

@@ -14,9 +14,10 @@ from asyncllm.server.api_keys import ApiKeys, configured_keys
 from asyncllm.server.bodies import Bodies
 from asyncllm.server.body import parse, read_body
 from asyncllm.server.delivery import LiveRequests, Reply, WholeAnswer
-from asyncllm.server.middleware import ignored_fields, request_id
+from asyncllm.server.middleware import RESERVATION, ignored_fields, request_id
 from asyncllm.server.protocol import INEFFECTIVE
 from asyncllm.server.request_log import RequestLog, Served
+from asyncllm.server.scheduling import scheduling_params
 from asyncllm.server.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
 from asyncllm.server.turnstile import Turnstile
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from asyncllm.engine.history import RequestTrace
     from asyncllm.server.protocol import GeneratingFields
     from asyncllm.server.sampling import Job
+    from asyncllm.types import SchedulingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -80,6 +82,8 @@ class Service:
     async def receive(self, request: web.Request, kind: type[T]) -> T:
         """The body of a generating request, once the server is ready for it.
 
+        The request has a reservation from then on, ``request[RESERVATION]``, of one place.
+
         Raises:
             EngineDead, NotReady: see ``check_ready``.
             QueueFull: no request can join the queue; found out before the body is parsed.
@@ -88,8 +92,8 @@ class Service:
         """
         self.check_ready()
         async with self._read_body(request) as body:
-            # No prompt has fewer tokens.
-            self.llm.check_room(1, tenant=self.keys.tenant_of(request))
+            # No prompt has fewer tokens than one.
+            request[RESERVATION] = self.llm.reserve(tenant=self.keys.tenant_of(request))
             await self._turnstile.enter()
             asked, fields = parse(body, kind)
         refuse_unsupported(asked, fields)
@@ -109,6 +113,11 @@ class Service:
     def _read_body(self, request: web.Request) -> AbstractAsyncContextManager[bytearray]:
         config = self.config
         return read_body(request, self.bodies, config.max_body_bytes, config.request_seconds)
+
+    def scheduling(self, request: web.Request, asked: GeneratingFields) -> SchedulingParams:
+        """Raises like ``scheduling_params``."""
+        tenant = self.keys.tenant_of(request)
+        return scheduling_params(asked, tenant, isolated=self.config.isolate_keys)
 
     def _note_ignored(self, unknown: Iterator[str], ineffective: Iterable[str] = ()) -> None:
         """Refuse unknown fields when the server is strict; else have the client told.
@@ -157,7 +166,7 @@ class Service:
         self.check_ready()  # again: reading and encoding the prompt took a while
         kind: type[EventStream | WholeAnswer] = EventStream if asked.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
-        with self.live.serve(self.llm, delivery, jobs) as served:
+        with self.live.serve(self.llm, delivery, jobs, request[RESERVATION]) as served:
             self.name(served, reply, self.keys.tenant_of(request))
             if asked.trace:
                 reply.explain = lambda: explain(self.traces(served))

@@ -131,7 +131,8 @@ def _count_strings(level: list[Any], most: int) -> int:
     numbers: list[list[Any]] = []  # at least to begin with: long lists, which are looked at last
     while count < most and (level or numbers):
         if not level:
-            level, numbers = list(chain.from_iterable(numbers)), []
+            mixed = (item for item in numbers if set(map(type, item)) != {int})
+            level, numbers = list(chain.from_iterable(mixed)), []
         kinds = list(map(type, level))
         count += kinds.count(str)
         inside: list[Iterable[Any]] = []

@@ -17,9 +17,10 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.engine.history import RequestTrace, StepRecord
 from asyncllm.engine.mailbox import Collector
 from asyncllm.engine.pooling import PooledParams
+from asyncllm.engine.reservations import Reservation, Reservations
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.timeline import Event
-from asyncllm.errors import BadRequest, QueueFull
+from asyncllm.errors import BadRequest, ContextLengthExceeded
 from asyncllm.executor.startup import StartupBill
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.detokenizer import ByteDetokenizer
@@ -174,6 +175,29 @@ class _Sequence:
         )
 
 
+class FakeQueue:
+    """What waits, for those who reserve; there are no free slots, and tenants are not counted."""
+
+    num_free_slots = 0
+
+    def __init__(self, waiting: dict[int, _Sequence]):
+        self._waiting = waiting
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return sum(len(sequence.prompt_ids) for sequence in self._waiting.values())
+
+    def waiting_for(self, tenant: str) -> tuple[int, int]:
+        return 0, 0
+
+    def expected_wait(self) -> float:
+        return 25.0
+
+
 class FakeLLM:
     """Deterministic; ``hold()`` stops its steps, ``fail`` makes the next step fail with it."""
 
@@ -237,6 +261,7 @@ class FakeLLM:
         self._go = asyncio.Event()
         self._go.set()
         self._task: asyncio.Task[None] | None = None
+        self._reservations = Reservations(FakeQueue(self._waiting), self.limits)
 
     async def start(self) -> None:
         await asyncio.sleep(self._load_seconds)
@@ -261,7 +286,7 @@ class FakeLLM:
     ) -> list[list[int]]:
         longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if longest > self.limits.max_model_len and not any_length:
-            raise BadRequest("too long", param="prompt", code="context_length_exceeded")
+            raise ContextLengthExceeded(self.limits.max_model_len, longest, at_least=True)
         self.encoded += texts
         return [self.tokenizer.encode(text, add_special_tokens) for text in texts]
 
@@ -270,7 +295,11 @@ class FakeLLM:
         return ids
 
     async def encode_chat(
-        self, messages: list[dict[str, Any]], tenant: str | None = None, /, **options: Any
+        self,
+        messages: list[dict[str, Any]],
+        reservation: Reservation | None = None,
+        /,
+        **options: Any,
     ) -> list[int]:
         assert self.chat_template is not None
         any_length = options.pop("any_length", False)
@@ -287,9 +316,14 @@ class FakeLLM:
         params: SamplingParams,
         sink: Sink,
         scheduling: SchedulingParams | None = None,
+        reservation: Reservation | None = None,
     ) -> int:
-        self.check_prompt(prompt_ids, params.max_tokens)
         scheduling = scheduling or SchedulingParams()
+        self.check_prompt(prompt_ids, params.max_tokens)
+        if reservation is not None:
+            reservation.take(len(prompt_ids))
+        else:
+            self.reservations.check(len(prompt_ids), 1, scheduling.tenant)
         self.params.append(params)
         self.scheduling.append(scheduling)
         request_id = len(self.params)
@@ -306,26 +340,30 @@ class FakeLLM:
         prompt_ids: Sequence[int],
         params: BeamSearchParams,
         scheduling: SchedulingParams | None = None,
+        reservation: Reservation | None = None,
     ) -> FakeBeamSearch:
         self.check_prompt(prompt_ids, params.max_tokens)
-        return FakeBeamSearch(self, prompt_ids, params)
+        return FakeBeamSearch(self, prompt_ids, params, reservation)
 
     def check_prompt(self, prompt_ids: Sequence[int], max_tokens: int | None) -> None:
         room = self.limits.max_model_len - len(prompt_ids)
         if (1 if max_tokens is None else max_tokens) > room:
-            param = "prompt" if room < 1 else "max_tokens"
-            raise BadRequest("too long", param=param, code="context_length_exceeded")
+            least = 1 if max_tokens is None else max_tokens
+            raise ContextLengthExceeded(self.limits.max_model_len, len(prompt_ids), least)
         if max(prompt_ids) >= VOCAB:
             raise BadRequest("no such token", param="prompt")
-        self.check_room(len(prompt_ids))
 
-    def check_room(self, num_tokens: int, num_requests: int = 1, tenant: str = "") -> None:
-        tokens = sum(len(sequence.prompt_ids) for sequence in self._waiting.values())
-        if len(self._waiting) + num_requests <= self.limits.max_waiting and (
-            not self._waiting or tokens + num_tokens <= self.limits.max_waiting_tokens
-        ):
-            return
-        raise QueueFull("the queue is full", retry_after=2.5)
+    @property
+    def reservations(self) -> Reservations:
+        self._reservations._limits = self.limits  # tests change them
+        return self._reservations
+
+    def reserve(self, num_tokens: int = 1, num_requests: int = 1, tenant: str = "") -> Reservation:
+        return self.reservations.make(num_tokens, num_requests, tenant)
+
+    @property
+    def num_reserved(self) -> int:
+        return self._reservations.num_requests
 
     def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
         sequence = self._known.get(request_id)
@@ -389,8 +427,15 @@ class FakeLLM:
 class FakeBeamSearch:
     """Every beam echoes the prompt."""
 
-    def __init__(self, llm: FakeLLM, prompt_ids: Sequence[int], params: BeamSearchParams):
+    def __init__(
+        self,
+        llm: FakeLLM,
+        prompt_ids: Sequence[int],
+        params: BeamSearchParams,
+        reservation: Reservation | None,
+    ):
         self._llm = llm
+        self._reservation = reservation
         self._prompt = prompt_ids
         self._params = params
 
@@ -398,7 +443,9 @@ class FakeBeamSearch:
         params = self._params
         sampling = SamplingParams(max_tokens=params.max_tokens, logprobs=params.logprobs)
         collector = Collector()
-        request_id = self._llm.submit(self._prompt, sampling, collector)
+        request_id = self._llm.submit(
+            self._prompt, sampling, collector, reservation=self._reservation
+        )
         try:
             whole = await collector.whole()
         finally:

@@ -93,7 +93,9 @@ class Server:
             time.sleep(0.005)
 
     def until_idle(self) -> None:
-        self.until(lambda: self.llm.stats.running == self.llm.stats.waiting == 0)
+        """Wait until nothing runs, waits, or has a place in the queue."""
+        stats = self.llm.stats
+        self.until(lambda: stats.running == stats.waiting == self.llm.num_reserved == 0)
 
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None

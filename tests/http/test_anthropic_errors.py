@@ -37,7 +37,7 @@ def block(**fields: Any) -> Any:
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": MAX_LEN}, "too long"),
+        ({"messages": [{"role": "user", "content": "a" * MAX_LEN}]}, "prompt is too long: "),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": []}]}, "messages has no content"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),

@@ -12,6 +12,7 @@ import pytest
 
 from asyncllm.batch import BadItem, Item, Result, answered_lines, read_items, run_batch
 from asyncllm.config import ServerConfig
+from asyncllm.engine.reservations import Reservation
 from asyncllm.errors import EngineDead, QueueFull
 from tests.http.fake_llm import EMBEDDING_SIZE, FakeLLM
 
@@ -138,9 +139,11 @@ async def test_more_than_the_queue_takes() -> None:
     class Impatient(FakeLLM):
         refused = 0
 
-        def check_room(self, num_tokens: int, num_requests: int = 1, tenant: str = "") -> None:
+        def reserve(
+            self, num_tokens: int = 1, num_requests: int = 1, tenant: str = ""
+        ) -> Reservation:
             try:
-                super().check_room(num_tokens, num_requests, tenant)
+                return super().reserve(num_tokens, num_requests, tenant)
             except QueueFull as error:
                 type(self).refused += 1
                 error.retry_after = 0.01

@@ -12,7 +12,7 @@ import pytest
 
 from asyncllm.config import ServerConfig
 from asyncllm.errors import StepError
-from asyncllm.server.responses_store import ResponseStore, StoredResponse
+from asyncllm.server.responses_store import ResponseStore, StoredResponse, stored_items
 from tests.http.fake_llm import FakeLLM
 from tests.http.serving import Server, serving
 from tests.http.test_responses import RESPONSES, make_llm, seen
@@ -204,8 +204,8 @@ def test_the_background_ends_with_the_server() -> None:
 
 def stored(id: str, previous: str | None = None, size: int = 0) -> StoredResponse:
     body = json.dumps({"output": [{"id": f"out_{id}"}]}).encode() + b" " * size
-    items = json.dumps([{"id": f"in_{id}"}]).encode()
-    return StoredResponse(body, items, previous, False, None)
+    given, made = (stored_items([{"id": f"{side}_{id}"}]) for side in ("in", "out"))
+    return StoredResponse(body, given, made, previous, False, None)
 
 
 def test_the_store_forgets_what_was_not_used_for_longest() -> None:
@@ -215,8 +215,21 @@ def test_the_store_forgets_what_was_not_used_for_longest() -> None:
     assert store.get("t", "a") is not None
     store.add("t", "d", stored("d"))
     assert [id for id in "abcd" if store.get("t", id)] == ["a", "c", "d"]
-    assert store.item("t", "out_b") is None
-    assert store.item("t", "in_c") == {"id": "in_c"}
+    found = store.find_items("t", ["out_b", "in_c"])
+    assert {id: json.loads(item.json) for id, item in found.items()} == {"in_c": {"id": "in_c"}}
+    assert store.find_items("other", ["in_c"]) == {}
+
+
+def test_using_items_of_many_responses_keeps_what_they_continue() -> None:
+    store = ResponseStore(most=5)
+    for id, previous in (("a", None), ("b", "a"), ("x", None), ("c", "b"), ("d", "b")):
+        store.add("t", id, stored(id, previous))
+    store.find_items("t", ["in_c", "out_d", "in_a"])
+    store.add("t", "y", stored("y"))
+    assert store.get("t", "x") is None, "the only one that was not used"
+    store.add("t", "z", stored("z"))
+    kept = [id for id in "abcd" if id in store._shelves["t"].responses]
+    assert kept in (["a", "b", "c"], ["a", "b", "d"]), "one that nothing continues went first"
 
 
 def test_the_store_counts_bytes() -> None:
@@ -240,7 +253,7 @@ def test_a_response_goes_before_those_that_it_continues() -> None:
     assert store.get("t", "c") is None
     history = store.history("t", "d")
     assert history is not None
-    assert [item["id"] for item in history] == ["in_a", "out_a", "in_b", "out_b", "in_d", "out_d"]
+    assert [item.id for item in history] == ["in_a", "out_a", "in_b", "out_b", "in_d", "out_d"]
     store.remove("t", "a")
     assert store.history("t", "d") is None
     assert store.history("t", "x") is not None
@@ -252,4 +265,48 @@ def test_a_forgotten_store_is_empty() -> None:
         store.add("t", id, stored(id, previous=None if id == "a" else "a"))
     assert store.remove("t", "a") is not None
     shelf = store._shelves["t"]
-    assert (shelf.size, len(shelf.responses), len(shelf.holders)) == (0, 0, 0)
+    assert (shelf.size, len(shelf.responses), len(shelf.items)) == (0, 0, 0)
+
+
+# -- how much a request may refer to ---------------------------------------------------------------
+
+
+def test_references_are_bounded_like_what_is_sent() -> None:
+    with serving(config=ServerConfig(max_body_bytes=20_000)) as server:
+        body = {"input": "a" * 1000, "max_output_tokens": 1}
+        stored = server.post("/v1/responses", body).json["id"]
+        items = server.get(f"/v1/responses/{stored}/input_items").json["data"]
+        reference = {"type": "item_reference", "id": items[0]["id"]}
+        few = server.post("/v1/responses", {"input": [reference] * 3, "max_output_tokens": 1})
+        assert few.status == 200
+        assert len(server.get(f"/v1/responses/{few.json['id']}/input_items").json["data"]) == 3
+        many = server.post("/v1/responses", {"input": [reference] * 30})
+        assert many.json["error"]["param"] == "input"
+        assert "the items referred to have more than 20000 bytes" in many.json["error"]["message"]
+        unknown = server.post("/v1/responses", {"input": [reference, {"id": "nobody"}]})
+        assert unknown.json["error"]["param"] == "input[1].id"
+
+
+def test_a_conversation_is_bounded_like_what_is_sent() -> None:
+    with serving(config=ServerConfig(max_body_bytes=5000)) as server:
+        body: dict[str, Any] = {"input": "a" * 2000, "max_output_tokens": 1}
+        body["truncation"] = "auto"  # the context has room for two turns
+        for _ in range(3):
+            answer = server.post("/v1/responses", body)
+            assert answer.status == 200
+            body["previous_response_id"] = answer.json["id"]
+        answer = server.post("/v1/responses", body)
+        assert answer.json["error"]["param"] == "previous_response_id"
+        assert "more than 8192 items or 5000 bytes" in answer.json["error"]["message"]
+
+
+def test_logprobs_are_kept_in_the_response_only() -> None:
+    with serving() as server:
+        body = {"input": "abc", "include": ["message.output_text.logprobs"], "top_logprobs": 3}
+        stored = server.post("/v1/responses", body).json
+        again = server.get(f"/v1/responses/{stored['id']}").json
+        assert len(again["output"][0]["content"][0]["logprobs"][0]["top_logprobs"]) == 3
+        more = server.post("/v1/responses", {"input": "d", "previous_response_id": stored["id"]})
+        items = server.get(f"/v1/responses/{more.json['id']}/input_items?order=asc").json["data"]
+        assert items[1]["content"][0]["text"] == stored["output"][0]["content"][0]["text"]
+        assert items[1]["content"][0]["logprobs"] == []

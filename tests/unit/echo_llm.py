@@ -43,7 +43,7 @@ class EchoLLM(FakeLLM):
         await self.aclose()
 
     async def encode_chat(
-        self, messages: list[dict[str, Any]], tenant: str | None = None, /, **options: Any
+        self, messages: list[dict[str, Any]], reservation: Any = None, /, **options: Any
     ) -> list[int]:
         return await super().encode_chat(messages, **{"add_generation_prompt": True, **options})
 

@@ -77,7 +77,7 @@ def test_a_message_that_fails_is_forgotten(
 ) -> None:
     assert chat(monkeypatch, f"{'x' * 5000}\nhi\n") == 1
     captured = capsys.readouterr()
-    assert captured.err == "asyncllm: error: too long\n"
+    assert captured.err.startswith("asyncllm: error: This model's maximum context length is 4096")
     assert captured.out.strip() == "user: hi\nassistant:"
 
 

@@ -125,3 +125,21 @@ def test_deltas_merge_in_order() -> None:
     assert (whole.text, whole.token_ids) == ("012", [0, 1, 2])
     assert whole.logprobs is not None
     assert [entry.token_id for entry in whole.logprobs] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": "x" * 4097}, "stop"),
+        ({"stop": ["x" * 2049] * 2}, "stop"),
+        ({"bad_words": [list(range(257))]}, "bad_words"),
+        ({"bad_words": ["x" * 257]}, "bad_words"),
+    ],
+)
+def test_texts_that_each_token_is_held_against_are_bounded(
+    fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        SamplingParams(**fields)
+    assert caught.value.param == param
+    SamplingParams(stop="x" * 4096, bad_words=["x" * 256, tuple(range(256))])  # type: ignore[arg-type]
