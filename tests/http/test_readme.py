@@ -219,7 +219,7 @@ def test_every_file_that_is_named_exists() -> None:
     named += re.findall(r"\]\((?!https?:|#)([^)#]+)\)", text)
     assert named
     for name in named:
-        path = name if "/" in name else name.replace(".", "/") + ".py"
+        path = name.replace(".", "/") + ".py" if name.startswith("examples.") else name
         assert (ROOT / path).exists(), name
 
 
