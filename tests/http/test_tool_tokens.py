@@ -22,13 +22,13 @@ ARGUMENTS: dict[str, Any] = {
     "additionalProperties": False,
 }
 CHOICES = ["auto", "required", {"type": "function", "function": {"name": "weather"}}]
+DEEPSEEK = ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
 #: By format: its markers, and the first of them that a call needs.
 FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
     "hermes": (("<tool_call>", "</tool_call>"), "<tool_call>"),
     "mistral": (("[TOOL_CALLS]",), "[TOOL_CALLS]"),
     "deepseek_v31": (
-        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>")
-        + ("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+        tuple(f"<｜tool▁{name}｜>" for name in DEEPSEEK),
         "<｜tool▁calls▁begin｜>",
     ),
     "harmony": (

@@ -54,7 +54,7 @@ def builds_of(compiler: GrammarCompiler, seconds: float = 0.0) -> list[Any]:
         time.sleep(seconds)
         return build(key, spec, limit)
 
-    compiler._build = counted  # type: ignore[method-assign]
+    compiler._build = counted  # type: ignore[method-assign, assignment]
     return built
 
 

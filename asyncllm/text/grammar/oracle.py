@@ -15,7 +15,7 @@ from asyncllm.errors import BadRequest
 #: Begins every message about a grammar that costs too much.
 TOO_COSTLY = "the grammar is too costly"
 #: What the library says where one of ``limits`` is met.
-_LIMITS_MET = ("Too many items", "items; max is", "too many expressions", "too big", "fuel")
+_LIMITS_MET = ("Too many items", "items; max is", "too many", "too big", "fuel")
 
 #: Tokens 0 to 255 are the bytes, 256 ends a text.
 _NUM_TOKENS = 257
