@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from asyncllm.cli.config_file import apply_file
@@ -17,7 +18,7 @@ _HELP_COLUMN: Final = 30
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Usage without the optional options, which are listed below it anyway."""
+    """Usage without the options that may be left out, which are listed below it anyway."""
 
     def __init__(self, prog: str, **options: Any):
         super().__init__(prog, **{"max_help_position": _HELP_COLUMN, **options})
@@ -29,6 +30,13 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             words = filter(None, map(_usage_of, actions))
             usage = " ".join(("%(prog)s", *words, "[OPTION ...]"))
         super().add_usage(usage, actions, *others, **named)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        # Examples begin with a space and stay as they are.
+        return "\n".join(
+            line if line.startswith(" ") else textwrap.fill(line, width)
+            for line in text.splitlines()
+        )
 
 
 class CommandParser(argparse.ArgumentParser):
