@@ -102,7 +102,9 @@ def test_the_queue_never_overflows_even_from_several_threads(make_llm: MakeLLM) 
 
 def test_a_bad_prompt_is_named_and_ends_the_call(make_llm: MakeLLM) -> None:
     with make_llm(step_seconds=0.001) as llm:
-        with pytest.raises(BadRequest, match="prompt 3: too long") as caught:
+        with pytest.raises(
+            BadRequest, match="prompt 3: This model's maximum context length is"
+        ) as caught:
             llm.generate(["a" * 1000] * 3 + ["b" * 5000] + ["c"] * 100, progress=False)
         assert caught.value.code == "context_length_exceeded"
         engine = engine_of(llm)
