@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -52,19 +53,27 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@dataclass
+class Named:
+    """All that is asked of a compiled grammar here."""
+
+    key: bytes
+
+
 @given(
     fields=st.fixed_dictionaries({}, optional=FIELDS),
     reasoning=st.none() | REASONING,
-    grammar=st.binary(max_size=4),
+    key=st.none() | st.binary(min_size=1, max_size=4),
 )
 def test_what_is_accepted_can_be_decoded(
-    fields: dict[str, Any], reasoning: dict[str, Any] | None, grammar: bytes
+    fields: dict[str, Any], reasoning: dict[str, Any] | None, key: bytes | None
 ) -> None:
     lim = limits()
     try:
         made = None if reasoning is None else Reasoning(**reasoning)
         params = SamplingParams(**fields, reasoning=made)
-        prepared = prepare(params, [word for word in params.bad_words if word], lim, grammar)  # type: ignore[misc]
+        words: Any = [word for word in params.bad_words if word]
+        prepared = prepare(params, words, lim, None if key is None else Named(key))
         seq = Sequence(
             1,
             [1, 2],
