@@ -227,7 +227,7 @@ def show_suite() -> None:
         matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise BadRequest(matcher.get_error())
-        return Grammar(matcher, vocabulary, 0, key=b"")
+        return Grammar(b"", matcher, vocabulary, 0)
 
     ways: dict[str, Callable[[object], Grammar]] = {
         "asyncllm": lambda schema: compiler.compile(JsonSchema(schema)),  # type: ignore[arg-type]
