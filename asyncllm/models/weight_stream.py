@@ -121,7 +121,7 @@ def _mapped_pieces(
         memory = tensor.view(-1).view(torch.uint8)
         for piece in _cut(0, memory.nbytes, tensor.dtype, places[name]):
             part = memory[piece.offset : piece.offset + piece.num_bytes]
-            yield piece, partial(torch.Tensor.copy_, other=part)
+            yield piece, partial(_fill, part)
 
 
 def _cut(begin: int, end: int, dtype: torch.dtype, place: Tensor) -> Iterator[Piece]:
@@ -131,6 +131,11 @@ def _cut(begin: int, end: int, dtype: torch.dtype, place: Tensor) -> Iterator[Pi
         num_bytes = min(BLOCK_BYTES, end - offset)
         first, count = (offset - begin) // dtype.itemsize, num_bytes // dtype.itemsize
         yield Piece(offset, num_bytes, dtype, flat[first : first + count])
+
+
+def _fill(source: Tensor, block: Tensor) -> None:
+    """Fill the block; in another thread, where PyTorch would not write to an inference tensor."""
+    block.numpy()[:] = source.numpy()
 
 
 def _read(descriptor: int, piece: Piece, block: Tensor) -> None:
