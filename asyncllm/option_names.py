@@ -13,7 +13,8 @@ _FIELDS: Final = {
     for struct in (EngineConfig, ServerConfig, SamplingParams)
     for name in struct.__struct_fields__
 }
-_SNAKE_CASE: Final = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
+#: What is quoted is a name in a user's file.
+_SNAKE_CASE: Final = re.compile(r"(?<!')\b[a-z]+(?:_[a-z]+)+\b(?!')")
 
 
 def option_of(field: str) -> str:

@@ -51,7 +51,7 @@ def _read(rows: Sequence[Row], max_tokens: int) -> list[Asked]:
         rest = {name.strip().lower(): value for name, value in row.rest.items()}
         wanted = _number(row, rest, "max_tokens")
         if wanted is not None and (wanted < 1 or wanted != int(wanted)):
-            raise BadRequest(f"line {row.line}: max_tokens must be a whole number above 0")
+            raise BadRequest(f"line {row.line}: 'max_tokens' must be a whole number above 0")
         count = int(wanted) if wanted is not None else max_tokens
         if not row.prompt:
             raise BadRequest(f"line {row.line}: the prompt is empty")
@@ -72,7 +72,7 @@ def _number(row: Row, rest: dict[str, Any], name: str) -> float | None:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(value, bool) or not 0 <= number < math.inf:
-        raise BadRequest(f"line {row.line}: {name} is not a number: {str(value)[:50]!r}")
+        raise BadRequest(f"line {row.line}: '{name}' is not a number: {str(value)[:50]!r}")
     return number
 
 
@@ -88,7 +88,7 @@ async def offline_case(llm: AsyncLLM, path: Path, asked: Sequence[Asked]) -> Off
             ids = await llm.encode_prompt(one.prompt)
             if len(ids) + one.max_tokens > llm.limits.max_model_len:
                 raise BadRequest(
-                    f"{len(ids)} prompt tokens and max_tokens {one.max_tokens} exceed the context "
+                    f"{len(ids)} prompt tokens and {one.max_tokens} to generate exceed the context "
                     f"of {llm.limits.max_model_len}"
                 )
             prompts.append(ids)

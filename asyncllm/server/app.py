@@ -22,7 +22,7 @@ from asyncllm.server.middleware import (
     ERROR_WRITERS,
     KNOWN_ROUTE,
     answer_errors,
-    release_reservation,
+    clean_up,
     require_key,
     set_headers,
 )
@@ -205,7 +205,7 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> web.Application:
         OSError, BadRequest: the file of API keys cannot be read, or is empty.
     """
     service = Service(llm, config)
-    middlewares: list[Middleware] = [answer_errors, release_reservation]
+    middlewares: list[Middleware] = [answer_errors, clean_up]
     if config.log_requests:
         middlewares.insert(0, log_requests(service))
     if config.cors_origin:

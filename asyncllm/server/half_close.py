@@ -13,9 +13,10 @@ counts as gone: proxies that speak 1.0 close like this when their own client lea
 from __future__ import annotations
 
 import select
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 if TYPE_CHECKING:
     import asyncio
@@ -76,6 +77,19 @@ class HalfClosed:
             return
         self._timer = self._loop.call_later(self._pause, self.look)
         self._pause = min(2 * self._pause, LOOK_SECONDS)
+
+
+def expect_answer(request: web.Request) -> None:
+    """From now on the client of a request is probed, although no answer to it has begun."""
+    request[PROBE] = partial(_probe, request)
+    look_closer(request)
+
+
+def _probe(request: web.Request) -> bool:
+    if request.transport is None or request.version < HttpVersion11:
+        return False
+    request.transport.write(CONTINUE)
+    return True
 
 
 def look_closer(request: web.Request) -> None:

@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 from asyncllm.engine.reservations import Reservation
 from asyncllm.errors import AsyncLLMError
 from asyncllm.server.errors import ErrorWriter, HttpError, error_response
+from asyncllm.server.half_close import PROBE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -90,11 +91,12 @@ RESERVATION: Final = web.RequestKey("asyncllm_reservation", Reservation)
 
 
 @web.middleware
-async def release_reservation(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """However a request ends, the places that it reserved and did not take are free again."""
+async def clean_up(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """However a request ends, places that it reserved are free again, and its client not probed."""
     try:
         return await handler(request)
     finally:
+        request.pop(PROBE, None)  # the answer itself is written next
         if (reservation := request.get(RESERVATION)) is not None:
             reservation.release()
 

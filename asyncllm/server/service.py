@@ -14,6 +14,7 @@ from asyncllm.server.api_keys import ApiKeys, configured_keys
 from asyncllm.server.bodies import Bodies
 from asyncllm.server.body import parse, read_body
 from asyncllm.server.delivery import LiveRequests, Reply, WholeAnswer
+from asyncllm.server.half_close import expect_answer
 from asyncllm.server.middleware import RESERVATION, ignored_fields, request_id
 from asyncllm.server.protocol import INEFFECTIVE
 from asyncllm.server.request_log import RequestLog, Served
@@ -96,6 +97,7 @@ class Service:
             request[RESERVATION] = self.llm.reserve(tenant=self.keys.tenant_of(request))
             await self._turnstile.enter()
             asked, fields = parse(body, kind)
+        expect_answer(request)
         refuse_unsupported(asked, fields)
         unknown = (name for name in unknown_fields(fields, asked) if name not in UNSUPPORTED)
         ineffective = (name for name in INEFFECTIVE if getattr(asked, name, None) is not None)

@@ -143,4 +143,4 @@ def test_a_prompt_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "hi"}\n\n{"prompt": "hi", "max_tokens": 4000}\n')
     assert main(["bench", "offline", *CPU, "--prompts", str(path)]) == 1
-    assert "p.jsonl: line 3: 2 prompt tokens and max_tokens 4000 exceed" in capsys.readouterr().err
+    assert "p.jsonl: line 3: 2 prompt tokens and 4000 to generate exceed" in capsys.readouterr().err

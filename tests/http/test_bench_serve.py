@@ -231,7 +231,7 @@ def test_what_a_url_can_lack(server: ServerProcess, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("--url http://x --device cpu", "device: for the server at --url to decide"),
+        ("--url http://x --device cpu", "--device: the server at --url decides"),
         ("--cases c1 --clients 2", "--cases are not run beside"),
         ("--cases c1,c9", "no case 'c9' among c1, c6, poisson100, interfere3"),
         ("--clients 1,x", "'x' is not a number"),
@@ -241,7 +241,7 @@ def test_what_a_url_can_lack(server: ServerProcess, capsys: pytest.CaptureFixtur
         ("--cases c1 --prompts x.csv", "--prompts are run instead of --cases"),
         ("--column x", "--column is one of the file of --prompts"),
         ("--peer vllm", "--peer is one of those in the file of --compare"),
-        ("--max-num-seqs 0", "max_num_seqs must be at least 1"),
+        ("--max-num-seqs 0", "--max-num-seqs must be at least 1, not 0"),
     ],
 )
 def test_wrong_usage(args: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,10 +321,14 @@ def test_one_case_of_ones_own(server: ServerProcess, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("p.csv", "prompt,max_tokens\nhi,3\nho,x\n", "line 3: max_tokens is not a number: 'x'"),
-        ("p.csv", "prompt,max_tokens\nhi,0\n", "line 2: max_tokens must be a whole number above 0"),
+        ("p.csv", "prompt,max_tokens\nhi,3\nho,x\n", "line 3: 'max_tokens' is not a number: 'x'"),
+        (
+            "p.csv",
+            "prompt,max_tokens\nhi,0\n",
+            "line 2: 'max_tokens' must be a whole number",
+        ),
         ("p.csv", "prompt,arrival\nhi,1\nho,\n", "line 3: no arrival, which other prompts have"),
-        ("p.csv", "prompt,arrival\nhi,-1\n", "line 2: arrival is not a number: '-1'"),
+        ("p.csv", "prompt,arrival\nhi,-1\n", "line 2: 'arrival' is not a number: '-1'"),
         ("p.csv", "prompt,x\n,1\n", "line 2: the prompt is empty"),
         ("p.csv", "id,text\n1,hi\n", "no column 'prompt' among id, text; name one with --column"),
         ("p.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "line 2: no 'prompt' or 'messages'"),

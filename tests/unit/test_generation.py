@@ -64,7 +64,7 @@ async def test_they_run_at_once_and_wait_for_places_in_the_queue() -> None:
 
 async def test_the_first_error_cancels_the_others() -> None:
     async with echo_class(step_seconds=0.001)() as llm:
-        with pytest.raises(BadRequest, match="prompt 2: too long"):
+        with pytest.raises(BadRequest, match="prompt 2: This model's maximum context length"):
             await llm.generate([LONG, LONG, "b" * 5000, LONG])
         assert idle(llm)
         assert {1, 2} <= set(llm.aborted)

@@ -131,5 +131,5 @@ async def test_the_library_refuses_before_it_tokenizes(monkeypatch: pytest.Monke
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with pytest.raises(BadRequest):
-            await llm.generate([], params)
+            await llm.generate([2**31], params)
         assert llm.num_reserved == 0
