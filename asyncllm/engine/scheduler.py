@@ -353,12 +353,12 @@ class Scheduler:
     ) -> list[Emitted]:
         """``unmet``: rows without a token as none was allowed; what they computed is fine."""
         emitted = []
-        decodes = step.decodes
+        decodes, finished = step.decodes, SeqState.FINISHED
         for first in range(0, step.burst * len(decodes), len(decodes) or 1):
             for row, seq in enumerate(decodes, first):
                 if tokens[row] == BAD_TOKEN:  # also if nobody wants the token any more
                     seq.failed |= row not in unmet
-                if _counts(seq):
+                if seq.state is not finished and not seq.suspect:
                     emitted.append(self._take_token(seq, row, tokens[row], now))
         for row, chunk in enumerate(step.chunks, len(step.decodes)):
             seq, token = chunk.seq, tokens[row]

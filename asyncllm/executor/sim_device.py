@@ -64,10 +64,11 @@ class SimDevice:
         self._pooling = SimPooling(limits.embedding_size)
         #: Tokens known at admission, start of the next row, positions the block table has room for.
         self._slots = np.full((3, slots), _FRESH, dtype=np.int64)
-        self._tokens = np.zeros((slots, max_pages * limits.page_size + 1), dtype=np.int32)
-        self._block_table = np.zeros((slots, max_pages), dtype=np.int64)
+        # Filled, and not zeros(), which leaves the first admissions to wait for the memory.
+        self._tokens = np.full((slots, max_pages * limits.page_size + 1), 0, dtype=np.int32)
+        self._block_table = np.full((slots, max_pages), 0, dtype=np.int64)
         #: What the pages of a sequence hold once they are full.
-        self._expected = np.zeros((slots, max_pages), dtype=np.int64)
+        self._expected = np.full((slots, max_pages), 0, dtype=np.int64)
         self._admitted: set[int] = set()
         self._fresh: set[int] = set()
         self._in_flight: deque[Rows] = deque()
