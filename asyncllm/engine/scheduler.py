@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple, Self
 
-import numpy as np
-
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
 from asyncllm.engine.admission import Admission
-from asyncllm.engine.batch import Ints, RunningBatch
+from asyncllm.engine.batch import RunningBatch
 from asyncllm.engine.copies import PageCopies
+from asyncllm.engine.decode import DecodePlanner
 from asyncllm.engine.forecast import Forecast
 from asyncllm.engine.pace import AtOnce, Evenly
 from asyncllm.engine.policy import Policy, Ranked
@@ -27,7 +26,7 @@ from asyncllm.engine.policy_guard import PolicyGuard
 from asyncllm.engine.prefill import PrefillPlanner
 from asyncllm.engine.sequence import SeqState, Sequence
 from asyncllm.engine.step import Step
-from asyncllm.engine.step_time import StepShape, StepTimeModel
+from asyncllm.engine.step_time import StepTimeModel
 from asyncllm.engine.trials import Trials
 from asyncllm.engine.waiting import OUTPUT_COST
 from asyncllm.types import FinishReason
@@ -40,13 +39,6 @@ from asyncllm.wire.messages import (
     StepResult,
     unpack,
 )
-
-#: A step computes more than one token a row when at most so many decode: then launching it, and
-#: the way of its result to the loop and back, are long against the step itself.
-BURST_ROWS = 8
-#: And only if all of it takes no longer than this, in seconds: so much later the first of its
-#: tokens gets to whoever waits for it.
-BURST_SECONDS = 5e-3
 
 
 class Planned(NamedTuple):
@@ -109,6 +101,15 @@ class Scheduler:
         pace = Evenly(limits, self._forecast, times) if evenly else AtOnce()
         self._prefill = PrefillPlanner(
             limits, cache, guard, times, self._copies, self._admission, self._batch, pace
+        )
+        self._decode = DecodePlanner(
+            limits,
+            cache,
+            self._forecast,
+            self._copies,
+            self._admission,
+            self._batch,
+            self._make_room,
         )
         self._in_flight: deque[Step] = deque()
         self._landed = -1
@@ -205,7 +206,7 @@ class Scheduler:
         self._admission.look(now)
         if self._trials.active:
             self._run_trials(step, now)
-        self._plan_decodes(step, now)
+        self._decode.plan(step, now, self.num_waiting)
         if step.burst == 1:
             self._prefill.plan(step, now)
             self.running.update((seq.id, seq) for seq in step.admitted)
@@ -228,64 +229,6 @@ class Scheduler:
         for seq in list(self.running.values()):
             self._preempt(seq, step, now)
         self._admission.stop_sharing()
-
-    def _plan_decodes(self, step: Step, now: float) -> None:
-        batch = self._batch
-        slots = batch.slots()
-        if not len(slots):
-            return
-        starts = batch.computed[slots]
-        step.burst = burst = self._burst(slots, starts)
-        full = slots[starts + burst > batch.capacity[slots]]
-        if full.size:
-            self._grow(full, step, now)
-            slots = batch.slots()  # some may have been preempted
-            starts = batch.computed[slots]
-        step.decodes = batch.decoding
-        growable = starts + burst <= batch.capacity[slots]
-        if not growable.all():
-            step.decodes = [batch.decoding[i] for i in np.flatnonzero(growable).tolist()]
-            slots, starts = slots[growable], starts[growable]
-        count = len(slots)
-        if count == 0:
-            return
-        rows = np.empty((count, 3), dtype="<i4")
-        rows[:, 0] = slots
-        rows[:, 1] = starts
-        rows[:, 2] = 1
-        step.decode_rows = rows.tobytes()
-        step.shape = StepShape(count, int(starts.sum()) + count, 0.0)
-        batch.add_decodes(slots, starts, step.number, burst)
-
-    def _burst(self, slots: Ints, starts: Ints) -> int:
-        """How many tokens each row may yield: one, unless nothing else is to be done."""
-        batch, most = self._batch, self.limits.max_burst
-        if most == 1 or not 0 < len(slots) <= BURST_ROWS:
-            return 1
-        if batch.prefilling or self.num_waiting or self._copies.outstanding:
-            return 1
-        if most * self._forecast.decode_seconds > BURST_SECONDS:
-            return 1
-        pages = len(slots) * self.cache.pages_for(most + self.limits.page_size)
-        if self.cache.num_available < pages:
-            return 1  # nobody is to be preempted for it
-        # All or one: every other number would be one more graph to capture.
-        return most if (batch.stop_at[slots] - starts).min() >= most else 1
-
-    def _grow(self, slots: Ints, step: Step, now: float) -> None:
-        """Pages for the next tokens of ``slots``; sequences that get none sit this step out."""
-        batch = self._batch
-        for seq in [batch.sequences[slot] for slot in slots.tolist()]:
-            assert seq is not None, "a running slot has a sequence"
-            needed = int(batch.computed[seq.slot]) + step.burst
-            while seq.state is SeqState.RUNNING and batch.capacity[seq.slot] < needed:
-                page = self.cache.grow(seq)
-                if page is not None:
-                    self._admission.grew(seq)
-                    batch.grown(seq)
-                    step.new_pages += (seq.slot, len(seq.pages) - 1, page)
-                elif not self._make_room(step, now):
-                    break
 
     def _make_room(self, step: Step, now: float) -> bool:
         """Take pages from somebody; False when some are on their way back already."""

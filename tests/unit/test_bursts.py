@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import repeat
 from typing import Any
 
-from asyncllm.engine.scheduler import BURST_ROWS, BURST_SECONDS, Scheduler
+from asyncllm.engine.decode import BURST_ROWS, BURST_SECONDS
+from asyncllm.engine.scheduler import Scheduler
 from asyncllm.engine.sequence import SeqState
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan

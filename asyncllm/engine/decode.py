@@ -1,0 +1,116 @@
+"""Decode: the rows of a step that continue sequences by a token, and the pages they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from asyncllm.cache.manager import KVCacheManager
+from asyncllm.config import EngineLimits
+from asyncllm.engine.admission import Admission
+from asyncllm.engine.batch import Ints, RunningBatch
+from asyncllm.engine.copies import PageCopies
+from asyncllm.engine.forecast import Forecast
+from asyncllm.engine.sequence import SeqState
+from asyncllm.engine.step import Step
+from asyncllm.engine.step_time import StepShape
+
+#: A step computes more than one token a row when at most so many decode: then launching it, and
+#: the way of its result to the loop and back, are long against the step itself.
+BURST_ROWS = 8
+#: And only if all of it takes no longer than this, in seconds: so much later the first of its
+#: tokens gets to whoever waits for it.
+BURST_SECONDS = 5e-3
+
+
+class DecodePlanner:
+    """Gives every sequence that generates its next row. Owns nothing.
+
+    Args:
+        make_room: takes pages from somebody; False when some are on their way back already.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        cache: KVCacheManager,
+        forecast: Forecast,
+        copies: PageCopies,
+        admission: Admission,
+        batch: RunningBatch,
+        make_room: Callable[[Step, float], bool],
+    ):
+        self._limits = limits
+        self._cache = cache
+        self._forecast = forecast
+        self._copies = copies
+        self._admission = admission
+        self._batch = batch
+        self._make_room = make_room
+
+    def plan(self, step: Step, now: float, num_waiting: int) -> None:
+        """One row for each sequence that generates; those without a page for it sit it out.
+
+        Args:
+            num_waiting: requests that do not run.
+        """
+        batch = self._batch
+        slots = batch.slots()
+        if not len(slots):
+            return
+        starts = batch.computed[slots]
+        step.burst = burst = self._burst(slots, starts, num_waiting)
+        full = slots[starts + burst > batch.capacity[slots]]
+        if full.size:
+            self._grow(full, step, now)
+            slots = batch.slots()  # some may have been preempted
+            starts = batch.computed[slots]
+        step.decodes = batch.decoding
+        growable = starts + burst <= batch.capacity[slots]
+        if not growable.all():
+            step.decodes = [batch.decoding[i] for i in np.flatnonzero(growable).tolist()]
+            slots, starts = slots[growable], starts[growable]
+        count = len(slots)
+        if count == 0:
+            return
+        rows = np.empty((count, 3), dtype="<i4")
+        rows[:, 0] = slots
+        rows[:, 1] = starts
+        rows[:, 2] = 1
+        step.decode_rows = rows.tobytes()
+        step.shape = StepShape(count, int(starts.sum()) + count, 0.0)
+        batch.add_decodes(slots, starts, step.number, burst)
+
+    def _burst(self, slots: Ints, starts: Ints, num_waiting: int) -> int:
+        """How many tokens each row may yield: one, unless nothing else is to be done."""
+        batch, most = self._batch, self._limits.max_burst
+        if most == 1 or not 0 < len(slots) <= BURST_ROWS:
+            return 1
+        if batch.prefilling or num_waiting or self._copies.outstanding:
+            return 1
+        if most * self._forecast.decode_seconds > BURST_SECONDS:
+            return 1
+        pages = len(slots) * self._cache.pages_for(most + self._limits.page_size)
+        if self._cache.num_available < pages:
+            return 1  # nobody is to be preempted for it
+        # All or one: every other number would be one more graph to capture.
+        return most if (batch.stop_at[slots] - starts).min() >= most else 1
+
+    def _grow(self, slots: Ints, step: Step, now: float) -> None:
+        """Pages for the next tokens of ``slots``; sequences that get none sit this step out."""
+        batch = self._batch
+        for seq in [batch.sequences[slot] for slot in slots.tolist()]:
+            assert seq is not None, "a running slot has a sequence"
+            needed = int(batch.computed[seq.slot]) + step.burst
+            while seq.state is SeqState.RUNNING and batch.capacity[seq.slot] < needed:
+                page = self._cache.grow(seq)
+                if page is not None:
+                    self._admission.grew(seq)
+                    batch.grown(seq)
+                    step.new_pages += (seq.slot, len(seq.pages) - 1, page)
+                elif not self._make_room(step, now):
+                    break
+
+
+__all__ = ["BURST_ROWS", "BURST_SECONDS", "DecodePlanner"]
