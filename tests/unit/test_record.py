@@ -177,7 +177,7 @@ def test_an_exception_of_the_scheduler_ends_the_trace_and_goes_on(
     def broken(*args: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(sched, "_plan_decodes", broken)
+    monkeypatch.setattr(sched._decode, "plan", broken)
     with pytest.raises(RuntimeError, match="planted"):
         sched.plan(0, 0.0)
     *_, plan, end = Trace.read(str(tmp_path / "a")).events()
