@@ -38,11 +38,16 @@ async def answers(llm: AsyncLLM, bad: int | None = None) -> list[Any]:
     return await asyncio.gather(*requests, return_exceptions=True)
 
 
-@pytest.mark.parametrize("where", ["admit", "launch", "collect"])
-async def test_eight_innocents_of_nine_get_their_answers(
-    where: str, monkeypatch: pytest.MonkeyPatch
+async def check_innocents(
+    llm_options: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch, *, exact: bool
 ) -> None:
-    async with AsyncLLM(device="cpu", cpu_threads=1) as llm:
+    """Eight of nine requests get their answers.
+
+    Args:
+        where: the ninth fails.
+        exact: whether batches of other sizes give the very same tokens.
+    """
+    async with AsyncLLM(**llm_options) as llm:
         expected = await answers(llm)
         bad_slots: set[int] = set()
         admit = Sampler.admit
@@ -90,12 +95,20 @@ async def test_eight_innocents_of_nine_get_their_answers(
                 assert isinstance(answer, StepError)
                 assert "planted" not in str(answer)
             else:
-                assert answer.text == before.text, f"request {i}"
-                assert answer.token_ids == before.token_ids
+                assert answer.finish_reason is before.finish_reason, f"request {i}"
+                assert answer.text == before.text or not exact, f"request {i}"
                 assert (answer.logprobs is None) == (before.logprobs is None)
         stats = llm.stats
         assert stats.errors["step"] == 1
         assert stats.pages_held == stats.running == stats.waiting == 0
+
+
+@pytest.mark.parametrize("where", ["admit", "launch", "collect"])
+async def test_eight_innocents_of_nine_get_their_answers(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"device": "cpu", "cpu_threads": 1}
+    await check_innocents(options, where, monkeypatch, exact=True)
 
 
 async def test_when_the_scheduler_raises_callers_are_told_and_the_thread_ends(
