@@ -32,7 +32,7 @@ def check_types(struct: msgspec.Struct, where: str = "") -> None:
     """
     for name, kind, default in _fields(type(struct)):
         value = getattr(struct, name)
-        if value is default:
+        if value is default or type(value) is kind:
             continue
         try:
             converted = msgspec.convert(value, kind)

@@ -123,6 +123,8 @@ class Reservation:
         """
         if num_requests is None:
             num_requests = self.num_requests
+        if (num_tokens, num_requests) == (self.num_tokens, self.num_requests):
+            return  # these places are held already
         self.release()
         self._reservations.check(num_tokens, num_requests, self._tenant)
         self._set(num_requests, num_tokens)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
 
 from asyncllm.errors import BadRequest, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiohttp import web
-
     from asyncllm.config import ServerConfig
+
+#: Whose request it is, once that is known: each look hashes the key it bears.
+TENANT: Final = web.RequestKey("asyncllm_tenant", str)
 
 
 def configured_keys(config: ServerConfig) -> tuple[str, ...]:
@@ -55,6 +58,11 @@ class ApiKeys:
         """
         if not self._digests:
             return ""
+        if TENANT not in request:
+            request[TENANT] = self._find_tenant(request)
+        return request[TENANT]
+
+    def _find_tenant(self, request: web.Request) -> str:
         given = _digest(_bearer(request).encode("utf-8", "surrogateescape"))
         # Every key is compared, and as a digest: the time this takes says nothing about any key,
         # not even its length.

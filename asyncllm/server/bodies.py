@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from asyncllm.server.errors import HttpError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 #: Smaller bodies need no room: aiohttp reads as much before anybody asks for it.
 SMALL: Final = 2**16
@@ -35,27 +31,18 @@ class Bodies:
         """How many bodies wait for room."""
         return len(self._waiting)
 
-    @asynccontextmanager
-    async def room(self, num_bytes: int) -> AsyncIterator[None]:
-        """Hold room for one body, after waiting for it.
+    async def take(self, num_bytes: int) -> int:
+        """Hold room for one body, after waiting for it; returns how much to give back.
 
         Raises:
             HttpError: there was none for WAIT_SECONDS.
         """
         if num_bytes <= SMALL:
-            yield
-            return
+            return 0
         num_bytes = min(num_bytes, self._most)  # one body alone is always read
-        await self._take(num_bytes)
-        try:
-            yield
-        finally:
-            self._give_back(num_bytes)
-
-    async def _take(self, num_bytes: int) -> None:
         if not self._waiting and self.held + num_bytes <= self._most:
             self.held += num_bytes
-            return
+            return num_bytes
         given = asyncio.get_running_loop().create_future()
         place = (num_bytes, given)
         self._waiting.append(place)
@@ -64,15 +51,17 @@ class Bodies:
                 await given
         except BaseException as error:
             if given.done() and not given.cancelled():
-                self._give_back(num_bytes)  # it came together with the cancellation
+                self.give_back(num_bytes)  # it came together with the cancellation
             else:
                 self._waiting.remove(place)
                 self._serve()  # those behind it may need less
             if isinstance(error, TimeoutError):
                 raise HttpError("too many large requests are being read", 503) from None
             raise
+        return num_bytes
 
-    def _give_back(self, num_bytes: int) -> None:
+    def give_back(self, num_bytes: int) -> None:
+        """Room that was taken is free again."""
         self.held -= num_bytes
         self._serve()
 

@@ -69,7 +69,8 @@ async def read_body(
         raise TooLarge(f"the body exceeds {limit} bytes")
     is_here = request.content.is_eof()  # it came with the header, or right after: most do
     known = None if encoding not in ("", "identity") else request.content_length
-    async with bodies.room(0 if is_here else limit if known is None else known):
+    held = await bodies.take(0 if is_here else limit if known is None else known)
+    try:
         try:
             if is_here:
                 body = bytearray(request.content.read_nowait())
@@ -80,6 +81,8 @@ async def read_body(
         if len(body) > limit:
             raise TooLarge(f"the body exceeds {limit} bytes")
         yield body
+    finally:
+        bodies.give_back(held)
 
 
 async def _receive(request: web.Request, limit: int, seconds: float) -> bytearray:

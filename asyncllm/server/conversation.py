@@ -75,7 +75,7 @@ async def open_conversation(
     reader = llm.chat_reader
     tools = asked.tools if asked.tools and asked.tool_choice != "none" else ()
     changes: dict[str, Any] = {}
-    if tools or reader.formats.reasoning is not None:
+    if reader.shown and (tools or reader.formats.reasoning is not None):
         changes["shown_special_tokens"] = reader.shown
     structure = _structure(reader.formats, tools, asked)
     forced = structure is not None and not structure.free_text

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, MutableMapping
 
     from jinja2.runtime import Context
 
@@ -86,6 +86,13 @@ class BudgetedSandbox(ImmutableSandboxedEnvironment):
             yield
         finally:
             self._rendering.budget = None
+
+    def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
+        """The names that a template finds: a dict, as each rendering copies them.
+
+        Jinja makes a ``ChainMap``, which takes five times as long to copy.
+        """
+        return {**self.globals, **(d or {})}
 
     def limit_filters(self) -> None:
         """Count what the filters do that there are now."""

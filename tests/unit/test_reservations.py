@@ -73,6 +73,17 @@ def test_expecting_more_is_refused_where_it_does_not_fit() -> None:
     mine.expect(1000, 1)  # alone, a prompt of any length may wait
 
 
+def test_expecting_what_is_held_already_asks_nobody() -> None:
+    queue = FakeQueue(num_free_slots=1)
+    made = reservations(queue, requests=0)
+    mine = made.make(1, 1, "")
+    queue.num_free_slots = 0
+    mine.expect(1, 1)
+    assert made.num_requests == 1
+    with pytest.raises(QueueFull):
+        mine.expect(2, 1)
+
+
 def test_places_become_those_of_requests_in_the_queue() -> None:
     queue = FakeQueue()
     made = reservations(queue)

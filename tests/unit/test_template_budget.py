@@ -10,6 +10,7 @@ import pytest
 
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.text import ChatTemplate
+from asyncllm.text.jinja_env import template_environment
 from asyncllm.text.template_budget import TooMuchWork, Work
 
 LINE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -132,3 +133,12 @@ def test_what_templates_use_still_works() -> None:
 def test_deeply_nested_templates_are_refused() -> None:
     with pytest.raises(ModelError):
         ChatTemplate("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
+
+
+def test_what_templates_find_is_copied_as_a_dict() -> None:
+    """Each rendering copies it, and a ``ChainMap`` is copied in Python."""
+    environment = template_environment()
+    template = environment.from_string("{{ name }} {{ namespace(a=1).a }}", {"name": "x"})
+    assert type(template.globals) is dict
+    assert template.render() == "x 1"
+    assert template.render(name="y") == "y 1"
