@@ -1,5 +1,5 @@
 # make serve         installs asyncllm into .venv and serves the built-in model (MODEL=... for another)
-# make check         what to run while working: lint, types and the quick tests, in about a minute
+# make check         what to run while working: lint, types and the quick tests, in a minute or two
 # make test          lint, types and all tests, as CI runs them
 # make test-floors   the smoke tests with the oldest dependencies that pyproject.toml allows
 

@@ -114,9 +114,9 @@ class MaskTable:
                 if self._grammars is None:
                     raise RuntimeError("there are no grammars here")
                 matcher = self._grammars.matcher(params.constraints.grammar)
-            except Exception as problem:  # whatever it is, it is this row's alone
+            except Exception:  # whatever it is, it is this row's alone
                 log.exception("a grammar that was accepted cannot be used")
-                error = f"the grammar cannot be used: {problem}"
+                error = "the grammar cannot be used"
         bytes_of = None if self._grammars is None else self._grammars.token_bytes
         return Restriction(params, fixed, matcher, error, bytes_of)
 

@@ -53,6 +53,8 @@ class Connection(web.RequestHandler):
             self._parser.feed_eof()
         except PayloadEncodingError:
             return False  # in the middle of a body
+        except HttpProcessingError:
+            pass  # it has been found out before, and the answer says so
         self.half_closed = HalfClosed(self._loop, self.transport, self._probe)
         return True
 

@@ -69,14 +69,14 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except AsyncLLMError as error:
-        request[FAILURE] = error
+        request[FAILURE] = _bare(error)
         response = write(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
         response = from_http(request, error, write)
     except ConnectionError as error:
-        request[FAILURE] = error
+        request[FAILURE] = _bare(error)
         return web.Response()  # the client is gone: aiohttp finds nobody to send this to
     except Exception as error:
         log.exception("request %s failed", request_id.get())
@@ -84,6 +84,16 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     if not request.content.is_eof():
         response.force_close()  # what is still to come of the body is not the next request
     return response
+
+
+def _bare(error: Exception) -> Exception:
+    """Without the frames it came through, whose locals hold the request and its body.
+
+    The request keeps its error, so they would stay until the garbage collector finds the cycle:
+    gigabytes, where many large bodies are refused.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 #: The request's places in the engine's queue, from when its body has arrived.

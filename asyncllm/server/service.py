@@ -95,7 +95,7 @@ class Service:
         async with self._read_body(request) as body:
             # No prompt has fewer tokens than one.
             request[RESERVATION] = self.llm.reserve(tenant=self.keys.tenant_of(request))
-            await self._turnstile.enter()
+            await self._turnstile.enter(len(body))
             asked, fields = parse(body, kind)
         expect_answer(request)
         refuse_unsupported(asked, fields)
@@ -108,6 +108,7 @@ class Service:
         """The body of any other request. Raises like ``receive``, save that no queue is full."""
         self.check_ready()
         async with self._read_body(request) as body:
+            await self._turnstile.enter(len(body))
             asked, fields = parse(body, kind)
         self._note_ignored(unknown_fields(fields, asked))
         return asked

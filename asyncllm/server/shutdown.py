@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS: Final = 5.0
 #: How much earlier than the kernel this process ends itself, to say what hung.
 FORCE_SECONDS: Final = 0.5
+#: Signals so close together are one: some wrappers send theirs to a process and to its group.
+SAME_SECONDS: Final = 0.2
 #: The exit code of a process that had to be ended.
 FORCED: Final = 1
 
@@ -48,6 +50,7 @@ class Shutdown:
         self._drain_seconds = drain_seconds
         self._grace_seconds = grace_seconds
         self._signals = 0
+        self._signalled_at = -SAME_SECONDS
         self._closing = False
         self._deadline: float | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -99,6 +102,10 @@ class Shutdown:
         self._end_within(self._grace_seconds)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._signalled_at < SAME_SECONDS:
+            return
+        self._signalled_at = now
         self._signals += 1
         if self._signals == 1:
             self._end_within(self._drain_seconds + self._grace_seconds)

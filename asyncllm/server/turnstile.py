@@ -18,6 +18,8 @@ LEAST_SECONDS: Final = 0.005
 MOST_SECONDS: Final = 0.05
 #: A first guess at what parsing, rendering, tokenizing and queueing a request takes.
 START_SECONDS: Final = 0.0005
+#: Parsing and checking so many bytes of a body takes about as long as a start.
+BYTES_PER_START: Final = 16 * 1024
 #: Weight of the latest turn in what a start takes.
 WEIGHT: Final = 0.25
 
@@ -36,27 +38,32 @@ class Turnstile:
         """
         self._waits = waits
         self._clock = clock
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._cost = START_SECONDS
         self._left = self._allowed(0.0)
         self._started = 0
         self._is_turning = False
         self._turned_at = self._began_at = 0.0
 
-    async def enter(self) -> None:
-        """Wait for the request's turn."""
+    async def enter(self, num_bytes: int = 0) -> None:
+        """Wait for the request's turn.
+
+        Args:
+            num_bytes: of its body. A large one counts as many starts.
+        """
+        weight = 1 + num_bytes // BYTES_PER_START
         loop = asyncio.get_running_loop()
         if not self._is_turning:
             self._is_turning = True
             self._left, self._started = self._allowed(0.0), 0
             self._turned_at = self._began_at = self._clock()
             loop.call_soon(self._turn)
-        if self._left and not self._waiting:
-            self._left -= 1
+        if self._left > 0 and not self._waiting:
+            self._left -= weight
             self._waits.observe(0.0)
             return
         turn = loop.create_future()
-        self._waiting.append(turn)
+        self._waiting.append((turn, weight))
         began = self._clock()
         await turn
         self._waits.observe(self._clock() - began)
@@ -75,12 +82,12 @@ class Turnstile:
         loop = asyncio.get_running_loop()
         loop.call_soon(self._begin)
         self._started, self._left = 0, self._allowed(others)
-        while self._waiting and self._left:
-            turn = self._waiting.popleft()
+        while self._waiting and self._left > 0:
+            turn, weight = self._waiting.popleft()
             if not turn.done():  # cancelled: its client is gone
                 turn.set_result(None)
-                self._started += 1
-                self._left -= 1
+                self._started += weight
+                self._left -= weight
         loop.call_soon(self._turn)
 
     def _begin(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import re
@@ -134,3 +135,28 @@ def test_there_must_be_some_room() -> None:
     with pytest.raises(BadRequest) as caught:
         ServerConfig(max_bodies_bytes=0)
     assert caught.value.param == "max_bodies_bytes"
+
+
+def test_refused_bodies_are_not_kept(server: Server) -> None:
+    """The garbage collector counts objects, not bytes: a cycle would keep them for long."""
+    body = b'{"prompt":"' + b"\xc3\x28" * 500_000 + b'"}'
+    too_long = json.dumps({"prompt": "word " * 200_000}).encode()
+
+    gc.collect()
+    gc.disable()
+    try:
+        for data in (body, too_long, b'{"unknown": [' + b"1," * 400_000 + b'1], "prompt": 1}'):
+            assert server.post("/v1/completions", data).status == 400
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        large = [
+            found
+            for garbage in gc.garbage
+            for found in gc.get_referents(garbage)
+            if isinstance(found, bytes | bytearray | str) and len(found) > 500_000
+        ]
+        assert large == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()

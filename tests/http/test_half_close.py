@@ -161,3 +161,26 @@ def test_the_end_within_a_body_ends_the_connection(each_loop: Server) -> None:
             assert client.recv(1) == b""
         assert time.monotonic() - began < SOON
     assert len(each_loop.llm.params) == before
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
+        b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=["no host", "two lengths", "bad url"],
+)
+def test_what_is_no_request_is_answered_all_the_same(
+    each_loop: Server, request_: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", each_loop.port), timeout=10) as client:
+        client.sendall(request_)
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        with suppress(ConnectionResetError):
+            while received := client.recv(1 << 16):
+                answer += received
+    assert b" 400 Bad Request" in answer.split(b"\r\n\r\n")[-2]
+    assert not [record for record in caplog.records if record.name == "asyncio"]

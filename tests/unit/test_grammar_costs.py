@@ -194,6 +194,24 @@ def test_in_a_batch_only_the_costly_row_ends() -> None:
     assert np.array_equal(mask[0], mask[2])
 
 
+def test_several_costly_rows_end_sooner_than_one() -> None:
+    """Together they make every step late."""
+
+    def steps(num_dear: int) -> int:
+        grammar = compiled(Regex("[a-z]*"))
+        matchers = [dear(grammar, 0.01) for _ in range(num_dear)]
+        filler = MaskFiller(demo_compiler().vocabulary, threads=1)
+        filler._executor = _InTurn()  # type: ignore[assignment]
+        mask = new_mask(num_dear)
+        for count in range(100):
+            filler.fill_rows(matchers, mask)
+            if all(matcher.error is not None for matcher in matchers):
+                return count
+        raise AssertionError("they never end")
+
+    assert steps(6) < 8 < steps(1)
+
+
 def small_compiler() -> GrammarCompiler:
     return GrammarCompiler(demo_tokenizer(), VOCAB_SIZE, EOS_IDS, max_grammars=4)
 

@@ -90,3 +90,22 @@ async def test_it_rests_when_nobody_comes() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert not storm.turnstile._is_turning
+
+
+async def test_large_bodies_begin_one_a_turn() -> None:
+    clock = Clock()
+    turnstile = Turnstile(Waits(), clock)
+    begun: list[int] = []
+
+    async def request(number: int) -> None:
+        await turnstile.enter(2_000_000)
+        clock.now += 0.05
+        begun.append(number)
+
+    tasks = [asyncio.create_task(request(i)) for i in range(20)]
+    most, before = 0, 0
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        most, before = max(most, len(begun) - before), len(begun)
+    assert begun == list(range(20))
+    assert most == 1

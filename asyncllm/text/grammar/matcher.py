@@ -24,6 +24,11 @@ FILL_SECONDS = 1e-3
 ACCEPT_SECONDS = 1e-4
 #: What a sequence may take beyond that, all in all, before it is ended.
 MOST_EXCESS = 0.1
+#: Where several rows of a step take more than FILL_SECONDS, every step is late by what they take
+#: together. So each is charged so many times its own excess as there are of them, but at most:
+MOST_SHARED = 8
+#: The first masks of a sequence, for which the lexer's states are made, are not multiplied.
+FIRST_FILLS = 4
 #: A batch of masks that takes longer than this, and this for each row of a thread, has a row that
 #: costs too much; the rows of the next batches are timed one by one.
 _SLOW_BATCH = 2e-3
@@ -62,10 +67,12 @@ class Matcher:
     all other sequences wait for its masks.
     """
 
-    __slots__ = ("_excess", "_matcher", "_vocabulary")
+    __slots__ = ("_excess", "_matcher", "_num_fills", "_times", "_vocabulary")
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary):
         self._excess = 0.0
+        self._num_fills = 0
+        self._times = 1  # that excess is charged
         self._matcher = matcher
         self._vocabulary = vocabulary
 
@@ -97,17 +104,27 @@ class Matcher:
         """
         if row.shape != (self._vocabulary.num_words,) or not row.flags.c_contiguous:
             raise ValueError(f"a mask row is {self._vocabulary.num_words} words in a row")
-        self._fill(row.ctypes.data, row.nbytes)
+        self.charge_fill(self.timed_fill(row.ctypes.data, row.nbytes), 1)
 
-    def _fill(self, address: int, num_bytes: int) -> None:
+    def timed_fill(self, address: int, num_bytes: int) -> float:
+        """``fill`` by address; returns the seconds of CPU it took, which are to be charged."""
         begun = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
-        self._charge(time.thread_time() - begun, FILL_SECONDS)
+        return time.thread_time() - begun
+
+    def charge_fill(self, seconds: float, num_slow: int) -> None:
+        """Count what a mask took, in a step in which so many rows took too long."""
+        self._num_fills += 1
+        shared = self._num_fills > FIRST_FILLS
+        self._times = max(1, min(num_slow, MOST_SHARED)) if shared else 1
+        self._charge(seconds, FILL_SECONDS)
 
     def _charge(self, seconds: float, allowed: float) -> None:
         """Count the time that is more than allowed; what is left of it makes up for earlier."""
-        if self._excess <= MOST_EXCESS:
-            self._excess = max(0.0, self._excess + seconds - allowed)
+        if self._excess > MOST_EXCESS:
+            return
+        excess = seconds - allowed
+        self._excess = max(0.0, self._excess + (excess * self._times if excess > 0 else excess))
 
     def accept(self, token: int) -> bool:
         """Go on by a token; False, and an error, if the grammar does not allow it."""
@@ -169,9 +186,14 @@ class MaskFiller:
             )
         if len(filled) == 1 or self._batches_to_time:
             self._batches_to_time = max(0, self._batches_to_time - 1)
-            for matcher, row in filled:
-                if matcher.error is None:
-                    matcher._fill(mask.ctypes.data + row * words * 4, words * 4)
+            took = [
+                (matcher, matcher.timed_fill(mask.ctypes.data + row * words * 4, words * 4))
+                for matcher, row in filled
+                if matcher.error is None
+            ]
+            num_slow = sum(seconds > FILL_SECONDS for _, seconds in took)
+            for matcher, seconds in took:
+                matcher.charge_fill(seconds, num_slow)
         elif filled:
             self._fill_together(filled, mask)
 
