@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from functools import lru_cache
@@ -18,6 +19,9 @@ import torch
 if not torch.cuda.is_available():
     # Kernels then run in Triton's interpreter, which must be said before anybody imports Triton.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A full collection of a heap as large as the suite's takes a second, and would fall into any test.
+gc.set_threshold(700, 10, 100)
 
 # How long one example takes says more about the machine than about the code.
 settings.register_profile("suite", deadline=None)

@@ -220,6 +220,7 @@ def test_client_that_never_reads() -> None:
         serving(config=wide_frames) as server,
         server.open("/v1/completions", {**LONG, "stream": True}) as client,
     ):
+        server.until(lambda: len(server.llm.params) == 1)
         server.until_idle()
         frames = read_answer(client).frames
     assert len(frames) < 3500
