@@ -162,9 +162,15 @@ class Engine:
         left = FOREVER
         if scheduling.deadline_ms is not None:
             left = scheduling.deadline_ms / 1000 - (now - seq.arrival)
-            check_deadline(left, self._scheduler.least_seconds(seq))
+            needed = self._scheduler.least_seconds(seq)
+            self._end_unranked(seq)
+            check_deadline(left, needed)
         self._scheduler.add(seq, now)
-        self._end_unranked(seq)
+        try:
+            self._end_unranked(seq)
+        except PolicyError:
+            self._scheduler.finish(seq, now)
+            raise
         self._requests.add(request)
         if left < FOREVER:
             request.expiry = asyncio.get_running_loop().call_later(left, self._expire, seq)
@@ -192,16 +198,18 @@ class Engine:
         """End the requests that the policy has failed on.
 
         Raises:
-            PolicyError: the newcomer, which is not among the requests yet, is one of them.
+            PolicyError: the newcomer, which is not among the requests yet, is one of them. It is
+                left to the caller.
         """
         refused: Exception | None = None
         for request, error in self._scheduler.policy_failures():
             assert isinstance(request, Sequence), "the scheduler asks about sequences"
             log.error("the policy failed on request %d", request.id, exc_info=error)
-            self._requests.drop([request], PolicyError, POLICY_FAILED, "policy")
-            self._changed()
             if request is newcomer:
                 refused = error
+                continue
+            self._requests.drop([request], PolicyError, POLICY_FAILED, "policy")
+            self._changed()
         if refused is not None:
             raise PolicyError(POLICY_FAILED) from refused
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from asyncllm.engine.engine import Engine
+from asyncllm.engine.forecast import Forecast
 from asyncllm.engine.policy import Aged, Fair, Policy, Ranked
 from asyncllm.engine.scheduler import Scheduler
 from asyncllm.errors import EngineDead, PolicyError, StepError
@@ -163,6 +164,24 @@ async def test_a_policy_that_fails_on_arrival_refuses_that_request(
     assert good.text == "bcd"
     assert any(record.exc_info for record in caplog.records), "the traceback is in the log"
     await idle(engine)
+    await engine.aclose()
+
+
+async def test_a_policy_that_fails_on_a_deadline_that_cannot_be_met_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request is ranked to see what is ahead of it, before it is in the queue."""
+    monkeypatch.setattr(Forecast, "service", lambda *_: 1e9)
+    engine = engine_with(Failing(RuntimeError("planted")), FakeExecutor(alphabet))
+    engine.start()
+    bad = SchedulingParams(tenant="bad", deadline_ms=1000.0)
+    with pytest.raises(PolicyError):
+        engine.add([1], SamplingParams(), ListSink(), bad)
+    good = ListSink()
+    engine.add([1], SamplingParams(max_tokens=3), good)
+    await good.over.wait()
+    await idle(engine)
+    assert engine._scheduler.num_waiting == 0
     await engine.aclose()
 
 
