@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any, Final, Self
 
 LINE_SECONDS: Final = 15.0
@@ -27,12 +26,7 @@ class Progress:
             self._bar = tqdm(desc=self._case, total=self._total, unit=f" {self._unit}", leave=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
 

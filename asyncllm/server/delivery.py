@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiohttp import HttpVersion11, web
 
 from asyncllm.server.access_log import current_entry
-from asyncllm.server.half_close import CONTINUE, PROBE, look_closer
+from asyncllm.server.half_close import PROBE, look_closer, send_continue
 from asyncllm.server.middleware import request_id
 from asyncllm.server.request_log import Served
 from asyncllm.types import FinishReason, TokenDelta
@@ -139,8 +139,7 @@ class ClientDelivery(Delivery):
         if self._request.version < HttpVersion11:
             self._transport.abort()
             return True
-        self._transport.write(CONTINUE)
-        return True
+        return send_continue(self._request)
 
     def look(self, now: float) -> None:
         self._client_is_gone()

@@ -81,11 +81,12 @@ class HalfClosed:
 
 def expect_answer(request: web.Request) -> None:
     """From now on the client of a request is probed, although no answer to it has begun."""
-    request[PROBE] = partial(_probe, request)
+    request[PROBE] = partial(send_continue, request)
     look_closer(request)
 
 
-def _probe(request: web.Request) -> bool:
+def send_continue(request: web.Request) -> bool:
+    """Write an interim response; False where that is not possible."""
     if request.transport is None or request.version < HttpVersion11:
         return False
     request.transport.write(CONTINUE)
