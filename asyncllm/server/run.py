@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError, NotReady
 from asyncllm.executor.startup import process_seconds
+from asyncllm.loop_thread import new_event_loop
 from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
 from asyncllm.server.connection import Listener
@@ -53,7 +54,7 @@ def run(
         return await serve(make_llm(), config, shutdown)
 
     def run_loop() -> int:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(main())
 
     return shutdown.run(run_loop)
@@ -148,12 +149,3 @@ async def _first_of(
 
 def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
