@@ -20,8 +20,8 @@ import msgspec
 from aiohttp import web
 
 from asyncllm.errors import EngineDead
-from asyncllm.server.answers import ErrorBody
 from asyncllm.server.app import create_app
+from asyncllm.server.openai.schemas import ErrorBody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable

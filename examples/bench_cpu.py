@@ -31,10 +31,10 @@ from asyncllm.engine.engine import Engine
 from asyncllm.engine.mailbox import Collector
 from asyncllm.engine.policy import Fair
 from asyncllm.engine.scheduler import Scheduler
-from asyncllm.server.chat import ChatReply
-from asyncllm.server.conversation import Conversation
-from asyncllm.server.middleware import request_id
-from asyncllm.server.protocol import ChatRequest
+from asyncllm.server.chat.conversation import Conversation
+from asyncllm.server.http.middleware import request_id
+from asyncllm.server.openai.chat import ChatReply
+from asyncllm.server.openai.requests import ChatRequest
 from asyncllm.text import Tokenizer
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.parsing import Formats

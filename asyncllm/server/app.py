@@ -6,18 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from asyncllm.server import admin, answers, anthropic_routes, ollama_routes, responses_routes
-from asyncllm.server.access_log import log_requests
-from asyncllm.server.anthropic_errors import anthropic_error_response
-from asyncllm.server.chat import chat_completions
-from asyncllm.server.completions import completions
-from asyncllm.server.cors import add_cors, answer_preflights
-from asyncllm.server.cuts import CUTS, Cuts
-from asyncllm.server.embeddings import embeddings
-from asyncllm.server.embeddings_protocol import EmbeddingList, EmbeddingRequest
-from asyncllm.server.generate import generate
-from asyncllm.server.metrics import add_metrics, metrics
-from asyncllm.server.middleware import (
+from asyncllm.server.anthropic import routes as anthropic_routes
+from asyncllm.server.anthropic.errors import anthropic_error_response
+from asyncllm.server.http.access_log import log_requests
+from asyncllm.server.http.cors import add_cors, answer_preflights
+from asyncllm.server.http.middleware import (
     ERROR_ROOTS,
     ERROR_WRITERS,
     KNOWN_ROUTE,
@@ -26,27 +19,38 @@ from asyncllm.server.middleware import (
     require_key,
     set_headers,
 )
-from asyncllm.server.ollama_errors import ollama_error_response
-from asyncllm.server.openapi import GENERATES, PATH, TAKES_JSON, Description, Route
-from asyncllm.server.protocol import (
+from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
+from asyncllm.server.native import admin
+from asyncllm.server.native.generate import generate
+from asyncllm.server.native.metrics import add_metrics, metrics
+from asyncllm.server.native.openapi import GENERATES, PATH, TAKES_JSON, Description, Route
+from asyncllm.server.native.tokenize import detokenize, tokenize
+from asyncllm.server.ollama import routes as ollama_routes
+from asyncllm.server.ollama.errors import ollama_error_response
+from asyncllm.server.openai import schemas as answers
+from asyncllm.server.openai.chat import chat_completions
+from asyncllm.server.openai.completions import completions
+from asyncllm.server.openai.embeddings import embeddings
+from asyncllm.server.openai.embeddings_protocol import EmbeddingList, EmbeddingRequest
+from asyncllm.server.openai.render import render_chat
+from asyncllm.server.openai.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
     TokenizeRequest,
 )
-from asyncllm.server.render import render_chat
-from asyncllm.server.responses import add_responses
+from asyncllm.server.responses import routes as responses_routes
+from asyncllm.server.responses.handlers import add_responses
 from asyncllm.server.service import SERVICE, Service
-from asyncllm.server.tokenize import detokenize, tokenize
-from asyncllm.server.waits import ACCEPT_WAITS, Waits
+from asyncllm.server.streaming.cuts import CUTS, Cuts
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
 
     from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
-    from asyncllm.server.errors import ErrorWriter
+    from asyncllm.server.http.errors import ErrorWriter
 
 ROUTES: Final = (
     Route(

@@ -12,7 +12,7 @@ from asyncllm.executor.startup import process_seconds
 from asyncllm.loop_thread import new_event_loop
 from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
-from asyncllm.server.connection import Listener
+from asyncllm.server.http.connection import Listener
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import GRACE_SECONDS, Shutdown
 from asyncllm.server.throughput_log import log_throughput

@@ -9,22 +9,22 @@ import msgspec
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
-from asyncllm.server.access_log import current_entry
-from asyncllm.server.api_keys import ApiKeys, configured_keys
-from asyncllm.server.bodies import Bodies
-from asyncllm.server.body import parse, read_body
-from asyncllm.server.delivery import LiveRequests, Reply, WholeAnswer
-from asyncllm.server.half_close import expect_answer
-from asyncllm.server.middleware import RESERVATION, ignored_fields, request_id
-from asyncllm.server.protocol import INEFFECTIVE
-from asyncllm.server.request_log import RequestLog, Served
-from asyncllm.server.scheduling import scheduling_params
-from asyncllm.server.sse import EventStream
-from asyncllm.server.trace import MAX_SEQUENCES, explain
-from asyncllm.server.turnstile import Turnstile
-from asyncllm.server.unknown import ignored_header, unknown_fields
-from asyncllm.server.unsupported import UNSUPPORTED, refuse_unsupported
-from asyncllm.server.waits import Waits
+from asyncllm.server.chat.scheduling import scheduling_params
+from asyncllm.server.http.access_log import current_entry
+from asyncllm.server.http.api_keys import ApiKeys, configured_keys
+from asyncllm.server.http.bodies import Bodies
+from asyncllm.server.http.body import parse, read_body
+from asyncllm.server.http.half_close import expect_answer
+from asyncllm.server.http.middleware import RESERVATION, ignored_fields, request_id
+from asyncllm.server.http.request_log import RequestLog, Served
+from asyncllm.server.http.turnstile import Turnstile
+from asyncllm.server.http.unknown import ignored_header, unknown_fields
+from asyncllm.server.http.unsupported import UNSUPPORTED, refuse_unsupported
+from asyncllm.server.http.waits import Waits
+from asyncllm.server.native.trace import MAX_SEQUENCES, explain
+from asyncllm.server.openai.requests import INEFFECTIVE
+from asyncllm.server.streaming.delivery import LiveRequests, Reply, WholeAnswer
+from asyncllm.server.streaming.sse import EventStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
     from asyncllm.engine.history import RequestTrace
-    from asyncllm.server.protocol import GeneratingFields
-    from asyncllm.server.sampling import Job
+    from asyncllm.server.chat.sampling import Job
+    from asyncllm.server.openai.requests import GeneratingFields
     from asyncllm.types import SchedulingParams
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from asyncllm.config import ServerConfig
 from asyncllm.server.app import create_app
-from asyncllm.server.connection import Listener
+from asyncllm.server.http.connection import Listener
 from tests.http.fake_llm import FakeLLM
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.server.anthropic_reply import MessageReply
-from asyncllm.server.conversation import Conversation
+from asyncllm.server.anthropic.reply import MessageReply
+from asyncllm.server.chat.conversation import Conversation
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta
 from tests.http.test_chat_cuts import READER, TEXTS, TOOLS, deltas_of, merged
 

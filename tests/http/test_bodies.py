@@ -15,7 +15,7 @@ import pytest
 
 from asyncllm.config import ServerConfig
 from asyncllm.errors import BadRequest
-from asyncllm.server import bodies
+from asyncllm.server.http import bodies
 from tests.http.serving import Server, serving
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.server.completions import CompletionReply
-from asyncllm.server.middleware import request_id
-from asyncllm.server.protocol import CompletionRequest
+from asyncllm.server.http.middleware import request_id
+from asyncllm.server.openai.completions import CompletionReply
+from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.types import FinishReason, PromptLogprob, TokenDelta, TokenLogprob
 from tests.http.fake_llm import FakeTokenizer
 from tests.http.test_chat_cuts import merged

@@ -15,7 +15,7 @@ from asyncllm import Client, EmbeddingParams, SchedulingParams
 from asyncllm.config import ServerConfig
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
-from asyncllm.server.embeddings import LONG_ANSWER
+from asyncllm.server.openai.embeddings import LONG_ANSWER
 from tests.http.fake_llm import BOS, EMBEDDING_SIZE, MAX_LEN, hidden_of
 from tests.http.serving import Server, serving
 from tests.http.test_server_errors import check

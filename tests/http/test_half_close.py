@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from asyncllm.server import half_close
+from asyncllm.server.http import half_close
 from tests.http.serving import Server, serving
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.server.conversation import Conversation
-from asyncllm.server.ollama_reply import OllamaReply, chat_words
+from asyncllm.server.chat.conversation import Conversation
+from asyncllm.server.ollama.reply import OllamaReply, chat_words
 from asyncllm.types import FinishReason, SamplingParams
 from tests.http.test_chat_cuts import READER, TEXTS, TOKENIZER, TOOLS, deltas_of, merged
 

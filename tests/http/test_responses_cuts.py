@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.server.conversation import Conversation
-from asyncllm.server.logprobs import chat_logprobs
-from asyncllm.server.responses_reply import ResponseReply
+from asyncllm.server.chat.conversation import Conversation
+from asyncllm.server.openai.logprobs import chat_logprobs
+from asyncllm.server.responses.reply import ResponseReply
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.parsing import Formats
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta

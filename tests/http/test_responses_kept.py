@@ -12,7 +12,7 @@ import pytest
 
 from asyncllm.config import ServerConfig
 from asyncllm.errors import StepError
-from asyncllm.server.responses_store import ResponseStore, StoredResponse, stored_items
+from asyncllm.server.responses.store import ResponseStore, StoredResponse, stored_items
 from tests.http.fake_llm import FakeLLM
 from tests.http.serving import Server, serving
 from tests.http.test_responses import RESPONSES, make_llm, seen

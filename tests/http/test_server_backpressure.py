@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from aiohttp import HttpVersion11
 
-from asyncllm.server import sse
-from asyncllm.server.cuts import CUTS, Cuts
-from asyncllm.server.delivery import ChoiceSink
-from asyncllm.server.middleware import request_id
-from asyncllm.server.sse import EventStream
+from asyncllm.server.http.middleware import request_id
+from asyncllm.server.streaming import sse
+from asyncllm.server.streaming.cuts import CUTS, Cuts
+from asyncllm.server.streaming.delivery import ChoiceSink
+from asyncllm.server.streaming.sse import EventStream
 from asyncllm.types import FinishReason, TokenDelta, TokenLogprob
 
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncllm.config import ServerConfig
-from asyncllm.server.protocol import ChatRequest, CompletionRequest, GenerateRequest
+from asyncllm.server.openai.requests import ChatRequest, CompletionRequest, GenerateRequest
 from tests.http.fake_llm import FakeLLM
 from tests.http.serving import Server, serving
 

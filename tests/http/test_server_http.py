@@ -199,7 +199,7 @@ def test_official_client_tries_again_where_that_helps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server.llm, "fail", planted)
-    monkeypatch.setattr("asyncllm.server.errors.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("asyncllm.server.http.errors.RETRY_SECONDS", 0.01)
     before = len(server.llm.params)
     with pytest.raises(openai.APIStatusError):
         client.with_options(max_retries=2).chat.completions.create(**ASKED)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from asyncllm.config import ServerConfig
-from asyncllm.server.request_log import RequestLog, Served
-from asyncllm.server.trace import MAX_SEQUENCES
+from asyncllm.server.http.request_log import RequestLog, Served
+from asyncllm.server.native.trace import MAX_SEQUENCES
 from tests.http.serving import serving
 
 if TYPE_CHECKING:

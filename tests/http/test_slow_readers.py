@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncllm.server import connection, sse
+from asyncllm.server.http import connection
+from asyncllm.server.streaming import sse
 
 if TYPE_CHECKING:
     import socket

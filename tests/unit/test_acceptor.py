@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from asyncllm.server import acceptor
-from asyncllm.server.acceptor import Acceptor, bind
-from asyncllm.server.waits import RECENT_SECONDS, Waits
+from asyncllm.server.http import acceptor
+from asyncllm.server.http.acceptor import Acceptor, bind
+from asyncllm.server.http.waits import RECENT_SECONDS, Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

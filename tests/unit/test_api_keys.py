@@ -6,8 +6,8 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from asyncllm.errors import Unauthorized
-from asyncllm.server import api_keys
-from asyncllm.server.api_keys import ApiKeys
+from asyncllm.server.http import api_keys
+from asyncllm.server.http.api_keys import ApiKeys
 
 
 def test_a_request_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:

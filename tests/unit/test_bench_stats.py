@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from asyncllm.bench.scrape import figures, parse, quantile
 from asyncllm.engine.stats import FINE_BUCKETS, Distribution, EngineStats
-from asyncllm.server.metrics import engine_metrics
+from asyncllm.server.native.metrics import engine_metrics
 from asyncllm.wire.messages import StepResult
 
 

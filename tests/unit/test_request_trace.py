@@ -10,7 +10,7 @@ import msgspec
 
 from asyncllm.engine.history import RequestTrace, StepRecord
 from asyncllm.engine.timeline import Event
-from asyncllm.server.trace import MAX_STEPS_DETAIL, explain, perfetto, states
+from asyncllm.server.native.trace import MAX_STEPS_DETAIL, explain, perfetto, states
 
 #: Arrives at 100 s, shares a prefix, loads, runs, is preempted, runs again and ends at 101 s.
 EVENTS = [

@@ -1,0 +1,228 @@
+"""From a request for a message to the chat that it comes down to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from asyncllm.errors import BadRequest
+from asyncllm.server.anthropic.requests import (
+    BLOCK_KINDS,
+    BLOCKS_OF,
+    Block,
+    ClientTool,
+    CountTokensRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from asyncllm.server.http.body import invalid
+from asyncllm.server.http.unsupported import unsupported
+from asyncllm.server.openai.requests import (
+    ChatRequest,
+    GeneratingFields,
+    NamedSchema,
+    ResponseFormat,
+)
+from asyncllm.server.streaming.reply import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncllm.server.anthropic.requests import MessagesRequest
+
+#: What clients call the fields of the chat.
+NAMES: Final = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+#: Fields that are refused when they ask for something.
+_REFUSED: Final = ("container", "mcp_servers", "return_token_ids")
+
+
+def ineffective(asked: MessagesRequest) -> list[str]:
+    """What was asked for and has no effect: thoughts are shown, and no message is edited."""
+    names = []
+    if asked.thinking is not None and asked.thinking.display is not None:
+        names.append("thinking.display")
+    if asked.context_management:
+        names.append("context_management")
+    return names
+
+
+def chat_of(asked: CountTokensRequest) -> ChatRequest:
+    """The chat whose next message is wanted.
+
+    Raises:
+        BadRequest: a message, a tool or the choice of tools is malformed or not supported.
+    """
+    for name in _REFUSED:
+        if getattr(asked, name, None):
+            raise unsupported(name)
+    messages = _messages(asked)
+    tools = _tools(asked.tools or ())
+    shared = {name: getattr(asked, name) for name in GeneratingFields.__struct_fields__}
+    if asked.stop_sequences is not None:
+        if asked.stop is not None:
+            raise BadRequest("stop and stop_sequences exclude each other", param="stop")
+        shared["stop"] = asked.stop_sequences
+    config = asked.output_config
+    if config is not None and config.format is not None:
+        schema = NamedSchema(schema=config.format.schema)
+        shared["response_format"] = ResponseFormat("json_schema", schema)
+    choice = asked.tool_choice
+    return ChatRequest(
+        **shared,
+        messages=messages,
+        tools=tools or None,
+        tool_choice=_tool_choice(asked, [tool["function"]["name"] for tool in tools]),
+        parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
+        continue_final_message=_continues(messages),
+        reasoning_effort=None if config is None else config.effort,
+        **_thinking(asked),
+    )
+
+
+def _thinking(asked: CountTokensRequest) -> dict[str, Any]:
+    """Whether to think is for the template to know, by the name that most of them have for it."""
+    options = asked.chat_template_kwargs
+    thinking = asked.thinking
+    if thinking is None or thinking.type in ("adaptive", "between_tools"):
+        return {"chat_template_kwargs": options}
+    enabled = thinking.type == "enabled"
+    if enabled and thinking.budget_tokens is None:
+        where = "thinking.budget_tokens"
+        raise BadRequest(f"{where} is required", param=where)
+    return {
+        "chat_template_kwargs": {"enable_thinking": enabled, **(options or {})},
+        "thinking_token_budget": thinking.budget_tokens if enabled else None,
+    }
+
+
+@dataclass
+class _Message:
+    """A chat message, being made of blocks."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def whole(self) -> dict[str, Any]:
+        content = "\n".join(self.texts) if self.texts else None
+        thought = {"reasoning_content": "".join(self.thoughts)} if self.thoughts else {}
+        return {"role": self.role, "content": content, **thought, **self.fields}
+
+
+def _messages(asked: CountTokensRequest) -> list[dict[str, Any]]:
+    """Turns of the same side in a row become one message."""
+    messages: list[_Message] = []
+    if asked.system:
+        messages.append(_Message("system", [_joined(asked.system)]))
+
+    def current(role: str) -> _Message:
+        """The message that the next block of a role belongs to."""
+        if role == "system" or not messages or messages[-1].role != role:
+            messages.append(_Message(role))
+        return messages[-1]
+
+    for i, turn in enumerate(asked.messages):
+        if isinstance(turn.content, str):
+            current(turn.role).texts.append(turn.content)
+            continue
+        for j, given in enumerate(turn.content):
+            match _block(given, turn.role, f"messages[{i}].content[{j}]"):
+                case TextBlock(text=text):
+                    current(turn.role).texts.append(text)
+                case ThinkingBlock(thinking=text):
+                    current("assistant").thoughts.append(text)
+                case ToolUseBlock() as call:
+                    current("assistant").fields.setdefault("tool_calls", []).append(_call(call))
+                case ToolResultBlock() as result:
+                    tool = {"tool_call_id": result.tool_use_id}
+                    messages.append(_Message("tool", [_joined(result.content or "")], fields=tool))
+    if all(message.role == "system" for message in messages):
+        raise BadRequest("messages has no content", param="messages")
+    return [message.whole() for message in messages]
+
+
+def _block(given: dict[str, Any], role: str, where: str) -> Block:
+    name = given.get("type")
+    if not isinstance(name, str) or name not in BLOCKS_OF[role]:
+        raise BadRequest(
+            f"{where}: content of type {name!r} is not supported for the role {role}",
+            param=f"{where}.type",
+        )
+    try:
+        return msgspec.convert(given, BLOCK_KINDS[name])
+    except msgspec.ValidationError as error:
+        problem = invalid(error)
+        inside = f"{where}.{problem.param}" if problem.param else where
+        raise BadRequest(f"{where}: {problem.message}", param=inside) from None
+
+
+def _joined(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": encode(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _continues(messages: Sequence[dict[str, Any]]) -> bool | None:
+    """Whether the answer continues the last message.
+
+    Raises:
+        BadRequest: there the assistant waits for the results of tools.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return None
+    if "tool_calls" in last or last["content"] is None:
+        raise BadRequest("the last message must end with text or a tool_result", param="messages")
+    return True
+
+
+def _tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    tools = []
+    for i, each in enumerate(given):
+        if (kind := each.get("type")) not in (None, "custom"):
+            raise BadRequest(f"tools of type {kind!r} are not supported", param=f"tools[{i}].type")
+        try:
+            tool = msgspec.convert(each, ClientTool)
+        except msgspec.ValidationError as error:
+            problem = invalid(error)
+            where = f"tools[{i}].{problem.param}" if problem.param else f"tools[{i}]"
+            raise BadRequest(f"tools[{i}]: {problem.message}", param=where) from None
+        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+        if tool.description is not None:
+            function["description"] = tool.description
+        if tool.strict is not None:
+            function["strict"] = tool.strict
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def _tool_choice(asked: CountTokensRequest, names: Sequence[str]) -> Any:
+    """Anthropic's choice in OpenAI's words."""
+    choice = asked.tool_choice
+    if choice is None:
+        return None
+    if choice.type in ("any", "tool") and not names:
+        raise BadRequest("tool_choice needs tools", param="tool_choice")
+    match choice.type:
+        case "any":
+            return "required"
+        case "tool":
+            if choice.name not in names:
+                raise BadRequest("tool_choice: there is no such tool", param="tool_choice.name")
+            return {"type": "function", "function": {"name": choice.name}}
+        case kind:
+            return kind

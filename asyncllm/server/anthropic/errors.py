@@ -1,0 +1,48 @@
+"""Errors as Anthropic's clients read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncllm.errors import AsyncLLMError
+from asyncllm.server.http.errors import error_body, error_response
+from asyncllm.server.http.middleware import request_id
+from asyncllm.server.streaming.named_events import named_event
+from asyncllm.server.streaming.reply import encode
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error(error: Exception) -> dict[str, Any]:
+    """Anthropic's error body."""
+    status = error.status if isinstance(error, AsyncLLMError) else 500
+    other = "invalid_request_error" if status < 500 else "api_error"
+    message = error_body(error)["error"]["message"]
+    return {
+        "type": "error",
+        "error": {"type": _TYPES.get(status, other), "message": message},
+        "request_id": request_id.get(),
+    }
+
+
+def error_event(error: Exception) -> bytes:
+    """The same as the last event of a stream."""
+    return named_event(anthropic_error(error))
+
+
+def anthropic_error_response(error: Exception) -> web.Response:
+    """The same as a response."""
+    response = error_response(error)
+    response.body = encode(anthropic_error(error))
+    return response

@@ -1,0 +1,45 @@
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients use them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncllm.server.anthropic import conversion as wanted
+from asyncllm.server.anthropic.reply import MessageReply
+from asyncllm.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
+from asyncllm.server.chat.messages import encode_messages
+from asyncllm.server.http.errors import json_response
+from asyncllm.server.http.middleware import RESERVATION
+from asyncllm.server.service import SERVICE
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+async def create_message(request: web.Request) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    asked = await service.receive(request, MessagesRequest)
+    model = service.resolve_model(asked.model)
+    service.note_ineffective(wanted.ineffective(asked))
+    chat = wanted.chat_of(asked)
+    scheduling = service.scheduling(request, chat)
+    with renamed(wanted.NAMES, "anthropic"):
+        opened = await open_chat(service.llm, chat, scheduling, request[RESERVATION])
+        context = service.llm.limits.max_model_len
+        reply = MessageReply(model, opened.conversation, context=context)
+        # Clients send the model's own limit of output tokens with every request.
+        job = cut_to_fit(opened.job, context)
+        return await service.answer(request, [job], reply, chat)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    asked = await service.read(request, CountTokensRequest)
+    service.resolve_model(asked.model)
+    chat = wanted.chat_of(asked)
+    effort = chat.reasoning_effort
+    prompt = await encode_messages(
+        service.llm, chat.messages, chat, reasoning_effort=effort, any_length=True
+    )
+    return json_response({"input_tokens": len(prompt)})

@@ -1,0 +1,189 @@
+"""What clients may send to /v1/messages; ``None`` means "not given", as in ``protocol.py``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from asyncllm.server.openai.requests import COMPONENTS, Count, GeneratingFields, StopStrings
+
+MAX_MESSAGES: Final = 8192
+
+
+class CacheControl(msgspec.Struct):
+    """Asks for nothing here: every prefix is cached."""
+
+    type: str
+    ttl: str | None = None
+
+
+class TextBlock(msgspec.Struct):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: list[Any] | None = None
+
+
+class ThinkingBlock(msgspec.Struct):
+    """What the model thought; nobody checks the signature."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(msgspec.Struct):
+    """What another model thought, and only its maker can read: it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(msgspec.Struct):
+    """A call that the model has made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: Any = None
+
+
+class ToolResultBlock(msgspec.Struct):
+    """What a call returned, or the message of its error."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+#: The kinds of blocks by their ``type``.
+BLOCK_KINDS: Final[dict[str, type[Block]]] = {
+    "text": TextBlock,
+    "thinking": ThinkingBlock,
+    "redacted_thinking": RedactedThinkingBlock,
+    "tool_use": ToolUseBlock,
+    "tool_result": ToolResultBlock,
+}
+#: Which of them a message of a role may have.
+BLOCKS_OF: Final = {
+    "user": frozenset(("text", "tool_result")),
+    "assistant": frozenset(("text", "thinking", "redacted_thinking", "tool_use")),
+    "system": frozenset(("text",)),
+}
+
+AnyBlock = Annotated[
+    dict[str, Any],
+    Meta(
+        extra_json_schema={
+            "anyOf": [{"$ref": COMPONENTS + kind.__name__} for kind in BLOCK_KINDS.values()]
+        }
+    ),
+]
+
+
+class InputTurn(msgspec.Struct):
+    """What one side says."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[AnyBlock]
+
+
+class ClientTool(msgspec.Struct):
+    """A tool that the model may ask the client to use."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["custom"]})] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    input_examples: list[Any] | None = None
+
+
+AnyClientTool = Annotated[
+    dict[str, Any], Meta(extra_json_schema={"$ref": f"{COMPONENTS}ClientTool"})
+]
+
+
+class ToolChoice(msgspec.Struct):
+    """``name`` belongs to the type ``tool``."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct):
+    """``budget_tokens`` belongs to the type ``enabled``; the last two leave it to the model."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """What the text must be."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """``effort`` is handed to the chat template."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class AnthropicMetadata(msgspec.Struct):
+    """For the client's own books."""
+
+    user_id: str | None = None
+
+
+class CountTokensRequest(GeneratingFields, kw_only=True):
+    """A request for a message, of which only the prompt counts."""
+
+    messages: Annotated[list[InputTurn], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[TextBlock] | None = None
+    tools: list[AnyClientTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    stop_sequences: StopStrings | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """Sampling and scheduling are asked for as in chat completions.
+
+    The last fields but two are for Anthropic's own books and change no answer; those two ask for
+    what there is not, and are refused.
+    """
+
+    max_tokens: Count
+    metadata: AnthropicMetadata | None = None
+    context_management: dict[str, Any] | None = None
+    service_tier: str | None = None
+    speed: str | None = None
+    inference_geo: str | None = None
+    diagnostics: dict[str, Any] | None = None
+    user_profile_id: str | None = None
+    container: Any = None
+    mcp_servers: list[Any] | None = None
+
+
+#: What fields refer to that are checked one by one.
+REFERRED_BLOCKS: Final = (*BLOCK_KINDS.values(), ClientTool)

@@ -1,0 +1,143 @@
+"""From what a request asks its output to be to a grammar."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncllm.errors import BadRequest
+from asyncllm.server.openai.requests import ResponseFormat, StructuredOutputs
+from asyncllm.text.grammar import (
+    Choice,
+    Ebnf,
+    GrammarSpec,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    StructuralTags,
+    Tag,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from asyncllm.server.openai.requests import Schema, StructureFields
+    from asyncllm.text.parsing import CallStructure
+
+
+def grammar_of(asked: StructureFields) -> GrammarSpec | None:
+    """The grammar that a request asks for, by whichever name; None when the output is free.
+
+    Raises:
+        BadRequest: it asks for several, or for one that is not complete.
+    """
+    found = list(_asked_for(asked))
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        raise BadRequest(f"{names} exclude each other", param=found[1][0])
+    return found[0][1] if found else None
+
+
+def blame(error: BadRequest, asked: StructureFields) -> None:
+    """Have an error about the grammar, which no request calls so, name the field that asked."""
+    if error.param == "grammar":
+        error.param = next((name for name, _ in _asked_for(asked)), "tools")
+
+
+def _asked_for(asked: StructureFields) -> Iterator[tuple[str, GrammarSpec]]:
+    if (form := asked.response_format) is not None:
+        spec = _response_format(form, "response_format")
+        if spec is not None:
+            yield "response_format", spec
+    if asked.structured_outputs is not None:
+        if asked.structured_outputs == StructuredOutputs():
+            raise BadRequest("structured_outputs is empty", param="structured_outputs")
+        yield from _structured_outputs(asked.structured_outputs)
+    for name in ("guided_json", "json_schema"):
+        if (schema := getattr(asked, name)) is not None:
+            yield name, _schema(schema, name)
+    for name in ("guided_regex", "regex"):
+        if (pattern := getattr(asked, name)) is not None:
+            yield name, Regex(pattern)
+    if asked.guided_choice is not None:
+        yield "guided_choice", _choice(asked.guided_choice, "guided_choice")
+    for name in ("guided_grammar", "ebnf"):
+        if (grammar := getattr(asked, name)) is not None:
+            yield name, Ebnf(grammar)
+
+
+def _structured_outputs(asked: StructuredOutputs) -> Iterator[tuple[str, GrammarSpec]]:
+    if asked.json is not None:
+        yield "structured_outputs.json", _schema(asked.json, "structured_outputs.json")
+    if asked.json_object:
+        yield "structured_outputs.json_object", JsonObject()
+    if asked.regex is not None:
+        yield "structured_outputs.regex", Regex(asked.regex)
+    if asked.choice is not None:
+        yield "structured_outputs.choice", _choice(asked.choice, "structured_outputs.choice")
+    if asked.grammar is not None:
+        yield "structured_outputs.grammar", Ebnf(asked.grammar)
+    if (tags := asked.structural_tag) is not None:
+        name = "structured_outputs.structural_tag"
+        if isinstance(tags, str):
+            tags = _parsed(tags, ResponseFormat, name)
+        spec = _response_format(tags, name)
+        if spec is not None:
+            yield name, spec
+
+
+def _response_format(form: ResponseFormat, name: str) -> GrammarSpec | None:
+    match form.type:
+        case "text":
+            return None
+        case "json_object":
+            return JsonObject()
+        case "json_schema":
+            if form.json_schema is None or form.json_schema.schema is None:
+                raise BadRequest(f"{name}.json_schema.schema is required", param=name)
+            return _schema(form.json_schema.schema, name)
+        case "structural_tag":
+            return _tags(form, name)
+
+
+def _tags(form: ResponseFormat, name: str) -> GrammarSpec:
+    if not form.structures or not form.triggers:
+        raise BadRequest(f"{name} needs structures and triggers", param=name)
+    tags = tuple(Tag(tag.begin, tag.schema, tag.end) for tag in form.structures)
+    return StructuralTags(tags, tuple(form.triggers))
+
+
+def _schema(schema: Schema | str, name: str) -> GrammarSpec:
+    parsed = _parsed(schema, dict[str, Any] | bool, name) if isinstance(schema, str) else schema
+    return JsonSchema(parsed)
+
+
+def _parsed(text: str, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{name}: {error}", param=name) from None
+
+
+def _choice(choices: list[str], name: str) -> GrammarSpec:
+    if not choices:
+        raise BadRequest(f"{name} is empty", param=name)
+    return Choice(tuple(choices))
+
+
+def calls_grammar(structure: CallStructure) -> GrammarSpec | None:
+    """The grammar of a text with tool calls; None when nothing about it has to be enforced."""
+    tags = structure.separate_tags()
+    if structure.free_text and not structure.at_most_one and not any(tag.strict for tag in tags):
+        return None
+    return StructuralTags(
+        tags=tuple(
+            Tag(tag.begin, tag.schema if tag.strict or not structure.free_text else {}, tag.end)
+            for tag in tags
+        ),
+        triggers=(structure.trigger,),
+        at_least_one=not structure.free_text,
+        stop_after_first=structure.at_most_one,
+        free_text=structure.free_text,
+    )

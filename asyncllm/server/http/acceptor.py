@@ -1,0 +1,181 @@
+"""Listening sockets, and an accept loop that takes many connections in one turn of the event loop.
+
+uvloop's own accepts one connection per turn: when a thousand clients connect at once, each of them
+waits for a thousand turns, among them those that run steps and answer requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import struct
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asyncllm.server.http.waits import Waits
+
+log = logging.getLogger(__name__)
+
+BACKLOG: Final = 2048
+#: Connections accepted in one turn: about 10 ms of work until their headers are parsed.
+ACCEPTS_PER_TURN: Final = 128
+#: How long to wait for resources after accept has failed for want of them.
+RETRY_SECONDS: Final = 0.1
+#: That it fails is logged again only after this time.
+LOG_SECONDS: Final = 60.0
+
+#: Errors of accept(2) on Linux that say: this connection broke, the next one may be well.
+_BROKEN: Final = frozenset(
+    (
+        errno.ECONNABORTED,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENOPROTOOPT,
+        errno.EPROTO,
+    )
+)
+#: Addresses that a host name may resolve to although this machine does not have them.
+_NOT_HERE: Final = frozenset((errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT))
+
+#: struct tcp_info up to tcpi_last_data_recv: milliseconds since the peer last sent data, or since
+#: the connection was established when it has sent none.
+_TCP_INFO: Final = struct.Struct("8B12I")
+
+
+async def bind(host: str, port: int) -> list[socket.socket]:
+    """Listen on every address of ``host``, all with the same port; "" is all interfaces.
+
+    Raises:
+        OSError, OverflowError: no address of the host can be listened on, or one is taken.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            if sockets and port == 0:  # the kernel has picked one by now
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            try:
+                listening = socket.create_server(
+                    address,
+                    family=family,
+                    backlog=BACKLOG,
+                )
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                absent = error
+                continue
+            listening.setblocking(False)
+            sockets.append(listening)
+        if not sockets:
+            raise absent or OSError(f"{host!r} has no address")
+    except BaseException:
+        for listening in sockets:
+            listening.close()
+        raise
+    return sockets
+
+
+class Acceptor:
+    """Owns its listening sockets, and accepted ones until a transport owns them."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        connect: Callable[[], asyncio.Protocol],
+        waits: Waits,
+    ):
+        """Begin to accept.
+
+        Args:
+            connect: makes the protocol of a connection.
+            waits: gets the seconds for which each connection waited to be accepted.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._sockets = sockets
+        self._connect = connect
+        self._waits = waits
+        self._attaching: set[asyncio.Task[None]] = set()
+        self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._logged_at = -LOG_SECONDS
+        for listening in sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port of the first socket."""
+        host, port, *_ = self._sockets[0].getsockname()
+        return host, port
+
+    async def aclose(self) -> None:
+        """Stop listening; what has been accepted by now is a connection when this returns."""
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+            listening.close()
+        for retry in self._retries.values():
+            retry.cancel()
+        if self._attaching:
+            await asyncio.wait(self._attaching)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _BROKEN:
+                    continue
+                self._pause(listening, error)
+                return
+            if (age := _age(connection)) is not None:
+                self._waits.observe(age)
+            task = self._loop.create_task(self._attach(connection))
+            self._attaching.add(task)
+            task.add_done_callback(self._attaching.discard)
+
+    async def _attach(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(self._connect, connection)
+        except Exception:
+            log.exception("a connection could not be served")
+            connection.close()
+
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """Leave connections with the kernel for a while: most likely, files have run out."""
+        now = self._loop.time()
+        if now - self._logged_at >= LOG_SECONDS:
+            self._logged_at = now
+            log.error("cannot accept connections, will keep trying: %s", error.strerror or error)
+        self._loop.remove_reader(listening)
+        self._retries[listening] = self._loop.call_later(RETRY_SECONDS, self._resume, listening)
+
+    def _resume(self, listening: socket.socket) -> None:
+        del self._retries[listening]
+        self._loop.add_reader(listening, self._accept, listening)
+
+
+def _age(connection: socket.socket) -> float | None:
+    """Seconds for which a connection with its first bytes has waited to be accepted.
+
+    Or more: the system tells when the latest bytes came. None where it does not tell at all.
+    """
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except (AttributeError, OSError):  # not Linux; reset meanwhile
+        return None
+    if len(info) < _TCP_INFO.size:
+        return None
+    milliseconds: int = _TCP_INFO.unpack(info)[-1]
+    return milliseconds / 1000

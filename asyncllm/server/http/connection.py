@@ -1,0 +1,215 @@
+"""The port: aiohttp's connections with limits of our own, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any, Final
+
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
+
+from asyncllm.server.http.acceptor import Acceptor, bind
+from asyncllm.server.http.errors import HttpError, error_response
+from asyncllm.server.http.half_close import PROBE, HalfClosed
+from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, request_id
+from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
+from asyncllm.server.streaming.cuts import CUTS, Cuts, unsent
+from asyncllm.server.streaming.sse import GIVE_UP_SECONDS, MERGE_BYTES
+
+log = logging.getLogger(__name__)
+
+#: Of the request line, and of the name and the value of each header.
+MAX_LINE_BYTES: Final = 8190
+MAX_HEADERS: Final = 100
+#: How long a body that was refused is read on, lest its sender see a broken connection instead.
+LINGER_SECONDS: Final = 2.0
+#: How often clients are looked after that have much to read.
+WATCH_SECONDS: Final = 0.5
+
+
+class Connection(web.RequestHandler):
+    """One client's connection. It answers itself what never reaches the app.
+
+    Attributes:
+        half_closed: what watches the client once it has said that it will send no more.
+    """
+
+    __slots__ = ("_cuts", "half_closed")
+
+    def __init__(self, manager: web.Server, cuts: Cuts, **options: Any):
+        super().__init__(manager, **options)
+        self._cuts = cuts
+        self.half_closed: HalfClosed | None = None
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio has it return a bool
+        """The client will send no more; True keeps the connection, for what it is owed."""
+        if self.half_closed is not None:
+            return True  # aiohttp has resumed reading, and so met the end again
+        if self.transport is None or self._parser is None or not self._is_answering():
+            return False
+        try:
+            self._parser.feed_eof()
+        except PayloadEncodingError:
+            return False  # in the middle of a body
+        except HttpProcessingError:
+            pass  # it has been found out before, and the answer says so
+        self.half_closed = HalfClosed(self._loop, self.transport, self._probe)
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.half_closed is not None:
+            self.half_closed.stop()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        """Whether a request has arrived that is not answered yet."""
+        idle = self._waiter is not None and not self._waiter.done()
+        return self._request_count > 0 and not idle
+
+    def _probe(self) -> bool:
+        request = self._current_request
+        probe = None if request is None else request.get(PROBE)
+        return probe is not None and probe()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What aiohttp calls when bytes are no HTTP, or something failed outside every handler.
+
+        Raises:
+            ConnectionError: part of an answer is on its way already.
+        """
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun already")
+        if status >= 500:
+            log.error("a request failed outside its handler", exc_info=exc)
+            error: Exception = HttpError("internal server error", status)
+        else:
+            error = _not_http(exc, status)
+        return _unhandled(error_response(error))
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """What aiohttp calls with every answer; it makes some itself, without any middleware."""
+        if isinstance(resp, web.HTTPException) and resp.status >= 400:
+            resp = _unhandled(from_http(request, resp))
+        if self.half_closed is not None and not self._messages:
+            resp.force_close()  # there is no next request
+        if (resp.content_length or 0) <= MERGE_BYTES or self.transport is None:
+            return await super().finish_response(request, resp, start_time)
+        # Streams have seen to that themselves; and all that is left to be done is to write.
+        watch = _Watch(self._loop, self.transport, self._cuts)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            watch.stop()
+
+
+class _Watch:
+    """Cuts the client off if it takes no byte of its answer for GIVE_UP_SECONDS."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, cuts: Cuts):
+        self._loop = loop
+        self._transport = transport
+        self._cuts = cuts
+        self._unsent = -1
+        self._taken_at = 0.0
+        self._look()
+
+    def _look(self) -> None:
+        left, now = unsent(self._transport), self._loop.time()
+        if left != self._unsent:
+            self._unsent, self._taken_at = left, now
+        elif now - self._taken_at > GIVE_UP_SECONDS:
+            self._cuts.cut(self._transport, "stalled", request_id.get("-"))
+            return
+        self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
+def _unhandled(response: web.Response) -> web.Response:
+    """An answer with what middlewares would have added; the last one of its connection."""
+    response.headers["X-Request-Id"] = new_request_id()
+    response.headers[hdrs.SERVER] = SERVER
+    response.force_close()
+    return response
+
+
+def _not_http(error: BaseException | None, status: int) -> HttpError:
+    detail = error.message if isinstance(error, HttpProcessingError) else ""
+    if isinstance(error, LineTooLong) or detail.startswith("Too many headers"):
+        return HttpError(
+            f"the request line or a header exceeds {MAX_LINE_BYTES} bytes, or there are more than "
+            f"{MAX_HEADERS} headers",
+            431,
+        )
+    what = detail.partition("\n")[0].rstrip(" :")
+    return HttpError("not a valid HTTP request" + (f": {what}" if what else ""), status)
+
+
+class Listener:
+    """An application on a port. ``aclose`` it also when ``start`` has failed."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        *,
+        request_seconds: float,
+        close_seconds: float,
+        handler_cancellation: bool = True,
+    ):
+        """
+        Args:
+            request_seconds: until a connection is closed that brings no whole request header.
+            close_seconds: how long ``aclose`` waits for handlers, before and after it cancels them.
+            handler_cancellation: whether a client's disconnection cancels its handler.
+        """
+        self._runner = web.AppRunner(
+            app, handler_cancellation=handler_cancellation, shutdown_timeout=close_seconds
+        )
+        self._request_seconds = request_seconds
+        self._cuts = app.get(CUTS) or Cuts()
+        self._waits = app.get(ACCEPT_WAITS) or Waits()
+        self._acceptor: Acceptor | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """
+        Raises:
+            OSError, OverflowError: it cannot listen there.
+        """
+        await self._runner.setup()
+        assert self._runner.server is not None
+        connect = partial(
+            Connection,
+            self._runner.server,
+            self._cuts,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # as AppRunner passes it
+            keepalive_timeout=self._request_seconds,
+            lingering_time=min(self._request_seconds, LINGER_SECONDS),
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+        )
+        self._acceptor = Acceptor(await bind(host, port), connect, self._waits)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port that it listens on."""
+        assert self._acceptor is not None
+        return self._acceptor.address
+
+    async def aclose(self) -> None:
+        """Take no more connections, end what is left of the others."""
+        if self._acceptor is not None:
+            await self._acceptor.aclose()
+        await self._runner.cleanup()

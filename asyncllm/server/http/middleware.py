@@ -1,0 +1,153 @@
+"""What surrounds every handler: request ids, errors in OpenAI's shape, API keys."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from asyncllm.engine.reservations import Reservation
+from asyncllm.errors import AsyncLLMError
+from asyncllm.server.http.errors import ErrorWriter, HttpError, error_response
+from asyncllm.server.http.half_close import PROBE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from aiohttp.typedefs import Middleware
+
+    from asyncllm.server.http.api_keys import ApiKeys
+
+log = logging.getLogger(__name__)
+
+#: The id of the request that the current task serves.
+request_id: ContextVar[str] = ContextVar("request_id")
+
+#: The fields of that request that were ignored, as a header's value.
+ignored_fields: ContextVar[str] = ContextVar("ignored_fields")
+
+#: Why a request was not answered as it asked; for the log.
+FAILURE: Final = web.RequestKey("asyncllm_failure", Exception)
+
+#: All that answers say of what made them; aiohttp would tell its version, and Python's.
+SERVER: Final = "asyncllm"
+
+_ACCEPTED_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """An ``on_response_prepare`` signal: it reaches streams too, whose headers leave early."""
+    response.headers[hdrs.SERVER] = SERVER
+    # A host application may answer a request of ours itself: then there is no id.
+    if given := request_id.get(None):
+        response.headers["X-Request-Id"] = given
+    if ignored := ignored_fields.get(None):
+        response.headers["X-Ignored-Parameters"] = ignored
+
+
+#: How errors are written for handlers whose clients do not read OpenAI's.
+ERROR_WRITERS: Final = web.AppKey("asyncllm_error_writers", dict[Handler, ErrorWriter])
+
+#: The same where no handler is found, by the path that they all begin with.
+ERROR_ROOTS: Final = web.AppKey("asyncllm_error_roots", dict[str, ErrorWriter])
+
+#: A route, and its path in our own application: a host's may have a prefix before it.
+KNOWN_ROUTE: Final = web.AppKey("asyncllm_known_route", tuple[web.AbstractRoute, str])
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error that is raised before the first byte becomes an error body."""
+    write = _error_writer(request)
+    given = request.headers.get("X-Request-Id", "")
+    request_id.set(given if _ACCEPTED_ID.fullmatch(given) else new_request_id())
+    try:
+        return await handler(request)
+    except AsyncLLMError as error:
+        request[FAILURE] = _bare(error)
+        response = write(error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        response = from_http(request, error, write)
+    except ConnectionError as error:
+        request[FAILURE] = _bare(error)
+        return web.Response()  # the client is gone: aiohttp finds nobody to send this to
+    except Exception as error:
+        log.exception("request %s failed", request_id.get())
+        response = write(error)
+    if not request.content.is_eof():
+        response.force_close()  # what is still to come of the body is not the next request
+    return response
+
+
+def _bare(error: Exception) -> Exception:
+    """Without the frames it came through, whose locals hold the request and its body.
+
+    The request keeps its error, so they would stay until the garbage collector finds the cycle:
+    gigabytes, where many large bodies are refused.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+#: The request's places in the engine's queue, from when its body has arrived.
+RESERVATION: Final = web.RequestKey("asyncllm_reservation", Reservation)
+
+
+@web.middleware
+async def clean_up(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """However a request ends, places that it reserved are free again, and its client not probed."""
+    try:
+        return await handler(request)
+    finally:
+        request.pop(PROBE, None)  # the answer itself is written next
+        if (reservation := request.get(RESERVATION)) is not None:
+            reservation.release()
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _error_writer(request: web.Request) -> ErrorWriter:
+    """What the client of this route reads, also of one that we do not have."""
+    known = request.app[ERROR_WRITERS].get(request.match_info.handler)
+    if known is not None:
+        return known
+    route, path = request.app[KNOWN_ROUTE]
+    assert route.resource is not None
+    asked = request.path.removeprefix(route.resource.canonical.removesuffix(path)) + "/"
+    writers = request.app[ERROR_ROOTS].items()
+    return next((write for root, write in writers if asked.startswith(root + "/")), error_response)
+
+
+def from_http(
+    request: web.BaseRequest, error: web.HTTPException, write: ErrorWriter = error_response
+) -> web.Response:
+    """aiohttp's own refusals: no such route, wrong method, and what else it may find."""
+    allowed = error.headers.get(hdrs.ALLOW)
+    if allowed is not None and request.method == hdrs.METH_OPTIONS:
+        return web.Response(status=204, headers={hdrs.ALLOW: f"{allowed},OPTIONS"})
+    reason = {404: "unknown route", 405: "method not allowed"}.get(error.status, error.reason)
+    response = write(HttpError(f"{reason}: {request.method} {request.path}", error.status))
+    if allowed is not None:
+        response.headers[hdrs.ALLOW] = allowed
+    return response
+
+
+def require_key(keys: ApiKeys, exempt: Collection[Handler]) -> Middleware:
+    """A middleware that lets only tenants of ``keys`` through, except to ``exempt``."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.match_info.handler not in exempt:
+            keys.tenant_of(request)
+        return await handler(request)
+
+    return check

@@ -1,0 +1,99 @@
+"""Turnstile: how many requests begin in one turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncllm.server.http.waits import Waits
+
+#: Requests may take so much of a turn whatever else happens in it.
+LEAST_SECONDS: Final = 0.005
+#: And as much as everything else took, but at most this.
+MOST_SECONDS: Final = 0.05
+#: A first guess at what parsing, rendering, tokenizing and queueing a request takes.
+START_SECONDS: Final = 0.0005
+#: Parsing and checking so many bytes of a body takes about as long as a start.
+BYTES_PER_START: Final = 16 * 1024
+#: Weight of the latest turn in what a start takes.
+WEIGHT: Final = 0.25
+
+
+class Turnstile:
+    """Lets requests begin in order of arrival, a few per turn of the loop.
+
+    A thousand that arrive at once would otherwise make one turn of half a second, in which no step
+    is planned, no token is delivered and no health check is answered.
+    """
+
+    def __init__(self, waits: Waits, clock: Callable[[], float] = time.perf_counter):
+        """
+        Args:
+            waits: gets the seconds for which each request waited here.
+        """
+        self._waits = waits
+        self._clock = clock
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._cost = START_SECONDS
+        self._left = self._allowed(0.0)
+        self._started = 0
+        self._is_turning = False
+        self._turned_at = self._began_at = 0.0
+
+    async def enter(self, num_bytes: int = 0) -> None:
+        """Wait for the request's turn.
+
+        Args:
+            num_bytes: of its body. A large one counts as many starts.
+        """
+        weight = 1 + num_bytes // BYTES_PER_START
+        loop = asyncio.get_running_loop()
+        if not self._is_turning:
+            self._is_turning = True
+            self._left, self._started = self._allowed(0.0), 0
+            self._turned_at = self._began_at = self._clock()
+            loop.call_soon(self._turn)
+        if self._left > 0 and not self._waiting:
+            self._left -= weight
+            self._waits.observe(0.0)
+            return
+        turn = loop.create_future()
+        self._waiting.append((turn, weight))
+        began = self._clock()
+        await turn
+        self._waits.observe(self._clock() - began)
+
+    def _turn(self) -> None:
+        """Let the next ones in. They run right before this is called again, in the next turn."""
+        now = self._clock()
+        starting = now - self._began_at
+        if self._started:
+            self._cost += WEIGHT * (starting / self._started - self._cost)
+        others = now - self._turned_at - starting
+        self._turned_at = now
+        if not self._waiting:
+            self._is_turning = False
+            return
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._begin)
+        self._started, self._left = 0, self._allowed(others)
+        while self._waiting and self._left > 0:
+            turn, weight = self._waiting.popleft()
+            if not turn.done():  # cancelled: its client is gone
+                turn.set_result(None)
+                self._started += weight
+                self._left -= weight
+        loop.call_soon(self._turn)
+
+    def _begin(self) -> None:
+        self._began_at = self._clock()
+
+    def _allowed(self, others: float) -> int:
+        """How many may begin in a turn in which everything else takes this long."""
+        seconds = min(max(LEAST_SECONDS, others), MOST_SECONDS)
+        return max(1, round(seconds / self._cost))

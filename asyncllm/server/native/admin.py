@@ -1,0 +1,93 @@
+"""What operators and clients ask about the server itself, and about requests it has served."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from asyncllm import __version__
+from asyncllm.errors import BadRequest, EngineDead, NotFound
+from asyncllm.server.http.errors import json_response
+from asyncllm.server.native.trace import explain, perfetto
+from asyncllm.server.service import SERVICE, Service
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+async def health(request: web.Request) -> web.Response:
+    """Alive: loading and draining are healthy, a dead engine is not."""
+    if not request.app[SERVICE].llm.healthy:
+        raise EngineDead("the engine has stopped")
+    return json_response({"status": "ok"})
+
+
+async def ping(request: web.Request) -> web.Response:
+    return await health(request)
+
+
+async def ready(request: web.Request) -> web.Response:
+    """Whether a load balancer should send requests here."""
+    request.app[SERVICE].check_ready()
+    return json_response({"status": "ready"})
+
+
+async def load(request: web.Request) -> web.Response:
+    """What gateways balance by."""
+    return json_response({"server_load": len(request.app[SERVICE].live)})
+
+
+async def version(request: web.Request) -> web.Response:
+    return json_response({"version": __version__})
+
+
+async def list_models(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    service.check_ready()
+    data = [_model(service, name) for name in service.model_names]
+    return json_response({"object": "list", "data": data})
+
+
+async def retrieve_model(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    service.check_ready()
+    return json_response(_model(service, service.resolve_model(request.match_info["id"])))
+
+
+async def request_trace(request: web.Request) -> web.Response:
+    """What happened to one request: JSON, or a file for a timeline viewer."""
+    service = request.app[SERVICE]
+    form = request.query.get("format", "json")
+    if form not in ("json", "perfetto"):
+        raise BadRequest("format must be json or perfetto", param="format")
+    name, served = request.match_info["id"], service.find(request)
+    traces = [] if served is None else service.traces(served)
+    if not traces:
+        raise NotFound(f"no trace of a request {name!r} is kept", param="id")
+    if form == "json":
+        return json_response({"id": name, **explain(traces)})
+    filename = f"trace-{re.sub('[^A-Za-z0-9._-]', '_', name)}.json"
+    headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
+    return json_response(perfetto(name, traces), headers=headers)
+
+
+async def abort_request(request: web.Request) -> web.Response:
+    """End a request that is being served; its client gets what there is so far."""
+    service = request.app[SERVICE]
+    name, served = request.match_info["id"], service.find(request)
+    if served is None or not service.live.abort(served):
+        raise NotFound(f"no request {name!r} is being served", param="id")
+    return json_response({"id": name, "aborted": True})
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.llm.created,
+        "owned_by": "asyncllm",
+        "root": service.llm.model_name,
+        "parent": None,
+        "max_model_len": service.llm.limits.max_model_len,
+        "vocab_size": service.llm.limits.vocab_size,
+    }

@@ -1,0 +1,207 @@
+"""GET /metrics: the engine's own numbers as Prometheus families, read when scraped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from asyncllm.engine.stats import Distribution, EngineStats, Histogram
+from asyncllm.server.http.waits import ACCEPT_WAITS, RECENT_SECONDS, Waits
+from asyncllm.server.service import SERVICE, Service
+from asyncllm.server.streaming.cuts import CUTS, Cuts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+_GAUGES = {
+    "requests_running": ("running", "Requests in the running batch."),
+    "requests_waiting": ("waiting", "Requests waiting for the batch."),
+    "kv_pages_held": ("pages_held", "KV pages of live requests."),
+    "kv_pages_cached": ("pages_cached", "KV pages kept for prefix reuse only."),
+    "kv_pages_total": ("pages_total", "KV pages in all."),
+    "kv_host_pages_used": ("host_pages_used", "KV pages in the host's memory."),
+}
+_COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that began to answer."),
+    "cached_prompt_tokens": (
+        "cached_tokens",
+        "Prompt tokens of requests that began to run whose KV was cached.",
+    ),
+    "generation_tokens": ("generation_tokens", "Tokens generated."),
+    "preemptions": ("preemptions", "Running requests put back because KV pages ran out."),
+    "kv_pages_evicted": ("pages_evicted", "Cached KV pages that made room for others."),
+    "steps": ("steps", "Model steps."),
+    "step_errors": ("step_errors", "Model steps that failed."),
+    "plan_seconds": ("cpu_plan", "Time of the event loop spent on planning steps."),
+    "apply_seconds": ("cpu_apply", "Time of the event loop spent on applying results."),
+    "deliver_seconds": ("cpu_deliver", "Time of the event loop spent on text and delivery."),
+    "launch_seconds": ("cpu_launch", "Time of the executor thread spent on launching steps."),
+    "collect_seconds": (
+        "cpu_collect",
+        "Time of the executor thread spent on reading results, without waiting for them.",
+    ),
+    "device_busy_seconds": ("device_busy", "Time in which the device ran steps."),
+    "device_active_seconds": ("device_active", "Time with a step in flight."),
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("time_to_first_token", "From arrival to the first token."),
+    "inter_token_latency_seconds": ("inter_token_latency", "Between tokens of one request."),
+    "queue_time_seconds": ("queue_time", "From arrival to the first step."),
+    "request_latency_seconds": ("request_latency", "From arrival to the last token."),
+    "step_tokens": ("step_tokens", "Tokens in one step, those of prompt chunks included."),
+}
+_DISTRIBUTIONS = {
+    "launch_gap_seconds": (
+        "launch_gap",
+        "Idle time of the device before a step that was submitted during the one before.",
+    ),
+    "result_lag_seconds": ("result_lag", "From a step's result to the event loop looking at it."),
+}
+
+
+#: How often the event loop's lag is measured.
+LAG_SECONDS: Final = 0.05
+
+
+async def measure_lag(waits: Waits) -> None:
+    """Observe how late the event loop runs what is due: so much longer every request waits.
+
+    Timers have a resolution of a millisecond. What steps say of the loop (``result_lag``) is exact,
+    but says nothing while none run. Neither sees how long a new connection waits to be accepted,
+    nor a new request to begin: ``accept_wait`` and ``start_wait`` do.
+    """
+    while True:
+        due = time.perf_counter() + LAG_SECONDS
+        await asyncio.sleep(LAG_SECONDS)
+        waits.observe(max(0.0, time.perf_counter() - due))
+
+
+class ServiceCollector(Collector):
+    """Reads one service whenever its registry is scraped."""
+
+    def __init__(self, service: Service, lag: Waits, accepts: Waits, cuts: Cuts):
+        self._service = service
+        self._lag = lag
+        self._accepts = accepts
+        self._cuts = cuts
+
+    def collect(self) -> Iterator[Metric]:
+        service = self._service
+        yield _gauge("ready", service.llm.ready and not service.draining, "1 when serving.")
+        yield _gauge("http_requests_live", len(service.live), "HTTP requests being answered.")
+        yield _gauge("event_loop_lag_last_seconds", self._lag.last, "The latest measurement.")
+        yield from _waits("event_loop_lag_seconds", self._lag, "Delay of due timers.")
+        text = "From a connection's first bytes until it was accepted."
+        yield from _waits("accept_wait_seconds", self._accepts, text)
+        text = "From a request's body until the request began to be looked at."
+        yield from _waits("start_wait_seconds", service.start_waits, text)
+        cuts = CounterMetricFamily(
+            "asyncllm_slow_readers_cut",
+            "Clients cut off because they did not read.",
+            labels=["cause"],
+        )
+        for cause, count in self._cuts.counts.items():
+            cuts.add_metric([cause], count)
+        yield cuts
+        text = "Bytes of request bodies that are being read, or may be."
+        yield _gauge("request_body_bytes", service.bodies.held, text)
+        yield _gauge(
+            "request_bodies_waiting", service.bodies.waiting, "Bodies that wait to be read."
+        )
+        # Scrapes are answered on the loop's own thread.
+        yield _counter("event_loop_cpu_seconds", time.thread_time(), "CPU time of its thread.")
+        if service.llm.ready:
+            text = "Requests that have a place in the queue and are not in it yet."
+            yield _gauge("requests_reserved", service.llm.num_reserved, text)
+            yield from engine_metrics(service.llm.stats)
+
+
+def engine_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """All that an engine counts."""
+    for name, (field, text) in _GAUGES.items():
+        yield _gauge(name, getattr(stats, field), text)
+    for name, (field, text) in _COUNTERS.items():
+        yield _counter(name, getattr(stats, field), text)
+    finished = CounterMetricFamily(
+        "asyncllm_requests_finished", "Requests by how they ended.", labels=["reason"]
+    )
+    for reason, count in stats.finished.items():
+        finished.add_metric([reason], count)
+    yield finished
+    errors = CounterMetricFamily(
+        "asyncllm_request_errors", "Requests that ended with an error, by cause.", labels=["cause"]
+    )
+    for cause, count in stats.errors.items():
+        errors.add_metric([cause], count)
+    yield errors
+    for name, (field, text) in _HISTOGRAMS.items():
+        yield _histogram(name, getattr(stats, field), text)
+    for name, (field, text) in _DISTRIBUTIONS.items():
+        yield from _distribution(name, getattr(stats, field), text)
+
+
+def _gauge(name: str, value: float, text: str) -> Metric:
+    gauge = GaugeMetricFamily(f"asyncllm_{name}", text)
+    gauge.add_metric([], value)
+    return gauge
+
+
+def _counter(name: str, value: float, text: str) -> Metric:
+    counter = CounterMetricFamily(f"asyncllm_{name}", text)
+    counter.add_metric([], value)
+    return counter
+
+
+def _distribution(name: str, values: Distribution, text: str) -> Iterator[Metric]:
+    """A histogram, and beside it the exact p99 of the latest observations."""
+    yield _histogram(name, values.histogram, text)
+    p99 = values.percentile(99)
+    if p99 is not None:
+        text += f" p99 of the latest {values.KEPT}."
+        yield _gauge(f"{name.removesuffix('_seconds')}_p99_seconds", p99, text)
+
+
+def _waits(name: str, waits: Waits, text: str) -> Iterator[Metric]:
+    yield from _distribution(name, waits.distribution, text)
+    name = f"{name.removesuffix('_seconds')}_max_seconds"
+    yield _gauge(
+        name, waits.longest, f"{text} The longest of the latest {RECENT_SECONDS:g} s or more."
+    )
+
+
+def _histogram(name: str, values: Histogram, text: str) -> Metric:
+    histogram = HistogramMetricFamily(f"asyncllm_{name}", text)
+    histogram.add_metric([], buckets=values.cumulative(), sum_value=values.total)
+    return histogram
+
+
+REGISTRY = web.AppKey("asyncllm_registry", CollectorRegistry)
+
+
+def add_metrics(app: web.Application) -> None:
+    """Give the app a registry of its own, so that several apps in one process do not mix."""
+    lag = Waits()
+    app[REGISTRY] = CollectorRegistry()
+    collector = ServiceCollector(app[SERVICE], lag, app[ACCEPT_WAITS], app[CUTS])
+    app[REGISTRY].register(collector)
+
+    async def measure(_app: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(measure_lag(lag), name="asyncllm-loop-lag")
+        yield
+        task.cancel()
+
+    app.cleanup_ctx.append(measure)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    body = generate_latest(request.app[REGISTRY])
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

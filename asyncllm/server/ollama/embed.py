@@ -1,0 +1,92 @@
+"""POST /api/embed and its predecessor /api/embeddings, as Ollama's clients use them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from asyncllm.server.http.errors import json_response
+from asyncllm.server.ollama.conversion import ineffective
+from asyncllm.server.ollama.models import resolve_model
+from asyncllm.server.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
+from asyncllm.server.openai.requests import CompletionRequest
+from asyncllm.server.service import SERVICE, Service
+from asyncllm.server.streaming.reply import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncllm.embedding_params import EmbeddingParams
+    from asyncllm.server.chat.sampling import Job
+
+
+async def ollama_embed(request: web.Request) -> web.StreamResponse:
+    began = time.perf_counter_ns()
+    service = request.app[SERVICE]
+    asked = await service.receive(request, OllamaEmbedRequest)
+    model = _model_of(service, asked)
+    params = embedding_params(service, asked.dimensions)
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    jobs = []
+    if asked.input and texts:
+        jobs = await _jobs(service, request, texts, params, truncate=asked.truncate is not False)
+    submitted = time.perf_counter_ns()
+
+    def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
+        # Each vector is encoded on its own, as encoding lets no other thread run.
+        vectors = b",".join(encode(params.vector(part).tolist()) for part in hidden)
+        counters = {
+            "total_duration": time.perf_counter_ns() - began,
+            "load_duration": submitted - began,
+            "prompt_eval_count": sum(len(job.prompt_ids) for job in jobs),
+        }
+        head, tail = encode({"model": model})[:-1], encode(counters)[1:]
+        return b'%b,"embeddings":[%b],%b' % (head, vectors, tail)
+
+    if not jobs:  # to load the model is all that is asked
+        return web.Response(body=write((), 0), content_type="application/json")
+    return await answer_embeddings(service, request, jobs, write)
+
+
+async def ollama_embeddings(request: web.Request) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    asked = await service.receive(request, OllamaEmbeddingsRequest)
+    _model_of(service, asked)
+    params = embedding_params(service, None)
+    if not asked.prompt:
+        return json_response({"embedding": []})
+    jobs = await _jobs(service, request, [asked.prompt], params, truncate=True)
+
+    def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
+        return encode({"embedding": params.vector(hidden[0]).tolist()})
+
+    return await answer_embeddings(service, request, jobs, write)
+
+
+def _model_of(service: Service, asked: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> str:
+    """The name to answer with; the client is told of options that have no effect."""
+    context = service.llm.limits.max_model_len
+    service.note_ineffective(ineffective(asked.options, context))
+    return resolve_model(service, asked.model)
+
+
+async def _jobs(
+    service: Service,
+    request: web.Request,
+    texts: Sequence[str],
+    params: EmbeddingParams,
+    *,
+    truncate: bool,
+) -> list[Job]:
+    """One for each text, of which the first tokens are kept that fit the context.
+
+    Raises:
+        BadRequest, QueueFull: as in ``embedding_jobs``; one is too long, and not to be cut.
+    """
+    prompts = CompletionRequest(prompt=list(texts), max_tokens=0)
+    if truncate:
+        prompts.truncate_prompt_tokens, prompts.truncation_side = -1, "right"
+    return await embedding_jobs(service, request, prompts, params)

@@ -1,0 +1,180 @@
+"""What clients may send to Ollama's routes; ``None`` means "not given", as in ``protocol.py``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from asyncllm.server.openai.requests import (
+    COMPONENTS,
+    Count,
+    Logprobs,
+    MinP,
+    Penalty,
+    Seed,
+    StopStrings,
+    Temperature,
+    Text,
+    ToolFunction,
+    TopK,
+    TopP,
+)
+
+#: Seconds, or a duration such as "5m".
+KeepAlive = float | str
+#: How hard to think, or whether.
+Think = bool | Literal["low", "medium", "high", "max"]
+#: What the answer must be: JSON, or what a schema describes; empty for anything.
+Format = Literal["", "json"] | dict[str, Any]
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """Sampling; then what is known, and has no effect here or concerns the hardware."""
+
+    num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    stop: Text | StopStrings | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    num_ctx: int | None = None
+    num_keep: int | None = None
+    repeat_last_n: int | None = None
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    penalize_newline: bool | None = None
+    numa: bool | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    logits_all: bool | None = None
+    vocab_only: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    embedding_only: bool | None = None
+
+
+#: Options that would change an answer and do not, with the values that ask for nothing.
+WITHOUT_EFFECT: Final[dict[str, tuple[Any, ...]]] = {
+    "num_keep": (),
+    "repeat_last_n": (-1,),
+    "typical_p": (1.0,),
+    "tfs_z": (1.0,),
+    "mirostat": (0,),
+    "penalize_newline": (),
+}
+
+
+class OllamaFunctionCall(msgspec.Struct):
+    """Which function, and with what."""
+
+    name: str
+    arguments: dict[str, Any]
+    index: int | None = None
+    description: str | None = None
+
+
+class OllamaToolCall(msgspec.Struct):
+    """A call that the model has made."""
+
+    function: OllamaFunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    """One turn; ``tool_name`` and ``tool_call_id`` say whose result a tool's message is."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaTool(msgspec.Struct):
+    """What must be right about a tool. The chat template gets all of its fields."""
+
+    function: ToolFunction
+    type: Literal["function"] | None = None
+
+
+AnyOllamaTool = Annotated[
+    dict[str, Any], Meta(extra_json_schema={"$ref": f"{COMPONENTS}OllamaTool"})
+]
+
+
+class OllamaFields(msgspec.Struct, kw_only=True):
+    """What both generating routes take; they stream unless told not to."""
+
+    model: str | None = None
+    options: OllamaOptions | None = None
+    format: Format | None = None
+    think: Think | None = None
+    stream: bool | None = None
+    keep_alive: KeepAlive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+
+
+class OllamaChatRequest(OllamaFields, kw_only=True):
+    """Without messages, it is only asked that the model be loaded."""
+
+    messages: Annotated[list[OllamaMessage], Meta(max_length=8192)] | None = None
+    tools: list[AnyOllamaTool] | None = None
+
+
+class OllamaGenerateRequest(OllamaFields, kw_only=True):
+    """Without a prompt, it is only asked that the model be loaded."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    suffix: Annotated[str, Meta(extra_json_schema={"maxLength": 0})] | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    images: list[str] | None = None
+
+
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    """Without an input, it is only asked that the model be loaded."""
+
+    model: str | None = None
+    input: str | list[Text] | None = None
+    truncate: bool | None = None
+    dimensions: Count | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """The same for one text, as it was before."""
+
+    model: str | None = None
+    prompt: str | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class OllamaShowRequest(msgspec.Struct, kw_only=True):
+    """``name`` is what ``model`` was called once."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None

@@ -1,0 +1,222 @@
+"""Responses that are kept for later: in memory, a bounded number of bytes for each tenant."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from aiohttp import web
+
+from asyncllm.server.streaming.reply import EVENT_STREAM, encode
+from asyncllm.server.streaming.sse import GIVE_UP_SECONDS, HEADERS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+#: Of each tenant: so many responses, and so many bytes of them, without their bookkeeping.
+MAX_RESPONSES: Final = 1000
+MAX_BYTES: Final = 64 * 1024 * 1024
+
+
+class StoredItem(NamedTuple):
+    """An item as JSON: how much it is can be told before it is decoded."""
+
+    id: str
+    json: bytes
+
+
+def stored_items(items: Iterable[dict[str, Any]]) -> tuple[StoredItem, ...]:
+    """Items of an input or an output, without the logprobs that only the response itself has."""
+    return tuple(StoredItem(item["id"], encode(_without_logprobs(item))) for item in items)
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    parts = item.get("content")
+    if not parts or not any(part.get("logprobs") for part in parts):
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in parts]}
+
+
+class EventLog:
+    """The events of a response that is made in the background, for streams that come later."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._events: list[bytes] = []
+        self._more: asyncio.Event | None = asyncio.Event()
+
+    def add(self, events: bytes) -> None:
+        """Several, as they would be sent."""
+        assert self._more is not None
+        self.size += len(events)
+        # Within JSON there is no newline.
+        self._events += [event + b"\n\n" for event in events.split(b"\n\n") if event]
+        self._more.set()
+        self._more = asyncio.Event()
+
+    def close(self) -> None:
+        """There will be no more."""
+        if self._more is not None:
+            self._more.set()
+            self._more = None
+
+    async def send(self, request: web.Request, after: int) -> web.StreamResponse:
+        """All events behind the one with the ``sequence_number`` ``after``, up to the last.
+
+        Raises:
+            ConnectionError: the client went away, or does not read.
+        """
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": EVENT_STREAM})
+        await response.prepare(request)
+        sent = after + 1
+        while True:
+            more = self._more
+            ready, sent = self._events[sent:], max(sent, len(self._events))
+            if ready:
+                try:
+                    async with asyncio.timeout(GIVE_UP_SECONDS):
+                        await response.write(b"".join(ready))
+                except TimeoutError:
+                    raise ConnectionResetError("client reads too slowly") from None
+            elif more is None:
+                return response
+            else:
+                await more.wait()
+
+
+class StoredResponse(NamedTuple):
+    """A response that has ended.
+
+    Attributes:
+        body: the response as JSON.
+        input: its own input items: those of earlier responses not among them.
+        output: its output items, which the body has, too.
+        previous: the id of the response that it continues.
+        log: of its events, if it was streamed in the background.
+    """
+
+    body: bytes
+    input: tuple[StoredItem, ...]
+    output: tuple[StoredItem, ...]
+    previous: str | None
+    background: bool
+    log: EventLog | None
+
+    @property
+    def size(self) -> int:
+        """Bytes, when it is stored: the log's last event, which holds the body, is yet to come."""
+        logged = 0 if self.log is None else self.log.size + len(self.body)
+        return len(self.body) + sum(len(item.json) for item in self.items) + logged
+
+    @property
+    def items(self) -> tuple[StoredItem, ...]:
+        return self.input + self.output
+
+
+class _Shelf:
+    """One tenant's."""
+
+    def __init__(self) -> None:
+        self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.sizes: dict[str, int] = {}
+        self.size = 0
+        self.items: dict[str, tuple[str, StoredItem]] = {}  # by id, each with its response's id
+
+    def remove(self, id: str) -> StoredResponse | None:
+        stored = self.responses.pop(id, None)
+        if stored is not None:
+            self.size -= self.sizes.pop(id)
+            for item in stored.items:
+                if self.items.get(item.id, ("",))[0] == id:
+                    del self.items[item.id]
+        return stored
+
+
+class ResponseStore:
+    """What was not used for longest goes first, and a response before those that it continues.
+
+    For that, whoever uses a response uses all that it continues right after it. So what is missing
+    of a conversation was deleted.
+    """
+
+    def __init__(self, most: int = MAX_RESPONSES, most_bytes: int = MAX_BYTES):
+        self._most = most
+        self._most_bytes = most_bytes
+        self._shelves: dict[str, _Shelf] = {}
+
+    def add(self, tenant: str, id: str, stored: StoredResponse) -> None:
+        """Keep a response, and forget old ones for it."""
+        shelf = self._shelves.setdefault(tenant, _Shelf())
+        shelf.responses[id] = stored
+        shelf.sizes[id] = stored.size
+        shelf.size += shelf.sizes[id]
+        shelf.items |= {item.id: (id, item) for item in stored.items}
+        self._use(shelf, [id])
+        while len(shelf.responses) > self._most or shelf.size > self._most_bytes:
+            shelf.remove(next(iter(shelf.responses)))
+
+    def get(self, tenant: str, id: str) -> StoredResponse | None:
+        shelf = self._shelves.get(tenant)
+        if shelf is None or id not in shelf.responses:
+            return None
+        self._use(shelf, [id])
+        return shelf.responses[id]
+
+    def remove(self, tenant: str, id: str) -> StoredResponse | None:
+        shelf = self._shelves.get(tenant)
+        return None if shelf is None else shelf.remove(id)
+
+    def history(self, tenant: str, id: str) -> list[StoredItem] | None:
+        """All items of a conversation up to a response's last; None when one of it is missing."""
+        stored = self.get(tenant, id)
+        if stored is None:
+            return None
+        before = self.before(tenant, stored)
+        return None if before is None else [*before, *stored.items]
+
+    def before(self, tenant: str, stored: StoredResponse) -> list[StoredItem] | None:
+        """The items that a response's own input continues; None when one of them is missing."""
+        if stored.previous is None:
+            return []
+        shelf = self._shelves.get(tenant)
+        chain = (
+            [] if shelf is None else [shelf.responses[id] for id in _chain(shelf, stored.previous)]
+        )
+        if not chain or chain[-1].previous is not None:
+            return None
+        return [item for each in reversed(chain) for item in each.items]
+
+    def find_items(self, tenant: str, ids: Collection[str]) -> dict[str, StoredItem]:
+        """Items of any responses, by their ids; those that are not there are left out."""
+        shelf = self._shelves.get(tenant)
+        if shelf is None:
+            return {}
+        found = {id: shelf.items[id] for id in ids if id in shelf.items}
+        self._use(shelf, {holder for holder, _ in found.values()})
+        return {id: item for id, (_, item) in found.items()}
+
+    @staticmethod
+    def _use(shelf: _Shelf, ids: Iterable[str]) -> None:
+        """Each response is looked at once, however many continue it."""
+        seen: set[str] = set()
+        parts: list[list[str]] = []
+        for id in ids:
+            part = []
+            for each in _chain(shelf, id):
+                if each in seen:
+                    break
+                seen.add(each)
+                part.append(each)
+            parts.append(part)
+        # Where a part ends, it continues a response of an earlier part, which must come after it.
+        for part in reversed(parts):
+            for each in part:
+                shelf.responses.move_to_end(each)
+
+
+def _chain(shelf: _Shelf, id: str | None) -> Iterator[str]:
+    """A response and those that it continues, as far as they are there."""
+    while id is not None and (stored := shelf.responses.get(id)) is not None:
+        yield id
+        id = stored.previous

@@ -1,0 +1,171 @@
+"""Server-sent events, written by the engine's own delivery: no task wakes up for a token."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import HttpVersion11, web
+
+from asyncllm.server.http.half_close import look_closer
+from asyncllm.server.http.middleware import request_id
+from asyncllm.server.streaming.cuts import CUTS
+from asyncllm.server.streaming.delivery import ClientDelivery, Reply
+from asyncllm.server.streaming.reply import EVENT_STREAM
+
+if TYPE_CHECKING:
+    from asyncllm.server.streaming.cuts import Cause
+    from asyncllm.types import TokenDelta
+
+log = logging.getLogger(__name__)
+
+#: More than this unsent: merge deltas until the client has caught up.
+MERGE_BYTES = 64 * 1024
+#: More than this unsent, or no byte taken for so long: the client is given up.
+GIVE_UP_BYTES = 4 * 1024 * 1024
+GIVE_UP_SECONDS = 60.0
+
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+#: What may be written between two events; clients skip it.
+_HARMLESS: Final = {EVENT_STREAM: b":\n\n", "application/x-ndjson": b" "}
+
+
+class _Stream(web.StreamResponse):
+    """Its headers wait for its first bytes: that is one write less."""
+
+    _send_headers_immediately = False
+
+
+class EventStream(ClientDelivery):
+    """Writes each step's frames to the client's transport, at most one write per step.
+
+    aiohttp writes the headers and the end of the body. What lies between is written here, because
+    its own ``write`` is a coroutine, and a task per stream that wakes for each token costs more
+    than the write itself.
+    """
+
+    def __init__(self, request: web.Request, reply: Reply, count: int):
+        super().__init__(request, count)
+        self._reply = reply
+        self._name = request_id.get("-")  # later the engine calls, or the sweep
+        self._harmless = _HARMLESS.get(reply.content_type, b"")
+        self._chunked = request.version >= HttpVersion11
+        self._several = count > 1
+        self._open = False
+        self._scheduled = False
+        self._pending: dict[int, TokenDelta] = {}
+        self._written = 0
+        self._taken = 0  # bytes the client had taken when it last took any, and when that was
+        self._taken_at = asyncio.get_running_loop().time()
+
+    def _take(self, index: int, delta: TokenDelta) -> None:
+        held = self._pending.get(index)
+        if held is None:
+            self._pending[index] = delta
+        else:
+            held.merge(delta)
+        if not self._several and self._reply.explain is None:
+            self._flush()
+        elif not self._scheduled:
+            # The other choices of this step follow at once: one write for all of them. And a trace
+            # is complete only when the engine is done with this delta.
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    async def respond(self) -> web.StreamResponse:
+        headers = {**HEADERS, "Content-Type": self._reply.content_type}
+        response = _Stream(headers=headers)
+        if not self._chunked:
+            response.force_close()  # HTTP/1.0: the end of the connection is the end of the body
+        await response.prepare(self._request)
+        await response.write(self._reply.opening())  # the headers go out with it
+        self._open = True
+        look_closer(self._request)
+        self._flush()
+        error = await self._ended
+        if error is not None:
+            if isinstance(error, ConnectionError):
+                raise error
+            if self._transport.is_closing():
+                raise ConnectionResetError("client disconnected") from error
+            self._write(self._take_pending() + self._reply.failure(error))
+        # Here, and not in aiohttp's write_eof, because only here a stalled client is given up.
+        await self._request.writer.drain()
+        return response
+
+    def probe(self) -> bool:
+        if not self._open or self._ended.done() or not self._harmless:
+            return False  # what is written anyway is a probe, too
+        self._write(self._harmless)
+        return True
+
+    def look(self, now: float) -> None:
+        if self._client_is_gone():
+            return
+        if self._pending:
+            self._flush()
+        unsent = self._transport.get_write_buffer_size()
+        taken = self._written - unsent
+        if taken > self._taken or unsent == 0:
+            self._taken, self._taken_at = taken, now
+        elif now - self._taken_at > GIVE_UP_SECONDS:
+            self._give_up("stalled")
+
+    def _flush(self) -> None:
+        """Write what is pending, unless the client has too much to read already."""
+        self._scheduled = False
+        if not self._open or self._ended.done() or self._client_is_gone():
+            return
+        last = not self._unfinished
+        unsent = self._transport.get_write_buffer_size()
+        if unsent > MERGE_BYTES and not last:
+            if unsent + sum(map(_size, self._pending.values())) > GIVE_UP_BYTES:
+                self._give_up("behind")
+            return
+        try:
+            payload = self._take_pending()
+            if last:
+                payload += self._reply.closing()
+        except Exception as error:
+            # The engine calls: trouble with one answer must not reach the others.
+            log.exception("request failed while its answer was written")
+            self.end(error)
+            return
+        if unsent + len(payload) > GIVE_UP_BYTES:
+            self._give_up("behind")
+            return
+        self._write(payload)
+        if last:
+            self.end()
+
+    def _take_pending(self) -> bytes:
+        pending, self._pending = self._pending, {}
+        frames = self._reply.frames
+        return b"".join([frames(index, delta) for index, delta in pending.items()])
+
+    def _write(self, payload: bytes) -> None:
+        if not payload:
+            return
+        if self._chunked:
+            payload = b"%x\r\n%b\r\n" % (len(payload), payload)
+        self._written += len(payload)
+        self._transport.write(payload)
+
+    def _give_up(self, cause: Cause) -> None:
+        self.end(ConnectionResetError("client reads too slowly"))
+        if not self._transport.is_closing():
+            self._request.app[CUTS].cut(self._transport, cause, self._name)
+
+
+def _size(delta: TokenDelta) -> int:
+    """What a delta will take on the wire, roughly."""
+    size = len(delta.text)
+    if delta.logprobs:
+        size += len(delta.logprobs) * (1 + len(delta.logprobs[0].top)) * 64
+    return size
