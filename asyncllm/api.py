@@ -10,9 +10,9 @@ from asyncllm.beam_search import Beam, BeamSearch, BeamSearchParams
 from asyncllm.config import ServerConfig
 from asyncllm.embedding import embed
 from asyncllm.embedding_params import EmbeddingParams, embedding_params
-from asyncllm.engine.history import RequestTrace
-from asyncllm.engine.mailbox import Mailbox
-from asyncllm.engine.prepared import is_prepared, prepare
+from asyncllm.engine.requests.history import RequestTrace
+from asyncllm.engine.requests.mailbox import Mailbox
+from asyncllm.engine.token_constraints import is_prepared, prepare
 from asyncllm.errors import BadRequest, ContextLengthExceeded
 from asyncllm.generation import Batch, Intake, collect, read_request, tenant_of
 from asyncllm.served import ServedModel
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from aiohttp import web
 
-    from asyncllm.engine.reservations import Reservation
+    from asyncllm.engine.requests.reservations import Reservation
 
 
 class AsyncLLM(ServedModel):

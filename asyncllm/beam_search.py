@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from asyncllm.engine.check import check_request
-from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.requests.check import check_request
+from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest, DeadlineExceeded
 from asyncllm.types import (
     MAX_LOGPROBS,
@@ -32,7 +32,7 @@ from asyncllm.validate import check_types
 
 if TYPE_CHECKING:
     from asyncllm.engine.engine import Engine
-    from asyncllm.engine.reservations import Reservation
+    from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.text.tokenizer import Tokenizer
 
 MAX_BEAMS = 64

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncllm.engine.mailbox import Collector
 from asyncllm.engine.pooling import PooledParams
+from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest
 from asyncllm.types import is_single
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.types import (
     Completion,
@@ -23,7 +23,7 @@ from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
-    from asyncllm.engine.reservations import Reservation
+    from asyncllm.engine.requests.reservations import Reservation
 
 T = TypeVar("T")
 

@@ -17,14 +17,14 @@ from asyncllm.config import EngineConfig
 from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.record import RecordedScheduler
-from asyncllm.engine.scheduler import Scheduler
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.executor import Executor, StepWorker, ThreadExecutor
 from asyncllm.executor.sim import build_sim
 from asyncllm.executor.startup import StartupBill
 from asyncllm.models.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
+from asyncllm.replay.record import RecordedScheduler
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.model_files import read_json

@@ -28,9 +28,9 @@ from transformers import AutoModelForCausalLM
 from asyncllm import AsyncLLM, SamplingParams, demo
 from asyncllm.config import EngineLimits
 from asyncllm.engine.engine import Engine
-from asyncllm.engine.mailbox import Collector
 from asyncllm.engine.policy import Fair
-from asyncllm.engine.scheduler import Scheduler
+from asyncllm.engine.requests.mailbox import Collector
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.server.chat.conversation import Conversation
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.openai.chat import ChatReply

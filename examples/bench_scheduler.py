@@ -24,9 +24,9 @@ from tqdm import tqdm
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES
-from asyncllm.engine.scheduler import Planned, Scheduler
-from asyncllm.engine.sequence import Sequence
-from asyncllm.engine.waiting import WaitingQueue
+from asyncllm.engine.scheduling.scheduler import Planned, Scheduler
+from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.waiting import WaitingQueue
 from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import StepResult, pack
 

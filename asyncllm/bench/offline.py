@@ -12,7 +12,7 @@ from uuid import uuid4
 from asyncllm.bench.cases import OfflineCase, Work, within
 from asyncllm.bench.progress import Progress
 from asyncllm.bench.report import OfflineRow
-from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import AsyncLLMError
 from asyncllm.types import SamplingParams, SchedulingParams
 

@@ -37,8 +37,8 @@ def add_command(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from asyncllm.engine.trace_file import Trace
     from asyncllm.replay.simulate import simulate
+    from asyncllm.replay.trace_file import Trace
     from asyncllm.replay.verify import verify, version_note
 
     trace = Trace.read(args.file)

@@ -11,16 +11,16 @@ from collections.abc import Sequence as Seq
 from typing import Final
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.check import check_deadline, check_request
-from asyncllm.engine.history import History, RequestTrace
-from asyncllm.engine.prompt_reader import reader_of
-from asyncllm.engine.requests import Request, Requests
-from asyncllm.engine.reservations import Reservation, Reservations
-from asyncllm.engine.scheduler import Applied, Scheduler
-from asyncllm.engine.sequence import FOREVER, Sequence
+from asyncllm.engine.requests.check import check_deadline, check_request
+from asyncllm.engine.requests.history import History, RequestTrace
+from asyncllm.engine.requests.prompt_reader import reader_of
+from asyncllm.engine.requests.requests import Request, Requests
+from asyncllm.engine.requests.reservations import Reservation, Reservations
+from asyncllm.engine.requests.stream import OutputStream
+from asyncllm.engine.scheduling.scheduler import Applied, Scheduler
+from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.steps import StepsInFlight
-from asyncllm.engine.stream import OutputStream
 from asyncllm.errors import DeadlineExceeded, EngineDead, PolicyError, StepError
 from asyncllm.executor.executor import Executor
 from asyncllm.text.detokenizer import Detokenizer

@@ -44,7 +44,7 @@ class Policy:
 
     Attributes:
         evenly: prompts of a batch may wait as long as it ends no later for that (see
-            ``engine/pace.py``).
+            ``engine/scheduling/pace.py``).
     """
 
     evenly = False
@@ -81,7 +81,7 @@ class Fair(Aged):
     """The same within each tenant, and equal shares among tenants, by tokens.
 
     Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024):
-    see ``engine/waiting.py``.
+    see ``engine/scheduling/waiting.py``.
     """
 
     def account(self, request: Ranked) -> str:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
-    from asyncllm.engine.scheduler import Scheduler
+    from asyncllm.engine.scheduling.scheduler import Scheduler
     from asyncllm.wire.messages import StepResult
 
 LATENCY_BUCKETS = (

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from asyncllm.engine.history import History
-from asyncllm.engine.scheduler import Planned
+from asyncllm.engine.requests.history import History
+from asyncllm.engine.scheduling.scheduler import Planned
 from asyncllm.engine.stats import EngineStats
 from asyncllm.executor.executor import Executor
 from asyncllm.wire.messages import StepResult, decode_result, encode

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.engine.decode import BURST_ROWS
+from asyncllm.engine.scheduling.decode import BURST_ROWS
 from asyncllm.executor.device import Device
 from asyncllm.executor.eager import Samples, StepForward
 from asyncllm.executor.inputs import StepRows

@@ -9,8 +9,8 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.scheduler import Planned, Scheduler
-from asyncllm.engine.step_time import StepShape
+from asyncllm.engine.scheduling.scheduler import Planned, Scheduler
+from asyncllm.engine.scheduling.step_time import StepShape
 from asyncllm.replay.figures import Figures
 from asyncllm.replay.workload import Live, Workload
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, pack, unpack

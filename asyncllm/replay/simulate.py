@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop
 
 from asyncllm.engine.policy import POLICIES
-from asyncllm.engine.step_time import StepShape
+from asyncllm.engine.scheduling.step_time import StepShape
 from asyncllm.errors import BadRequest
 from asyncllm.replay.figures import Figures
 from asyncllm.replay.run import Run

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from asyncllm import __version__
 from asyncllm.engine.policy import POLICIES, Policy
-from asyncllm.engine.record import digest_of
-from asyncllm.engine.scheduler import Planned
-from asyncllm.engine.step_time import StepTimeModel
-from asyncllm.engine.trace_file import (
+from asyncllm.engine.scheduling.scheduler import Planned
+from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.replay.figures import Figures, percentile
+from asyncllm.replay.record import digest_of
+from asyncllm.replay.run import Run
+from asyncllm.replay.trace_file import (
     Arrival,
     Event,
     Finish,
@@ -21,8 +23,6 @@ from asyncllm.engine.trace_file import (
     Trace,
     TraceError,
 )
-from asyncllm.replay.figures import Figures, percentile
-from asyncllm.replay.run import Run
 from asyncllm.replay.workload import Live, Workload
 
 #: A request that is finished from outside so soon after its token was: by that token's text.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asyncllm.engine.sequence import FOREVER, Sequence
-from asyncllm.engine.trace_file import NEW_ROOT, Arrival, End, Pages, Trace, TraceError
+from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
+from asyncllm.replay.trace_file import NEW_ROOT, Arrival, End, Pages, Trace, TraceError
 from asyncllm.types import SamplingParams, SchedulingParams
 
 #: Stop tokens are set when the one comes that stopped the original.

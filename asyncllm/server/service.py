@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
-    from asyncllm.engine.history import RequestTrace
+    from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.server.chat.sampling import Job
     from asyncllm.server.openai.requests import GeneratingFields
     from asyncllm.types import SchedulingParams

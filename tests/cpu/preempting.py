@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.types import TokenDelta
 from tests.cpu.test_library import idle, until
 from tests.cpu.test_parity import expect_short_outputs

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncllm import LLM, AsyncLLM, BadRequest, SamplingParams
-from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import ConstraintError
 from asyncllm.text.bad_words import bad_word_ids
 from asyncllm.types import FinishReason
@@ -57,7 +57,7 @@ async def answers(llm: AsyncLLM, *, together: bool) -> list[list[int]]:
 
 async def test_the_way_steps_run_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else a machine that is busy would have no bursts.
-    monkeypatch.setattr("asyncllm.engine.decode.BURST_SECONDS", 10.0)
+    monkeypatch.setattr("asyncllm.engine.scheduling.decode.BURST_SECONDS", 10.0)
     found = {}
     for mode, options in MODES.items():
         async with AsyncLLM(device="cpu", cpu_threads=1, **options) as llm:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.engine.scheduler import Scheduler
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import EngineDead, StepError
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampler import Sampler

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM
-from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.requests.mailbox import Collector
 from tests.cpu import tiny_models
 from tests.cpu.reference import GREEDY, NEW_TOKENS, answers, check
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
-from asyncllm.engine.mailbox import Mailbox
+from asyncllm.engine.requests.mailbox import Mailbox
 from asyncllm.errors import StepError
 from asyncllm.types import FinishReason, PromptLogprob, TokenDelta
 from tests.cpu.preempting import answer_of_a_preempted

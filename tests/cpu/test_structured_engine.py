@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncllm import AsyncLLM, BadRequest, SamplingParams
-from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import ConstraintError
 from asyncllm.text.grammar import Choice, Ebnf, JsonSchema, Regex
 from asyncllm.text.structured import StructuredOutput
@@ -73,7 +73,7 @@ async def answers(llm: AsyncLLM, *, together: bool) -> list[Completion]:
 
 
 async def test_the_way_steps_run_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncllm.engine.decode.BURST_SECONDS", 10.0)
+    monkeypatch.setattr("asyncllm.engine.scheduling.decode.BURST_SECONDS", 10.0)
     found = {}
     for mode, options in MODES.items():
         async with AsyncLLM(device="cpu", cpu_threads=1, **options) as llm:

@@ -14,12 +14,12 @@ import numpy as np
 
 from asyncllm.beam_search import Beam, BeamSearchParams
 from asyncllm.config import EngineConfig, EngineLimits
-from asyncllm.engine.history import RequestTrace, StepRecord
-from asyncllm.engine.mailbox import Collector
 from asyncllm.engine.pooling import PooledParams
-from asyncllm.engine.reservations import Reservation, Reservations
+from asyncllm.engine.requests.history import RequestTrace, StepRecord
+from asyncllm.engine.requests.mailbox import Collector
+from asyncllm.engine.requests.reservations import Reservation, Reservations
+from asyncllm.engine.scheduling.timeline import Event
 from asyncllm.engine.stats import EngineStats
-from asyncllm.engine.timeline import Event
 from asyncllm.errors import BadRequest, ContextLengthExceeded
 from asyncllm.executor.startup import StartupBill
 from asyncllm.text.chat_reader import ChatReader

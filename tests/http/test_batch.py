@@ -12,7 +12,7 @@ import pytest
 
 from asyncllm.batch import BadItem, Item, Result, answered_lines, read_items, run_batch
 from asyncllm.config import ServerConfig
-from asyncllm.engine.reservations import Reservation
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import EngineDead, QueueFull
 from tests.http.fake_llm import EMBEDDING_SIZE, FakeLLM
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncllm.engine.check import check_request
+from asyncllm.engine.requests.check import check_request
 from asyncllm.errors import ContextLengthExceeded
 from asyncllm.types import SamplingParams
 from tests.http.fake_llm import MAX_LEN

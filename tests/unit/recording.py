@@ -11,9 +11,9 @@ import msgspec
 
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.pooling import PooledParams
-from asyncllm.engine.record import RecordedScheduler
-from asyncllm.engine.sequence import Sequence
-from asyncllm.engine.trace_file import MAX_BYTES, Trace
+from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.replay.record import RecordedScheduler
+from asyncllm.replay.trace_file import MAX_BYTES, Trace
 from asyncllm.replay.verify import Replayed, verify
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, unpack

@@ -10,8 +10,8 @@ from asyncllm.cache.manager import KVCacheManager
 from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Fair, Policy
-from asyncllm.engine.scheduler import Scheduler
-from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import (
     NO_TOKEN,

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from asyncllm import AsyncLLM, SamplingParams, TokenDelta, virtual_time
-from asyncllm.engine.history import RequestTrace
 from asyncllm.engine.policy import Policy
+from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.types import SchedulingParams
 from tests.unit.sim_driver import COST
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import repeat
 from typing import Any
 
-from asyncllm.engine.decode import BURST_ROWS, BURST_SECONDS
-from asyncllm.engine.scheduler import Scheduler
-from asyncllm.engine.sequence import SeqState
+from asyncllm.engine.scheduling.decode import BURST_ROWS, BURST_SECONDS
+from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.sequence import SeqState
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan
 from tests.unit.scheduling import EOS, FakeDevice, check_books, rows, scheduler, sequence

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncllm.cache.manager import Copies, KVCacheManager
-from asyncllm.engine.scheduler import Scheduler
-from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.wire.messages import BAD_TOKEN, StepResult, pack
 from tests.unit.scheduling import check_books, scheduler, sequence, tree_nodes
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from asyncllm import BadRequest, SamplingParams, demo
-from asyncllm.engine.check import check_request
-from asyncllm.engine.prepared import PreparedParams, is_prepared, prepare
-from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.requests.check import check_request
+from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.token_constraints import PreparedParams, is_prepared, prepare
 from asyncllm.text import Tokenizer
 from asyncllm.text.bad_words import bad_word_ids
 from asyncllm.types import Reasoning, SchedulingParams

@@ -14,7 +14,7 @@ import pytest
 from asyncllm.config import EngineLimits
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Fair
-from asyncllm.engine.scheduler import Scheduler
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead, QueueFull, StepError
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, unpack

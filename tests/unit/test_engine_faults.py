@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from asyncllm.engine.engine import Engine
-from asyncllm.engine.forecast import Forecast
 from asyncllm.engine.policy import Aged, Fair, Policy, Ranked
-from asyncllm.engine.scheduler import Scheduler
+from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import EngineDead, PolicyError, StepError
 from asyncllm.types import SamplingParams, SchedulingParams
 from tests.unit.fake_executor import CharDetokenizer, FakeExecutor, ListSink

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncllm.engine.stream import OutputStream
+from asyncllm.engine.requests.stream import OutputStream
 from asyncllm.text import StopStrings
 from asyncllm.text.detokenizer import ByteDetokenizer
 from asyncllm.text.stop import LateStopStrings

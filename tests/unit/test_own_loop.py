@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.engine.mailbox import Collector
+from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.types import TokenDelta
 
 SHORT = SamplingParams(max_tokens=1)

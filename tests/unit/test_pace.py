@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncllm.engine.pace import CHUNK, CHUNK_SECONDS, GAP
 from asyncllm.engine.policy import LongestFirst
-from asyncllm.engine.scheduler import Scheduler
-from asyncllm.engine.sequence import Sequence
-from asyncllm.engine.step_time import StepCost
-from asyncllm.engine.waiting import WaitingQueue
+from asyncllm.engine.scheduling.pace import CHUNK, CHUNK_SECONDS, GAP
+from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.step_time import StepCost
+from asyncllm.engine.scheduling.waiting import WaitingQueue
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import StepResult, pack, unpack
 from tests.unit.scheduling import limits, sequence

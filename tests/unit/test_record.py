@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.engine.page_ids import PageIds, Place
 from asyncllm.engine.policy import Fair, Policy
-from asyncllm.engine.record import RecordedScheduler, policy_name
-from asyncllm.engine.trace_file import (
+from asyncllm.replay.page_ids import PageIds, Place
+from asyncllm.replay.record import RecordedScheduler, policy_name
+from asyncllm.replay.trace_file import (
     CHUNK,
     NEW_ROOT,
     Arrival,

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from asyncllm import SamplingParams
 from asyncllm.__main__ import main
 from asyncllm.engine.policy import POLICIES, Policy
-from asyncllm.engine.record import RecordedScheduler
-from asyncllm.engine.scheduler import Planned, Scheduler
-from asyncllm.engine.trace_file import (
+from asyncllm.engine.scheduling.scheduler import Planned, Scheduler
+from asyncllm.replay.record import RecordedScheduler
+from asyncllm.replay.trace_file import (
     FORMAT,
     MAGIC,
     Header,

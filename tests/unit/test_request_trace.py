@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from asyncllm.engine.history import RequestTrace, StepRecord
-from asyncllm.engine.timeline import Event
+from asyncllm.engine.requests.history import RequestTrace, StepRecord
+from asyncllm.engine.scheduling.timeline import Event
 from asyncllm.server.native.trace import MAX_STEPS_DETAIL, explain, perfetto, states
 
 #: Arrives at 100 s, shares a prefix, loads, runs, is preempted, runs again and ends at 101 s.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.engine.reservations import TENANT_SHARE, Reservations
+from asyncllm.engine.requests.reservations import TENANT_SHARE, Reservations
 from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.types import Completion
 from tests.unit.scheduling import limits

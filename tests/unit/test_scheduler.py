@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from asyncllm.engine.policy import Aged, LongestFirst, Policy
-from asyncllm.engine.scheduler import Applied, Scheduler
-from asyncllm.engine.sequence import SeqState
+from asyncllm.engine.scheduling.scheduler import Applied, Scheduler
+from asyncllm.engine.scheduling.sequence import SeqState
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack
 from tests.unit.scheduling import EOS, FakeDevice, rows, scheduler, sequence

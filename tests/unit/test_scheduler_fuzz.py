@@ -15,7 +15,7 @@ import pytest
 
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.pooling import PooledParams
-from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN
 from tests.unit.scheduling import EOS, FakeDevice, check_books, scheduler, sequence

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.pooling import PooledParams
-from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.types import FinishReason, Pooling, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, PooledPrompt
 from tests.unit.scheduling import EOS, FakeDevice, check_books, scheduler, sequence

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncllm.engine.policy import LongestFirst, Policy
-from asyncllm.engine.timeline import Event
+from asyncllm.engine.scheduling.timeline import Event
 from tests.unit.sim_clients import Clients, Sent, simulate
 
 pytestmark = pytest.mark.slow

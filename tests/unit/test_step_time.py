@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.engine.step_time import (
+from asyncllm.engine.scheduling.step_time import (
     MAX_CELLS,
     MIN_CHUNK,
     PrefillRoom,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncllm.engine.policy import POLICIES, Fair, LongestFirst, Policy, Ranked
-from asyncllm.engine.scheduler import Scheduler
-from asyncllm.engine.sequence import SeqState, Sequence
-from asyncllm.engine.waiting import WaitingQueue
+from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.waiting import WaitingQueue
 from asyncllm.lazy_heap import LazyHeap
 from asyncllm.wire.messages import StepResult, pack
 from tests.unit.scheduling import rows, scheduler, sequence

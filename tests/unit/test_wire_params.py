@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncllm.engine.prepared import prepare
-from asyncllm.engine.sequence import Sequence
-from asyncllm.engine.step import Step
+from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.step import Step
+from asyncllm.engine.token_constraints import prepare
 from asyncllm.errors import BadRequest
 from asyncllm.types import Reasoning, SamplingParams, SchedulingParams
 from asyncllm.wire.messages import RowParams, check_params, decode_plan, encode

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from asyncllm.api import AsyncLLM
-    from asyncllm.engine.reservations import Reservation
+    from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.server.openai.requests import ChatRequest
     from asyncllm.types import SchedulingParams
 

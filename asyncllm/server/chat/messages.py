@@ -12,7 +12,7 @@ from asyncllm.server.openai.requests import ChatMessage, ChatTool
 
 if TYPE_CHECKING:
     from asyncllm.api import AsyncLLM
-    from asyncllm.engine.reservations import Reservation
+    from asyncllm.engine.requests.reservations import Reservation
 
 #: Template arguments that belong to the server, not to ``chat_template_kwargs``.
 _RESERVED = frozenset(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.api import AsyncLLM
-    from asyncllm.engine.reservations import Reservation
+    from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.server.openai.requests import GeneratingFields
 
 

@@ -21,7 +21,7 @@ from asyncllm.server.http.middleware import FAILURE, request_id
 if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
 
-    from asyncllm.engine.history import RequestTrace
+    from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.server.http.request_log import Served
     from asyncllm.server.service import Service
 

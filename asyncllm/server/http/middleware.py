@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from asyncllm.engine.reservations import Reservation
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import AsyncLLMError
 from asyncllm.server.http.errors import ErrorWriter, HttpError, error_response
 from asyncllm.server.http.half_close import PROBE

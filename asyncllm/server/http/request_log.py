@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from asyncllm.engine.history import KEPT_REQUESTS
+from asyncllm.engine.requests.history import KEPT_REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

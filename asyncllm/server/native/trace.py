@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from asyncllm.engine.history import RequestTrace, StepRecord
-    from asyncllm.engine.timeline import Event
+    from asyncllm.engine.requests.history import RequestTrace, StepRecord
+    from asyncllm.engine.scheduling.timeline import Event
 
 #: Choices of one request that are explained, and steps listed for all of them together. Bounded, as
 #: this is worked out on the event loop.
 MAX_SEQUENCES = 16
 MAX_STEPS_DETAIL = 256
 
-#: What ``a`` and ``b`` of an event are (``engine/timeline.py``).
+#: What ``a`` and ``b`` of an event are (``engine/scheduling/timeline.py``).
 _FIELDS: dict[str, tuple[str, ...]] = {
     "queued": ("ahead",),
     "shares": (),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from asyncllm.api import AsyncLLM
-    from asyncllm.engine.reservations import Reservation
+    from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.text.tokenizer import Tokenizer
     from asyncllm.types import TokenDelta, TokenLogprob
 

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncllm.engine.check import check_request
+from asyncllm.engine.requests.check import check_request
 from asyncllm.server.chat.sampling import fan_out
 from asyncllm.server.http.errors import json_response
 from asyncllm.server.http.middleware import RESERVATION

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from asyncllm.api import AsyncLLM
-    from asyncllm.engine.reservations import Reservation
+    from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.server.chat.sampling import Job
 
 log = logging.getLogger(__name__)

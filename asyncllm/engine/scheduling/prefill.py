@@ -6,14 +6,14 @@ from bisect import bisect_right
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
-from asyncllm.engine.admission import Admission, Entry
-from asyncllm.engine.batch import RunningBatch
-from asyncllm.engine.copies import PageCopies
-from asyncllm.engine.pace import Pace
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.sequence import SeqState, Sequence
-from asyncllm.engine.step import Chunk, Step
-from asyncllm.engine.step_time import MIN_CHUNK, PrefillRoom, StepTimeModel
+from asyncllm.engine.scheduling.admission import Admission, Entry
+from asyncllm.engine.scheduling.batch import RunningBatch
+from asyncllm.engine.scheduling.copies import PageCopies
+from asyncllm.engine.scheduling.pace import Pace
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.step import Chunk, Step
+from asyncllm.engine.scheduling.step_time import MIN_CHUNK, PrefillRoom, StepTimeModel
 
 
 class PrefillPlanner:

@@ -8,13 +8,13 @@ import numpy as np
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
-from asyncllm.engine.admission import Admission
-from asyncllm.engine.batch import Ints, RunningBatch
-from asyncllm.engine.copies import PageCopies
-from asyncllm.engine.forecast import Forecast
-from asyncllm.engine.sequence import SeqState
-from asyncllm.engine.step import Step
-from asyncllm.engine.step_time import StepShape
+from asyncllm.engine.scheduling.admission import Admission
+from asyncllm.engine.scheduling.batch import Ints, RunningBatch
+from asyncllm.engine.scheduling.copies import PageCopies
+from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.sequence import SeqState
+from asyncllm.engine.scheduling.step import Step
+from asyncllm.engine.scheduling.step_time import StepShape
 
 #: A step computes more than one token a row when at most so many decode: then launching it, and
 #: the way of its result to the loop and back, are long against the step itself.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.scheduling.sequence import Sequence
 
 Ints = npt.NDArray[np.int32]
 

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from asyncllm.engine.history import History, RequestTrace
-from asyncllm.engine.prompt_reader import PromptReader
-from asyncllm.engine.scheduler import Emitted, Scheduler
-from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.requests.history import History, RequestTrace
+from asyncllm.engine.requests.prompt_reader import PromptReader
+from asyncllm.engine.requests.stream import OutputStream
+from asyncllm.engine.scheduling.scheduler import Emitted, Scheduler
+from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.stats import EngineStats
-from asyncllm.engine.stream import OutputStream
 from asyncllm.errors import AsyncLLMError, ConstraintError, EngineDead, StepError
 from asyncllm.types import FinishReason, TokenLogprob
 from asyncllm.wire.messages import (

@@ -11,11 +11,11 @@ from asyncllm import __version__
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.cache.node import Node
 from asyncllm.config import EngineLimits
-from asyncllm.engine.page_ids import PageIds, Place
 from asyncllm.engine.policy import POLICIES, Policy
-from asyncllm.engine.scheduler import Applied, Planned, Scheduler
-from asyncllm.engine.sequence import FOREVER, SeqState, Sequence
-from asyncllm.engine.trace_file import (
+from asyncllm.engine.scheduling.scheduler import Applied, Planned, Scheduler
+from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
+from asyncllm.replay.page_ids import PageIds, Place
+from asyncllm.replay.trace_file import (
     MAX_BYTES,
     NEW_ROOT,
     Arrival,

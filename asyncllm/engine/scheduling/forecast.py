@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asyncllm.engine.sequence import Sequence
-from asyncllm.engine.step_time import StepTimeModel
+from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.step_time import StepTimeModel
 
 #: What outputs are expected to be before any has been seen.
 FIRST_GUESS = 256.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.lazy_heap import LazyHeap
 
 #: A generated token costs as much as so many prompt tokens (Sheng et al., OSDI 2024).

@@ -15,20 +15,20 @@ from typing import NamedTuple, Self
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
-from asyncllm.engine.admission import Admission
-from asyncllm.engine.batch import RunningBatch
-from asyncllm.engine.copies import PageCopies
-from asyncllm.engine.decode import DecodePlanner
-from asyncllm.engine.forecast import Forecast
-from asyncllm.engine.pace import AtOnce, Evenly
 from asyncllm.engine.policy import Policy, Ranked
 from asyncllm.engine.policy_guard import PolicyGuard
-from asyncllm.engine.prefill import PrefillPlanner
-from asyncllm.engine.sequence import SeqState, Sequence
-from asyncllm.engine.step import Step
-from asyncllm.engine.step_time import StepTimeModel
-from asyncllm.engine.trials import Trials
-from asyncllm.engine.waiting import OUTPUT_COST
+from asyncllm.engine.scheduling.admission import Admission
+from asyncllm.engine.scheduling.batch import RunningBatch
+from asyncllm.engine.scheduling.copies import PageCopies
+from asyncllm.engine.scheduling.decode import DecodePlanner
+from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.pace import AtOnce, Evenly
+from asyncllm.engine.scheduling.prefill import PrefillPlanner
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.step import Step
+from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.engine.scheduling.trials import Trials
+from asyncllm.engine.scheduling.waiting import OUTPUT_COST
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import (
     BAD_TOKEN,

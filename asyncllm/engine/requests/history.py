@@ -10,10 +10,10 @@ from operator import attrgetter
 
 import msgspec
 
-from asyncllm.engine.scheduler import Planned
-from asyncllm.engine.sequence import SeqState, Sequence
-from asyncllm.engine.stream import OutputStream
-from asyncllm.engine.timeline import Event
+from asyncllm.engine.requests.stream import OutputStream
+from asyncllm.engine.scheduling.scheduler import Planned
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.timeline import Event
 
 #: How many steps, and how many requests that ended, are remembered.
 KEPT_STEPS = 4096

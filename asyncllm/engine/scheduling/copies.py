@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from asyncllm.cache.manager import Copies, KVCacheManager
 from asyncllm.cache.radix import Match
-from asyncllm.engine.sequence import SeqState, Sequence
-from asyncllm.engine.step_time import StepTimeModel
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.step_time import StepTimeModel
 from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack
 
 #: Pages that one step sends to the host at most: some milliseconds of the bus.

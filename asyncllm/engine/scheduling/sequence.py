@@ -8,8 +8,8 @@ from collections.abc import Sequence as Seq
 
 from asyncllm.cache.node import Node
 from asyncllm.engine.pooling import PooledParams
-from asyncllm.engine.prepared import PreparedParams
-from asyncllm.engine.timeline import Timeline
+from asyncllm.engine.scheduling.timeline import Timeline
+from asyncllm.engine.token_constraints import PreparedParams
 from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import RowParams
 
@@ -31,7 +31,7 @@ class SeqState(enum.Enum):
 class Sequence:
     """Everything the scheduler knows of a request; owned by the scheduler, on the loop.
 
-    How far it is computed is a matter of its slot (``engine/batch.py``) while it has one.
+    How far it is computed is a matter of its slot (``engine/scheduling/batch.py``) while it has one.
 
     Attributes:
         tokens: prompt and output so far; int32, only grows.
@@ -49,7 +49,7 @@ class Sequence:
         expected_pages: how many pages it was admitted for.
         account: the account that pays for it; None until the queue has asked its policy.
         compiled: its grammar, which the executor looks up by its key while the sequence lives.
-        charged: what its account has been charged for it (``engine/waiting.py``).
+        charged: what its account has been charged for it (``engine/scheduling/waiting.py``).
         failed: something it computed is not to be trusted.
         num_failures: how many steps failed that it was in.
         suspect: a step with it failed, and its slot is not free yet. What is in flight of it counts

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.prepared import is_prepared
+from asyncllm.engine.token_constraints import is_prepared
 from asyncllm.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded
 from asyncllm.types import SamplingParams
 

@@ -8,14 +8,14 @@ from asyncllm.cache.manager import KVCacheManager
 from asyncllm.cache.node import Node
 from asyncllm.cache.radix import Match
 from asyncllm.config import EngineLimits
-from asyncllm.engine.copies import PageCopies
-from asyncllm.engine.forecast import Forecast
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.sequence import SeqState, Sequence
-from asyncllm.engine.step_time import PrefillRoom
-from asyncllm.engine.timeline import WaitClock
-from asyncllm.engine.trials import Trials
-from asyncllm.engine.waiting import OUTPUT_COST, WaitingQueue
+from asyncllm.engine.scheduling.copies import PageCopies
+from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.step_time import PrefillRoom
+from asyncllm.engine.scheduling.timeline import WaitClock
+from asyncllm.engine.scheduling.trials import Trials
+from asyncllm.engine.scheduling.waiting import OUTPUT_COST, WaitingQueue
 
 #: The share of the pages that admissions leave free, for rows that grow beyond what was expected.
 WATERMARK = 0.01

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
-from asyncllm.engine.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 
 #: A sequence that was in more failed steps than this is given up. Finding one cause among n takes
 #: about log2(n) of them, so this is several causes in the life of a request.

@@ -8,11 +8,11 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.batch import RunningBatch
-from asyncllm.engine.forecast import Forecast
-from asyncllm.engine.sequence import Sequence
-from asyncllm.engine.step_time import StepTimeModel
-from asyncllm.engine.waiting import WaitingQueue
+from asyncllm.engine.scheduling.batch import RunningBatch
+from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.engine.scheduling.waiting import WaitingQueue
 
 #: A step has so many prompt tokens or none, and as many as take so many seconds: attending to a
 #: chunk, however small, takes 20 us a layer on an H200.

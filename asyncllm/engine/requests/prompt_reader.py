@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from asyncllm.engine.pooling import PooledHidden
-from asyncllm.engine.prompt_scores import PromptScores
-from asyncllm.engine.sequence import Sequence
+from asyncllm.engine.requests.prompt_scores import PromptScores
+from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.types import TokenDelta
 
 
