@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncllm import demo, virtual_time
+from asyncllm import demo
 from asyncllm.config import EngineConfig
 from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.engine.engine import Engine
@@ -20,11 +20,12 @@ from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.executor import Executor, StepWorker, ThreadExecutor
-from asyncllm.executor.sim import build_sim
-from asyncllm.executor.startup import StartupBill
+from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.models.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.record import RecordedScheduler
+from asyncllm.sim import virtual_time
+from asyncllm.sim.executor import build_sim
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.model_files import read_json

@@ -13,7 +13,7 @@ from asyncllm.config import EngineConfig, EngineLimits, PolicyName, engine_confi
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import EngineDead, NotReady
-from asyncllm.executor.startup import StartupBill
+from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.loading import Loaded, load, name_of
 from asyncllm.models.spec import ModelSpec
 from asyncllm.text.chat_reader import ChatReader

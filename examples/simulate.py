@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from asyncllm import AsyncLLM, SamplingParams, TokenDelta, virtual_time
+from asyncllm import AsyncLLM, SamplingParams, TokenDelta
+from asyncllm.sim import virtual_time
 
 SYSTEM_PROMPTS = 4
 SYSTEM_TOKENS = 600

@@ -23,32 +23,32 @@ from asyncllm.attention.base import AttentionBackend
 from asyncllm.attention.choose import choose_backend
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.copies import PageCopier
 from asyncllm.executor.device import CpuDevice, CudaDevice, Device, available_host_bytes
-from asyncllm.executor.eager import EagerForward, StepForward
-from asyncllm.executor.graphs import GraphedForward
-from asyncllm.executor.host_pool import HostPool
-from asyncllm.executor.kv_pool import KVPool
-from asyncllm.executor.memory import (
+from asyncllm.executor.memory.copies import PageCopier
+from asyncllm.executor.memory.host_pool import HostPool
+from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.memory.memory import (
     GRAPHS_LAYER_BYTES,
     GpuMemory,
     resolve_limits,
     step_tokens,
     wanted_length,
 )
-from asyncllm.executor.profile import StepSize, measure_step
-from asyncllm.executor.programs import (
+from asyncllm.executor.memory.profile import StepSize, measure_step
+from asyncllm.executor.runner import ModelRunner
+from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.sampling.token_constraint import Grammars
+from asyncllm.executor.startup_bill import StartupBill
+from asyncllm.executor.step.eager import EagerForward, StepForward
+from asyncllm.executor.step.graphs import GraphedForward
+from asyncllm.executor.step.padded_steps import (
     FREE_TOKENS,
     MIXED_TOKENS,
     GraphBackend,
     StepPrograms,
     captured_tokens,
 )
-from asyncllm.executor.restriction import Grammars
-from asyncllm.executor.runner import ModelRunner
-from asyncllm.executor.sampler import Sampler
-from asyncllm.executor.slots import SlotTable
-from asyncllm.executor.startup import StartupBill
+from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.worker import Worker
 from asyncllm.kernels.watch import CompileWatch
 from asyncllm.models.base import CausalLM

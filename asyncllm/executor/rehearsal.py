@@ -17,14 +17,14 @@ from torch import Tensor
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.config import EngineConfig
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.eager import EagerForward
-from asyncllm.executor.graphs import DRAWN_LEVELS
-from asyncllm.executor.kv_pool import KVPool
-from asyncllm.executor.memory import step_tokens, wanted_length
-from asyncllm.executor.profile import StepSize, largest_steps
-from asyncllm.executor.programs import StepPrograms, captured_tokens
-from asyncllm.executor.sampler import Sampler
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.memory.memory import step_tokens, wanted_length
+from asyncllm.executor.memory.profile import StepSize, largest_steps
+from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.step.eager import EagerForward
+from asyncllm.executor.step.graphs import DRAWN_LEVELS
+from asyncllm.executor.step.padded_steps import StepPrograms, captured_tokens
+from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.prebuild import Gpu, Variant, rehearsing
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loader import make_model

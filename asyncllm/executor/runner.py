@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asyncllm.executor.copies import PageCopier
 from asyncllm.executor.device import Device, Mark, Span
-from asyncllm.executor.eager import StepForward
-from asyncllm.executor.inputs import StepRows
-from asyncllm.executor.landing import Landing, read
-from asyncllm.executor.sampler import Sampler
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.memory.copies import PageCopier
+from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.step.eager import StepForward
+from asyncllm.executor.step.inputs import StepRows
+from asyncllm.executor.step.readback import Landing, read
+from asyncllm.executor.step.slots import SlotTable
 from asyncllm.wire.messages import (
     NO_TOKEN,
     PooledPrompt,

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError, NotReady
-from asyncllm.executor.startup import process_seconds
+from asyncllm.executor.startup_bill import process_seconds
 from asyncllm.loop_thread import new_event_loop
 from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app

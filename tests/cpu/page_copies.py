@@ -14,14 +14,14 @@ from torch import Tensor
 
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.executor.build import build_worker
-from asyncllm.executor.copies import STAGING_BYTES, PageCopier
 from asyncllm.executor.device import CpuDevice, Device
-from asyncllm.executor.eager import EagerForward
-from asyncllm.executor.host_pool import HostPool
-from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory.copies import STAGING_BYTES, PageCopier
+from asyncllm.executor.memory.host_pool import HostPool
+from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.runner import ModelRunner
-from asyncllm.executor.sampler import Sampler
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.step.eager import EagerForward
+from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.worker import Worker
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import (

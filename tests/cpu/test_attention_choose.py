@@ -17,7 +17,7 @@ from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.prebuild import KernelError, KernelModule, modules_for
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import ModelError
-from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import KVPool
 
 if TYPE_CHECKING:
     from pathlib import Path

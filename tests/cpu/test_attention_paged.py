@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asyncllm.attention.base import AttentionSpec, Ends
 from asyncllm.attention.paged import PagedBackend
-from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import KVPool
 from tests.attending import UNCHANGED, attend, forward_batch
 from tests.cpu.dense_attention import DenseBackend
 

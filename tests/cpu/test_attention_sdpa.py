@@ -13,7 +13,7 @@ from torch import Tensor
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.attention.sdpa_plan import QUERY_BLOCK
-from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import KVPool
 from tests.attending import attend
 
 DIM = 16

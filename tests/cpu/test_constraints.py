@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.sampler import Level, Sampler
+from asyncllm.executor.sampling.sampler import Level, Sampler
 from asyncllm.kernels.sampling import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, Constraints, RowParams
 from tests.constraining import row_params

@@ -13,8 +13,8 @@ from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import EngineDead, StepError
 from asyncllm.executor.runner import ModelRunner
-from asyncllm.executor.sampler import Sampler
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.step.slots import SlotTable
 
 BAD_SEED = 666
 

@@ -108,7 +108,7 @@ import numpy as np
 import torch
 from asyncllm.config import EngineConfig
 from asyncllm.executor import rehearsal
-from asyncllm.executor.inputs import StepRows
+from asyncllm.executor.step.inputs import StepRows
 from asyncllm.kernels.prebuild import gpus_of, rehearsing
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import RowParams

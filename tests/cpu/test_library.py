@@ -16,7 +16,7 @@ from pytest_aiohttp import AiohttpClient
 
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.errors import EngineDead, ModelError, NotReady
-from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.models.base import CausalLM
 from asyncllm.types import FinishReason
 from examples.embed_in_aiohttp import create_app

@@ -10,12 +10,12 @@ import torch
 from asyncllm import demo
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.eager import EagerForward
-from asyncllm.executor.inputs import StepRows
-from asyncllm.executor.kv_pool import KVPool
-from asyncllm.executor.profile import StepSize, captured_step, largest_steps
-from asyncllm.executor.sampler import Level, Sampler
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.memory.profile import StepSize, captured_step, largest_steps
+from asyncllm.executor.sampling.sampler import Level, Sampler
+from asyncllm.executor.step.eager import EagerForward
+from asyncllm.executor.step.inputs import StepRows
+from asyncllm.executor.step.slots import SlotTable
 from asyncllm.models.loader import load_model
 from asyncllm.models.spec import read_spec
 

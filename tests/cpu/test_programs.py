@@ -18,10 +18,10 @@ from asyncllm.attention.base import AttentionBackend, AttentionSpec, ForwardBatc
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.inputs import StepRows, stage
-from asyncllm.executor.kv_pool import KVPool
-from asyncllm.executor.programs import StepPrograms, row_buckets
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.step.inputs import StepRows, stage
+from asyncllm.executor.step.padded_steps import StepPrograms, row_buckets
+from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.heads import HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loader import load_model

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.restriction import Restriction
-from asyncllm.executor.sampler import Sampled, Sampler
+from asyncllm.executor.sampling.sampler import Sampled, Sampler
+from asyncllm.executor.sampling.token_constraint import Restriction
 from asyncllm.types import Reasoning
 from asyncllm.wire.messages import BAD_TOKEN
 from tests.constraining import mask_of, row_params

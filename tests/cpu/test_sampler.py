@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.sampler import Level, Sampler
+from asyncllm.executor.sampling.sampler import Level, Sampler
 from asyncllm.kernels.sampling import (
     MAX_SELECT,
     TILE,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, AttentionSpec
-from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import KVPool
 from tests import attending
 from tests.cpu import dense_attention
 

@@ -13,7 +13,7 @@ import torch
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.errors import ConstraintError
 from asyncllm.executor.device import CpuDevice, CudaDevice
-from asyncllm.executor.sampler import Sampler
+from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.constraining import row_params
 from tests.gpu.test_graphs import answers, tokens, workload

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
-from asyncllm.executor.graphs import GraphedForward
+from asyncllm.executor.step.graphs import GraphedForward
 from tests.cpu import tiny_models
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from asyncllm.executor.device import CopyStream, CudaDevice, Span
-from asyncllm.executor.host_pool import HostPool
+from asyncllm.executor.memory.host_pool import HostPool
 from asyncllm.wire.messages import unpack
 from tests.cpu.page_copies import (
     SHAPES,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asyncllm.executor.device import CpuDevice, CudaDevice
-from asyncllm.executor.sampler import Level, Sampler
+from asyncllm.executor.sampling.sampler import Level, Sampler
 from asyncllm.kernels.sampling import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.gpu.waiting import no_waiting

@@ -10,7 +10,7 @@ import torch
 
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
-from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import KVPool
 from tests.attending import UNCHANGED, attend, forward_batch
 from tests.gpu.waiting import no_waiting
 

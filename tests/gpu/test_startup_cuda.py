@@ -13,8 +13,8 @@ from asyncllm.attention.base import AttentionBackend
 from asyncllm.attention.choose import choose_backend
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import CudaDevice
-from asyncllm.executor.kv_pool import KVPool
-from asyncllm.executor.profile import StepSize, measure_step
+from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.memory.profile import StepSize, measure_step
 from asyncllm.models.loader import load_model
 from asyncllm.models.spec import read_spec
 from asyncllm.models.weight_stream import BLOCK_BYTES, BLOCKS, WeightStream

@@ -21,7 +21,7 @@ from asyncllm.engine.requests.reservations import Reservation, Reservations
 from asyncllm.engine.scheduling.timeline import Event
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, ContextLengthExceeded
-from asyncllm.executor.startup import StartupBill
+from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.detokenizer import ByteDetokenizer
 from asyncllm.text.parsing import Formats

@@ -17,7 +17,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from asyncllm import AsyncLLM, virtual_time
+from asyncllm import AsyncLLM
+from asyncllm.sim import virtual_time
 
 # Runs the command line, and says at its end which heavy packages it has loaded.
 PROGRAM = """\

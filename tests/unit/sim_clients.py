@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncllm import AsyncLLM, SamplingParams, TokenDelta, virtual_time
+from asyncllm import AsyncLLM, SamplingParams, TokenDelta
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.requests.history import RequestTrace
+from asyncllm.sim import virtual_time
 from asyncllm.types import SchedulingParams
 from tests.unit.sim_driver import COST
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from asyncllm import virtual_time
 from asyncllm.config import EngineLimits
-from asyncllm.executor.sim import SimExecutor
-from asyncllm.executor.sim_cost import H200, SHAPES, StepCost
+from asyncllm.sim import virtual_time
+from asyncllm.sim.cost import H200, SHAPES, StepCost
+from asyncllm.sim.executor import SimExecutor
 from asyncllm.wire.messages import (
     Admit,
     RowParams,

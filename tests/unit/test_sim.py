@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncllm import virtual_time
 from asyncllm.errors import EngineDead
-from asyncllm.executor.sim import SimExecutor
-from asyncllm.executor.sim_sampler import SimSampler
+from asyncllm.sim import virtual_time
+from asyncllm.sim.executor import SimExecutor
+from asyncllm.sim.sampler import SimSampler
 from asyncllm.wire.messages import (
     NO_TOKEN,
     TO_DEVICE,

@@ -11,10 +11,10 @@ import pytest
 from asyncllm import demo
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.sim import build_sim
-from asyncllm.executor.sim_cost import H200, SHAPES, StepCost, shape_of
 from asyncllm.models.config import Config, OPTConfig, Qwen3Config, Qwen3MoeConfig
 from asyncllm.models.spec import ModelSpec, SamplingDefaults, read_spec
+from asyncllm.sim.cost import H200, SHAPES, StepCost, shape_of
+from asyncllm.sim.executor import build_sim
 from tests.unit.sim_driver import COST, EOS
 
 

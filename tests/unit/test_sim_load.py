@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from asyncllm import AsyncLLM, SamplingParams, virtual_time
+from asyncllm import AsyncLLM, SamplingParams
+from asyncllm.sim import virtual_time
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncllm.executor.startup import StartupBill, StartupItem, process_seconds
+from asyncllm.executor.startup_bill import StartupBill, StartupItem, process_seconds
 
 GIB = 2**30
 
@@ -59,7 +59,7 @@ def test_the_bill_has_a_line_for_each_phase_and_the_sum() -> None:
 def test_a_process_knows_its_age() -> None:
     code = (
         "import time; time.sleep(0.3)\n"
-        "from asyncllm.executor.startup import process_seconds\nprint(process_seconds())"
+        "from asyncllm.executor.startup_bill import process_seconds\nprint(process_seconds())"
     )
     begun = time.perf_counter()
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from asyncllm import AsyncLLM, SamplingParams, virtual_time
+from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.__main__ import main
 from asyncllm.replay.figures import Figures, percentile
 from asyncllm.replay.simulate import simulate
 from asyncllm.replay.trace_file import Header, TraceWriter
 from asyncllm.replay.variants import Variant
 from asyncllm.replay.verify import Replayed
+from asyncllm.sim import virtual_time
 from tests.unit.recording import TIGHT, record, replay
 from tests.unit.scheduling import limits
 

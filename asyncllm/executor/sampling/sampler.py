@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.executor.constraints import BiasTable, MaskTable, is_followed, is_masked
-from asyncllm.executor.logprobs import Logprobs
-from asyncllm.executor.penalties import Penalties, PenaltyTable
+from asyncllm.executor.sampling.constraints import BiasTable, MaskTable, is_followed, is_masked
+from asyncllm.executor.sampling.logprobs import Logprobs
+from asyncllm.executor.sampling.penalties import Penalties, PenaltyTable
 from asyncllm.kernels.sampling import RECORD, sample_tokens, stream_of
 from asyncllm.upload import upload_aligned
 from asyncllm.wire.messages import Constraints, RowParams
 
 if TYPE_CHECKING:
     from asyncllm.executor.device import Device
-    from asyncllm.executor.restriction import Grammars
+    from asyncllm.executor.sampling.token_constraint import Grammars
 
 # What a slot needs beyond the likeliest token, as bits.
 _DRAW, _FILTER, _LOGPROBS, _MASK, _BIAS, _PENALISE, _FOLLOW = (1 << i for i in range(7))

@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, Ends, ForwardBatch
-from asyncllm.executor.inputs import LAST_TOKEN, StepRows
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.step.inputs import LAST_TOKEN, StepRows
+from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.models.base import CausalLM
 

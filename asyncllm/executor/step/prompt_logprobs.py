@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.device import Device
-from asyncllm.executor.inputs import ScoredRow
+from asyncllm.executor.step.inputs import ScoredRow
 from asyncllm.wire.messages import ScoredPrompt
 
 #: So many positions have their logits computed at a time: those of a whole chunk would take

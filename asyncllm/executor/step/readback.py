@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from asyncllm.executor.eager import Samples
-from asyncllm.executor.inputs import StepRows
+from asyncllm.executor.step.eager import Samples
+from asyncllm.executor.step.inputs import StepRows
 from asyncllm.wire.messages import PooledPrompt, RowLogprobs, ScoredPrompt
 
 if TYPE_CHECKING:

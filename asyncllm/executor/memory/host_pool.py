@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import Device
-from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import KVPool
 
 
 class HostPool:

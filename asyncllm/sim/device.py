@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from asyncllm.config import EngineLimits
-from asyncllm.executor.sim_pages import OPEN, BrokenPlan, SimPages, fingerprint
-from asyncllm.executor.sim_pooling import SimPooling
-from asyncllm.executor.sim_sampler import SimSampler
+from asyncllm.sim.pages import OPEN, BrokenPlan, SimPages, fingerprint
+from asyncllm.sim.pooling import SimPooling
+from asyncllm.sim.sampler import SimSampler
 from asyncllm.wire.messages import (
     NO_TOKEN,
     Admit,

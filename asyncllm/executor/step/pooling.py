@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.executor.inputs import PooledRow
+from asyncllm.executor.step.inputs import PooledRow
 from asyncllm.wire.messages import PooledPrompt
 
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.executor.device import Device
-from asyncllm.executor.inputs import StepInputs, StepRows, stage
-from asyncllm.executor.pooling import PooledSums
-from asyncllm.executor.prompt_logprobs import PromptLogprobs
-from asyncllm.executor.sampler import Sampled, Sampler
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.sampling.sampler import Sampled, Sampler
+from asyncllm.executor.step.inputs import StepInputs, StepRows, stage
+from asyncllm.executor.step.pooling import PooledSums
+from asyncllm.executor.step.prompt_logprobs import PromptLogprobs
+from asyncllm.executor.step.slots import SlotTable
 from asyncllm.models.base import CausalLM
 
 if TYPE_CHECKING:
-    from asyncllm.executor.logprobs import Logprobs
+    from asyncllm.executor.sampling.logprobs import Logprobs
 
 
 class StepForward(Protocol):

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.device import Device, DeviceLost, Mark, Span
-from asyncllm.executor.host_pool import HostPool
-from asyncllm.executor.kv_pool import KVPool
+from asyncllm.executor.memory.host_pool import HostPool
+from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.wire.messages import TO_HOST
 
 #: Device memory in which pages are gathered, for each direction; larger batches move in pieces.

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from asyncllm.engine.scheduling.decode import BURST_ROWS
 from asyncllm.executor.device import Device
-from asyncllm.executor.eager import Samples, StepForward
-from asyncllm.executor.inputs import StepRows
-from asyncllm.executor.programs import Size, StepPrograms
-from asyncllm.executor.sampler import Level, Sampled, Sampler
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.sampling.sampler import Level, Sampled, Sampler
+from asyncllm.executor.step.eager import Samples, StepForward
+from asyncllm.executor.step.inputs import StepRows
+from asyncllm.executor.step.padded_steps import Size, StepPrograms
+from asyncllm.executor.step.slots import SlotTable
 
 #: Levels at which a graph samples.
 DRAWN_LEVELS = (Level.GREEDY, Level.DRAW, Level.FILTER)

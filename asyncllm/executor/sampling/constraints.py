@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.executor.restriction import Grammars, Restriction
+from asyncllm.executor.sampling.token_constraint import Grammars, Restriction
 from asyncllm.kernels.masks import mask_scores, mask_width
 from asyncllm.types import MAX_LOGIT_BIAS
 from asyncllm.upload import upload

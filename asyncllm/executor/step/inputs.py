@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncllm.attention.base import Ends
 from asyncllm.executor.device import Device
-from asyncllm.executor.slots import SlotTable
+from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import Tokens, locate_tokens
 from asyncllm.upload import upload_aligned
 

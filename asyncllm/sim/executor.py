@@ -1,6 +1,6 @@
 """An executor without a model: it checks every plan, waits as long as a device would, and samples.
 
-It lives on the event loop. On a loop whose clock is virtual (``asyncllm.virtual_time``) an hour of
+It lives on the event loop. On a loop whose clock is virtual (``asyncllm.sim.virtual_time``) an hour of
 load takes seconds, and the same requests at the same times give the same steps.
 """
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import EngineDead
-from asyncllm.executor.memory import resolve_limits
-from asyncllm.executor.sim_cost import H200, StepCost, shape_of
-from asyncllm.executor.sim_device import Computed, SimDevice
-from asyncllm.executor.sim_pages import BrokenPlan
+from asyncllm.executor.memory.memory import resolve_limits
 from asyncllm.models.spec import ModelSpec
+from asyncllm.sim.cost import H200, StepCost, shape_of
+from asyncllm.sim.device import Computed, SimDevice
+from asyncllm.sim.pages import BrokenPlan
 from asyncllm.wire.messages import (
     TO_DEVICE,
     TO_HOST,

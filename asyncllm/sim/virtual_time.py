@@ -1,6 +1,6 @@
 """An event loop whose clock jumps: while nothing happens, no time is waited for.
 
-    asyncllm.virtual_time.run(main())
+    asyncllm.sim.virtual_time.run(main())
 
 Timers fire in their order and at their times, by ``loop.time()``, but ``asyncio.sleep(3600)`` takes
 microseconds. Code must take the time from the loop. With ``AsyncLLM(device="sim")`` inside, an hour
