@@ -10,10 +10,10 @@ import torch
 
 from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
 from asyncllm.attention.paged import PagedBackend
-from asyncllm.attention.prebuild import find_nvcc, installed, modules_for
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import ModelError
 from asyncllm.kernels.native import MIN_CAPABILITY
+from asyncllm.startup.flashinfer_prebuild import find_nvcc, installed, modules_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

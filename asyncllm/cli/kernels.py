@@ -17,10 +17,10 @@ from asyncllm.config import EngineConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.attention.prebuild import KernelModule
     from asyncllm.cli.options import Commands
-    from asyncllm.kernels.prebuild import Gpu
     from asyncllm.models.spec import ModelSpec
+    from asyncllm.startup.flashinfer_prebuild import KernelModule
+    from asyncllm.startup.triton_prebuild import Gpu
 
 _DTYPES = ("bfloat16", "float16")
 _HEAD_DIMS = ("64", "128", "256")
@@ -134,7 +134,7 @@ def _specs(models: list[str]) -> dict[str, ModelSpec]:
 
 
 def _build_flashinfer(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> None:
-    from asyncllm.attention import prebuild
+    from asyncllm.startup import flashinfer_prebuild as prebuild
 
     prebuild.prepare(args.arch)
     modules = _model_modules(args, specs) if specs else _named_modules(args)
@@ -153,7 +153,7 @@ def _build_flashinfer(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> 
 def _named_modules(args: argparse.Namespace) -> list[KernelModule]:
     import torch
 
-    from asyncllm.attention.prebuild import KINDS, KernelModule
+    from asyncllm.startup.flashinfer_prebuild import KINDS, KernelModule
 
     windows = (False, True) if args.window else (False,)
     softcaps = (False, True) if args.softcap else (False,)
@@ -169,8 +169,8 @@ def _model_modules(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> lis
     import torch
 
     from asyncllm.attention.flashinfer import unsupported
-    from asyncllm.attention.prebuild import modules_for
     from asyncllm.models.registry import model_class
+    from asyncllm.startup.flashinfer_prebuild import modules_for
 
     modules = []
     for (name, spec), dtype_name in itertools.product(specs.items(), args.dtypes):
@@ -188,7 +188,7 @@ def _model_modules(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> lis
 def _build_triton(
     args: argparse.Namespace, specs: dict[str, ModelSpec], config: EngineConfig
 ) -> None:
-    from asyncllm.kernels.prebuild import cache_folder, gpus_of
+    from asyncllm.startup.triton_prebuild import cache_folder, gpus_of
 
     folder = Path(config.kernel_cache) if config.kernel_cache else cache_folder()
     fresh = multiprocessing.get_context("spawn")
@@ -208,8 +208,8 @@ def _compile(spec: ModelSpec, dtype: str, config: EngineConfig, gpu: Gpu, folder
     """Compile what the model launches on that GPU; returns how many kernels that are."""
     import torch
 
-    from asyncllm.executor.rehearsal import find_variants
-    from asyncllm.kernels.prebuild import compile_all
+    from asyncllm.startup.kernel_discovery import find_variants
+    from asyncllm.startup.triton_prebuild import compile_all
 
     variants = find_variants(spec, getattr(torch, dtype), config, gpu)
     compile_all(variants, gpu, folder)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from asyncllm.cli.options import add_config_options, add_model, config_from_args
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.config import EngineConfig, ServerConfig
-from asyncllm.executor.preload import preload_cuda
+from asyncllm.startup.preload import preload_cuda
 
 if TYPE_CHECKING:
     from asyncllm.cli.options import Commands

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from asyncllm import demo
-from asyncllm.attention.prebuild import KernelError
-from asyncllm.kernels.prebuild import gpus_of
+from asyncllm.startup.flashinfer_prebuild import KernelError
+from asyncllm.startup.triton_prebuild import gpus_of
 from tests.cpu import tiny_models
 
 pytest.importorskip("triton")
@@ -30,9 +30,9 @@ from types import SimpleNamespace
 import torch
 from asyncllm import demo
 from asyncllm.config import EngineConfig
-from asyncllm.executor import rehearsal
-from asyncllm.kernels import prebuild
-from asyncllm.kernels.watch import CompileWatch
+from asyncllm.startup import kernel_discovery as rehearsal
+from asyncllm.startup import triton_prebuild as prebuild
+from asyncllm.startup.compile_watch import CompileWatch
 from asyncllm.models.spec import read_spec
 from triton import knobs
 from triton.runtime import driver
@@ -107,9 +107,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from asyncllm.config import EngineConfig
-from asyncllm.executor import rehearsal
+from asyncllm.startup import kernel_discovery as rehearsal
 from asyncllm.executor.step.inputs import StepRows
-from asyncllm.kernels.prebuild import gpus_of, rehearsing
+from asyncllm.startup.triton_prebuild import gpus_of, rehearsing
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import RowParams
 
@@ -185,8 +185,8 @@ import sys
 from pathlib import Path
 import torch
 from asyncllm.config import EngineConfig
-from asyncllm.executor.rehearsal import find_variants
-from asyncllm.kernels.prebuild import gpus_of
+from asyncllm.startup.kernel_discovery import find_variants
+from asyncllm.startup.triton_prebuild import gpus_of
 from asyncllm.models.spec import read_spec
 
 config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)

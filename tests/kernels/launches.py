@@ -19,7 +19,7 @@ from torch import Tensor
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.kernels.heads import HeadEncoding
 from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.prebuild import Variant, gpus_of, rehearsing
+from asyncllm.startup.triton_prebuild import Variant, gpus_of, rehearsing
 
 HIDDEN, INTERMEDIATE, MAX_LENGTH, PAGE_SIZE = 1024, 3072, 4096, 16
 SPEC = AttentionSpec(0, num_heads=16, num_kv_heads=8, head_dim=128, scale=0.1)

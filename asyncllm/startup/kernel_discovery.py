@@ -25,11 +25,11 @@ from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.graphs import DRAWN_LEVELS
 from asyncllm.executor.step.padded_steps import StepPrograms, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
-from asyncllm.kernels.prebuild import Gpu, Variant, rehearsing
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loader import make_model
 from asyncllm.models.quant.allocate import can_keep
 from asyncllm.models.spec import ModelSpec
+from asyncllm.startup.triton_prebuild import Gpu, Variant, rehearsing
 
 
 def find_variants(

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from asyncllm.attention.prebuild import KernelError
+from asyncllm.startup.flashinfer_prebuild import KernelError
 
 
 class Gpu(NamedTuple):
