@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, AttentionSpec, ForwardBatch
-from asyncllm.kernels.heads import HeadEncoding
+from asyncllm.kernels.qk_norm_rope import HeadEncoding
 from asyncllm.kernels.tokens import locate_tokens
 
 UNCHANGED = HeadEncoding(None, None, None)

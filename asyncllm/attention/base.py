@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from asyncllm.kernels.heads import HeadEncoding
+from asyncllm.kernels.qk_norm_rope import HeadEncoding
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.decode import decode_attention, decode_heads
-from asyncllm.kernels.extend import ExtendRows, extend_attention
-from asyncllm.kernels.heads import HeadEncoding, encode_heads
+from asyncllm.kernels.prefill import ExtendRows, extend_attention
+from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads
 from asyncllm.upload import upload_aligned
 
 if TYPE_CHECKING:

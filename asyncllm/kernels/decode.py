@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.heads import HeadEncoding, encode_heads_reference
 from asyncllm.kernels.native import is_native
+from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads_reference
 
 if TYPE_CHECKING:
     from asyncllm.attention.base import AttentionSpec
@@ -52,7 +52,7 @@ def decode_attention(
     """
     rows = q, keys, values, block_table, slots, lengths, spec
     if is_native(q):
-        from asyncllm.kernels.triton.decode import decode_attention as launch
+        from asyncllm.kernels.triton.attention.decode import decode_attention as launch
 
         return launch(*rows, out=out, beside=beside)
     return decode_attention_reference(*rows, out=out, beside=beside)
@@ -85,7 +85,7 @@ def decode_heads(
     """
     at = positions, written, keys, values, block_table, slots, lengths
     if is_native(qkv):
-        from asyncllm.kernels.triton.decode_heads import decode_heads as launch
+        from asyncllm.kernels.triton.attention.decode_heads import decode_heads as launch
 
         return launch(qkv, encoding, *at, spec)
     return decode_heads_reference(qkv, encoding, *at, spec)

@@ -57,7 +57,7 @@ def fp8_linear(
     where the weight has blocks.
     """
     if is_native(x):
-        from asyncllm.kernels.triton.fp8 import fp8_linear as launch
+        from asyncllm.kernels.triton.gemm.fp8 import fp8_linear as launch
 
         return launch(x, weight, bias, norm=norm, residual=residual, act=act)
     return fp8_linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)
@@ -106,7 +106,7 @@ def quantize_rows(
         one block of columns are contiguous.
     """
     if is_native(x):
-        from asyncllm.kernels.triton.fp8 import quantize_rows as launch
+        from asyncllm.kernels.triton.gemm.fp8 import quantize_rows as launch
 
         return launch(x, norm=norm, blocked=blocked, multiple=multiple)
     return quantize_rows_reference(x, norm=norm, blocked=blocked, multiple=multiple)

@@ -67,7 +67,7 @@ def int4_linear(
     rows. With more, the weight is converted to the dtype of x first.
     """
     if is_native(x):
-        from asyncllm.kernels.triton.int4 import int4_linear as launch
+        from asyncllm.kernels.triton.gemm.int4 import int4_linear as launch
 
         return launch(x, weight, bias, norm=norm, residual=residual, act=act)
     return int4_linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)

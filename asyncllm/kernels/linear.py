@@ -30,7 +30,7 @@ def linear(
             which is returned: [tokens, out_features / 2]. Not together with ``residual``.
     """
     if is_native(x):
-        from asyncllm.kernels.triton.linear import linear as launch
+        from asyncllm.kernels.triton.gemm.linear import linear as launch
 
         return launch(x, weight, bias, norm=norm, residual=residual, act=act)
     return linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)

@@ -31,7 +31,7 @@ def mask_scores(logits: Tensor, rows: Tensor, slots: Tensor, masks: Tensor) -> T
         float32 [r, vocab].
     """
     if is_native(logits):
-        from asyncllm.kernels.triton.masks import mask_scores as launch
+        from asyncllm.kernels.triton.sampling.masks import mask_scores as launch
     else:
         launch = mask_scores_reference
     return launch(logits, rows, slots, masks)

@@ -33,7 +33,7 @@ def penalise(
         float32 [r, vocab].
     """
     if is_native(logits):
-        from asyncllm.kernels.triton.penalties import penalise as launch
+        from asyncllm.kernels.triton.sampling.penalties import penalise as launch
     else:
         launch = penalise_reference
     return launch(logits, rows, slots, penalties, counts, in_prompt)

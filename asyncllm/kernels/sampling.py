@@ -71,7 +71,7 @@ def sample_tokens(
         token is the best.
     """
     if is_native(logits):
-        from asyncllm.kernels.triton.sampling import sample_tokens as launch
+        from asyncllm.kernels.triton.sampling.sampling import sample_tokens as launch
     else:
         launch = sample_tokens_reference
     return launch(logits, table, slots, positions, draws=draws, filters=filters, relay=relay)

@@ -219,7 +219,7 @@ class _Projection:
         self.act = "silu" if shape.epilogue == "gated" else None
 
     def run(self, turn: int, tile: Tile | None) -> None:
-        from asyncllm.kernels.triton.linear import project
+        from asyncllm.kernels.triton.gemm.linear import project
 
         weight = self.weights[turn % len(self.weights)]
         product = linear_reference if tile is None else partial(project, tile)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
 from asyncllm.kernels.activation import ACTIVATIONS
-from asyncllm.kernels.heads import HeadEncoding
+from asyncllm.kernels.qk_norm_rope import HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config import OPTConfig
 from asyncllm.models.layers.embedding import Embedding

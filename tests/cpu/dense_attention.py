@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
-from asyncllm.kernels.heads import HeadEncoding, encode_heads
+from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads
 from asyncllm.models.base import CausalLM
 
 

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.errors import ModelError
-from asyncllm.kernels.heads import HeadEncoding, encode_heads
+from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.moe import SparseMoE

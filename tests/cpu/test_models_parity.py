@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3ForConditionalGeneration
 
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
-from asyncllm.kernels.heads import HeadEncoding
+from asyncllm.kernels.qk_norm_rope import HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loader import load_model
 from asyncllm.models.spec import read_spec

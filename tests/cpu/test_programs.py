@@ -22,7 +22,7 @@ from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.step.inputs import StepRows, stage
 from asyncllm.executor.step.padded_steps import StepPrograms, row_buckets
 from asyncllm.executor.step.slots import SlotTable
-from asyncllm.kernels.heads import HeadEncoding
+from asyncllm.kernels.qk_norm_rope import HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loader import load_model
 from asyncllm.models.spec import read_spec

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionSpec
-from asyncllm.kernels.heads import HeadEncoding
 from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.qk_norm_rope import HeadEncoding
 from asyncllm.startup.triton_prebuild import Variant, gpus_of, rehearsing
 
 HIDDEN, INTERMEDIATE, MAX_LENGTH, PAGE_SIZE = 1024, 3072, 4096, 16
@@ -70,7 +70,7 @@ def launch_activation() -> None:
 
 
 def launch_heads() -> None:
-    from asyncllm.kernels.triton.heads import encode_heads
+    from asyncllm.kernels.triton.qk_norm_rope import encode_heads
 
     encode_heads(qkv(3), SPEC, encoding(), int64(3), pages(), pages(), int64(3))
 
@@ -83,8 +83,8 @@ def launch_tokens() -> None:
 
 
 def launch_extend() -> None:
-    from asyncllm.kernels.extend import ExtendRows
-    from asyncllm.kernels.triton.extend import choose_blocks, extend_attention
+    from asyncllm.kernels.prefill import ExtendRows
+    from asyncllm.kernels.triton.attention.prefill import choose_blocks, extend_attention
 
     q = qkv(100).view(100, -1, SPEC.head_dim)[:, : SPEC.num_heads]
     for blocks in (None, choose_blocks(q)):  # None: the kernel for Hopper
@@ -93,7 +93,7 @@ def launch_extend() -> None:
 
 
 def launch_decode() -> None:
-    from asyncllm.kernels.triton.decode import decode_attention
+    from asyncllm.kernels.triton.attention.decode import decode_attention
 
     q = half(2, SPEC.num_heads, SPEC.head_dim)
     for beside in (False, True):
@@ -102,8 +102,8 @@ def launch_decode() -> None:
 
 
 def launch_decode_hopper() -> None:
-    from asyncllm.kernels.triton.decode import decode_attention
-    from asyncllm.kernels.triton.decode_heads import decode_heads
+    from asyncllm.kernels.triton.attention.decode import decode_attention
+    from asyncllm.kernels.triton.attention.decode_heads import decode_heads
 
     rows = pages(), pages(), int32(71, 256), int32(70), int32(70)
     q = half(70, SPEC.num_heads, SPEC.head_dim)
@@ -116,14 +116,14 @@ def launch_decode_hopper() -> None:
 
 
 def launch_decode_heads() -> None:
-    from asyncllm.kernels.triton.decode_heads import decode_heads
+    from asyncllm.kernels.triton.attention.decode_heads import decode_heads
 
     at = (int64(2), int64(2), pages(), pages(), int32(3, 256), int32(2), int32(2))
     decode_heads(qkv(2), encoding(), *at, SPEC, fused=True)
 
 
 def launch_linear() -> None:
-    from asyncllm.kernels.triton.linear import project
+    from asyncllm.kernels.triton.gemm.linear import project
     from asyncllm.kernels.tuning import DirectTile, GemvTile, HeldTile, StreamTile, WideTile
 
     gemv = GemvTile(block_n=4, block_k=1024, warps=4)
@@ -139,7 +139,7 @@ def launch_linear() -> None:
 
 
 def launch_sampling() -> None:
-    from asyncllm.kernels.triton.sampling import sample_tokens
+    from asyncllm.kernels.triton.sampling.sampling import sample_tokens
 
     logits = half(8, 151_936)
     sample_tokens(logits, int64(9, 3), int64(8), int64(8), draws=True, filters=True)
@@ -147,7 +147,7 @@ def launch_sampling() -> None:
 
 
 def launch_penalties() -> None:
-    from asyncllm.kernels.triton.penalties import penalise
+    from asyncllm.kernels.triton.sampling.penalties import penalise
 
     vocab, slots = 151_936, 9
     counts, in_prompt = int32(slots, vocab), torch.empty(slots, vocab, dtype=torch.bool)
@@ -156,7 +156,7 @@ def launch_penalties() -> None:
 
 def launch_masks() -> None:
     from asyncllm.kernels.masks import mask_width
-    from asyncllm.kernels.triton.masks import mask_scores
+    from asyncllm.kernels.triton.sampling.masks import mask_scores
 
     vocab, slots = 151_936, 9
     mask_scores(half(8, vocab), int64(8), int64(8), int32(slots, mask_width(vocab)))
@@ -164,7 +164,7 @@ def launch_masks() -> None:
 
 def launch_fp8() -> None:
     from asyncllm.kernels.fp8 import Fp8Matrix
-    from asyncllm.kernels.triton.fp8 import fp8_linear, quantize_rows
+    from asyncllm.kernels.triton.gemm.fp8 import fp8_linear, quantize_rows
 
     data = torch.empty(INTERMEDIATE, HIDDEN, dtype=torch.float8_e4m3fn)
     by_row = Fp8Matrix(data, torch.empty(INTERMEDIATE, 1))
@@ -178,7 +178,7 @@ def launch_fp8() -> None:
 
 def launch_int4() -> None:
     from asyncllm.kernels.int4 import Int4Matrix
-    from asyncllm.kernels.triton.int4 import dequantize, int4_linear
+    from asyncllm.kernels.triton.gemm.int4 import dequantize, int4_linear
 
     groups = HIDDEN // 128
     weight = Int4Matrix(

@@ -73,7 +73,7 @@ class Case:
         return y if self.residual is None else y + self.residual.double()
 
     def run(self, tile: Tile) -> Tensor:
-        from asyncllm.kernels.triton.linear import project
+        from asyncllm.kernels.triton.gemm.linear import project
 
         return project(
             tile, self.x, self.weight, self.bias,

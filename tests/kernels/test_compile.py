@@ -80,4 +80,4 @@ def test_kernels_that_branch_on_sums_have_the_same_sum_in_every_lane(
 ) -> None:
     """See ``Launcher``."""
     fuses = {name: options["enable_fp_fusion"] for name, options, *_ in compiled["sampling"]}
-    assert not fuses["asyncllm.kernels.triton.filtering.filter_kernel"]
+    assert not fuses["asyncllm.kernels.triton.sampling.topk_topp.filter_kernel"]

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.kernels.decode import decode_attention_reference, decode_heads_reference
-from asyncllm.kernels.heads import HeadEncoding
 from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.qk_norm_rope import HeadEncoding
 from tests.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.decode import decode_attention
-from asyncllm.kernels.triton.decode_heads import decode_heads
-from asyncllm.kernels.triton.decode_launch import Cut, arrivals_of, choose_cut
+from asyncllm.kernels.triton.attention.decode import decode_attention
+from asyncllm.kernels.triton.attention.decode_heads import decode_heads
+from asyncllm.kernels.triton.attention.decode_launch import Cut, arrivals_of, choose_cut
 from asyncllm.kernels.triton.norm import rms_norm
 
 #: Triton's interpreter multiplies no bfloat16 matrices.

@@ -22,17 +22,22 @@ from tests.kernels.test_decode import (
 pytest.importorskip("triton")
 
 from asyncllm.attention.base import AttentionSpec
-from asyncllm.kernels.triton import decode
-from asyncllm.kernels.triton.decode_heads import decode_heads
-from asyncllm.kernels.triton.decode_hopper import (
+from asyncllm.kernels.triton.attention import decode
+from asyncllm.kernels.triton.attention.decode_heads import decode_heads
+from asyncllm.kernels.triton.attention.decode_hopper import (
     FEW_PAIRS,
     ONE_WAVE,
     choose_pieces,
     launch,
     supports,
 )
-from asyncllm.kernels.triton.decode_launch import AS_IT_IS, MAX_PROGRAMS, Rows, arrivals_of
-from asyncllm.kernels.triton.heads import encode_heads
+from asyncllm.kernels.triton.attention.decode_launch import (
+    AS_IT_IS,
+    MAX_PROGRAMS,
+    Rows,
+    arrivals_of,
+)
+from asyncllm.kernels.triton.qk_norm_rope import encode_heads
 
 on_hopper = pytest.mark.skipif(
     DEVICE == "cpu" or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionSpec
-from asyncllm.kernels.extend import ExtendRows, extend_attention_reference
-from asyncllm.kernels.heads import HeadEncoding, encode_heads
+from asyncllm.kernels.prefill import ExtendRows, extend_attention_reference
+from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads
 from tests.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.decode import decode_attention
-from asyncllm.kernels.triton.extend import choose_blocks, extend_attention
-from asyncllm.kernels.triton.extend_tiles import find_tiles
+from asyncllm.kernels.triton.attention.decode import decode_attention
+from asyncllm.kernels.triton.attention.prefill import choose_blocks, extend_attention
+from asyncllm.kernels.triton.attention.prefill_tiles import find_tiles
 
 #: Triton's interpreter has no product of bfloat16 matrices.
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
@@ -263,7 +263,7 @@ def test_windows_are_cut_into_pieces(window: int) -> None:
 
 def workspace(head_dim: int) -> tuple[Tensor, ...]:
     """Of the kernel for Hopper."""
-    from asyncllm.kernels.triton import extend_hopper
+    from asyncllm.kernels.triton.attention import prefill_hopper as extend_hopper
 
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("another kernel attends here")

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 
 from asyncllm.kernels.fp8 import Fp8Matrix, fp8_linear_reference, quantize_rows_reference
 from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.triton.fp8 import fp8_linear, quantize_rows
-from asyncllm.kernels.triton.fp8_skinny import Tile, fp8_skinny
+from asyncllm.kernels.triton.gemm.fp8 import fp8_linear, quantize_rows
+from asyncllm.kernels.triton.gemm.fp8_skinny import Tile, fp8_skinny
 from tests.kernels.device import DEVICE
 
 DTYPES = [torch.bfloat16, torch.float16]

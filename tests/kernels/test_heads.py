@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import AttentionSpec
-from asyncllm.kernels.heads import HeadEncoding, encode_heads_reference
 from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads_reference
 from tests.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.heads import encode_heads
+from asyncllm.kernels.triton.qk_norm_rope import encode_heads
 
 #: Three roundings, which Triton's interpreter does by truncation.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -15,8 +15,8 @@ from asyncllm.kernels.int4 import (
     pack_int4,
 )
 from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.triton.int4 import dequantize, int4_linear
-from asyncllm.kernels.triton.int4_skinny import Tile, int4_skinny
+from asyncllm.kernels.triton.gemm.int4 import dequantize, int4_linear
+from asyncllm.kernels.triton.gemm.int4_skinny import Tile, int4_skinny
 from tests.kernels.device import DEVICE
 
 DTYPES = [torch.bfloat16, torch.float16]

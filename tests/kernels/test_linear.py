@@ -24,7 +24,7 @@ from asyncllm.kernels.tuning import (
 from tests.kernels.linear_case import AROUND, DTYPE, Case, poison
 
 pytest.importorskip("triton")
-from asyncllm.kernels.triton.linear import fits, project
+from asyncllm.kernels.triton.gemm.linear import fits, project
 
 GEMV = GemvTile(4, 128, 4)
 DIRECT = DirectTile(16, 128, True, 4)

@@ -23,7 +23,7 @@ from tests.kernels.device import DEVICE
 from tests.kernels.linear_case import AROUND, DTYPE, Case, poison
 
 pytest.importorskip("triton")
-from asyncllm.kernels.triton.linear import fits, project
+from asyncllm.kernels.triton.gemm.linear import fits, project
 
 HELD = [
     HeldTile(1, 128, 1, 4),

@@ -12,7 +12,7 @@ from tests.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.masks import mask_scores
+from asyncllm.kernels.triton.sampling.masks import mask_scores
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,7 +12,7 @@ from tests.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.penalties import penalise
+from asyncllm.kernels.triton.sampling.penalties import penalise
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,7 +17,7 @@ from tests.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.sampling import sample_tokens
+from asyncllm.kernels.triton.sampling.sampling import sample_tokens
 
 # numpy, in the interpreter, tells of what floats are meant to do here.
 pytestmark = [

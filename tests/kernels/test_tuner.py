@@ -27,7 +27,7 @@ SHAPES = [
 @pytest.mark.parametrize("rows", BUCKETS)
 def test_candidates_can_run(rows: int, shape: Shape) -> None:
     pytest.importorskip("triton")
-    from asyncllm.kernels.triton.linear import fits
+    from asyncllm.kernels.triton.gemm.linear import fits
 
     tiles = list(candidates(rows, shape, hopper=True))
     elsewhere = list(candidates(rows, shape, hopper=False))

@@ -1,0 +1,251 @@
+"""Attention of decode rows over the paged KV cache, in Triton.
+
+Flash decoding (Dao et al., 2023): a row's tokens are cut into pieces that programs attend to
+side by side, each for all query heads of one K/V head, and whoever finishes a row's last piece
+adds them up.
+
+Latency decides while rows are few. The first K and V are on their way before the kernels before
+this have finished; the newest token, which those write, enters the softmax by itself. Only then may
+the next kernel start: the weights that it loads ahead would delay K and V, 1 x 640 by 1 us. A dot
+has as many rows as there are query heads, which the compiler pads for the tensor cores.
+
+Where rows are many, a GPU is at its limit of power, and instructions cost time. Places in 32 bits,
+and totals that threads keep to themselves, make a tile take 480 instead of 680 instructions of a
+warp, and a layer of Qwen3-8B with 160 rows 272 instead of 278 us. Hopper GPUs have a kernel that
+takes fewer still, ``decode_hopper``, for more than two rows of 8 K/V heads.
+
+Microseconds that attention adds to a layer of Qwen3-0.6B on an H200, encoding included, in a graph
+of layers with shuffled pages, before those two changes; bfloat16, 16 query and 8 K/V heads of 128,
+page size 16. Bold: what is chosen where ``decode_hopper`` is not. Mixed: lengths of 100 to 1,300,
+uniform. Floor: bytes of K and V at 4.5 TB/s.
+
+| rows x length | 1 x 300 | 1 x 640 | 1 x 1,500 | 2 x 640 | 4 x 640 | 8 x 300 | 8 x 640 |
+|---------------|---------|---------|-----------|---------|---------|---------|---------|
+| one kernel    | **5.5** | **6.2** | **7.6**   | **6.1** | **8.7** | **9.0** | **11.2** |
+| two kernels   | 9.3     | 9.0     | 9.8       | 9.6     |         | 8.4     | 12.3    |
+| floor         | 0.3     | 0.6     | 1.4       | 1.2     | 2.3     | 2.2     | 4.7     |
+
+| rows x length | 16 x 640 | 16, mixed | 32 x 640 | 32, mixed | 64 x 640 | 128 x 768 | 256 x 768 |
+|---------------|----------|-----------|----------|-----------|----------|-----------|-----------|
+| one kernel    | **16.7** | **18.9**  | 30.4     | 32.9      | 50.1     | 97.4      | 190.9     |
+| two kernels   | 17.8     | 20.0      | **28.8** | **31.2**  | **47.9** | **99.7**  | **193.9** |
+| floor         | 9.3      | 10.2      | 18.6     | 20.4      | 37.3     | 89.5      | 179.0     |
+
+Predicted were 4 us for 1 to 8 rows of up to 700 tokens, and 21.5 for 32 x 640. What is missed are
+the 2 us of adding up pieces, whose store, counter and loads each go to the L2 and back (without,
+1 x 640 takes 3.9); and memory is busy with weights before and after. With 256 rows of 100 to 1,300
+tokens, two kernels take 182.5, and one 190 or more.
+
+Not kept: a whole row to a program of its own takes 26.8 for 32 x 640, but 40 for mixed lengths. A
+last piece that waits for the words of the others, instead of a counter, was slower for 1 to 8 rows.
+Equal shares of all rows' tokens for each program, found on the device, were slower everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from asyncllm.kernels.triton.attention import decode_hopper
+from asyncllm.kernels.triton.attention.decode_encode import (
+    begin_softmax,
+    load_encoding,
+    softmax_of_none,
+)
+from asyncllm.kernels.triton.attention.decode_launch import (
+    AS_IT_IS,
+    Cut,
+    Heads,
+    Rows,
+    choose_cut,
+    workspace_of,
+)
+from asyncllm.kernels.triton.attention.decode_pieces import (
+    cut_row,
+    finish,
+    load_page,
+    place_of,
+    take_tile,
+)
+from asyncllm.kernels.triton.launch import Launcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asyncllm.attention.base import AttentionSpec
+
+
+def decode_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    spec: AttentionSpec,
+    *,
+    out: Tensor | None = None,
+    beside: bool = False,
+    cut: Cut | None = None,
+) -> Tensor:
+    """See ``kernels.decode.decode_attention``."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    if len(q) == 0:
+        return out
+    rows = Rows(keys, values, block_table, slots, lengths)
+    if cut is None and decode_hopper.supports(q, rows, spec):
+        decode_hopper.launch(q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, beside)
+        return out
+    cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
+    launch(q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, cut, beside)
+    return out
+
+
+def launch(
+    q: Tensor,
+    row_stride: int,
+    head_stride: int,
+    heads: Heads,
+    rows: Rows,
+    spec: AttentionSpec,
+    out: Tensor,
+    cut: Cut,
+    beside: bool = False,
+) -> None:
+    """Attend to rows from their queries, or from what they and the newest token are made from."""
+    args = (
+        *(q, row_stride, head_stride, *heads.tensors, *rows),
+        *(out, *workspace_of(q.device, len(q), spec, cut.splits), rows.block_table.stride(0)),
+        *(spec.scale, spec.softcap or 0.0, spec.window or 0, cut.splits, cut.chunk),
+    )
+    constants = (
+        *(heads.encodes, *heads.constants, spec.softcap is not None, spec.window is not None),
+        *(rows.keys.shape[1], spec.num_kv_heads, spec.num_heads // spec.num_kv_heads),
+        *(spec.head_dim, cut.tile, "ieee" if q.dtype == torch.float32 else "tf32", beside),
+    )
+    grid = (spec.num_kv_heads, cut.splits, len(q) + beside)
+    _launch(grid, args, constants, cut.warps, cut.stages)
+
+
+# What there is of each row is often a slice of an upload, which starts anywhere.
+@triton.jit(
+    do_not_specialize=["table_stride", "window", "splits", "chunk"],
+    do_not_specialize_on_alignment=["positions", "written", "slots", "lengths"],
+)
+def _decode(
+    q,
+    q_row_stride,
+    q_head_stride,
+    q_weight,
+    k_weight,
+    rope,
+    positions,
+    written,
+    keys,
+    values,
+    block_table,
+    slots,
+    lengths,
+    out,
+    partial,
+    stats,
+    arrivals,
+    table_stride,
+    scale,
+    softcap,
+    window,
+    splits,
+    chunk,
+    ENCODES: tl.constexpr,
+    ROTARY: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BESIDE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    G: tl.constexpr = triton.next_power_of_2(GROUP)
+    D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    kv_head = tl.program_id(0)
+    piece = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    if BESIDE and row == tl.num_programs(2) - 1:
+        # One row too many: it keeps whoever waits for this kernel waiting for the one beside, too.
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        return
+    # Up to the wait, nothing is read that the kernels before this write; and only what K and V need
+    # is used, so that nothing else keeps them waiting.
+    of_queries = None
+    of_key = None
+    place = None
+    if ENCODES:
+        place = tl.load(written + row, eviction_policy="evict_last").to(tl.int64)
+        position = tl.load(positions + row, eviction_policy="evict_last").to(tl.int64)
+    length, table, first, stop, size = cut_row(
+        row, lengths, slots, block_table, table_stride, window, splits, chunk, HAS_WINDOW, TILE
+    )
+    begin = first + piece * size
+    if (begin >= stop) & ((piece > 0) | (BESIDE & (length == 0))):
+        return
+    end = tl.minimum(begin + size, stop)
+    has_newest = (end == stop) & (length > 0)
+    if ENCODES:
+        of_queries = load_encoding(q_weight, rope, position, G, ROTARY, HEAD_DIM)
+        of_key = load_encoding(k_weight, rope, position, 1, ROTARY, HEAD_DIM)
+    else:
+        page = load_page(table, length - 1, has_newest, PAGE_SIZE)
+        place = page.to(tl.int64) * PAGE_SIZE + (length - 1) % PAGE_SIZE
+    dim = tl.arange(0, D)[None, :]
+    lane = tl.arange(0, TILE)
+    # Behind the last token it is repeated: what others left in its page is never read.
+    token = tl.minimum(begin + lane, end - 1)
+    page = load_page(table, token, begin < end, PAGE_SIZE)
+    at = place_of(page, token, kv_head, PAGE_SIZE, KV_HEADS, HEAD_DIM)
+    queries = tl.zeros([G, D], q.dtype.element_ty)
+    acc, total, peak = softmax_of_none(G, D)
+    totals = tl.zeros([G, TILE], tl.float32)
+    for start in range(begin, tl.maximum(end, begin + 1), TILE):
+        exists = (dim < HEAD_DIM) & (begin < end)
+        k = tl.load((keys + dim) + at[:, None], mask=exists, other=0.0)
+        v = tl.load((values + dim) + at[:, None], mask=exists, other=0.0)
+        token = tl.minimum(start + TILE + lane, end - 1)
+        page = load_page(table, token, begin < end, PAGE_SIZE)
+        at = place_of(page, token, kv_head, PAGE_SIZE, KV_HEADS, HEAD_DIM)
+        # Here rather than before the loop, whose first loads so come before the wait.
+        if start == begin:
+            if PDL:
+                tl.extra.cuda.gdc_launch_dependents()
+                if not BESIDE:
+                    tl.extra.cuda.gdc_wait()
+            queries, acc, total, peak = begin_softmax(
+                q + row * q_row_stride, q_head_stride, kv_head, has_newest, place, of_queries,
+                of_key, keys, values, scale, softcap, ENCODES, q_weight is not None, ROTARY, EPS,
+                OFFSET, HAS_SOFTCAP, KV_HEADS, GROUP, HEAD_DIM,
+            )  # fmt: skip
+            totals += tl.where(lane[None, :] == 0, total[:, None], 0.0)
+        acc, totals, peak = take_tile(
+            queries, k, v, start + lane < end, acc, totals, peak, scale, softcap, HAS_SOFTCAP,
+            PRECISION,
+        )  # fmt: skip
+    total = tl.sum(totals, axis=1)
+    pieces = tl.maximum(tl.cdiv(stop - first, size), 1)
+    finish(
+        acc, total, peak, row * KV_HEADS + kv_head, piece, pieces, splits, out, partial, stats,
+        arrivals, GROUP, HEAD_DIM,
+    )  # fmt: skip
+
+
+_launch = Launcher(_decode)
+
+__all__ = ["decode_attention"]

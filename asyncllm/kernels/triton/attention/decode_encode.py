@@ -1,0 +1,170 @@
+"""How a decode program gets its queries, and the newest token into its softmax."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from asyncllm.kernels.triton.attention.decode_pieces import LOWEST, in_log2
+
+
+@triton.jit
+def load_encoding(
+    weight,
+    rope,
+    position,
+    HEADS: tl.constexpr,
+    ROTARY: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """What ``_encode`` needs but the heads, long before it does.
+
+    Returns:
+        The norm's weights of each element and of its partner, the element's cosine and sine:
+        [HEADS, D] each, so that they come to the threads that get the heads. Not all if there is
+        no norm, or no rotary positions.
+    """
+    HALF: tl.constexpr = ROTARY // 2
+    dim = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
+    every = tl.zeros([HEADS, 1], tl.int32)
+    inside = (dim < HEAD_DIM) & (every == 0)
+    turns = (dim < ROTARY) & (every == 0)
+    own, other, cos, sin = every, every, every, every
+    if weight is not None:
+        weight += every
+        partner = partners(dim, ROTARY)
+        own = tl.load(weight + dim, mask=inside, other=0.0, eviction_policy="evict_last")
+        other = tl.load(weight + partner, mask=inside, other=0.0, eviction_policy="evict_last")
+    if ROTARY > 0:
+        angle = rope + position * ROTARY + tl.where(dim < HALF, dim, dim - HALF) + every
+        cos = tl.load(angle, mask=turns, other=1.0, eviction_policy="evict_last")
+        sin = tl.load(angle + HALF, mask=turns, other=0.0, eviction_policy="evict_last")
+    return own, other, cos, sin
+
+
+@triton.jit
+def begin_softmax(
+    row_q,
+    head_stride,
+    kv_head,
+    has_newest,
+    place,
+    of_queries,
+    of_key,
+    keys,
+    values,
+    scale,
+    softcap,
+    ENCODES: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTARY: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """The queries of a group, and the softmax of the newest token, or of none.
+
+    Args:
+        row_q: a row's queries; if ENCODES, all its heads before they are encoded, of which the
+            newest key and value are then also written to ``place`` in the flattened pages.
+        has_newest: whether the newest token is among those of this program.
+        of_queries, of_key: what ``load_encoding`` returned, if ENCODES.
+
+    Returns:
+        queries [G, D], and (acc, total, peak) of the softmax.
+    """
+    G: tl.constexpr = triton.next_power_of_2(GROUP)
+    D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    dim = tl.arange(0, D)[None, :]
+    in_head = dim < HEAD_DIM
+    lane = tl.arange(0, G)[:, None]
+    heads = row_q + (kv_head * GROUP + lane) * head_stride
+    inside = (lane < GROUP) & in_head
+    if ENCODES:
+        queries = _encode(heads, inside, of_queries, NORM, ROTARY, EPS, OFFSET, HEAD_DIM)
+    else:
+        queries = tl.load(heads + dim, mask=inside, other=0.0)
+    acc, total, peak = softmax_of_none(G, D)
+    if has_newest:
+        at = (place * KV_HEADS + kv_head) * HEAD_DIM + dim
+        if ENCODES:
+            k_head = row_q + (KV_HEADS * GROUP + kv_head + tl.zeros([1, 1], tl.int32)) * head_stride
+            v = tl.load(k_head + KV_HEADS * head_stride + dim, mask=in_head, other=0.0)
+            k = _encode(k_head, in_head, of_key, NORM, ROTARY, EPS, OFFSET, HEAD_DIM)
+            tl.store(keys + at, k, mask=in_head & (place >= 0))
+            tl.store(values + at, v, mask=in_head & (place >= 0))
+        else:
+            k = tl.load(keys + at, mask=in_head, other=0.0)
+            v = tl.load(values + at, mask=in_head, other=0.0)
+        dots = tl.sum(queries.to(tl.float32) * k.to(tl.float32), axis=1)
+        peak = in_log2(dots, scale, softcap, HAS_SOFTCAP)
+        total += 1.0
+        acc += v.to(tl.float32)
+    return queries, acc, total, peak
+
+
+@triton.jit
+def softmax_of_none(G: tl.constexpr, D: tl.constexpr):
+    """The softmax (acc, total, peak) of no tokens."""
+    acc = tl.zeros([G, D], tl.float32)
+    return acc, tl.zeros([G], tl.float32), tl.full([G], LOWEST, tl.float32)
+
+
+@triton.jit
+def _encode(
+    heads,
+    inside,
+    encoding,
+    NORM: tl.constexpr,
+    ROTARY: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Load heads, normalise and rotate them as ``kernels.heads.encode_heads`` does; [heads, D].
+
+    Each element meets the one that it turns with by a second load, not by an exchange between
+    threads.
+
+    Args:
+        heads: addresses [heads, 1].
+        inside: [heads, D].
+    """
+    own, other, cos, sin = encoding
+    dim = tl.arange(0, inside.shape[1])[None, :]
+    x = tl.load(heads + dim, mask=inside, other=0.0)
+    dtype: tl.constexpr = x.dtype
+    if ROTARY > 0:
+        y = tl.load(heads + partners(dim, ROTARY), mask=inside, other=0.0).to(tl.float32)
+    x = x.to(tl.float32)
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HEAD_DIM + EPS)
+        x = scaled(x * inverse, own, OFFSET, dtype)
+        if ROTARY > 0:
+            y = scaled(y * inverse, other, OFFSET, dtype)
+    if ROTARY > 0:
+        x = x * cos + y * tl.where(dim < ROTARY // 2, -sin, sin)
+    return x.to(dtype)
+
+
+@triton.jit
+def partners(dim, ROTARY: tl.constexpr):
+    """The element of a head that each turns with; beyond the rotary ones, itself."""
+    HALF: tl.constexpr = ROTARY // 2
+    return tl.where(dim < ROTARY, tl.where(dim < HALF, dim + HALF, dim - HALF), dim)
+
+
+@triton.jit
+def scaled(x, weights, OFFSET: tl.constexpr, DTYPE: tl.constexpr):
+    """Normalised x times the norm's weights, rounded as ``encode_heads`` does; float32."""
+    weights = weights.to(tl.float32)
+    if OFFSET:
+        return x * (weights + 1.0)
+    else:
+        return x.to(DTYPE).to(tl.float32) * weights
+
+
+__all__ = ["begin_softmax", "load_encoding", "partners", "scaled", "softmax_of_none"]

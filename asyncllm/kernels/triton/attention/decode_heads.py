@@ -1,0 +1,80 @@
+"""Decode rows from their projection to their attention, in one kernel: while they are few, and on
+Hopper GPUs, for which ``decode_hopper`` is.
+
+Every program of a row and K/V head encodes the query heads anew. The one with the row's newest
+token also encodes its key, writes key and value to their page, and takes them into its softmax
+itself: no program reads what another writes. ``decode`` has the measurements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from asyncllm.kernels.qk_norm_rope import split_heads
+from asyncllm.kernels.triton.attention import decode_hopper
+from asyncllm.kernels.triton.attention.decode import decode_attention, launch
+from asyncllm.kernels.triton.attention.decode_launch import Cut, Heads, Rows, choose_cut, fitted
+from asyncllm.kernels.triton.qk_norm_rope import encode_heads, encoding_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asyncllm.attention.base import AttentionSpec
+    from asyncllm.kernels.qk_norm_rope import HeadEncoding
+
+#: Rows times K/V heads that one kernel is faster for than two, where ``decode_hopper`` is not.
+FUSED_PAIRS = 128
+
+
+def choose_fused_cut(rows: int, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut:
+    """As ``choose_cut``, of one kernel."""
+    if rows * spec.num_kv_heads <= 64:
+        return choose_cut(rows, spec, max_length, itemsize)
+    return fitted(Cut(8, 128, 32, 1, 2), spec, max_length, itemsize)
+
+
+def decode_heads(
+    qkv: Tensor,
+    encoding: HeadEncoding,
+    positions: Tensor,
+    written: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    spec: AttentionSpec,
+    *,
+    out: Tensor | None = None,
+    cut: Cut | None = None,
+    fused: bool | None = None,
+) -> Tensor:
+    """See ``kernels.decode.decode_heads``."""
+    num_rows = len(qkv)
+    if out is None:
+        size = spec.num_heads * spec.head_dim
+        out = torch.empty(num_rows, size, dtype=qkv.dtype, device=qkv.device)
+    if num_rows == 0:
+        return out
+    rows = Rows(keys, values, block_table, slots, lengths)
+    weights, constants = encoding_of(encoding)
+    heads = Heads(True, (*weights, positions, written), constants)
+    if cut is None and fused is not False and decode_hopper.supports(qkv, rows, spec):
+        decode_hopper.launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out)
+        return out
+    if fused is None:
+        fused = num_rows * spec.num_kv_heads <= FUSED_PAIRS
+    if not fused:
+        encode_heads(qkv, spec, encoding, positions, keys, values, written)
+        q, _, _ = split_heads(qkv, spec)
+        decode_attention(q, *rows, spec, out=out.view(q.shape), cut=cut)
+        return out
+    max_length = block_table.shape[1] * keys.shape[1]
+    cut = cut or choose_fused_cut(num_rows, spec, max_length, qkv.itemsize)
+    launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out, cut)
+    return out
+
+
+__all__ = ["decode_heads"]

@@ -1,0 +1,215 @@
+"""What ``extend_hopper`` works on: sizes, tiles, and their keys, values and queries, copied."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.language import debug_barrier
+
+from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, KEYS, MIN_BLOCKS
+from asyncllm.kernels.triton.page_copies import copy_block, find_cells
+
+#: Queries of a warpgroup, times the heads that share them, and of both; blocks of keys, and of
+#: values, that shared memory holds.
+HALF = gl.constexpr(64)
+QUERIES = gl.constexpr(128)
+STAGES = gl.constexpr(2)
+
+#: Barriers of each stage: it has been filled, or it has been read by both warpgroups.
+K_FULL, V_FULL, K_FREE, V_FREE = (gl.constexpr(i * STAGES.value) for i in range(4))
+
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS.value, 16]))
+ROW = gl.constexpr(gl.SliceLayout(1, SCORES.value))
+#: For tensors in global memory: 16 bytes of each thread.
+WIDE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+
+
+class Layer(NamedTuple):
+    """Constants of a layer; 0 for no softcap and no window."""
+
+    scale: Any
+    softcap: Any
+    window: Any
+    kv_heads: Any
+    group: Any
+    head_dim: Any
+
+
+class Shared(NamedTuple):
+    """Shared memory.
+
+    Attributes:
+        q: [4, HALF, head_dim]; queries of this turn and of the next, by warpgroup.
+        k, v: [STAGES, KEYS, head_dim].
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    barriers: Any
+
+
+class Work(NamedTuple):
+    """What there is to do: ``items`` in all, so many ``pieces`` of each of the ``tiles``."""
+
+    tiles: Any
+    items: Any
+    pieces: Any
+
+
+class Queries(NamedTuple):
+    """Queries in global memory, and the steps from one token, or head, to the next."""
+
+    start: Any
+    token_stride: Any
+    head_stride: Any
+
+
+class Results(NamedTuple):
+    """Global memory for results, and for what is known of each piece until they can be added up.
+
+    Attributes:
+        partial: float32 [items, QUERIES, head_dim]; weighted values.
+        stats: float32 [items, 2, QUERIES]; sum and peak of the weights.
+        arrivals: int32 [2 * tiles * kv_heads]; zeros, and left so.
+    """
+
+    out: Any
+    partial: Any
+    stats: Any
+    arrivals: Any
+
+
+class Tile(NamedTuple):
+    """See ``extend_tiles.find_tiles``."""
+
+    first: Any
+    end: Any
+    shift: Any
+    slot: Any
+    length: Any
+
+
+class Blocks(NamedTuple):
+    """Blocks of keys of a piece: the first and the last, and from which on keys are hidden from
+    some query; ``pieces`` is how many of the tile's have any."""
+
+    first: Any
+    last: Any
+    hidden: Any
+    pieces: Any
+
+
+@gluon.constexpr_function
+def sums_layout(head_dim: int) -> gl.NVMMADistributedLayout:
+    """Of sums of weighted values, [HALF, head_dim]."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
+
+
+@gluon.jit
+def item_of(turn):
+    """What this program attends to in that turn: a piece of a tile for a K/V head, as one number.
+
+    The longest tiles come first, and programs go over them back and forth: so all get equal shares.
+    """
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    return turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
+
+
+@gluon.jit
+def tile_of(work, pair, layer: gl.constexpr):
+    """Of a tile and K/V head."""
+    entry = work.tiles + (1 + pair // layer.kv_heads) * FIELDS
+    return Tile(
+        gl.load(entry),
+        gl.load(entry + 1),
+        gl.load(entry + 2),
+        gl.load(entry + 3),
+        gl.load(entry + 4),
+    )
+
+
+@gluon.jit
+def blocks_of(tile, piece, pieces, layer: gl.constexpr):
+    """Of a piece; without any, the last is the one before the first."""
+    first = 0
+    hidden = (tile.first + tile.shift + 1) // KEYS
+    if layer.window > 0:
+        first = gl.maximum(tile.first + tile.shift + 1 - layer.window, 0) // KEYS
+        hidden = first
+    last = (tile.end + tile.shift - 1) // KEYS
+    count = last - first + 1
+    size = gl.maximum((count + pieces - 1) // pieces, MIN_BLOCKS)
+    last = gl.maximum(last - piece * size, first - 1)
+    first = gl.maximum(last - size + 1, first)
+    return Blocks(first, last, hidden, (count + size - 1) // size)
+
+
+@gluon.jit
+def produce(
+    keys,
+    values,
+    block_table,
+    table_stride,
+    shared,
+    work,
+    layer: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+):
+    """Have the blocks of all items copied, the last of each first, as stages become free."""
+    COPIED: gl.constexpr = keys.block_type.shape[0]
+    turn = 0
+    number = 0
+    item = item_of(turn)
+    while item < work.items:
+        pair = item // work.pieces
+        tile = tile_of(work, pair, layer)
+        blocks = blocks_of(tile, item % work.pieces, work.pieces, layer)
+        table = block_table + tile.slot.to(gl.int64) * table_stride
+        column = pair % layer.kv_heads * layer.head_dim
+        for i in range(blocks.last - blocks.first + 1):
+            start = (blocks.last - i) * KEYS
+            cells = find_cells(table, start, tile.length, KEYS, COPIED, PAGE_SIZE)
+            stage = number % STAGES
+            parity = (number // STAGES + 1) & 1
+            mbarrier.wait(shared.barriers.index(K_FREE + stage), parity)
+            full = shared.barriers.index(K_FULL + stage)
+            copy_block(keys, cells, column, shared.k, stage, full)
+            mbarrier.wait(shared.barriers.index(V_FREE + stage), parity)
+            full = shared.barriers.index(V_FULL + stage)
+            copy_block(values, cells, column, shared.v, stage, full)
+            number += 1
+        turn += 1
+        item = item_of(turn)
+
+
+@gluon.jit
+def load_queries(half: gl.constexpr, queries, copies, tile, kv_head, layer: gl.constexpr):
+    """Begin to copy a warpgroup's queries to shared memory."""
+    token, head, dim, exists = places_of(half, tile, kv_head, layer)
+    at = (token * queries.token_stride + head * queries.head_stride)[:, None] + dim[None, :]
+    mask = exists[:, None] & (dim >= 0)[None, :]
+    async_copy.async_copy_global_to_shared(copies, queries.start + at, mask=mask)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def await_queries():
+    """Wait until they are there."""
+    async_copy.wait_group(0)
+    fence_async_shared()
+    debug_barrier()
+
+
+@gluon.jit
+def places_of(half: gl.constexpr, tile, kv_head, layer: gl.constexpr):
+    """Of a warpgroup's queries: token and head, int [HALF], dimensions, and which there are."""
+    lane = half * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, WIDE))
+    dim = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, WIDE))
+    token = tile.first + lane // layer.group
+    exists = (lane < QUERIES // layer.group * layer.group) & (token < tile.end)
+    return token.to(gl.int64), kv_head * layer.group + lane % layer.group, dim, exists

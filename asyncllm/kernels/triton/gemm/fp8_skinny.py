@@ -1,0 +1,162 @@
+"""Products of few rows with an 8-bit weight, which is converted to the dtype of x in registers.
+
+The weight is the first operand, so that rows of x are padded to a multiple of 8 rather than 16, and
+the warps of a program divide the columns among them: the leading dimension of the products.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asyncllm.kernels.fp8 import Fp8Matrix
+from asyncllm.kernels.triton.gemm.epilogue import weight_rows
+from asyncllm.kernels.triton.gemm.quantized import dot, write
+from asyncllm.kernels.triton.launch import Launcher
+
+#: Columns of a product, which share a scale if the weight is scaled in blocks.
+COLUMNS = 128
+
+
+class Tile(NamedTuple):
+    """How a launch divides its work.
+
+    Attributes:
+        rows: of the weight, of a program.
+        warps: of a program.
+        stages: loads in flight.
+    """
+
+    rows: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _convert(w, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """e4m3 to DTYPE, exactly.
+
+    To bfloat16 there is no instruction: sign, exponent and mantissa take their places there, and
+    2^120 makes up for the difference of the exponents' biases.
+    """
+    if NATIVE and tl.bfloat16 == DTYPE:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 first, second, rest, factor;
+            mov.b32 factor, 0x7B807B80;
+            prmt.b32 first, $2, 0, 0x1404;
+            prmt.b32 second, $2, 0, 0x3424;
+            shr.u32 rest, first, 4;
+            and.b32 rest, rest, 0x07F007F0;
+            lop3.b32 first, first, 0x80008000, rest, 0xEA;
+            mul.rn.bf16x2 $0, first, factor;
+            shr.u32 rest, second, 4;
+            and.b32 rest, rest, 0x07F007F0;
+            lop3.b32 second, second, 0x80008000, rest, 0xEA;
+            mul.rn.bf16x2 $1, second, factor;
+            }""",
+            "=&r,=&r,r",
+            [w],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return w.to(DTYPE)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _fp8_skinny(
+    out,  # [M, N], or [M, N / 2] if gated; also the residual
+    x,  # [M, K]
+    weight,  # e4m3 [N, K]
+    scale,  # float32 [N], or [ceil(N / 128), ceil(K / 128)]
+    bias,  # [N]
+    M,
+    N,
+    out_stride,
+    x_stride,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    ROWS: tl.constexpr = BLOCK_N if ACT is None else 2 * BLOCK_N
+    STEP: tl.constexpr = WARPS * BLOCK_K
+    BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    tile = tl.program_id(0)
+    rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, ACT is not None)
+    m = tl.arange(0, BLOCK_M)
+    warp = tl.arange(0, WARPS)[:, None]
+    k = warp * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    w_at = weight + (rows * K)[None, :, None] + k[:, None, :]
+    x_at = x + (m.to(tl.int64) * x_stride)[None, None, :] + k[:, :, None]
+    s_at = scale + (rows // 128 * BLOCKS)[None, :] + warp
+    has_row = (m < M)[None, None, :]
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+    acc = tl.zeros([WARPS, ROWS, BLOCK_M], tl.float32)
+    for start in tl.range(0, K, STEP, num_stages=STAGES):
+        if K % STEP == 0:
+            w = tl.load(w_at + start, eviction_policy="evict_first")
+            here = tl.load(x_at + start, has_row, other=0.0)
+        else:
+            w = tl.load(w_at + start, (start + k < K)[:, None, :], other=0.0)
+            here = tl.load(x_at + start, has_row & (start + k < K)[:, :, None], other=0.0)
+        w = _convert(w, here.dtype, PDL)
+        if BLOCKED:
+            block = start // BLOCK_K
+            factor = tl.load(s_at + block, warp < BLOCKS - block, other=0.0)[:, :, None]
+            acc += dot(w, here, tl.zeros_like(acc), PDL) * factor
+        else:
+            acc = dot(w, here, acc, PDL)
+    y = tl.sum(acc, axis=0)
+    if not BLOCKED:
+        y *= tl.load(scale + rows)[:, None]
+    write(y, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
+
+
+_launch = Launcher(_fp8_skinny)
+
+
+def fp8_skinny(
+    tile: Tile,
+    x: Tensor,
+    weight: Fp8Matrix,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    act: str | None = None,
+) -> Tensor:
+    """``fp8_linear`` of few rows."""
+    size, columns = weight.data.shape
+    outputs, block_n = (size, tile.rows) if act is None else (size // 2, tile.rows // 2)
+    out = x.new_empty(len(x), outputs) if residual is None else residual
+    block_m = max(8, triton.next_power_of_2(len(x)))
+    _launch(
+        (triton.cdiv(outputs, block_n), 1, 1),
+        (out, x, *weight, bias, len(x), size, out.stride(0), x.stride(0)),
+        (
+            *(columns, block_m, block_n, COLUMNS, tile.warps, tile.stages),
+            *(weight.is_blocked, bias is not None, residual is not None, act),
+        ),
+        tile.warps,
+    )
+    return out
+
+
+def choose_tile(size: int) -> Tile:
+    """The best as measured, for a weight of ``size`` rows."""
+    return Tile(32, 4, 3) if size >= 16384 else Tile(16, 4, 5)

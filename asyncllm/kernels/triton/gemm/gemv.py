@@ -1,0 +1,124 @@
+"""Projections of one row, on the CUDA cores.
+
+Every program owns a few whole rows of the weight and has all of them in flight, in registers,
+before it waits for the kernel that writes x. The normalisation's 1 / rms is a factor of the whole
+row, so it is applied to the product; the sum of squares comes from the same registers as x.
+
+On an H200, each in a chain of its own in a CUDA graph, against what reading takes at 4.3 TB/s:
+
+| weight | microseconds | reading | cuBLAS, with the kernels around it |
+|--|--|--|--|
+| 1024 x 3072, residual | 2.65 | 1.46 | 7.5 |
+| 4096 x 4096, residual | 8.9 | 7.8 | 13.3 |
+| 24576 x 4096, norm, gated | 44.6 | 46.8 | 50.8 |
+| 4096 x 12288, residual | 24.2 | 23.4 | 29.7 |
+| 151936 x 4096, norm | 267 | 289 | 286 |
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.triton.gemm.epilogue import finish, output_tile, weight_rows
+from asyncllm.kernels.triton.launch import Launcher, cdiv
+from asyncllm.kernels.tuning import GemvTile
+
+
+@triton.jit
+def _gemv_kernel(
+    out,  # [1, N], or [1, N / 2] if gated; also the residual
+    x,  # [1, K]
+    weight,  # [N, K]
+    bias,  # [N]
+    gain,  # [K]
+    N,
+    weight_stride,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LATE: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    GATED: tl.constexpr = ACT is not None
+    ROWS: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    if PDL and not LATE:
+        tl.extra.cuda.gdc_launch_dependents()
+    tile = tl.program_id(0)
+    rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, GATED)
+    k = tl.arange(0, BLOCK_K)
+    at = weight + rows[:, None] * weight_stride + k[None, :]
+    weights: tl.tuple = ()
+    for i in tl.static_range(CHUNKS):
+        if (i + 1) * BLOCK_K <= K:
+            weights += (tl.load(at + i * BLOCK_K, eviction_policy="evict_first"),)
+        else:
+            inside = (i * BLOCK_K + k < K)[None, :]
+            weights += (
+                tl.load(at + i * BLOCK_K, inside, other=0.0, eviction_policy="evict_first"),
+            )
+    gains: tl.tuple = ()
+    if NORM:
+        for i in tl.static_range(CHUNKS):
+            gains += (tl.load(gain + i * BLOCK_K + k, i * BLOCK_K + k < K, other=0.0),)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    out_at, is_output = output_tile(out, tile, 1, N, 0, 1, BLOCK_N, GATED)
+    if RESIDUAL:
+        old = tl.load(out_at, is_output, other=0.0)
+    xs: tl.tuple = ()
+    for i in tl.static_range(CHUNKS):
+        xs += (tl.load(x + i * BLOCK_K + k, i * BLOCK_K + k < K, other=0.0),)
+    if PDL and LATE:
+        tl.extra.cuda.gdc_launch_dependents()
+    products = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        here = xs[i].to(tl.float32)
+        if NORM:
+            squares += here * here
+            factor = gains[i].to(tl.float32)
+            here *= (1.0 + factor) if OFFSET else factor
+        products += weights[i].to(tl.float32) * here[None, :]
+    y = tl.sum(products, axis=1)
+    if NORM:
+        y *= tl.rsqrt(tl.sum(squares) / K + EPS)
+    y = finish(y[:, None], bias, tile, N, BLOCK_N, BIAS, ACT)
+    if RESIDUAL:
+        y += old.to(tl.float32)
+    tl.store(out_at, y.to(out.dtype.element_ty), is_output)
+
+
+_launch = Launcher(_gemv_kernel)
+
+
+def gemv(
+    tile: GemvTile,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm | None,
+    act: str | None,
+    out: Tensor,
+    *,
+    add: bool,
+) -> None:
+    """``linear`` of one row into ``out`` [1, N or N / 2], to which it is added if ``add``."""
+    gain, eps, offset = norm or (None, 0.0, False)
+    constants = (
+        *(weight.shape[1], tile.block_n, tile.block_k, tile.late),
+        *(norm is not None, eps, offset, bias is not None, add, act),
+    )
+    args = (out, x, weight, bias, gain, weight.shape[0], weight.stride(0))
+    grid = (cdiv(out.shape[1], tile.block_n), 1, 1)
+    _launch(grid, args, constants, tile.warps)

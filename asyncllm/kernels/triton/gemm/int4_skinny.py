@@ -1,0 +1,174 @@
+"""Products of some rows with a 4-bit weight, which is converted in registers each time.
+
+The weight is the first operand, so that rows of x are padded to a multiple of 8 rather than 16. The
+warps of a program divide its outputs (by warpgroup instructions) or, where there are few of them,
+the columns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asyncllm.kernels.int4 import Int4Matrix
+from asyncllm.kernels.triton.gemm.epilogue import weight_rows
+from asyncllm.kernels.triton.gemm.int4_codes import offset_codes, subtract, unpack
+from asyncllm.kernels.triton.gemm.quantized import dot, write
+from asyncllm.kernels.triton.launch import Launcher
+
+
+class Tile(NamedTuple):
+    """How a launch divides its work.
+
+    Attributes:
+        rows: of the weight, of a program.
+        parts: products at a time, over consecutive blocks of columns; more than one is a warp each.
+        stages: loads in flight.
+        warps: of a program.
+    """
+
+    rows: int
+    parts: int
+    stages: int
+    warps: int
+
+
+@triton.jit
+def _product(
+    codes, block, x_at, scale, zero, has_row, rows, N,
+    K: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
+    PARTS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Of PARTS blocks of columns, codes [PARTS, ROWS, BLOCK_K / 2]: the sum over each."""
+    HALF: tl.constexpr = BLOCK_K // 2
+    blocks = block + tl.arange(0, PARTS)
+    if not EVEN:
+        has_row = has_row & (blocks < K // BLOCK_K)[:, None, None]
+        blocks = tl.minimum(blocks, K // BLOCK_K - 1)
+    first = tl.load(x_at + block * BLOCK_K, has_row, other=0.0)
+    second = tl.load(x_at + block * BLOCK_K + HALF, has_row, other=0.0)
+    DTYPE: tl.constexpr = first.dtype
+    at = (blocks * BLOCK_K // GROUP)[:, None] * N + rows[None, :]
+    factor = tl.load(scale + at).to(tl.float32)[:, :, None]
+    offset = offset_codes(tl.load(zero + at), DTYPE)[:, :, None]
+    low, high = unpack(codes, DTYPE, NATIVE)
+    low, high = (
+        subtract(low, offset, DTYPE, NATIVE),
+        subtract(high, offset, DTYPE, NATIVE),
+    )
+    if PARTS == 1:
+        low, high = tl.reshape(low, low.shape[1:]), tl.reshape(high, high.shape[1:])
+        first, second = (
+            tl.reshape(first, first.shape[1:]),
+            tl.reshape(second, second.shape[1:]),
+        )
+        factor = tl.reshape(factor, factor.shape[1:])
+        product = tl.zeros([low.shape[0], BLOCK_M], tl.float32)
+    else:
+        product = tl.zeros([PARTS, low.shape[1], BLOCK_M], tl.float32)
+    product = dot(low, first, product, NATIVE)
+    return dot(high, second, product, NATIVE) * factor
+
+
+@triton.jit(do_not_specialize=["M"])
+def _int4_skinny(
+    out,  # [M, N], or [M, N / 2] if gated; also the residual
+    x,  # [M, K]
+    packed,  # uint8 [N, K / 2]
+    scale,  # [K / GROUP, N]
+    zero,  # uint8 [K / GROUP, N]
+    bias,  # [N]
+    M,
+    N,
+    out_stride,
+    x_stride,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    ROWS: tl.constexpr = BLOCK_N if ACT is None else 2 * BLOCK_N
+    HALF: tl.constexpr = BLOCK_K // 2
+    BLOCKS: tl.constexpr = K // BLOCK_K
+    EVEN: tl.constexpr = BLOCKS % PARTS == 0
+    tile = tl.program_id(0)
+    rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, ACT is not None)
+    m = tl.arange(0, BLOCK_M)
+    part = tl.arange(0, PARTS)
+    half = tl.arange(0, HALF)
+    p_at = packed + (rows * (K // 2))[None, :, None] + (part[:, None] * HALF + half)[:, None, :]
+    k = part[:, None] * BLOCK_K + half[None, :]
+    x_at = x + (m.to(tl.int64) * x_stride)[None, None, :] + k[:, :, None]
+    has_row = (m < M)[None, None, :]
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+    if PARTS == 1:
+        acc = tl.zeros([ROWS, BLOCK_M], tl.float32)
+    else:
+        acc = tl.zeros([PARTS, ROWS, BLOCK_M], tl.float32)
+    for block in tl.range(0, BLOCKS, PARTS, num_stages=STAGES):
+        if EVEN:
+            codes = tl.load(p_at + block * HALF, eviction_policy="evict_first")
+        else:
+            codes = tl.load(p_at + block * HALF, (block + part < BLOCKS)[:, None, None], other=0)
+        acc += _product(
+            codes, block, x_at, scale, zero, has_row, rows, N,
+            K, GROUP, BLOCK_K, BLOCK_M, PARTS, EVEN, PDL,
+        )  # fmt: skip
+    y = acc if PARTS == 1 else tl.sum(acc, axis=0)
+    write(y, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
+
+
+_launch = Launcher(_int4_skinny)
+
+
+def int4_skinny(
+    tile: Tile,
+    x: Tensor,
+    weight: Int4Matrix,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    act: str | None = None,
+) -> Tensor:
+    """``int4_linear`` of some rows, whose columns are in the order of the weight's."""
+    size, columns = len(weight.packed), x.shape[1]
+    outputs, block_n = (size, tile.rows) if act is None else (size // 2, tile.rows // 2)
+    out = x.new_empty(len(x), outputs) if residual is None else residual
+    block_m = max(8, triton.next_power_of_2(len(x)))
+    arrays = (weight.packed, weight.scale, weight.zero)
+    _launch(
+        (triton.cdiv(outputs, block_n), 1, 1),
+        (out, x, *arrays, bias, len(x), size, out.stride(0), x.stride(0)),
+        (
+            *(columns, weight.group, block_m, block_n, weight.block),
+            *(tile.parts, tile.stages, bias is not None, residual is not None, act),
+        ),
+        tile.warps,
+    )
+    return out
+
+
+def choose_tile(rows: int, size: int) -> Tile:
+    """The best as measured, for so many rows of x and a weight of ``size`` rows."""
+    if rows <= 16:
+        if size >= 16384:
+            return Tile(64 if rows <= 8 else 32, 4, 3, 4)
+        if size <= 4096:
+            return Tile(16, 8, 5 if rows <= 8 else 3, 8)
+        return Tile(16, 4, 5 if rows <= 8 else 4, 4)
+    if size <= 4096 or (rows <= 32 and size < 16384):
+        return Tile(16, 4, 3, 4)
+    return Tile(64, 1, 4 if rows > 32 and size >= 16384 else 6, 4)

@@ -1,0 +1,171 @@
+"""Projections on a GPU: which kernel takes them.
+
+One row goes to ``gemv`` or ``direct``, a few to ``direct``. On Hopper GPUs a few to dozens of rows
+go to ``held`` if the weight is small, and to ``stream`` if it is large; dozens to hundreds go to
+``wide`` where it has been measured to be faster, and otherwise to cuBLAS, as do more. The tables of
+``kernels.tuning`` say where the borders are. The four projections of a layer on an H200 in
+microseconds, bfloat16, with norms, activation and residual, all layers in one CUDA graph
+(torch 2.11, Triton 3.6; reading the weights at 4.3 TB/s takes 7.3 and 89.7):
+
+| rows | Qwen3-0.6B | with cuBLAS | Qwen3-8B | with cuBLAS |
+|--|--|--|--|--|
+| 1 | 11.1 | 35.4 | 91.3 | 112.4 |
+| 8 | 11.3 | 29.6 | 94.7 | 118.0 |
+| 16 | 12.8 | 29.8 | 98.9 | 113.0 |
+| 32 | 17.6 | 30.5 | 105.0 | 115.5 |
+| 64 | 22.1 | 31.8 | 105.3 | 117.8 |
+| 96 | 23.7 | 32.6 | 111.7 | 126.3 |
+| 128 | 24.0 | 32.8 | 118.3 | 128.3 |
+| 160 | 27.7 | 33.6 | 126.3 | 138.6 |
+| 192 | 29.0 | 34.6 | 136.6 | 151.5 |
+| 256 | 34.9 | 36.1 | 159.0 | 170.2 |
+
+At the GPU's limit of power, where clocks are lower, there is as much to gain: with the attention of
+128 rows of 900 tokens, a layer of Qwen3-8B takes 249.5 instead of 265.
+
+Small weights are not what those of the 0.6B take long for: with all of them in the L2 cache it
+takes 10.9, 10.3, 12.0 and 16.0 for up to 32 rows. It is the way from one kernel to the next (0.6
+with 128 programs, 1.8 with 1,024), loading x, which every program needs the whole of or its
+columns, and adding up.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from asyncllm.kernels.linear import linear_reference
+from asyncllm.kernels.norm import Norm, rms_norm
+from asyncllm.kernels.triton.gemm.gemv import gemv
+from asyncllm.kernels.triton.gemm.register_skinny import direct
+from asyncllm.kernels.triton.gemm.smem_resident import held
+from asyncllm.kernels.triton.gemm.tma import stream
+from asyncllm.kernels.triton.gemm.tma_split import wide
+from asyncllm.kernels.triton.launch import cdiv, next_power_of_2
+from asyncllm.kernels.tuning import (
+    MAX_ROWS,
+    DirectTile,
+    GemvTile,
+    HeldTile,
+    Shape,
+    StreamTile,
+    Tile,
+    WideTile,
+    choose,
+    padded_rows,
+    wide_stages,
+)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+    act: str | None = None,
+) -> Tensor:
+    """See ``kernels.linear.linear``."""
+    if len(x) > MAX_ROWS:
+        return linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)
+    epilogue = "gated" if act is not None else "" if residual is None else "residual"
+    shape = Shape.of(weight, norm is not None, epilogue)
+    name, hopper, multiprocessors = _device(x.device)
+    tile = choose(name, len(x), shape, hopper=hopper) if len(x) > 0 else None
+    # Kernels of our own copy 16 bytes of the weight at a time.
+    fitting = tile is not None and fits(tile, x, shape, multiprocessors)
+    if tile is None or not fitting or weight.data_ptr() % 16 > 0:
+        return linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)
+    return project(tile, x, weight, bias, norm=norm, residual=residual, act=act)
+
+
+def project(
+    tile: Tile,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+    act: str | None = None,
+) -> Tensor:
+    """``linear`` on one of our kernels."""
+    out = residual
+    if out is None:
+        size = weight.shape[0] if act is None else weight.shape[0] // 2
+        out = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
+    if norm is not None and normed_apart(tile):
+        x, norm = rms_norm(x, norm), None
+    add = residual is not None
+    if isinstance(tile, GemvTile):
+        gemv(tile, x, weight, bias, norm, act, out, add=add)
+    elif isinstance(tile, DirectTile):
+        direct(tile, x, weight, bias, norm, act, out, add=add)
+    elif isinstance(tile, HeldTile):
+        held(tile, x, weight, bias, norm, act, out, add=add)
+    elif isinstance(tile, StreamTile):
+        stream(tile, x, weight, bias, act, out, add=add)
+    else:
+        wide(tile, x, weight, bias, act, out, add=add)
+    return out
+
+
+def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> bool:
+    """Whether the kernel can take these rows on a GPU with so many multiprocessors.
+
+    The tensor cores' kernel multiplies x by the norm's weight in the dtype of x before it divides
+    by the root of the mean square: bfloat16 has the range for that, float16 does not.
+    """
+    if x.stride(1) != 1:
+        return False
+    if isinstance(tile, GemvTile):
+        return len(x) == 1
+    if x.element_size() != 2:
+        return False
+    in_kernel = shape.norm and not normed_apart(tile)
+    if in_kernel and x.dtype == torch.float16:
+        return False
+    if isinstance(tile, DirectTile):
+        return shape.columns % tile.block_k == 0
+    is_aligned = x.stride(0) % 16 == x.data_ptr() % 16 == 0
+    if isinstance(tile, WideTile):
+        return is_aligned and _fits_wide(tile, len(x), shape, multiprocessors)
+    blocks, rest = divmod(shape.columns, tile.fold * tile.splits * tile.block_k)
+    sums = tile.fold * max(8, next_power_of_2(len(x)))  # of products, in registers
+    if isinstance(tile, HeldTile):
+        has_room = sums <= 256
+    else:
+        has_room = sums * tile.parts <= 192 and 2 <= tile.x_stages <= tile.stages <= blocks
+    is_whole = rest == 0 and (shape.epilogue != "gated" or shape.size % 16 == 0)
+    return has_room and is_aligned and is_whole and not (in_kernel and tile.splits > 1)
+
+
+def _fits_wide(tile: WideTile, rows: int, shape: Shape, multiprocessors: int) -> bool:
+    block_m = padded_rows(rows)
+    blocks, rest = divmod(shape.columns, 64 * tile.splits)
+    stages = range(max(2, cdiv(block_m, 64)), min(blocks, wide_stages(rows, tile.parts)) + 1)
+    is_gated = shape.epilogue == "gated"
+    if tile.splits > 1 or shape.epilogue == "residual":
+        # Programs wait for each other, and each has some of the 32 or more rows of a copy of x.
+        programs = cdiv(shape.size, 64 * tile.parts) * tile.splits
+        is_whole = programs <= multiprocessors and tile.splits <= 8 and not is_gated
+    else:
+        is_whole = shape.size % (16 if is_gated else 8) == 0
+    return is_whole and rest == 0 and tile.stages in stages
+
+
+def normed_apart(tile: Tile) -> bool:
+    """Whether a kernel before the projection's normalises x."""
+    if isinstance(tile, GemvTile):
+        return False
+    return isinstance(tile, StreamTile | WideTile) or tile.norm_apart
+
+
+@cache
+def _device(device: torch.device) -> tuple[str, bool, int]:
+    """Its name, whether it has the tensor cores that Hopper GPUs alone have, multiprocessors."""
+    found = torch.cuda.get_device_properties(device)
+    return found.name, (found.major, found.minor) == (9, 0), found.multi_processor_count

@@ -1,0 +1,299 @@
+"""Projections of dozens to hundreds of rows, whose weights stream through shared memory.
+
+As ``stream``, but with a warpgroup for every 64 rows of the weight that a program multiplies: so
+each has registers for the products of up to 256 rows of x. Where there are few outputs, programs
+share tiles of them: each has its part of the columns, and adds up the sums of all for its part of
+the rows of x. They wait for each other, so all of them must fit on the GPU at once, beside no other
+kernel that waits so.
+
+On an H200, each in a chain of its own in a CUDA graph, microseconds with what normalises x. For 128
+rows 17.7, 12.5, 53 and 31 were predicted: 4.3 TB/s for the weight, 6.5 for what goes from the L2
+cache to the multiprocessors, and 3.5 where programs share outputs.
+
+| weight | 64 | 96 | 128 | 160 | 192 rows | reading | cuBLAS and around, 64 to 192 |
+|--|--|--|--|--|--|--|--|
+| 6144 x 4096, norm | 16.2 | 17.8 | 18.9 | 19.2 | 22.2 | 11.7 | 18.8, 19.4, 18.6, 21.1, 22.6 |
+| 4096 x 4096, residual | 12.0 | 13.1 | 14.0 | 15.0 | 16.6 | 7.8 | 11.6, 15.0, 13.9, 18.8, 17.4 |
+| 24576 x 4096, norm, gated | 50.5 | 53.1 | 55 | 59 | 64.2 | 46.8 | 53.7, 56.9, 61, 61.9, 67.2 |
+| 4096 x 12288, residual | 28.5 | 30.6 | 32.3 | 34.3 | 37.5 | 23.4 | 31.7, 35.0, 34.1, 36.6, 52.1 |
+
+The L2 cache gives more than predicted, up to 9 TB/s: programs of 64 rows of the weight, with which
+it has to give the most, but which share a tile by two and not by four, are the fastest. Fewer bytes
+in flight cost much: half of the shared memory, for the next kernel's sake, up to 60 %. A ring of x
+of fewer stages, as ``stream`` has, leaves the weight more and gains nothing. From 224 rows on only
+the gated projection is faster here than in cuBLAS, which has x copied to several multiprocessors at
+once, as Triton 3.6 cannot.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from asyncllm.kernels.triton.gemm.tma_split_outputs import (
+    HALF_SHARED,
+    box_rows,
+    count_pieces,
+    exchange,
+    piece_rows,
+    piece_start,
+    store,
+)
+from asyncllm.kernels.triton.gemm.wgmma_tiles import (
+    GATED_SHARED,
+    ROWS,
+    SHARED,
+    SPAN,
+    Output,
+    Plan,
+    arrivals,
+    sums_layout,
+)
+from asyncllm.kernels.triton.launch import Launcher, cdiv
+from asyncllm.kernels.tuning import WideTile, padded_rows
+
+
+class Rings(NamedTuple):
+    """Shared memory.
+
+    Attributes:
+        w: by part, [stages, 64, 64].
+        x: by piece, [stages, rows, 64].
+        full: barriers of each stage: it has been filled.
+        free: barriers of each stage: all parts have been multiplied.
+    """
+
+    w: Any
+    x: Any
+    full: Any
+    free: Any
+
+
+class Sizes(NamedTuple):
+    """Constants: see ``Plan``; blocks of a program, and stages of the rings."""
+
+    block_m: Any
+    parts: Any
+    gated: Any
+    blocks: Any
+    stages: Any
+
+
+@gluon.jit
+def _copy_w(weight, rings, block, tile, split, sizes: gl.constexpr):
+    """Have a block of the weight copied."""
+    stage = block % sizes.stages
+    full = rings.full.index(stage)
+    mbarrier.expect(full, (sizes.parts * ROWS + sizes.block_m) * SPAN * 2)
+    column = (split * sizes.blocks + block) * SPAN
+    for p in gl.static_range(sizes.parts):
+        w = rings.w[p]
+        part = tile * sizes.parts + p
+        if sizes.gated:
+            w = w._reinterpret(w.dtype, [sizes.stages, ROWS // 16, 2, 8, SPAN], GATED_SHARED)
+            at = [part * (ROWS // 16), 0, 0, column]
+        else:
+            at = [part * ROWS, column]
+        tma.async_copy_global_to_shared(weight, at, full, w.index(stage))
+
+
+@gluon.jit
+def _copy_x(x, rings, block, split, sizes: gl.constexpr):
+    """Have a block of x copied."""
+    BOX: gl.constexpr = box_rows(sizes.block_m)
+    stage = block % sizes.stages
+    full = rings.full.index(stage)
+    column = (split * sizes.blocks + block) * SPAN
+    for p in gl.static_range(count_pieces(sizes.block_m)):
+        ring = rings.x[p]
+        boxes = ring._reinterpret(
+            ring.dtype, [sizes.stages * piece_rows(sizes.block_m, p) // BOX, BOX, SPAN], SHARED
+        )
+        for b in gl.static_range(piece_rows(sizes.block_m, p) // BOX):
+            row = piece_start(sizes.block_m, p) + b * BOX
+            box = boxes.index(stage * (piece_rows(sizes.block_m, p) // BOX) + b)
+            tma.async_copy_global_to_shared(x, [row, column], full, box)
+
+
+@gluon.jit
+def _produce(x, weight, rings, tile, split, sizes: gl.constexpr):
+    for i in gl.static_range(sizes.stages):
+        _copy_w(weight, rings, i, tile, split, sizes)
+    gdc_wait()
+    for i in gl.static_range(sizes.stages):
+        _copy_x(x, rings, i, split, sizes)
+    for block in range(sizes.blocks - sizes.stages):
+        mbarrier.wait(rings.free.index(block % sizes.stages), (block // sizes.stages) & 1)
+        _copy_w(weight, rings, block + sizes.stages, tile, split, sizes)
+        _copy_x(x, rings, block + sizes.stages, split, sizes)
+
+
+@gluon.jit
+def _zeros(SIZE: gl.constexpr):
+    return gl.zeros([ROWS, SIZE], gl.float32, layout=sums_layout(SIZE, 4))
+
+
+@gluon.jit
+def _consume(
+    output, box, rings, tile, split, PART: gl.constexpr, plan: gl.constexpr, sizes: gl.constexpr
+):
+    PIECES: gl.constexpr = count_pieces(sizes.block_m)
+    sums: gl.tuple = ()
+    for p in gl.static_range(PIECES):
+        sums += (_zeros(piece_rows(sizes.block_m, p)),)
+    gdc_wait()
+    for i in range(sizes.blocks):
+        stage = i % sizes.stages
+        mbarrier.wait(rings.full.index(stage), (i // sizes.stages) & 1)
+        w = rings.w[PART].index(stage)
+        begun: gl.tuple = ()
+        for p in gl.static_range(PIECES):
+            x = rings.x[p].index(stage).permute((1, 0))
+            begun += (warpgroup_mma(w, x, sums[p], is_async=True),)
+        if PIECES == 1:
+            sums = (warpgroup_mma_wait(PIECES, deps=begun),)
+        else:
+            sums = warpgroup_mma_wait(PIECES, deps=begun)
+        before = (i + sizes.stages - 1) % sizes.stages
+        mbarrier.arrive(rings.free.index(before), count=1, pred=i > 0)
+    sums = (warpgroup_mma_wait(0, deps=sums),) if PIECES == 1 else warpgroup_mma_wait(0, deps=sums)
+    part = tile * plan.parts + PART
+    if box is None:
+        exchange(sums, output, part, split, plan)
+    else:
+        store(sums, output, box, rings.w[PART], part, plan)
+
+
+@gluon.jit(do_not_specialize=["M"])
+def _wide_kernel(
+    out,  # [M, N], or [M, N / 2] if gated; also the residual
+    box,  # descriptor of out, or None if programs share outputs
+    x,  # descriptor of [M, K]
+    weight,  # descriptor of [N, K], or [N / 16, 2, 8, K] if gated
+    bias,  # [N]
+    partial,
+    arrivals,
+    M,
+    N,
+    out_stride,
+    K: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    PARTS: gl.constexpr,
+    SPLITS: gl.constexpr,
+    STAGES: gl.constexpr,
+    BIAS: gl.constexpr,
+    RESIDUAL: gl.constexpr,
+    ACT: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    plan: gl.constexpr = Plan(BLOCK_M, PARTS, 1, SPLITS, BIAS, RESIDUAL, ACT, 4)
+    BLOCKS: gl.constexpr = K // (SPLITS * SPAN)
+    sizes: gl.constexpr = Sizes(BLOCK_M, PARTS, ACT is not None, BLOCKS, STAGES)
+    gdc_launch_dependents()
+    ws: gl.tuple = ()
+    for _ in gl.static_range(PARTS):
+        ws += (gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, SPAN], SHARED),)
+    xs: gl.tuple = ()
+    for p in gl.static_range(count_pieces(BLOCK_M)):
+        xs += (gl.allocate_shared_memory(x.dtype, [STAGES, piece_rows(BLOCK_M, p), SPAN], SHARED),)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(free.index(i), count=PARTS)
+    fence_async_shared()
+    rings = Rings(ws, xs, full, free)
+    output = Output(out, bias, partial, arrivals, M, N, out_stride)
+    tile = gl.program_id(0)
+    split = gl.program_id(1)
+    # Registers of a thread of the workers; the first part has what they leave, which is more.
+    if PARTS == 1:
+        gl.warp_specialize(
+            [
+                (_consume, (output, box, rings, tile, split, 0, plan, sizes)),
+                (_produce, (x, weight, rings, tile, split, sizes)),
+            ],
+            [1],
+            [40],
+        )
+    elif PARTS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (output, box, rings, tile, split, 0, plan, sizes)),
+                (_consume, (output, box, rings, tile, split, 1, plan, sizes)),
+                (_produce, (x, weight, rings, tile, split, sizes)),
+            ],
+            [4, 1],
+            [232, 40],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (output, box, rings, tile, split, 0, plan, sizes)),
+                (_consume, (output, box, rings, tile, split, 1, plan, sizes)),
+                (_consume, (output, box, rings, tile, split, 2, plan, sizes)),
+                (_produce, (x, weight, rings, tile, split, sizes)),
+            ],
+            [4, 4, 1],
+            [160, 160, 32],
+        )
+
+
+#: By registers of a thread when a program begins.
+_launches = {registers: Launcher(_wide_kernel, max_registers=registers) for registers in (128, 168)}
+
+
+def wide(
+    tile: WideTile,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    act: str | None,
+    out: Tensor,
+    *,
+    add: bool,
+) -> None:
+    """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``.
+
+    Rows of x, of the weight and of ``out`` must be aligned to 16 bytes; of gated weights there must
+    be a multiple of 16. There may not be more programs than multiprocessors if they share outputs.
+    """
+    size, columns = weight.shape
+    block_m = padded_rows(len(x))
+    rows = box_rows(block_m)
+    tiles = cdiv(size, tile.parts * 64)
+    if act is None:
+        weights = TensorDescriptor.from_tensor(weight, [64, SPAN.value], SHARED.value)
+    else:
+        halves = weight.view(2, size // 16, 8, columns).permute(1, 0, 2, 3)
+        weights = TensorDescriptor.from_tensor(halves, [4, 2, 8, SPAN.value], GATED_SHARED.value)
+    box = partial = counts = None
+    if tile.splits > 1 or add:
+        cells = tiles * tile.parts * tile.splits * 64 * block_m
+        partial = torch.empty(cells, dtype=torch.float32, device=x.device)
+        counts = arrivals(x.device)
+    elif act is None:
+        box = TensorDescriptor.from_tensor(out, [rows, 64], SHARED.value)
+    else:
+        box = TensorDescriptor.from_tensor(out, [rows, 32], HALF_SHARED.value)
+    constants = (columns, block_m, *tile, bias is not None, add, act)
+    args = (
+        *(out, box, TensorDescriptor.from_tensor(x, [rows, SPAN.value], SHARED.value), weights),
+        *(bias, partial, counts, len(x), size, out.stride(0)),
+    )
+    # A program of one part with few rows leaves room for another one.
+    registers = 168 if tile.parts == 2 or (tile.parts == 1 and block_m > 192) else 128
+    _launches[registers]((tiles, tile.splits, 1), args, constants, 4)

@@ -1,0 +1,136 @@
+"""What follows the products of ``wide``: from sums in registers to outputs.
+
+The rows of x of a program are pieces, of which each is an operand of the tensor cores.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.language import debug_barrier
+
+from asyncllm.kernels.triton.activation import activate
+from asyncllm.kernels.triton.gemm.wgmma_tiles import ROWS, SHARED, weight_rows
+
+#: Of gated outputs, [rows of x, 32].
+HALF_SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2))
+#: Of sums that programs exchange, [rows of x, 64].
+SLICE = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
+
+
+@gluon.constexpr_function
+def _pieces(block_m: int) -> tuple[int, ...]:
+    first = min(1 << (block_m.bit_length() - 1), 128)
+    return (first, *_pieces(block_m - first)) if block_m > first else (first,)
+
+
+@gluon.constexpr_function
+def count_pieces(block_m: int) -> int:
+    """How many operands the rows of x are."""
+    return len(_pieces(block_m))
+
+
+@gluon.constexpr_function
+def piece_rows(block_m: int, p: int) -> int:
+    """Rows of a piece: powers of two up to 128, the largest first."""
+    rows: int = _pieces(block_m)[p]
+    return rows
+
+
+@gluon.constexpr_function
+def piece_start(block_m: int, p: int) -> int:
+    """Where a piece begins."""
+    return sum(_pieces(block_m)[:p])
+
+
+@gluon.constexpr_function
+def box_rows(block_m: int) -> int:
+    """Rows that are copied at once: the smallest piece."""
+    rows: int = _pieces(block_m)[-1]
+    return rows
+
+
+@gluon.jit
+def store(sums, output, box, staging, part, plan: gl.constexpr):
+    """Outputs by way of shared memory, where the part's weights were."""
+    BOX: gl.constexpr = box_rows(plan.block_m)
+    OUTPUTS: gl.constexpr = ROWS if plan.act is None else ROWS // 2
+    LAYOUT: gl.constexpr = SHARED if plan.act is None else HALF_SHARED
+    for p in gl.static_range(count_pieces(plan.block_m)):
+        _stage(sums[p], output, staging, part, piece_start(plan.block_m, p), plan)
+    fence_async_shared()
+    debug_barrier()  # all threads have written
+    boxes = staging._reinterpret(staging.dtype, [plan.block_m // BOX, BOX, OUTPUTS], LAYOUT)
+    for b in gl.static_range(plan.block_m // BOX):
+        tma.async_copy_shared_to_global(box, [b * BOX, part * OUTPUTS], boxes.index(b))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _stage(y, output, staging, part, FIRST: gl.constexpr, plan: gl.constexpr):
+    """From the products of a piece to outputs in shared memory."""
+    SIZE: gl.constexpr = y.shape[1]
+    OUTPUTS: gl.constexpr = ROWS if plan.act is None else ROWS // 2
+    LAYOUT: gl.constexpr = SHARED if plan.act is None else HALF_SHARED
+    if plan.bias:
+        i = gl.arange(0, ROWS, layout=gl.SliceLayout(1, y.type.layout))
+        rows = weight_rows(i, part, output.n, plan)
+        y += gl.load(output.bias + rows).to(gl.float32)[:, None]
+    if plan.act is not None:
+        halves = gl.reshape(y, [ROWS // 16, 2, 8, SIZE])
+        first, second = gl.split(gl.permute(halves, [0, 2, 3, 1]))
+        y = gl.reshape(activate(first, plan.act) * second, [OUTPUTS, SIZE])
+    pieces = staging._reinterpret(staging.dtype, [plan.block_m // SIZE, SIZE, OUTPUTS], LAYOUT)
+    pieces.index(FIRST // SIZE).permute((1, 0)).store(y.to(staging.dtype))
+
+
+@gluon.jit
+def exchange(sums, output, part, split, plan: gl.constexpr):
+    """Outputs by way of global memory: every program adds up the sums of its rows of x."""
+    CELLS: gl.constexpr = plan.block_m * ROWS
+    cells = output.partial + part * (plan.splits * CELLS)
+    for p in gl.static_range(count_pieces(plan.block_m)):
+        _share(sums[p], cells + split * CELLS + piece_start(plan.block_m, p) * ROWS)
+    debug_barrier()  # the stores of all threads come before the arrival
+    arrivals = output.arrivals + part
+    arrived = gl.atomic_add(arrivals, 1, sem="acq_rel") + 1
+    while arrived % 65536 < plan.splits:
+        arrived = gl.atomic_add(arrivals, 0, sem="acquire")
+    for p in gl.static_range(count_pieces(plan.block_m)):
+        _add(output, cells, part, split, p, plan)
+    left = gl.atomic_add(arrivals, 65536, sem="relaxed") // 65536
+    if left == plan.splits - 1:
+        gl.store(arrivals, 0)
+
+
+@gluon.jit
+def _share(y, cells):
+    """Store [64, rows of x] as [rows of x, 64]."""
+    i = gl.arange(0, ROWS, layout=gl.SliceLayout(1, y.type.layout))[:, None]
+    m = gl.arange(0, y.shape[1], layout=gl.SliceLayout(0, y.type.layout))[None, :]
+    gl.store(cells + m * ROWS + i, y)
+
+
+@gluon.jit
+def _add(output, cells, part, split, P: gl.constexpr, plan: gl.constexpr):
+    """The program's rows of a piece, from the sums of all programs that share the tile."""
+    EACH: gl.constexpr = piece_rows(plan.block_m, P) // plan.splits
+    CELLS: gl.constexpr = plan.block_m * ROWS
+    n = gl.arange(0, ROWS, layout=gl.SliceLayout(0, SLICE))
+    m = gl.arange(0, EACH, layout=gl.SliceLayout(1, SLICE))
+    m += piece_start(plan.block_m, P) + split * EACH
+    cells += m[:, None] * ROWS + n[None, :]
+    n += part * ROWS
+    at = output.out + m.to(gl.int64)[:, None] * output.stride + n[None, :]
+    exists = (m < output.m)[:, None] & (n < output.n)[None, :]
+    if plan.residual:
+        old = gl.load(at, exists, other=0.0)
+    y = gl.load(cells, cache_modifier=".cg")
+    for s in gl.static_range(1, plan.splits):
+        y += gl.load(cells + s * CELLS, cache_modifier=".cg")
+    if plan.bias:
+        y += gl.load(output.bias + gl.minimum(n, output.n - 1)).to(gl.float32)[None, :]
+    if plan.residual:
+        y += old.to(gl.float32)
+    gl.store(at, y.to(output.out.dtype.element_ty), exists)
