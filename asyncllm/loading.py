@@ -21,7 +21,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.executor import Executor, StepWorker, ThreadExecutor
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.models.hub import resolve_folder
+from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.record import RecordedScheduler
 from asyncllm.sim import virtual_time

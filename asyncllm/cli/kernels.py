@@ -127,7 +127,7 @@ def models_of(args: argparse.Namespace) -> list[str]:
 
 
 def _specs(models: list[str]) -> dict[str, ModelSpec]:
-    from asyncllm.models.hub import resolve_folder
+    from asyncllm.models.loading.hub import resolve_folder
     from asyncllm.models.spec import read_spec
 
     return {name: read_spec(resolve_folder(name, weights=False)) for name in models}

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     from asyncllm.kernels.tuner import BUCKETS, compile_all, tune
     from asyncllm.kernels.tuning import save
-    from asyncllm.models.hub import resolve_folder
+    from asyncllm.models.loading.hub import resolve_folder
     from asyncllm.models.registry import model_class
     from asyncllm.models.spec import read_spec
 

@@ -51,7 +51,7 @@ from asyncllm.executor.step.padded_steps import (
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.worker import Worker
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import ModelSpec
 from asyncllm.startup.compile_watch import CompileWatch
 

@@ -26,8 +26,8 @@ from asyncllm.executor.step.graphs import DRAWN_LEVELS
 from asyncllm.executor.step.padded_steps import StepPrograms, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loader import make_model
-from asyncllm.models.quant.allocate import can_keep
+from asyncllm.models.loading.allocate import can_keep
+from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
 from asyncllm.startup.triton_prebuild import Gpu, Variant, rehearsing
 

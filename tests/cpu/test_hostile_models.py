@@ -13,7 +13,7 @@ import torch
 
 from asyncllm.errors import ModelError
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec
 from asyncllm.text.model_files import read_json
 from tests.cpu import tiny_models

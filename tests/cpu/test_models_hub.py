@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import errors
 
 from asyncllm.errors import ModelError
-from asyncllm.models.hub import resolve_folder
+from asyncllm.models.loading.hub import resolve_folder
 
 
 def test_a_folder_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

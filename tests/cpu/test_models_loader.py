@@ -16,7 +16,7 @@ from torch import Tensor
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec
 from tests.cpu import tiny_models
 
@@ -232,7 +232,7 @@ _MEASURE = """
 import sys, threading, time
 from pathlib import Path
 import torch
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec
 
 def held():

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma3ForConditionalGeneration
 from asyncllm.attention.base import AttentionSpec, ForwardBatch
 from asyncllm.kernels.qk_norm_rope import HeadEncoding
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec
 from tests.cpu import tiny_models
 from tests.cpu.dense_attention import DenseBackend, step

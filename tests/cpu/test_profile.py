@@ -16,7 +16,7 @@ from asyncllm.executor.sampling.sampler import Level, Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec
 
 VOCAB = 256

@@ -24,7 +24,7 @@ from asyncllm.executor.step.padded_steps import StepPrograms, row_buckets
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.qk_norm_rope import HeadEncoding
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import Admit, RowParams
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from asyncllm import AsyncLLM
 from asyncllm.errors import ModelError
-from asyncllm.models import loader
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading import loader
+from asyncllm.models.loading.loader import load_model
 from asyncllm.models.quant.config import Quantization, parse_quantization
 from asyncllm.models.quant.weight import Fp8Weight, Int4Weight, QuantizedWeight
 from asyncllm.models.spec import read_spec

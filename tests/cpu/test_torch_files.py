@@ -16,12 +16,12 @@ from torch import Tensor
 
 from asyncllm import LLM, SamplingParams
 from asyncllm.errors import ModelError
-from asyncllm.models import weight_stream
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading import weight_stream
+from asyncllm.models.loading.loader import load_model
+from asyncllm.models.loading.torch_file import TorchFile
+from asyncllm.models.loading.weight_stream import _mapped_pieces
 from asyncllm.models.spec import read_spec
-from asyncllm.models.torch_file import TorchFile
-from asyncllm.models.weight_stream import _mapped_pieces
 from tests.cpu import tiny_models
 from tests.cpu.test_models_loader import _MEASURE, _make_large
 

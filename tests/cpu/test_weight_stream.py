@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from asyncllm.models import weight_stream
-from asyncllm.models.weight_stream import _pieces, _read
+from asyncllm.models.loading import weight_stream
+from asyncllm.models.loading.weight_stream import _pieces, _read
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading.loader import load_model
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.spec import read_spec
 from tests.cpu import quantized

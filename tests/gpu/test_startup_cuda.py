@@ -15,9 +15,9 @@ from asyncllm.errors import ModelError
 from asyncllm.executor.device import CudaDevice
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.profile import StepSize, measure_step
-from asyncllm.models.loader import load_model
+from asyncllm.models.loading.loader import load_model
+from asyncllm.models.loading.weight_stream import BLOCK_BYTES, BLOCKS, WeightStream
 from asyncllm.models.spec import read_spec
-from asyncllm.models.weight_stream import BLOCK_BYTES, BLOCKS, WeightStream
 
 pytestmark = pytest.mark.gpu
 

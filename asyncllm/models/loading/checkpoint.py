@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from asyncllm.errors import ModelError
-from asyncllm.models.torch_file import TorchFile
+from asyncllm.models.loading.torch_file import TorchFile
 
 #: In the order in which they are looked for; each may also be shards, with an index.
 _WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")

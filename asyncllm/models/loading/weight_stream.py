@@ -27,7 +27,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asyncllm.models.checkpoint import DTYPES
+from asyncllm.models.loading.checkpoint import DTYPES
 
 #: Threads that read; the size of a block; and how many there are: some are on the bus meanwhile.
 READERS = 8

@@ -20,18 +20,18 @@ from torch import Tensor
 
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
-from asyncllm.models.checkpoint import Header, Reader, open_file, read_headers, weight_files
 from asyncllm.models.layers.norm import LayerNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.quant.allocate import allocate, can_keep, dummy_layout
+from asyncllm.models.loading.allocate import allocate, can_keep, dummy_layout
+from asyncllm.models.loading.checkpoint import Header, Reader, open_file, read_headers, weight_files
+from asyncllm.models.loading.quantized_tensors import Layout, StoredMatrix, find_matrices
+from asyncllm.models.loading.torch_file import TorchFile
+from asyncllm.models.loading.weight_stream import WeightStream
 from asyncllm.models.quant.formats import dequantize_into
-from asyncllm.models.quant.stored import Layout, StoredMatrix, find_matrices
 from asyncllm.models.quant.weight import Place, QuantizedWeight
 from asyncllm.models.registry import model_class
 from asyncllm.models.sizes import check_sizes
 from asyncllm.models.spec import ModelSpec
-from asyncllm.models.torch_file import TorchFile
-from asyncllm.models.weight_stream import WeightStream
 
 #: Called with bytes done and bytes in all.
 Progress = Callable[[int, int], None]

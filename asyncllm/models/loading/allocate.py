@@ -11,8 +11,8 @@ from asyncllm.kernels.int4 import packed_block
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.linear import FusedLinear, Linear
 from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.loading.quantized_tensors import Fp8Layout, Int4Layout, Layout
 from asyncllm.models.quant.config import Quantization
-from asyncllm.models.quant.stored import Fp8Layout, Int4Layout, Layout
 from asyncllm.models.quant.weight import Fp8Weight, Int4Weight, QuantizedWeight
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
-from asyncllm.models.checkpoint import Header
+from asyncllm.models.loading.checkpoint import Header
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.formats import (
     UNUSED,
