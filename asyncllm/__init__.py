@@ -15,9 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncllm.api import AsyncLLM
-    from asyncllm.beam_search import Beam, BeamSearchParams
-    from asyncllm.client import Client
+    from asyncllm.client.client import Client
     from asyncllm.config import EngineConfig
     from asyncllm.embedding_params import EmbeddingParams
     from asyncllm.engine.policy import Policy
@@ -29,7 +27,9 @@ if TYPE_CHECKING:
         ModelError,
         QueueFull,
     )
-    from asyncllm.offline import LLM
+    from asyncllm.llm.async_llm import AsyncLLM
+    from asyncllm.llm.beam_search import Beam, BeamSearchParams
+    from asyncllm.llm.llm import LLM
     from asyncllm.types import (
         Completion,
         FinishReason,
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncLLM": "asyncllm.api",
+    "AsyncLLM": "asyncllm.llm.async_llm",
     "AsyncLLMError": "asyncllm.errors",
     "BadRequest": "asyncllm.errors",
-    "Beam": "asyncllm.beam_search",
-    "BeamSearchParams": "asyncllm.beam_search",
-    "Client": "asyncllm.client",
+    "Beam": "asyncllm.llm.beam_search",
+    "BeamSearchParams": "asyncllm.llm.beam_search",
+    "Client": "asyncllm.client.client",
     "Completion": "asyncllm.types",
     "DeadlineExceeded": "asyncllm.errors",
     "EmbeddingParams": "asyncllm.embedding_params",
     "EngineConfig": "asyncllm.config",
     "EngineDead": "asyncllm.errors",
     "FinishReason": "asyncllm.types",
-    "LLM": "asyncllm.offline",
+    "LLM": "asyncllm.llm.llm",
     "ModelError": "asyncllm.errors",
     "Policy": "asyncllm.engine.policy",
     "QueueFull": "asyncllm.errors",

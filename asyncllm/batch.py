@@ -26,8 +26,8 @@ from asyncllm.server.openai.schemas import ErrorBody
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
+    from asyncllm.llm.async_llm import AsyncLLM
 
 #: The routes that requests may go to.
 URLS: Final = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from asyncllm.attention.base import AttentionBackend, AttentionSpec, KVPages
     from asyncllm.config import AttentionName
-    from asyncllm.upload import Upload
+    from asyncllm.kernels.upload import Upload
 
 log = logging.getLogger(__name__)
 

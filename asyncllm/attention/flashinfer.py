@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.upload import upload
+from asyncllm.kernels.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

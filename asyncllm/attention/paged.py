@@ -35,13 +35,13 @@ from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.decode import decode_attention, decode_heads
 from asyncllm.kernels.prefill import ExtendRows, extend_attention
 from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads
-from asyncllm.upload import upload_aligned
+from asyncllm.kernels.upload import upload_aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.attention.base import AttentionSpec, KVPages
-    from asyncllm.upload import Upload
+    from asyncllm.kernels.upload import Upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.upload import upload
+from asyncllm.kernels.upload import upload
 
 #: The longest row of a decode group may have so many times the tokens of the shortest.
 MAX_PADDING = 1.5

@@ -17,8 +17,8 @@ from asyncllm.errors import AsyncLLMError
 from asyncllm.types import SamplingParams, SchedulingParams
 
 if TYPE_CHECKING:
-    from asyncllm.api import AsyncLLM
     from asyncllm.engine.stats import StepFigures
+    from asyncllm.llm.async_llm import AsyncLLM
 
 #: The first repetition meets many things for the first time and never counts.
 REPETITIONS = 3

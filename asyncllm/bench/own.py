@@ -14,8 +14,8 @@ from asyncllm.errors import BadRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.cli.prompts import Row
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.types import Prompt
 
 MAX_TOKENS: Final = 128

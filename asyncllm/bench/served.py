@@ -6,8 +6,8 @@ from typing import NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
+from asyncllm.client.answers import ModelList, decode, decode_error
 from asyncllm.errors import BadRequest, NotFound
-from asyncllm.openai_answers import ModelList, decode, decode_error
 
 #: Seconds for an answer without tokens.
 TIMEOUT = 10.0

@@ -14,8 +14,8 @@ from asyncllm.bench.report import Report
 from asyncllm.bench.served import Served, ask
 
 if TYPE_CHECKING:
-    from asyncllm.api import AsyncLLM
     from asyncllm.config import EngineConfig
+    from asyncllm.llm.async_llm import AsyncLLM
 
 
 class Subject(NamedTuple):

@@ -11,9 +11,9 @@ from array import array
 from collections import OrderedDict
 from typing import NamedTuple
 
+from asyncllm.cache.lazy_heap import LazyHeap
 from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
-from asyncllm.lazy_heap import LazyHeap
 
 
 class Match(NamedTuple):

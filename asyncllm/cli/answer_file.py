@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from asyncllm.api import AsyncLLM
-    from asyncllm.offline import Speed
+    from asyncllm.llm.async_llm import AsyncLLM
+    from asyncllm.llm.llm import Speed
 
 
 def append_answers(
@@ -23,7 +23,7 @@ def append_answers(
     Args:
         go_on: how to go on after an interruption.
     """
-    from asyncllm.loop_thread import new_event_loop
+    from asyncllm.llm.loop_thread import new_event_loop
 
     # The thread that drives the device must get the GIL back at once; the default is 5 ms.
     sys.setswitchinterval(1e-4)
@@ -63,7 +63,7 @@ def answer_lines(out: BinaryIO, llm: AsyncLLM, total: int, unit: str) -> Iterato
     """A bar for so many lines, each of which answers one ``unit``; says in the end how it went."""
     from tqdm import tqdm
 
-    from asyncllm.offline import Speed
+    from asyncllm.llm.llm import Speed
 
     speed = Speed(llm.stats)
     with tqdm(total=total, unit=unit) as bar:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.batch import BadItem, Item
     from asyncllm.cli.options import Commands
+    from asyncllm.llm.async_llm import AsyncLLM
 
 
 def add_command(commands: Commands) -> None:
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output.resolve() == args.file.resolve():
         usage_error(args, "the answers would replace the requests")
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.batch import Item, read_items
+    from asyncllm.llm.async_llm import AsyncLLM
 
     items = read_items(args.file.read_bytes())
     answered = _answered(args)

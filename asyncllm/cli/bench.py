@@ -163,8 +163,8 @@ def run_offline(args: argparse.Namespace) -> int:
         _say("offline, all prompts are there at once: their arrival is ignored")
 
     from asyncllm.bench import tables
-    from asyncllm.loading import name_of
-    from asyncllm.loop_thread import new_event_loop
+    from asyncllm.llm.load import name_of
+    from asyncllm.llm.loop_thread import new_event_loop
 
     earlier = _prepare(args, name_of(config.model))
     # The thread that drives the device must get the GIL back at once; the default is 5 ms.
@@ -181,9 +181,9 @@ async def _run_offline(
     chosen: list[cases.OfflineCase],
     asked: list[own.Asked] | None,
 ) -> Report:
-    from asyncllm.api import AsyncLLM
     from asyncllm.bench.offline import run_case
     from asyncllm.bench.subject import of_llm
+    from asyncllm.llm.async_llm import AsyncLLM
 
     started = time.perf_counter()
     async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
@@ -212,7 +212,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
     from asyncllm.bench import plot, tables
     from asyncllm.bench.subject import of_process, of_url
-    from asyncllm.loading import name_of
+    from asyncllm.llm.load import name_of
 
     if args.plot is not None:
         plot.check(args.plot, chosen)

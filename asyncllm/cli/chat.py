@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from asyncllm.cli.options import Commands
-    from asyncllm.client import Client
+    from asyncllm.client.client import Client
 
 Messages = list[dict[str, Any]]
 
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     check_sampling_options(args)
     config = config_from_args(args, EngineConfig)
 
-    from asyncllm.api import AsyncLLM
-    from asyncllm.loop_thread import LoopThread
+    from asyncllm.llm.async_llm import AsyncLLM
+    from asyncllm.llm.loop_thread import LoopThread
 
     llm = _client(args) if args.url else AsyncLLM(config=config, progress=LoadingBar())
     with closing(LoopThread(llm)) as thread:
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _client(args: argparse.Namespace) -> Client:
-    from asyncllm.client import Client
+    from asyncllm.client.client import Client
 
     refuse_engine_options(args)
     return Client(args.url, api_key=args.api_key, model=getattr(args, "model", None))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.cli.options import Commands
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.types import SamplingParams
 
 
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if len(answered) == len(rows):
         return 0
 
-    from asyncllm.api import AsyncLLM
+    from asyncllm.llm.async_llm import AsyncLLM
 
     async def main(out: BinaryIO) -> int:
         async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
@@ -133,7 +133,7 @@ async def _answer_all(
     Raises:
         EngineDead: no further row could be answered either.
     """
-    from asyncllm.generation import Intake
+    from asyncllm.llm.generation import Intake
 
     intake = Intake(llm)
     with answer_lines(out, llm, len(rows), "prompt") as lines:

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if engine.gpu is not None:
         preload_cuda(engine.gpu)
 
-    from asyncllm.api import AsyncLLM
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.server.run import run as serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.pinned import PinnedRing
-from asyncllm.upload import upload
+from asyncllm.kernels.upload import upload
 
 log = logging.getLogger(__name__)
 

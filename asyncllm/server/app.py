@@ -48,8 +48,8 @@ from asyncllm.server.streaming.cuts import CUTS, Cuts
 if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.server.http.errors import ErrorWriter
 
 ROUTES: Final = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError, NotReady
 from asyncllm.executor.startup_bill import process_seconds
-from asyncllm.loop_thread import new_event_loop
+from asyncllm.llm.loop_thread import new_event_loop
 from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
 from asyncllm.server.http.connection import Listener
@@ -20,8 +20,8 @@ from asyncllm.server.throughput_log import log_throughput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
+    from asyncllm.llm.async_llm import AsyncLLM
 
 log = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.config import ServerConfig
     from asyncllm.engine.requests.history import RequestTrace
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.server.chat.sampling import Job
     from asyncllm.server.openai.requests import GeneratingFields
     from asyncllm.types import SchedulingParams

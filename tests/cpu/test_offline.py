@@ -27,7 +27,7 @@ def make_llm(monkeypatch: pytest.MonkeyPatch) -> MakeLLM:
     """Makes an LLM on a fake engine that repeats prompts."""
 
     def make(**attributes: Any) -> LLM:
-        monkeypatch.setattr("asyncllm.offline.AsyncLLM", echo_class(**attributes))
+        monkeypatch.setattr("asyncllm.llm.llm.AsyncLLM", echo_class(**attributes))
         return LLM()
 
     return make
@@ -197,7 +197,7 @@ def test_a_model_that_cannot_be_loaded(make_llm: MakeLLM) -> None:
 
 
 def test_options_reach_the_engine(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncllm.offline.AsyncLLM", echo_class())
+    monkeypatch.setattr("asyncllm.llm.llm.AsyncLLM", echo_class())
     with LLM("some/model", max_num_seqs=3, device="cpu") as llm:
         config = engine_of(llm).config
     assert (config.model, config.max_num_seqs, config.device) == ("some/model", 3, "cpu")
@@ -205,10 +205,10 @@ def test_options_reach_the_engine(make_llm: MakeLLM, monkeypatch: pytest.MonkeyP
 
 def test_a_forgotten_close_does_not_hang_the_exit() -> None:
     program = """
-import asyncllm.offline
+import asyncllm.llm.llm
 from tests.unit.echo_llm import echo_class
-asyncllm.offline.AsyncLLM = echo_class()
-llm = asyncllm.offline.LLM()
+asyncllm.llm.llm.AsyncLLM = echo_class()
+llm = asyncllm.llm.llm.LLM()
 print(llm.generate("fine").text)
 deltas = llm.stream("a stream left open")
 next(deltas)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncllm.upload import upload_aligned
+from asyncllm.kernels.upload import upload_aligned
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

@@ -13,9 +13,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from asyncllm import loading
-from asyncllm.api import AsyncLLM
 from asyncllm.config import EngineLimits, ServerConfig
+from asyncllm.llm import load as loading
+from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server.run import run
 
 if TYPE_CHECKING:

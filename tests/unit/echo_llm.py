@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from asyncllm.api import AsyncLLM
 from asyncllm.config import EngineConfig
+from asyncllm.llm.async_llm import AsyncLLM
 from tests.http.fake_llm import FakeLLM
 
 

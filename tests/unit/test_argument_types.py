@@ -54,7 +54,7 @@ async def test_calls(
         with pytest.raises(BadRequest, match=pattern):
             await call(llm)
         assert not llm.params, "nothing was submitted"
-    monkeypatch.setattr("asyncllm.offline.AsyncLLM", echo_class())
+    monkeypatch.setattr("asyncllm.llm.llm.AsyncLLM", echo_class())
     with LLM() as offline, pytest.raises(BadRequest, match=pattern):
         call(offline)
 

@@ -26,7 +26,7 @@ from tests.unit.echo_llm import EchoLLM, echo_class
 def echo(monkeypatch: pytest.MonkeyPatch) -> type[EchoLLM]:
     """Puts the fake engine in the place of AsyncLLM."""
     echo = echo_class()
-    monkeypatch.setattr("asyncllm.api.AsyncLLM", echo)
+    monkeypatch.setattr("asyncllm.llm.async_llm.AsyncLLM", echo)
     return echo
 
 
@@ -84,7 +84,9 @@ def test_a_message_that_fails_is_forgotten(
 def test_a_dead_engine_ends_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("asyncllm.api.AsyncLLM", echo_class(step_error=EngineDead("it is dead")))
+    monkeypatch.setattr(
+        "asyncllm.llm.async_llm.AsyncLLM", echo_class(step_error=EngineDead("it is dead"))
+    )
     assert chat(monkeypatch, "a\nb\n") == 1
     assert capsys.readouterr().err == "asyncllm: error: it is dead\n"
 
@@ -120,10 +122,10 @@ def test_a_server_elsewhere(
 
 PROGRAM = """
 import sys
-import asyncllm.api
+import asyncllm.llm.async_llm
 from asyncllm.__main__ import main
 from tests.unit.echo_llm import echo_class
-asyncllm.api.AsyncLLM = echo_class(step_seconds=0.01)
+asyncllm.llm.async_llm.AsyncLLM = echo_class(step_seconds=0.01)
 sys.exit(main(["chat"]))
 """
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from asyncllm.__main__ import main
-from asyncllm.api import AsyncLLM
 from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.llm.async_llm import AsyncLLM
 
 FILES = {
     "c.yaml": "model: org/m\nmax-num-seqs: 8\napi_key: [a, b]\nprefix_caching: no\n"
@@ -66,7 +66,7 @@ def test_one_file_serves_all_commands(
         seen.append(config)
         raise OSError("no more is needed")
 
-    monkeypatch.setattr("asyncllm.api.AsyncLLM", llm)
+    monkeypatch.setattr("asyncllm.llm.async_llm.AsyncLLM", llm)
     (tmp_path / "p.txt").write_text("one")
     line = ["generate", str(tmp_path / "p.txt"), "-o", str(tmp_path / "o.jsonl")]
     assert main([*line, "--config", str(file)]) == 1

@@ -38,7 +38,7 @@ def write(tmp_path: Path) -> Write:
 def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[EchoLLM]]:
     """Puts the fake engine in the place of AsyncLLM."""
     echo = echo_class()
-    monkeypatch.setattr("asyncllm.api.AsyncLLM", echo)
+    monkeypatch.setattr("asyncllm.llm.async_llm.AsyncLLM", echo)
     interval = sys.getswitchinterval()
     yield echo
     sys.setswitchinterval(interval)
@@ -201,10 +201,14 @@ def test_a_failed_step_is_recorded_but_a_dead_engine_ends_the_run(
     write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write("p.txt", "a\nb\nc\n")
-    monkeypatch.setattr("asyncllm.api.AsyncLLM", echo_class(step_error=StepError("it broke")))
+    monkeypatch.setattr(
+        "asyncllm.llm.async_llm.AsyncLLM", echo_class(step_error=StepError("it broke"))
+    )
     assert generate(file) == 1
     assert [result["error"] for result in results(file).values()] == ["it broke"] * 3
-    monkeypatch.setattr("asyncllm.api.AsyncLLM", echo_class(step_error=EngineDead("it is dead")))
+    monkeypatch.setattr(
+        "asyncllm.llm.async_llm.AsyncLLM", echo_class(step_error=EngineDead("it is dead"))
+    )
     assert generate(file) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "asyncllm: error: it is dead"
     assert results(file) == {}
@@ -286,7 +290,7 @@ def test_a_model_that_cannot_be_loaded_costs_no_results(
     assert generate(file) == 0
     expected = results(file)
     no_model = echo_class(load_error=ModelError("no such model"))
-    monkeypatch.setattr("asyncllm.api.AsyncLLM", no_model)
+    monkeypatch.setattr("asyncllm.llm.async_llm.AsyncLLM", no_model)
     assert generate(file, "--overwrite") == 1
     assert results(file) == expected
     assert generate(file.with_name("p.txt"), "-o", str(file.parent / "no" / "out.jsonl")) == 1
@@ -295,10 +299,10 @@ def test_a_model_that_cannot_be_loaded_costs_no_results(
 
 PROGRAM = """
 import sys
-import asyncllm.api
+import asyncllm.llm.async_llm
 from asyncllm.__main__ import main
 from tests.unit.echo_llm import echo_class
-asyncllm.api.AsyncLLM = echo_class(step_seconds=0.02)
+asyncllm.llm.async_llm.AsyncLLM = echo_class(step_seconds=0.02)
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from asyncllm.__main__ import main
-from asyncllm.api import AsyncLLM
 from asyncllm.cli.progress import LOGGED_BYTES, LoadingBar
 from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.llm.async_llm import AsyncLLM
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpServer
 
 from asyncllm import Client, SamplingParams
+from asyncllm.client.answers import EventDecoder
 from asyncllm.config import ServerConfig
 from asyncllm.errors import (
     AsyncLLMError,
@@ -28,7 +29,6 @@ from asyncllm.errors import (
     TooLarge,
     Unauthorized,
 )
-from asyncllm.openai_answers import EventDecoder
 from asyncllm.types import FinishReason, SchedulingParams, TokenDelta, TokenLogprob, Usage
 from tests.http.serving import Server, serving
 from tests.unit.echo_llm import EchoLLM, echo_class

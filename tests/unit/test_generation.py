@@ -117,7 +117,7 @@ async def test_what_is_asked_for_counts() -> None:
 
 
 def test_likewise_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncllm.offline.AsyncLLM", echo_class())
+    monkeypatch.setattr("asyncllm.llm.llm.AsyncLLM", echo_class())
     with LLM() as llm:
         raw, chat = llm.generate([LONG, CHAT], progress=False)
         assert len(raw.token_ids) == 256
@@ -132,7 +132,7 @@ def test_the_command_line_asks_texts_as_messages(
 
     from asyncllm.__main__ import main
 
-    monkeypatch.setattr("asyncllm.api.AsyncLLM", echo_class())
+    monkeypatch.setattr("asyncllm.llm.async_llm.AsyncLLM", echo_class())
     file, out = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
     rows: list[Any] = [{"prompt": "hi"}, {"messages": [{"role": "system", "content": "x"}]}]
     file.write_text("\n".join(map(json.dumps, rows)))

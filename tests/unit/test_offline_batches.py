@@ -24,8 +24,8 @@ from tests.unit.echo_llm import EchoLLM, echo_class
 def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[EchoLLM]]:
     """Puts the fake engine in the place of AsyncLLM."""
     echo = echo_class()
-    monkeypatch.setattr("asyncllm.api.AsyncLLM", echo)
-    monkeypatch.setattr("asyncllm.offline.AsyncLLM", echo)
+    monkeypatch.setattr("asyncllm.llm.async_llm.AsyncLLM", echo)
+    monkeypatch.setattr("asyncllm.llm.llm.AsyncLLM", echo)
     interval = sys.getswitchinterval()
     yield echo
     sys.setswitchinterval(interval)
@@ -112,7 +112,7 @@ class Cramped(EchoLLM):
 
 @pytest.fixture
 def cramped(monkeypatch: pytest.MonkeyPatch, echo: type[EchoLLM]) -> None:
-    for place in ("asyncllm.api.AsyncLLM", "asyncllm.offline.AsyncLLM"):
+    for place in ("asyncllm.llm.async_llm.AsyncLLM", "asyncllm.llm.llm.AsyncLLM"):
         monkeypatch.setattr(place, type("Cramped", (Cramped, echo), {"made": []}))
 
 

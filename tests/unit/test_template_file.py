@@ -48,7 +48,7 @@ def test_a_bad_one_is_refused_before_anything_is_loaded(
         file.unlink()
     else:
         file.write_bytes(content)
-    monkeypatch.setattr("asyncllm.loading.resolve_folder", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("asyncllm.llm.load.resolve_folder", lambda *_: pytest.fail("too late"))
     with pytest.raises(ModelError, match=message):
         asyncio.run(AsyncLLM("org/model", chat_template=str(file)).start())
 

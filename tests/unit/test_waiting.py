@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from asyncllm.cache.lazy_heap import LazyHeap
 from asyncllm.engine.policy import POLICIES, Fair, LongestFirst, Policy, Ranked
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.waiting import WaitingQueue
-from asyncllm.lazy_heap import LazyHeap
 from asyncllm.wire.messages import StepResult, pack
 from tests.unit.scheduling import rows, scheduler, sequence
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncllm.cache.lazy_heap import LazyHeap
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.sequence import Sequence
-from asyncllm.lazy_heap import LazyHeap
 
 #: A generated token costs as much as so many prompt tokens (Sheng et al., OSDI 2024).
 OUTPUT_COST = 2.0

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from asyncllm.executor.sampling.token_constraint import Grammars, Restriction
 from asyncllm.kernels.masks import mask_scores, mask_width
+from asyncllm.kernels.upload import upload
 from asyncllm.types import MAX_LOGIT_BIAS
-from asyncllm.upload import upload
 from asyncllm.wire.messages import Constraints, RowParams, unpack
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.kernels.penalties import penalise
-from asyncllm.upload import upload
+from asyncllm.kernels.upload import upload
 
 
 class Penalties(NamedTuple):

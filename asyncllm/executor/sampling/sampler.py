@@ -14,7 +14,7 @@ from asyncllm.executor.sampling.constraints import BiasTable, MaskTable, is_foll
 from asyncllm.executor.sampling.logprobs import Logprobs
 from asyncllm.executor.sampling.penalties import Penalties, PenaltyTable
 from asyncllm.kernels.sampling import RECORD, sample_tokens, stream_of
-from asyncllm.upload import upload_aligned
+from asyncllm.kernels.upload import upload_aligned
 from asyncllm.wire.messages import Constraints, RowParams
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from asyncllm.attention.base import Ends
 from asyncllm.executor.device import Device
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import Tokens, locate_tokens
-from asyncllm.upload import upload_aligned
+from asyncllm.kernels.upload import upload_aligned
 
 #: In ``StepRows.entries``: the id of a token that only the device knows.
 LAST_TOKEN = -1

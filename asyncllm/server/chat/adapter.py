@@ -14,8 +14,8 @@ from asyncllm.server.chat.sampling import Job, fan_out, sampling_params
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.server.openai.requests import ChatRequest
     from asyncllm.types import SchedulingParams
 

@@ -14,8 +14,8 @@ from asyncllm.text.parsing import call_structure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.server.openai.requests import ChatRequest
     from asyncllm.text.chat_reader import ChatReader
     from asyncllm.text.parsing import CallStructure, Formats

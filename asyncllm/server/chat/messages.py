@@ -11,8 +11,8 @@ from asyncllm.server.http.body import invalid
 from asyncllm.server.openai.requests import ChatMessage, ChatTool
 
 if TYPE_CHECKING:
-    from asyncllm.api import AsyncLLM
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.async_llm import AsyncLLM
 
 #: Template arguments that belong to the server, not to ``chat_template_kwargs``.
 _RESERVED = frozenset(

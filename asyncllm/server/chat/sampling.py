@@ -12,7 +12,7 @@ from asyncllm.server.chat.structured import blame, grammar_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.api import AsyncLLM
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.server.openai.requests import GeneratingFields, OpenAIFields, StructureFields
     from asyncllm.types import SamplingParams, SchedulingParams
 

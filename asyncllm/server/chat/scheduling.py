@@ -9,8 +9,8 @@ from asyncllm.types import SchedulingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.server.openai.requests import GeneratingFields
 
 

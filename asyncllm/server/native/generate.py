@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
-from asyncllm.generation import bounded
+from asyncllm.llm.generation import bounded
 from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.chat.scheduling import expect_prompts
 from asyncllm.server.http.errors import error_frame

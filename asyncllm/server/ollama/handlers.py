@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.server.openai.requests import ChatRequest
     from asyncllm.types import SchedulingParams
 

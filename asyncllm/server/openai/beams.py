@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from asyncllm.beam_search import BeamSearchParams
 from asyncllm.errors import BadRequest
+from asyncllm.llm.beam_search import BeamSearchParams
 from asyncllm.server.chat.sampling import num_generated
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.streaming.delivery import Delivery, WholeAnswer
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from asyncllm.beam_search import BeamSearch
+    from asyncllm.llm.beam_search import BeamSearch
     from asyncllm.server.openai.requests import OpenAIFields
     from asyncllm.server.service import Service
     from asyncllm.server.streaming.delivery import Reply

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.text.tokenizer import Tokenizer
     from asyncllm.types import TokenDelta, TokenLogprob
 

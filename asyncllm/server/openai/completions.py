@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from asyncllm.api import AsyncLLM
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.text.tokenizer import Tokenizer
     from asyncllm.types import PromptLogprob
 

@@ -19,8 +19,8 @@ from asyncllm.types import FinishReason, TokenDelta
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.server.chat.sampling import Job
 
 log = logging.getLogger(__name__)

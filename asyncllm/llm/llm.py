@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 
-from asyncllm.api import AsyncLLM
 from asyncllm.config import EngineConfig, engine_config
 from asyncllm.embedding_params import EmbeddingParams, embedding_params
-from asyncllm.generation import Batch, Intake, naming
-from asyncllm.loop_thread import LoopThread
+from asyncllm.llm.async_llm import AsyncLLM
+from asyncllm.llm.generation import Batch, Intake, naming
+from asyncllm.llm.loop_thread import LoopThread
 from asyncllm.types import SamplingParams, is_single
 from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncllm.beam_search import Beam, BeamSearchParams
     from asyncllm.config import EngineLimits, PolicyName
     from asyncllm.engine.policy import Policy
     from asyncllm.engine.stats import EngineStats
+    from asyncllm.llm.beam_search import Beam, BeamSearchParams
     from asyncllm.types import Completion, Prompt, SchedulingParams, TokenDelta
 
 

@@ -14,8 +14,8 @@ from asyncllm.types import is_single
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.api import AsyncLLM
     from asyncllm.embedding_params import EmbeddingParams
+    from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.types import Prompt, SchedulingParams
 
 

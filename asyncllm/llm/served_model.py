@@ -14,7 +14,7 @@ from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import EngineDead, NotReady
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.loading import Loaded, load, name_of
+from asyncllm.llm.load import Loaded, load, name_of
 from asyncllm.models.spec import ModelSpec
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate

@@ -22,8 +22,8 @@ from asyncllm.types import (
 from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
-    from asyncllm.api import AsyncLLM
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.async_llm import AsyncLLM
 
 T = TypeVar("T")
 

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 import aiohttp
 import msgspec
 
-from asyncllm.embedding_params import EmbeddingParams, embedding_params
-from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
-from asyncllm.generation import default_max_tokens
-from asyncllm.openai_answers import (
+from asyncllm.client.answers import (
     Answer,
     EmbeddingList,
     EventDecoder,
@@ -25,7 +22,10 @@ from asyncllm.openai_answers import (
     decode_error,
     decode_frame,
 )
-from asyncllm.openai_requests import changed_fields, sampling_fields, scheduling_fields
+from asyncllm.client.requests import changed_fields, sampling_fields, scheduling_fields
+from asyncllm.embedding_params import EmbeddingParams, embedding_params
+from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
+from asyncllm.llm.generation import default_max_tokens
 from asyncllm.types import (
     Completion,
     Prompt,
