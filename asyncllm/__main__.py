@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from asyncllm import __version__
-from asyncllm.cli import batch, bench, chat, generate, kernels, replay, serve
+from asyncllm.cli.commands import batch, bench, chat, generate, kernels, replay, serve
 from asyncllm.cli.parser import CommandParser
 from asyncllm.errors import AsyncLLMError
 from asyncllm.option_names import name_options

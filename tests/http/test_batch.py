@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncllm.batch import BadItem, Item, Result, answered_lines, read_items, run_batch
+from asyncllm.cli.batch_file import BadItem, Item, Result, answered_lines, read_items, run_batch
 from asyncllm.config import ServerConfig
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import EngineDead, QueueFull

@@ -373,7 +373,7 @@ def test_tokens_without_an_event_are_told(
     answers = [Answered(False, 0.5, 12, times), Answered(True, 0.5, 3, times)]
     row = summarize(closed_loop(1, 2, (5, 5), (5, 5)), [Outcome(answers, 0.1)], 0.0)
     assert row.tokens_per_event == 15 / 6
-    monkeypatch.setattr("asyncllm.cli.bench.MANY_TOKENS", 0.5)
+    monkeypatch.setattr("asyncllm.cli.commands.bench.MANY_TOKENS", 0.5)
     out = tmp_path / "out.json"
     args = ["bench", "serve", "--url", server.url, "--api-key", "secret", "--clients", "1"]
     assert main([*args, "--vocab-size", str(VOCAB), "--json", str(out)]) == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncllm.demo
-from asyncllm.cli.tune import layers
+from asyncllm.cli.commands.tune import layers
 from asyncllm.kernels.tuner import BUCKETS, candidates
 from asyncllm.kernels.tuning import HeldTile, Shape, StreamTile, WideTile, choose, save
 from asyncllm.models.registry import model_class

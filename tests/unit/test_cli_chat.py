@@ -15,7 +15,7 @@ from collections.abc import Generator
 import pytest
 
 from asyncllm.__main__ import main
-from asyncllm.cli.chat import Conversation, Messages
+from asyncllm.cli.commands.chat import Conversation, Messages
 from asyncllm.errors import EngineDead
 from asyncllm.types import SamplingParams, TokenDelta
 from tests.http.serving import serving

@@ -11,13 +11,13 @@ from asyncllm.__main__ import main
 
 #: A command line of each command without its model, and where its run function is.
 COMMANDS = {
-    "serve": ("serve", "asyncllm.cli.serve.run"),
-    "chat": ("chat", "asyncllm.cli.chat.run"),
-    "generate": ("generate p.txt -o o.jsonl", "asyncllm.cli.generate.run"),
-    "batch": ("batch in.jsonl out.jsonl", "asyncllm.cli.batch.run"),
-    "bench offline": ("bench offline", "asyncllm.cli.bench.run_offline"),
-    "bench serve": ("bench serve", "asyncllm.cli.bench.run_serve"),
-    "kernels tune": ("kernels tune", "asyncllm.cli.tune.run"),
+    "serve": ("serve", "asyncllm.cli.commands.serve.run"),
+    "chat": ("chat", "asyncllm.cli.commands.chat.run"),
+    "generate": ("generate p.txt -o o.jsonl", "asyncllm.cli.commands.generate.run"),
+    "batch": ("batch in.jsonl out.jsonl", "asyncllm.cli.commands.batch.run"),
+    "bench offline": ("bench offline", "asyncllm.cli.commands.bench.run_offline"),
+    "bench serve": ("bench serve", "asyncllm.cli.commands.bench.run_serve"),
+    "kernels tune": ("kernels tune", "asyncllm.cli.commands.tune.run"),
 }
 
 
@@ -72,13 +72,13 @@ def check_files(command: str, args: argparse.Namespace) -> None:
 def test_options_may_stand_between_the_arguments(
     line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = parse(monkeypatch, "asyncllm.cli.generate.run", line)
+    args = parse(monkeypatch, "asyncllm.cli.commands.generate.run", line)
     assert (args.model, str(args.file), str(args.output)) == ("org/m", "p.txt", "o.jsonl")
 
 
 def test_kernels_are_built_for_several_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    from asyncllm.cli.kernels import models_of
+    from asyncllm.cli.commands.kernels import models_of
 
     for line in ("a b --arch 9.0a", "--arch 9.0a --model a --model b", "a b --model b --model a"):
-        args = parse(monkeypatch, "asyncllm.cli.kernels.run", f"kernels build {line}")
+        args = parse(monkeypatch, "asyncllm.cli.commands.kernels.run", f"kernels build {line}")
         assert models_of(args) == ["a", "b"]

@@ -156,7 +156,9 @@ def test_errors_of_loading_name_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     problem = ModelError("max_model_len 9 is too long: at most kv_cache_tokens=5 and a_name")
-    monkeypatch.setattr("asyncllm.cli.replay.run", lambda args: (_ for _ in ()).throw(problem))
+    monkeypatch.setattr(
+        "asyncllm.cli.commands.replay.run", lambda args: (_ for _ in ()).throw(problem)
+    )
     assert main(["replay", "x"]) == 1
     assert "--max-model-len 9 is too long: at most --kv-cache-tokens=5 and a_name" in (
         capsys.readouterr().err

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from asyncllm import __main__ as command_line
-from asyncllm.cli import kernels, serve
+from asyncllm.cli.commands import kernels, serve
 from asyncllm.config import ServerConfig
 from asyncllm.server.app import create_app
 

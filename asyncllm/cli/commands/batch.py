@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from asyncllm.batch import BadItem, Item
+    from asyncllm.cli.batch_file import BadItem, Item
     from asyncllm.cli.options import Commands
     from asyncllm.llm.async_llm import AsyncLLM
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output.resolve() == args.file.resolve():
         usage_error(args, "the answers would replace the requests")
 
-    from asyncllm.batch import Item, read_items
+    from asyncllm.cli.batch_file import Item, read_items
     from asyncllm.llm.async_llm import AsyncLLM
 
     items = read_items(args.file.read_bytes())
@@ -85,7 +85,7 @@ def _answered(args: argparse.Namespace) -> set[str]:
     Raises:
         BadRequest: there is an output already that is not to be resumed, or is none of a batch.
     """
-    from asyncllm.batch import answered_lines
+    from asyncllm.cli.batch_file import answered_lines
 
     content = args.output.read_bytes() if args.output.exists() else b""
     if content and not args.resume:
@@ -104,7 +104,7 @@ async def _answer_all(
     llm: AsyncLLM, config: ServerConfig, items: Sequence[Item | BadItem], out: BinaryIO
 ) -> int:
     """Write a line for each item; returns how many of them failed."""
-    from asyncllm.batch import run_batch
+    from asyncllm.cli.batch_file import run_batch
 
     with answer_lines(out, llm, len(items), "request") as lines:
         await run_batch(

@@ -10,8 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncllm.cli.commands.tune import add_tune
 from asyncllm.cli.options import add_options, config_from_args, usage_error
-from asyncllm.cli.tune import add_tune
 from asyncllm.config import EngineConfig
 
 if TYPE_CHECKING:
