@@ -22,17 +22,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.limits import Budget, check_size
 from asyncllm.text.grammar.regex_tree import Node as Regex
-from asyncllm.text.grammar.schema import (
-    array_keywords,
-    arrays,
-    in_place,
-    number_keywords,
-    numbers,
-    object_keywords,
-    objects,
-    string_keywords,
-    strings,
-)
+from asyncllm.text.grammar.schema import arrays, numbers, objects, strings
 from asyncllm.text.grammar.schema.alternatives import check_alternatives
 from asyncllm.text.grammar.schema.atoms import (
     KINDS,
@@ -44,6 +34,11 @@ from asyncllm.text.grammar.schema.atoms import (
     Kind,
 )
 from asyncllm.text.grammar.schema.document import Document
+from asyncllm.text.grammar.schema.keywords import arrays as array_keywords
+from asyncllm.text.grammar.schema.keywords import in_place
+from asyncllm.text.grammar.schema.keywords import numbers as number_keywords
+from asyncllm.text.grammar.schema.keywords import objects as object_keywords
+from asyncllm.text.grammar.schema.keywords import strings as string_keywords
 from asyncllm.text.grammar.schema.logic import Logic, Reader
 from asyncllm.text.grammar.schema.rules import Rule, Rules, Sequence, Terminal
 from asyncllm.text.grammar.schema.strings import StringShape

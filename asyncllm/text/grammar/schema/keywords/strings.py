@@ -9,7 +9,7 @@ from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.regex_tree import Node
 from asyncllm.text.grammar.schema import formats
 from asyncllm.text.grammar.schema.atoms import FALSE, TRUE, Claim, Match, Option
-from asyncllm.text.grammar.schema.keywords import count
+from asyncllm.text.grammar.schema.keywords.keyword import count
 from asyncllm.text.grammar.schema.logic import Logic, Reader
 from asyncllm.text.grammar.schema.strings import pattern_languages, read_pattern
 

@@ -9,7 +9,7 @@ from typing import Any
 from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.schema import formats
 from asyncllm.text.grammar.schema.atoms import Bound, Claim, Integer, Multiple, Option
-from asyncllm.text.grammar.schema.keywords import whole
+from asyncllm.text.grammar.schema.keywords.keyword import whole
 from asyncllm.text.grammar.schema.logic import Logic, Reader
 from asyncllm.text.grammar.schema.numbers import MAX_MULTIPLE, digits, exact, fits
 

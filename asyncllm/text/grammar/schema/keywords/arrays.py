@@ -17,7 +17,7 @@ from asyncllm.text.grammar.schema.atoms import (
     Rest,
     Unique,
 )
-from asyncllm.text.grammar.schema.keywords import count, schemas, whole, whole_number
+from asyncllm.text.grammar.schema.keywords.keyword import count, schemas, whole, whole_number
 from asyncllm.text.grammar.schema.logic import Logic, Reader
 
 

@@ -16,7 +16,7 @@ from asyncllm.text.grammar.schema.atoms import (
     Option,
     kind_of,
 )
-from asyncllm.text.grammar.schema.keywords import schemas, whole
+from asyncllm.text.grammar.schema.keywords.keyword import schemas, whole
 from asyncllm.text.grammar.schema.logic import Logic, Reader
 
 _TYPES = {"null", "boolean", "number", "integer", "string", "array", "object"}

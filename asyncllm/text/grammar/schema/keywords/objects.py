@@ -17,7 +17,7 @@ from asyncllm.text.grammar.schema.atoms import (
     Property,
     Some,
 )
-from asyncllm.text.grammar.schema.keywords import count, whole
+from asyncllm.text.grammar.schema.keywords.keyword import count, whole
 from asyncllm.text.grammar.schema.logic import Logic, Reader
 from asyncllm.text.grammar.schema.strings import read_pattern
 
