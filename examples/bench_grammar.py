@@ -42,7 +42,7 @@ try:
     import jsonschema
     import referencing
 
-    from tests.unit.grammar_sampling import (
+    from tests.support.text.grammar_sampling import (
         EOS_IDS,
         VOCAB_SIZE,
         check_valid,
@@ -51,8 +51,8 @@ try:
         suite_groups,
         tokens_in,
     )
-    from tests.unit.grammar_schemas import SCHEMAS
-    from tests.unit.test_grammar_suite import GROUPS, admits_objects
+    from tests.support.text.grammar_schemas import SCHEMAS
+    from tests.unit.text.grammar.test_suite import GROUPS, admits_objects
 except ImportError as error:
     sys.exit(f"this needs the repository and its test extra, pip install -e '.[test]': {error}")
 

@@ -41,8 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The tiny checkpoint of a family, with a tokenizer beside it; made once."""
-    from tests.cpu import tiny_models
-    from tests.unit import tokenizers_for_tests
+    from tests.support.models import tiny_models
+    from tests.support.text import tokenizers as tokenizers_for_tests
 
     @lru_cache
     def make(family: str) -> Path:

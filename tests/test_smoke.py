@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from asyncllm import LLM, AsyncLLM, SamplingParams
-from tests.http.serving import ServerProcess
+from tests.support.server.serving import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ To add a model:
    ``make_layer`` puts one layer together from ``layers/``. Name modules as the checkpoint does, and
    its tensors find their place by themselves.
 3. One line in ``ARCHITECTURES`` below: the name that ``architectures`` has in config.json.
-4. ``tests/cpu/tiny_models.py``: a tiny configuration; the parity tests then cover it.
+4. ``tests/support/models/tiny_models.py``: a tiny configuration; the parity tests then cover it.
 """
 
 from __future__ import annotations
@@ -64,6 +64,6 @@ def model_class(architecture: str) -> type[CausalLM]:
         ModelError: as ``find``.
     """
     entry = find(architecture)
-    module = importlib.import_module(f"asyncllm.models.{entry.module}")
+    module = importlib.import_module(f"asyncllm.models.families.{entry.module}")
     found: type[CausalLM] = getattr(module, entry.name)
     return found

@@ -1,7 +1,7 @@
 """An executor without a model: it checks every plan, waits as long as a device would, and samples.
 
-It lives on the event loop. On a loop whose clock is virtual (``asyncllm.sim.virtual_time``) an hour of
-load takes seconds, and the same requests at the same times give the same steps.
+It lives on the event loop. On a virtual clock (``asyncllm.sim.virtual_time``) an hour of load takes
+seconds, and the same requests at the same times give the same steps.
 """
 
 from __future__ import annotations

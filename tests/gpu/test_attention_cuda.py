@@ -15,9 +15,9 @@ from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CudaDevice
-from tests.attending import UNCHANGED, forward_batch
-from tests.gpu.paged_sequences import DEVICE, NUM_SLOTS, Case, PagedSequences
-from tests.gpu.waiting import no_waiting
+from tests.support.engine.waiting import no_waiting
+from tests.support.kernels.paged_sequences import DEVICE, NUM_SLOTS, Case, PagedSequences
+from tests.support.models.attending import UNCHANGED, forward_batch
 
 if TYPE_CHECKING:
     from torch import Tensor

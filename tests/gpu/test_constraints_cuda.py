@@ -15,9 +15,9 @@ from asyncllm.errors import ConstraintError
 from asyncllm.executor.device import CpuDevice, CudaDevice
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
-from tests.constraining import row_params
 from tests.gpu.test_graphs import answers, tokens, workload
-from tests.gpu.waiting import gate, no_waiting
+from tests.support.engine.waiting import gate, no_waiting
+from tests.support.models.constraining import row_params
 
 pytestmark = [
     pytest.mark.gpu,

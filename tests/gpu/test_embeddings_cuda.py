@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from asyncllm import AsyncLLM
-from tests.cpu import tiny_models
-from tests.cpu.test_embeddings import POOLINGS, check
-from tests.cpu.test_prompt_logprobs import LENGTHS, PLAIN, prompt_of
+from tests.cpu.executor.test_prompt_logprobs import LENGTHS, PLAIN, prompt_of
+from tests.cpu.llm.test_embeddings import POOLINGS, check
 from tests.gpu.test_prompt_logprobs_cuda import MODES
-from tests.unit import tokenizers_for_tests
+from tests.support.models import tiny_models
+from tests.support.text import tokenizers as tokenizers_for_tests
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
-from tests.cpu import tiny_models
-from tests.cpu.reference import GREEDY, NEW_TOKENS, answers, check
+from tests.support.models import tiny_models
+from tests.support.models.reference import GREEDY, NEW_TOKENS, answers, check
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.cpu.test_failing_requests import check_innocents
+from tests.cpu.llm.test_failing_requests import check_innocents
 
 pytestmark = [
     pytest.mark.gpu,

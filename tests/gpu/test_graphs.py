@@ -12,7 +12,7 @@ import pytest
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
 from asyncllm.executor.step.graphs import GraphedForward
-from tests.cpu import tiny_models
+from tests.support.models import tiny_models
 
 pytestmark = pytest.mark.gpu
 

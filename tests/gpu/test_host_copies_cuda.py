@@ -15,7 +15,9 @@ import torch
 from asyncllm.executor.device import CopyStream, CudaDevice, Span
 from asyncllm.executor.memory.host_pool import HostPool
 from asyncllm.wire.messages import unpack
-from tests.cpu.page_copies import (
+from tests.cpu.attention.test_shared_pages import check_shared_pages
+from tests.support.engine.waiting import gate, no_waiting
+from tests.support.models.page_copies import (
     SHAPES,
     Script,
     Shape,
@@ -28,8 +30,6 @@ from tests.cpu.page_copies import (
     store,
     worker_of,
 )
-from tests.cpu.test_shared_pages import check_shared_pages
-from tests.gpu.waiting import gate, no_waiting
 
 pytestmark = [
     pytest.mark.gpu,

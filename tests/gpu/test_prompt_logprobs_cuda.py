@@ -11,11 +11,18 @@ import pytest
 import torch
 
 from asyncllm import AsyncLLM, BeamSearchParams, SamplingParams
-from tests.cpu import tiny_models
-from tests.cpu.test_beam_search import check as check_beams
-from tests.cpu.test_beam_search import expected as expected_beams
-from tests.cpu.test_prompt_logprobs import LENGTHS, PLAIN, SCORE, SCORE_AND_GO, check, prompt_of
-from tests.unit import tokenizers_for_tests
+from tests.cpu.executor.test_prompt_logprobs import (
+    LENGTHS,
+    PLAIN,
+    SCORE,
+    SCORE_AND_GO,
+    check,
+    prompt_of,
+)
+from tests.cpu.llm.test_beam_search import check as check_beams
+from tests.cpu.llm.test_beam_search import expected as expected_beams
+from tests.support.models import tiny_models
+from tests.support.text import tokenizers as tokenizers_for_tests
 
 pytestmark = pytest.mark.gpu
 

@@ -15,9 +15,9 @@ from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.spec import read_spec
-from tests.cpu import quantized
-from tests.cpu.dense_attention import DenseBackend, step
-from tests.unit import tokenizers_for_tests
+from tests.support.models import quantized
+from tests.support.models.dense_attention import DenseBackend, step
+from tests.support.text import tokenizers as tokenizers_for_tests
 
 pytestmark = pytest.mark.gpu
 

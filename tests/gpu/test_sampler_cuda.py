@@ -13,7 +13,7 @@ from asyncllm.executor.device import CpuDevice, CudaDevice
 from asyncllm.executor.sampling.sampler import Level, Sampler
 from asyncllm.kernels.sampling import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
-from tests.gpu.waiting import no_waiting
+from tests.support.engine.waiting import no_waiting
 
 pytestmark = [
     pytest.mark.gpu,

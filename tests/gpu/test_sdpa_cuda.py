@@ -11,8 +11,8 @@ import torch
 from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.memory.kv_pool import KVPool
-from tests.attending import UNCHANGED, attend, forward_batch
-from tests.gpu.waiting import no_waiting
+from tests.support.engine.waiting import no_waiting
+from tests.support.models.attending import UNCHANGED, attend, forward_batch
 
 pytestmark = [
     pytest.mark.gpu,

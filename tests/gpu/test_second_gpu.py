@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from asyncllm import AsyncLLM, Completion, ModelError, SamplingParams
-from tests.cpu import tiny_models
+from tests.support.models import tiny_models
 
 pytestmark = [
     pytest.mark.gpu,

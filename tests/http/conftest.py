@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncllm import AsyncLLM
-from tests.http.fake_llm import FakeLLM
-from tests.http.serving import Server, serving
+from tests.support.server.fake_llm import FakeLLM
+from tests.support.server.serving import Server, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.device import DEVICE
+from tests.support.kernels.device import DEVICE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.device import DEVICE
+from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
 import asyncllm.kernels.triton
-from tests.kernels.launches import LAUNCHES
+from tests.support.kernels.launches import LAUNCHES
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile the kernels")
 
@@ -30,7 +30,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
     process = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.launches", *LAUNCHES],
+        [sys.executable, "-m", "tests.support.kernels.launches", *LAUNCHES],
         env=environment,
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.device import DEVICE
+from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asyncllm.kernels.norm import Norm, rms_norm_reference
-from tests.kernels.device import DEVICE
+from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 

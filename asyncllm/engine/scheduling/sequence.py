@@ -31,7 +31,7 @@ class SeqState(enum.Enum):
 class Sequence:
     """Everything the scheduler knows of a request; owned by the scheduler, on the loop.
 
-    How far it is computed is a matter of its slot (``engine/scheduling/batch.py``) while it has one.
+    How far it is computed is a matter of its slot (``batch.py``) while it has one.
 
     Attributes:
         tokens: prompt and output so far; int32, only grows.

@@ -1,0 +1,152 @@
+"""The executor thread's loop, over a runner whose steps land when the test says so."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from asyncllm.executor.device import CpuDevice
+from asyncllm.executor.worker import Worker
+from asyncllm.wire.messages import (
+    Admit,
+    RowParams,
+    StepPlan,
+    StepResult,
+    decode_result,
+    encode,
+    pack,
+)
+from asyncllm.wire.thread_channel import FLUSH
+from tests.support.engine.scheduling import limits
+
+
+class Step:
+    """A ticket: done once the runner has been told that it landed."""
+
+    def __init__(self, plan: StepPlan, runner: LaggingRunner):
+        self.step = plan.step
+        self.t_launch = 0.0
+        self._runner = runner
+
+    def done(self) -> bool:
+        return self.step in self._runner.landed
+
+
+class LaggingRunner:
+    """Notes what is launched and collected, in order; ``fail`` names steps that cannot launch."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.plans: list[StepPlan] = []
+        self.landed: set[int] = set()
+        self.fail: set[int] = set()
+
+    def launch(self, plan: StepPlan) -> Step:
+        if plan.step in self.fail:
+            raise RuntimeError("planted")
+        self.log.append(f"launch {plan.step}")
+        self.plans.append(plan)
+        return Step(plan, self)
+
+    def collect(self, step: Step) -> StepResult:
+        self.log.append(f"collect {step.step}")
+        return StepResult(step.step, b"", (), None, 0.0, 0.0)
+
+
+class ScriptedChannel:
+    """Hands out messages; an int instead of one says that this step has landed on the device."""
+
+    def __init__(self, runner: LaggingRunner, script: list[bytes | int]):
+        self._runner = runner
+        self._script = deque(script)
+        self.posted: list[StepResult] = []
+
+    def receive(self) -> bytes | None:
+        while self._script:
+            message = self._script.popleft()
+            if isinstance(message, bytes):
+                return message
+            self._runner.landed.add(message)
+        return None
+
+    def post(self, message: bytes) -> None:
+        self.posted.append(decode_result(message))
+
+
+def plan(step: int) -> bytes:
+    return encode(StepPlan(step, b"", b"", ()))
+
+
+def serve(
+    script: list[bytes | int], depth: int = 2, fail: set[int] | None = None, device: Any = None
+) -> tuple[list[str], list[StepResult]]:
+    runner: Any = LaggingRunner()
+    runner.fail = fail or set()
+    channel: Any = ScriptedChannel(runner, script)
+    Worker(runner, limits(steps_in_flight=depth), device or CpuDevice()).run(channel)
+    return runner.log, channel.posted
+
+
+def test_a_step_is_collected_only_once_another_is_queued_behind_it() -> None:
+    log, posted = serve([plan(0), plan(1), plan(2)])
+    assert log == [
+        "launch 0", "launch 1", "collect 0", "launch 2", "collect 1", "collect 2",
+    ]  # fmt: skip
+    assert [result.step for result in posted] == [0, 1, 2]
+
+
+def test_a_flush_collects_what_is_in_flight() -> None:
+    log, _ = serve([plan(0), FLUSH, plan(1)])
+    assert log == ["launch 0", "collect 0", "launch 1", "collect 1"]
+
+
+def test_a_step_that_has_landed_is_posted_before_the_next_launch() -> None:
+    log, _ = serve([plan(0), 0, plan(1)])
+    assert log == ["launch 0", "collect 0", "launch 1", "collect 1"]
+
+
+def test_without_overlap_each_step_is_collected_at_once() -> None:
+    log, _ = serve([plan(0), plan(1)], depth=1)
+    assert log == ["launch 0", "collect 0", "launch 1", "collect 1"]
+
+
+def test_a_step_that_cannot_be_launched_has_its_result_in_turn() -> None:
+    log, posted = serve([plan(0), plan(1), plan(2)], fail={1})
+    assert [result.step for result in posted] == [0, 1, 2]
+    assert [result.error for result in posted] == [None, "RuntimeError('planted')", None]
+    assert log == ["launch 0", "collect 0", "launch 2", "collect 2"]
+
+
+def test_a_plan_that_cannot_be_decoded_has_an_error_for_a_result_and_keeps_its_pages() -> None:
+    """Its page table entries and copies are made all the same: later steps rely on them."""
+    bad: Any = "hot"
+    params = RowParams(bad, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+    admit = Admit(0, pack([1, 2]), 2, params)
+    broken = encode(StepPlan(1, pack([0, 0, 2]), pack([0, 0, 5]), (admit,), pack([0, 1, 2])))
+    runner: Any = LaggingRunner()
+    channel: Any = ScriptedChannel(runner, [plan(0), broken, plan(2)])
+    Worker(runner, limits(steps_in_flight=2), CpuDevice()).run(channel)
+    assert [result.step for result in channel.posted] == [0, 1, 2]
+    assert [result.error is None for result in channel.posted] == [True, False, True]
+    kept = runner.plans[1]
+    assert (kept.step, kept.rows, kept.new_pages, kept.admits, kept.copies) == (
+        1,
+        b"",
+        pack([0, 0, 5]),
+        (),
+        pack([0, 1, 2]),
+    )
+
+
+def test_a_lost_device_ends_the_worker() -> None:
+    class LostDevice(CpuDevice):
+        def check(self) -> None:
+            raise RuntimeError("the device is lost")
+
+        def release(self) -> None:
+            raise RuntimeError("the device is lost, again")
+
+    with pytest.raises(RuntimeError, match=r"lost$"):
+        serve([plan(0)], fail={0}, device=LostDevice())

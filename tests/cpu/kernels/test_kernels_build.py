@@ -1,0 +1,203 @@
+"""Triton's kernels are compiled without a GPU, and found again by what serving launches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncllm import demo
+from asyncllm.startup.flashinfer_prebuild import KernelError
+from asyncllm.startup.triton_prebuild import gpus_of
+from tests.support.models import tiny_models
+
+pytest.importorskip("triton")
+
+SIZES = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "128"]
+
+#: Launches steps on a stand-in for a GPU, where compiling is real and running does nothing.
+SERVE = """
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from asyncllm import demo
+from asyncllm.config import EngineConfig
+from asyncllm.startup import kernel_discovery as rehearsal
+from asyncllm.startup import triton_prebuild as prebuild
+from asyncllm.startup.compile_watch import CompileWatch
+from asyncllm.models.spec import read_spec
+from triton import knobs
+from triton.runtime import driver
+
+class Gpu(prebuild._AbsentGpu):
+    utils = SimpleNamespace(
+        load_binary=lambda *args: (0, 0, 0, 0, 1024),
+        get_device_properties=lambda device: {"max_shared_mem": 232448},
+    )
+    def launcher_cls(self, source, metadata):
+        return lambda *args: None
+
+watch = CompileWatch()
+watch.install(sys.argv[1])
+gpu = prebuild.gpus_of(["9.0a"])[0]
+config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128)
+with prebuild.rehearsing(gpu):
+    driver._active = Gpu(gpu)
+    knobs.runtime.jit_cache_hook = None  # so that launches are carried out
+    rehearsal.run_steps(read_spec(Path(demo.path())), torch.bfloat16, config)
+print(len(watch.compiled), watch.loaded)
+"""
+
+
+def python(*arguments: str) -> str:
+    """What it prints, in a process where kernels are not interpreted."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=Path(__file__).parents[3],
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.timeout(400)  # it compiles some seventy kernels
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells of no machine without a GPU")
+def test_serving_finds_every_kernel_that_was_built_without_a_gpu(tmp_path: Path) -> None:
+    # Not for the GPU that serves alone, and for that one last: it has kernels and tiles of its own.
+    archs = ["--arch", "10.0", "--arch", "9.0a"]
+    build = ["kernels", "build", *archs, "--model", str(demo.path()), *SIZES]
+    said = python("-m", "asyncllm", *build, "--kernel-cache", str(tmp_path))
+    first, second = said.splitlines()
+    assert "of Triton's kernels in bfloat16 for NVIDIA B200" in first
+    assert "of Triton's kernels in bfloat16 for NVIDIA H200" in second
+    compiled, loaded = map(int, python("-c", SERVE, str(tmp_path)).split())
+    assert compiled == 0
+    assert loaded > 10
+
+
+def test_architectures_have_a_usual_gpu() -> None:
+    assert [gpu.name for gpu in gpus_of(["9.0a", "10.0"])] == ["NVIDIA H200", "NVIDIA B200"]
+    with pytest.raises(KernelError, match=r"not for 8\.0"):
+        gpus_of(["9.0", "8.0"])
+
+
+def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(KernelError, match="name one"):
+        gpus_of([])
+
+
+#: Runs steps of many sizes, such as are launched kernel by kernel, after the rehearsal. Prints how
+#: many kernels the rehearsal launched, and the names of those that only the steps did.
+SWEEP = """
+import itertools
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from asyncllm.config import EngineConfig
+from asyncllm.startup import kernel_discovery as rehearsal
+from asyncllm.executor.step.inputs import StepRows
+from asyncllm.startup.triton_prebuild import gpus_of, rehearsing
+from asyncllm.models.spec import read_spec
+from asyncllm.wire.messages import RowParams
+
+max_rows, length, tokens = 200, 5000, 8192
+config = EngineConfig(
+    max_num_seqs=max_rows, max_num_batched_tokens=tokens, max_model_len=length
+)
+greedy, drawn, filtered = (0.0, 0), (1.0, 0), (1.0, 50)
+params = itertools.cycle(
+    RowParams(*draw, 1.0, 0.0, penalty, 0.0, 1.0, 0, logprobs, min_length, (0,))
+    for draw in (greedy, drawn, filtered)
+    for penalty, logprobs, min_length in ((0.0, -1, 0), (0.5, 5, 0), (0.0, -1, length))
+)
+with rehearsing(gpus_of(["9.0a"])[0]) as variants:
+    eager = rehearsal.run_steps(read_spec(Path(sys.argv[1])), torch.bfloat16, config)
+    rehearsed = len(variants)
+    eager._table.num_known[:] = 0
+    decodes = (0, *range(1, 10), *range(15, max_rows, 8), *range(128, max_rows, 16))
+    for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100)):
+        if not 0 < count + prompts <= max_rows:
+            continue
+        q_len = min(max((tokens - count) // max(prompts, 1), 2), length - 1)
+        q_lens = [1] * count + [q_len - i % 2 for i in range(prompts)]
+        rows = [(slot, min(slot, length - n), n) for slot, n in enumerate(q_lens)]
+        for slot in range(len(rows)):
+            eager._sampler.admit(slot, next(params), np.zeros(1, np.int32), 1)
+        eager(StepRows.of(np.array(rows, dtype=np.int32), eager._table))
+print(rehearsed, *(variant.function.__name__ for variant in variants[rehearsed:]))
+"""
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "num_hidden_layers": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+}
+
+
+SHAPES = {
+    "Qwen3-0.6B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "few heads": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_step_launches_a_kernel_that_was_not_rehearsed(shape: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape]))
+    rehearsed, *others = python("-c", SWEEP, str(tmp_path)).split()
+    assert int(rehearsed) > 30
+    assert not others
+
+
+REHEARSE = """
+import sys
+from pathlib import Path
+import torch
+from asyncllm.config import EngineConfig
+from asyncllm.startup.kernel_discovery import find_variants
+from asyncllm.startup.triton_prebuild import gpus_of
+from asyncllm.models.spec import read_spec
+
+config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
+for folder in sys.argv[1:]:
+    spec, [gpu] = read_spec(Path(folder)), gpus_of(["9.0a"])
+    print(len(find_variants(spec, torch.bfloat16, config, gpu)))
+"""
+
+
+def test_every_family_is_rehearsed(folder_of: Callable[[str], Path]) -> None:
+    folders = [str(folder_of(family)) for family in tiny_models.FAMILIES]
+    counts = python("-c", REHEARSE, *folders).split()
+    assert len(counts) == len(folders)
+    assert all(int(count) > 10 for count in counts)

@@ -1,0 +1,241 @@
+"""Reading a folder: what it says, both spellings of rotary settings, and what cannot be served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncllm.errors import ModelError
+from asyncllm.models import registry
+from asyncllm.models.config import DecoderConfig
+from asyncllm.models.spec import ModelSpec, read_spec
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import edit_config
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return tiny_models.make("llama", tmp_path / "llama")
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_every_family_is_read(family: str, tmp_path: Path) -> None:
+    spec = read_spec(tiny_models.make(family, tmp_path))
+    assert spec.architecture in registry.ARCHITECTURES
+    assert (spec.vocab_size, spec.hidden_size) == (384, 64)
+    assert spec.max_position_embeddings == 1024
+    assert spec.eos_token_ids == (tiny_models.EOS, tiny_models.OTHER_EOS)
+    assert spec.bos_token_id == tiny_models.BOS
+    assert spec.dtype == "float32"
+    assert (spec.sampling.temperature, spec.sampling.top_p) == (0.7, 0.9)
+    assert (spec.sampling.top_k, spec.sampling.repetition_penalty) == (20, None)
+
+
+def test_bytes_of_the_kv_cache(tmp_path: Path) -> None:
+    spec = read_spec(tiny_models.make("mistral", tmp_path))
+    assert (spec.num_layers, spec.num_kv_heads, spec.head_dim) == (3, 2, 24)
+    assert spec.kv_bytes_per_token(2) == 3 * 2 * 2 * 24 * 2
+
+
+def test_end_tokens_of_both_files_count(llama: Path) -> None:
+    edit_config(llama, eos_token_id=[7, 2])
+    assert read_spec(llama).eos_token_ids == (2, 3, 7)
+    (llama / "generation_config.json").unlink()
+    spec = read_spec(llama)
+    assert spec.eos_token_ids == (7, 2)
+    assert spec.sampling.temperature is None
+    edit_config(llama, eos_token_id=None, bos_token_id=None)
+    assert read_spec(llama).eos_token_ids == ()
+    assert read_spec(llama).bos_token_id is None
+
+
+def test_the_older_name_of_dtype(llama: Path) -> None:
+    edit_config(llama, dtype=None, torch_dtype="bfloat16")
+    assert read_spec(llama).dtype == "bfloat16"
+
+
+#: What config.json of older transformers has where today's has ``rope_parameters`` and
+#: ``layer_types``.
+OLD_SPELLINGS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 10_000.0, "rope_scaling": None},
+    "llama3": {
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen2": {"rope_theta": 10_000},
+    "gemma2": {"rope_theta": 10_000.0},
+    "gemma3": {
+        "rope_theta": 1_000_000,
+        "rope_local_base_freq": 10_000,
+        "rope_scaling": {"type": "linear", "factor": 8},
+        "sliding_window_pattern": 6,
+    },
+    "phi3": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.75},
+}
+
+
+@pytest.mark.parametrize("family", OLD_SPELLINGS)
+def test_both_spellings_mean_the_same(family: str, tmp_path: Path) -> None:
+    folder = tiny_models.make(family, tmp_path)
+    new = _decoder(read_spec(folder))
+    edit_config(folder, rope_parameters=None, layer_types=None, **OLD_SPELLINGS[family])
+    old = _decoder(read_spec(folder))
+    for layer in range(new.num_hidden_layers):
+        assert old.rope(layer) == new.rope(layer)
+        assert old.window(layer) == new.window(layer)
+
+
+def test_early_phi3_calls_longrope_su(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    folder = tiny_models.make("phi3", tmp_path)
+    edit_config(
+        folder,
+        rope_parameters=None,
+        rope_theta=10_000.0,
+        rope_scaling={"type": "su", **factors},
+        original_max_position_embeddings=256,
+    )
+    rope = _decoder(read_spec(folder)).rope(0)
+    assert (rope.rope_type, rope.rotary_dim, rope.stretch) == ("longrope", 16, 4.0)
+
+
+def test_yarn_lengthens_the_context(tmp_path: Path) -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    folder = tiny_models.make("qwen3", tmp_path)
+    edit_config(folder, rope_parameters=None, rope_theta=1e6, rope_scaling=yarn)
+    assert read_spec(folder).max_position_embeddings == 4096
+
+
+def test_multimodal_gemma3_may_leave_out_defaults(tmp_path: Path) -> None:
+    """As google/gemma-3-4b-it has it."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    _write(
+        tmp_path,
+        architectures=["Gemma3ForConditionalGeneration"],
+        eos_token_id=[1, 106],
+        torch_dtype="bfloat16",
+        text_config=text,
+    )
+    spec = read_spec(tmp_path)
+    config = _decoder(spec)
+    assert (spec.vocab_size, spec.num_kv_heads, spec.head_dim) == (262_208, 4, 256)
+    assert (spec.max_position_embeddings, spec.eos_token_ids) == (131_072, (1, 106))
+    assert spec.dtype == "bfloat16"
+    assert [config.window(layer) for layer in range(6)] == [1024] * 5 + [None]
+    assert (config.rope(0).rope_theta, config.rope(0).stretch) == (10_000.0, 1.0)
+    assert (config.rope(5).rope_theta, config.rope(5).stretch) == (1_000_000.0, 8.0)
+
+
+def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
+    """As in Phi-3-mini-128k, whose window is twice its context."""
+    config = _decoder(read_spec(tiny_models.make("phi3", tmp_path, sliding_window=1024)))
+    assert config.window(0) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, ["'MambaForCausalLM'", "LlamaForCausalLM"]),
+        ({"architectures": []}, ["config.json", "architectures"]),
+        ({"architectures": None}, ["config.json", "architectures"]),
+        ({"hidden_size": None}, ["config.json", "hidden_size"]),
+        ({"hidden_size": "many"}, ["config.json", "hidden_size"]),
+        ({"num_attention_heads": 0}, ["config.json", "num_attention_heads"]),
+        ({"num_key_value_heads": 3}, ["config.json", "num_key_value_heads (3)"]),
+        ({"quantization_config": {"quant_method": "gguf"}}, ["config.json", "quant_method"]),
+        ({"rope_scaling": {"type": "spiral"}}, ["config.json", "'spiral'", "llama3"]),
+        ({"rope_scaling": {"type": "linear"}}, ["config.json", "'linear'", "'factor'"]),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, ["config.json", "factor"]),
+        ({"head_dim": 15}, ["config.json", "15"]),
+        ({"eos_token_id": "</s>"}, ["config.json", "eos_token_id"]),
+    ],
+)
+def test_what_cannot_be_served(changes: dict[str, Any], words: list[str], llama: Path) -> None:
+    edit_config(llama, **changes)
+    _assert_refused(llama, words)
+
+
+def test_unknown_layer_types(tmp_path: Path) -> None:
+    folder = tiny_models.make("gemma2", tmp_path)
+    edit_config(folder, layer_types=["linear_attention"] * 4)
+    _assert_refused(folder, ["config.json", "'linear_attention'"])
+    edit_config(folder, layer_types=["full_attention"])
+    _assert_refused(folder, ["config.json", "layer_types has 1 entries for 4 layers"])
+
+
+def test_longrope_needs_a_factor_for_every_frequency(tmp_path: Path) -> None:
+    folder = tiny_models.make("phi3", tmp_path)
+    scaling = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] * 5}
+    edit_config(folder, rope_scaling=scaling, partial_rotary_factor=0.75)
+    _assert_refused(folder, ["config.json", "long_factor has 5 values, not 6"])
+
+
+def test_broken_files(llama: Path, tmp_path: Path) -> None:
+    for name in ("generation_config.json", "config.json"):
+        (llama / name).write_text('{"temperature": ')
+        _assert_refused(llama, [name, "not valid JSON"])
+        (llama / name).write_text("[]")
+        _assert_refused(llama, [name, "not a JSON object"])
+        (llama / name).write_bytes(b"\xff\xfe")
+        _assert_refused(llama, [name, "not valid JSON"])
+        if name != "config.json":
+            (llama / name).unlink()
+    _assert_refused(tmp_path / "nowhere", ["config.json", "No such file"])
+
+
+def test_the_modules_around_the_models_import_without_torch() -> None:
+    names = "config", "loading.hub", "registry", "rope", "spec"
+    code = "; ".join(f"import asyncllm.models.{name}" for name in names)
+    _run(f"{code}; import sys; assert 'torch' not in sys.modules")
+
+
+@pytest.mark.parametrize("architecture", registry.ARCHITECTURES)
+def test_a_family_imports_no_other(architecture: str) -> None:
+    module = registry.find(architecture).module
+    others = {entry.module for entry in registry.ARCHITECTURES.values()} - {module}
+    source = Path(registry.__file__).with_name("families").joinpath(f"{module}.py").read_text()
+    assert not [name for name in others if f"asyncllm.models.families.{name} " in source]
+
+
+def test_classes_are_found_by_architecture() -> None:
+    for architecture, entry in registry.ARCHITECTURES.items():
+        assert registry.model_class(architecture).__name__ == entry.name
+    with pytest.raises(ModelError, match="'Unheard'"):
+        registry.model_class("Unheard")
+
+
+def _decoder(spec: ModelSpec) -> DecoderConfig:
+    assert isinstance(spec.config, DecoderConfig)
+    return spec.config
+
+
+def _write(folder: Path, **config: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _run(code: str) -> None:
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _assert_refused(folder: Path, words: list[str]) -> None:
+    with pytest.raises(ModelError) as caught:
+        read_spec(folder)
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,120 @@
+"""Every script in ``examples/`` runs at its smallest size, and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples"
+#: No script may need more, however busy the machine.
+SECONDS = 100
+
+
+class Run(NamedTuple):
+    """How a script is run, and a pattern that its output has."""
+
+    args: str
+    output: str
+
+
+#: One line for each script. ``{url}`` is where ``embed_in_aiohttp.py`` serves the demo model, and
+#: ``{out}`` an empty folder.
+RUNS = {
+    "bench_connect.py": Run("--count 50 --rounds 1", r"TTFT p50 +\d(.|\n)*/health"),
+    "bench_constraints.py": Run("--quick --device cpu", r"grammar: a JSON schema +\d+ +\d+ +\d"),
+    "bench_cpu.py": Run("--quick", r"SSE frame +\d(.|\n)*\n +4 +\d+ +\d+ +\d+\.\d\d"),
+    "bench_grammar.py": Run("--quick", r"vocabulary of 4000(.|\n)* a Python thread keeps \d+%"),
+    "bench_scheduler.py": Run("--quick", r"longest +10000 +\d"),
+    "embeddings.py": Run("", r"^ *0\.\d+  (What is 27 \+ 45|How much is)"),
+    "openai_client.py": Run("{url}/llm/v1", "27 [+] 45 = 72"),
+    "quickstart.py": Run("", "72(.|\n)*tenalp"),
+    "race.py": Run("", "3 cancelled, 3 aborted in the engine"),
+    "simulate.py": Run("--quick", r"first token +p50 \d+\.\d ms(.|\n)*simulated +\d+ s"),
+    "stream.py": Run("", r"Momo.*\.\s"),
+    "train_demo/evaluate.py": Run("--quick --device cpu", r"unseen additions +100\.0 %  of 2"),
+    "train_demo/train.py": Run("--quick --out {out}", "transformers agrees with the training code"),
+}
+#: A server, which the fixture below runs and asks.
+SERVERS = {"embed_in_aiohttp.py"}
+
+
+def environment() -> dict[str, str]:
+    """No GPU, as kernels would be compiled first; and this repository's package."""
+    changed = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **changed}
+
+
+def scripts() -> list[str]:
+    """What can be run; the other files there are imported."""
+    paths = (path for path in EXAMPLES.rglob("*.py") if "__main__" in path.read_text())
+    return sorted(path.relative_to(EXAMPLES).as_posix() for path in paths)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """An application with a model inside."""
+    script = str(EXAMPLES / "embed_in_aiohttp.py")
+    process = subprocess.Popen(
+        [sys.executable, "-u", script, "--port", "0"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        found = None
+        for line in process.stdout:
+            if found := re.search(r"Running on (http://\S+:\d+)", line):
+                break
+        assert found, "it ended before it served"
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_every_script_is_run_here() -> None:
+    assert scripts() == sorted({*RUNS, *SERVERS})
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_a_script(script: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    wanted = RUNS[script]
+    served = request.getfixturevalue("url") if "{url}" in wanted.args else ""
+    args = wanted.args.format(url=served, out=tmp_path / "out").split()
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), *args],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(wanted.output, done.stdout, re.MULTILINE), done.stdout[-2000:]
+
+
+def test_an_application_with_a_model_inside(url: str) -> None:
+    with urllib.request.urlopen(f"{url}/reverse/planet", timeout=20) as response:
+        assert response.read() == b"tenalp\n"
+
+
+def test_a_client_says_what_it_lacks() -> None:
+    command = [sys.executable, str(EXAMPLES / "openai_client.py"), "http://127.0.0.1:9/v1"]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "no server at http://127.0.0.1:9/v1: start one with 'asyncllm serve'\n"

@@ -1,0 +1,228 @@
+"""README.md as a stranger uses it: every code block is pasted, from the top to the bottom.
+
+The blocks of a chapter run one after the other in one folder. Shell commands run in bash,
+with the environment's programs on PATH. Three things differ from a stranger's machine. The server
+listens on a free port and not on 8000. ``Qwen/Qwen3-0.6B`` and ``./my-checkpoint`` are folders with
+the demo model's weights, so nothing is downloaded. What NOT_RUN names is not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.request import Request, urlopen
+
+import pytest
+from markdown_it import MarkdownIt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.server.serving import Server
+
+ROOT = Path(__file__).parents[3]
+README = ROOT / "README.md"
+DEMO = ROOT / "asyncllm" / "demo" / "model"
+
+DRAWING = "HTTP/SSE client"
+#: How a command or a block begins that is not run here, and why.
+NOT_RUN = {
+    "make serve": "downloads PyTorch and serves until it is stopped",
+    "make test": "runs these tests",
+    "make check": "runs these tests",
+    "python3 -m venv": "the tests run in an environment already",
+    "source .venv/bin/activate": "the tests run in an environment already",
+    "pip install": "downloads packages",
+    "git clone": "needs the network",
+    "docker": "needs Docker",
+    DRAWING: "is a drawing",
+}
+SHELLS = {"", "bash", "console", "sh", "shell"}
+
+
+class Snippet(NamedTuple):
+    language: str
+    text: str
+    line: int
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not run, if so."""
+        return next((NOT_RUN[key] for key in NOT_RUN if self.text.startswith(key)), None)
+
+
+def commands(block: str) -> Iterator[str]:
+    """The block's shell commands, each with the lines on which it goes on."""
+    command = ""
+    for line in block.splitlines():
+        command += line + "\n"
+        try:
+            words = shlex.split(command, comments=True)
+        except ValueError:  # a quote is still open
+            continue
+        if not line.endswith("\\"):
+            if words:
+                yield command.strip()
+            command = ""
+    assert not command, f"this command has no end: {command}"
+
+
+def chapters(text: str) -> dict[str, list[Snippet]]:
+    """By heading, what is to be run: Python blocks as they are, shell blocks command by command."""
+    found: dict[str, list[Snippet]] = {}
+    snippets: list[Snippet] = []
+    tokens = MarkdownIt().parse(text)
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.type == "heading_open" and token.tag in {"h1", "h2"} and following is not None:
+            snippets = found.setdefault(following.content, [])
+        elif token.type in {"fence", "code_block"}:
+            assert token.map is not None
+            block = Snippet(token.info.strip(), token.content, token.map[0] + 1)
+            if block.language in SHELLS and not block.text.startswith(DRAWING):
+                snippets += [block._replace(text=one) for one in commands(block.text)]
+            else:
+                snippets.append(block)
+    return {heading: snippets for heading, snippets in found.items() if snippets}
+
+
+class Desk:
+    """A folder, a terminal for commands, and another one in which the latest server runs.
+
+    Before a chapter has started a server, the one at ``demo_port`` stands for it.
+    """
+
+    def __init__(self, folder: Path, demo_port: int):
+        for name in ("Qwen/Qwen3-0.6B", "my-checkpoint"):
+            _copy_model(folder / name)
+        (folder / "home").mkdir()
+        (folder / "home" / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder = folder
+        self.demo_port = demo_port
+        self._server: subprocess.Popen[str] | None = None
+        self._environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "CURL_HOME": str(folder / "home"),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def run(self, snippet: Snippet) -> None:
+        uses_server = "localhost:8000" in snippet.text
+        port = self.demo_port if self._server is None else self.port
+        text = snippet.text.replace("localhost:8000", f"localhost:{port}")
+        if snippet.language in SHELLS and text.startswith("asyncllm serve"):
+            self.serve(text)
+            return
+        if not uses_server:
+            self.stop()
+        if snippet.language in SHELLS:
+            self._shell(text)
+        elif snippet.language == "python":
+            exec(compile(text, f"README.md:{snippet.line}", "exec"), {"__name__": "__main__"})
+        else:
+            pytest.fail(f"README.md:{snippet.line}: nobody knows how to run {snippet.language!r}")
+
+    def _shell(self, command: str) -> None:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=self.folder,
+            env=self._environment,
+            input="What is 27 + 45?\n",
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        print(done.stdout)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+    def serve(self, command: str) -> None:
+        """Start what ``command`` says in place of the server before, and ask it for an answer."""
+        self.stop()
+        command = " ".join(map(shlex.quote, shlex.split(command, comments=True)))
+        self._server = subprocess.Popen(
+            ["bash", "-c", f"exec {command} --port {self.port}"],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._server.stdout is not None
+        line = self._server.stdout.readline()
+        assert re.search(rf"ready on http://\S+:{self.port}", line), f"{command} said {line!r}"
+        key = re.search(r"--api-key (\S+)", command)
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {key[1]}"} if key else {}
+        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 8}).encode()
+        url = f"http://localhost:{self.port}/v1/completions"
+        with urlopen(Request(url, body, headers), timeout=30) as answer:
+            assert json.loads(answer.read())["usage"]["completion_tokens"] > 0
+
+    def stop(self) -> None:
+        """End the server as Ctrl-C does."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.send_signal(signal.SIGINT)
+            server.communicate(timeout=30)
+            assert server.returncode == 0
+
+
+def _copy_model(folder: Path) -> None:
+    """The demo model, with as many positions as Qwen3-0.6B has."""
+    folder.mkdir(parents=True)
+    for path in DEMO.iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 40_960}))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: Server) -> Iterator[Desk]:
+    monkeypatch.chdir(tmp_path)
+    made = Desk(tmp_path, demo.port)
+    yield made
+    made.stop()
+
+
+CHAPTERS = chapters(README.read_text(encoding="utf-8"))
+
+
+@pytest.mark.timeout(300)  # several processes that import torch
+@pytest.mark.parametrize("heading", CHAPTERS)
+def test_everything_that_can_be_pasted_runs(heading: str, desk: Desk) -> None:
+    for snippet in CHAPTERS[heading]:
+        if snippet.reason is None:
+            print(f"-- README.md:{snippet.line}: {snippet.text}")
+            desk.run(snippet)
+
+
+def test_most_of_it_is_run() -> None:
+    run = [one.text for chapter in CHAPTERS.values() for one in chapter if one.reason is None]
+    for part in ("openai", "AsyncLLM", "LLM(", "asyncllm serve", "asyncllm generate", "curl"):
+        assert any(part in text for text in run), part
+
+
+def test_every_file_that_is_named_exists() -> None:
+    text = README.read_text(encoding="utf-8")
+    named = re.findall(r"`python (?:-m )?(examples[/.][\w/.]+)`?", text)
+    named += re.findall(r"\]\((?!https?:|#)([^)#]+)\)", text)
+    assert named
+    for name in named:
+        path = name.replace(".", "/") + ".py" if name.startswith("examples.") else name
+        assert (ROOT / path).exists(), name
+
+
+def test_commands_are_cut_out_of_blocks() -> None:
+    block = "# first\na 'b\nc'   # why\n\nd \\\n  e\n"
+    assert list(commands(block)) == ["a 'b\nc'   # why", "d \\\n  e"]

@@ -1,0 +1,118 @@
+"""Whole answers that are long, and clients that are slow to read them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncllm.server.http import connection
+from asyncllm.server.streaming import sse
+
+if TYPE_CHECKING:
+    import socket
+
+    from tests.support.server.serving import Server
+
+SECONDS = 1.0
+#: Answered with more bytes than the kernel takes off our hands.
+LONG: dict[str, Any] = {
+    "prompt": "a",
+    "max_tokens": 4000,
+    "ignore_eos": True,
+    "logprobs": 20,
+    "n": 4,
+}
+
+
+@pytest.fixture
+def impatient(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setattr(connection, "GIVE_UP_SECONDS", SECONDS)
+    monkeypatch.setattr(connection, "WATCH_SECONDS", 0.05)
+    return server
+
+
+def ask(server: Server) -> socket.socket:
+    """Have the long answer made, and read its first byte."""
+    client = server.open("/v1/completions", LONG, extra="Connection: close\r\n")
+    assert client.recv(1) == b"H"
+    return client
+
+
+def read_on(client: socket.socket) -> bytes:
+    """All that is still to come, whether or not it is the end."""
+    parts = []
+    try:
+        while part := client.recv(1 << 20):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def cuts(server: Server) -> dict[str, float]:
+    """How many clients were cut off, by cause."""
+    text = server.get("/metrics").body.decode()
+    found = re.findall(r'^asyncllm_slow_readers_cut_total\{cause="(\w+)"\} (\S+)$', text, re.M)
+    return {cause: float(count) for cause, count in found}
+
+
+def test_who_does_not_read_is_cut_off(impatient: Server, caplog: pytest.LogCaptureFixture) -> None:
+    before = cuts(impatient)
+    with ask(impatient) as client:
+        # The engine is done with it, and so is all that a request holds.
+        impatient.until_idle()
+        assert impatient.get("/load").json == {"server_load": 0}
+        assert impatient.post("/v1/completions", {"prompt": "b"}).status == 200
+        time.sleep(2 * SECONDS)
+        rest = read_on(client)
+    head, _, body = rest.partition(b"\r\n\r\n")
+    [length] = [line for line in head.split(b"\r\n") if line.startswith(b"Content-Length: ")]
+    assert len(body) < int(length.split()[1])
+    assert cuts(impatient) == {**before, "stalled": before["stalled"] + 1}
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    [name] = [line for line in head.split(b"\r\n") if line.startswith(b"X-Request-Id: ")]
+    told = re.fullmatch(r"request (\w+) cut off: .*, (\d+) bytes unsent", record.message)
+    assert told is not None, record.message
+    assert told[1] == name.split()[1].decode()
+    assert int(told[2]) > 0
+
+
+@pytest.mark.parametrize("cause", ["stalled", "behind"])
+def test_a_stream_that_is_not_read_is_cut_off(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    cause: str,
+) -> None:
+    monkeypatch.setattr(sse, "MERGE_BYTES", 1024)
+    if cause == "stalled":
+        monkeypatch.setattr(sse, "GIVE_UP_SECONDS", 0.3)
+        monkeypatch.setattr(sse, "GIVE_UP_BYTES", 1 << 30)
+    else:
+        monkeypatch.setattr(sse, "GIVE_UP_BYTES", 128 * 1024)
+    caplog.set_level(logging.INFO)
+    before = cuts(server)
+    body = {**LONG, "stream": True}
+    with server.open("/v1/completions", body, extra="X-Request-Id: slow\r\n"):
+        server.until(lambda: any("slow aborted" in r.message for r in caplog.records), 20)
+    assert cuts(server) == {**before, cause: before[cause] + 1}
+    [cut, aborted] = [record for record in caplog.records if "slow" in record.message]
+    assert cut.levelno == logging.WARNING
+    assert re.search(r"request slow cut off: .*, [1-9]\d+ bytes unsent", cut.message)
+    assert aborted.message == "request slow aborted: client reads too slowly"
+
+
+def test_who_reads_slowly_gets_all(impatient: Server) -> None:
+    with ask(impatient) as client:
+        began, parts = time.monotonic(), []
+        while time.monotonic() < began + 3 * SECONDS:
+            parts.append(client.recv(1 << 17))
+            time.sleep(SECONDS / 20)
+        parts.append(read_on(client))
+    _, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    assert len(json.loads(body)["choices"]) == 4

@@ -1,0 +1,48 @@
+"""The kernel of masks against the reference, and that against plain Python."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from asyncllm.kernels.masks import mask_scores_reference, mask_width
+from tests.support.kernels.device import DEVICE
+
+pytest.importorskip("triton")
+
+from asyncllm.kernels.triton.sampling.masks import mask_scores
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [1, 31, 32, 50, 5003])
+def test_scores_are_those_of_the_reference(vocab: int, dtype: torch.dtype) -> None:
+    wide = (torch.randn(6, vocab + 13, device=DEVICE) * 3).to(dtype)
+    logits = wide[:, :vocab]
+    logits[0, 0], logits[1, vocab // 2], logits[5, -1] = math.nan, math.inf, -math.inf
+    shape = 5, mask_width(vocab)
+    masks = torch.randint(-(2**31), 2**31, shape, device=DEVICE, dtype=torch.int32)
+    masks[2] = -1
+    masks[3] = 0
+    rows = torch.tensor([5, 0, 1, 3, 4], device=DEVICE)
+    slots = torch.tensor([4, 2, 3, 2, 1], device=DEVICE)
+    got = mask_scores(logits, rows, slots, masks)
+    assert got.dtype == torch.float32
+    want = mask_scores_reference(logits, rows, slots, masks)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    for i, (row, slot) in enumerate(zip(rows.tolist(), slots.tolist(), strict=True)):
+        for token in range(vocab):
+            allowed = int(masks[slot, token // 32]) >> (token % 32) & 1
+            raw = logits[row, token].item()
+            expected = raw if allowed else raw - math.inf
+            assert got[i, token].item() == pytest.approx(expected, abs=0, nan_ok=True)
+
+
+def test_left_out_tokens_still_show_that_they_are_not_finite() -> None:
+    logits = torch.tensor([[math.nan, 1.0], [math.inf, 1.0], [-math.inf, 1.0]], device=DEVICE)
+    masks = torch.tensor([[2]], dtype=torch.int32, device=DEVICE)
+    rows, slots = torch.arange(3, device=DEVICE), torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    scores = mask_scores(logits, rows, slots, masks)[:, 0]
+    assert scores.isnan().tolist() == [True, True, False]
+    assert scores[2] == -math.inf

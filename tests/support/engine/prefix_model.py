@@ -1,0 +1,403 @@
+"""A model of the prefix tree: a dict of prefixes, in which everything is searched for."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from asyncllm.cache.node import NO_PAGE, Node
+from asyncllm.cache.pages import PageAllocator
+from asyncllm.cache.radix import PrefixTree
+from tests.support.engine.scheduling import path
+
+#: A salt, and the tokens of one or more whole pages.
+Prefix = tuple[bytes, tuple[int, ...]]
+
+
+SALTS = st.sampled_from([b"", b"", b"a", b"b"])
+#: A page holds the same token over and over.
+PAGES = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=8)
+
+
+class Entry:
+    """What the model knows of a node; ``used`` is the time of its last use."""
+
+    def __init__(self, prefix: Prefix, page: int | None, used: int, *, ready: bool):
+        self.prefix = prefix
+        self.page = page
+        self.ready = ready
+        self.used = used
+        self.host: int | None = None
+        self.saving = False
+        self.users = 0
+        self.forgotten = False
+        self.unsaved = False  # fell out of use, and has not been offered to the host since
+
+    def cached(self) -> bool:
+        return self.page is not None and self.ready and self.users == 0 and not self.saving
+
+
+class User:
+    """Holds a path: ``node``, and what the model knows of it from the top down."""
+
+    def __init__(self, node: Node, salt: bytes, chain: list[Entry], num_found: int):
+        self.node = node
+        self.salt = salt
+        self.chain = chain
+        self.num_found = num_found
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.chain[-1].prefix[1] if self.chain else ()
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Every method of the tree, in any order that its callers may come up with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[Prefix, Entry] = {}
+        self.forgotten: list[Entry] = []
+        self.users: list[User] = []
+        self.saves: list[tuple[Node, Entry]] = []
+        self.loads: list[tuple[list[Node], list[Entry]]] = []
+        self.now = 0
+
+    @initialize(
+        page_size=st.integers(1, 3), pages=st.integers(1, 30), hosts=st.sampled_from([0, 3, 8, 30])
+    )
+    def begin(self, page_size: int, pages: int, hosts: int) -> None:
+        self.page_size = page_size
+        self.pages, self.hosts = PageAllocator(pages), PageAllocator(hosts)
+        self.tree = PrefixTree(page_size, self.pages, self.hosts)
+
+    # -- what should be --------------------------------------------------------------------------
+
+    def below(self, prefix: Prefix) -> list[Entry]:
+        salt, tokens = prefix
+        return [
+            entry
+            for (other, longer), entry in self.known.items()
+            if other == salt and len(longer) > len(tokens) and longer[: len(tokens)] == tokens
+        ]
+
+    def leaf(self) -> Entry | None:
+        """Whose device page is to be evicted next."""
+        leaves = [
+            entry
+            for entry in self.known.values()
+            if entry.cached() and all(child.page is None for child in self.below(entry.prefix))
+        ]
+        return min(leaves, key=lambda entry: entry.used, default=None)
+
+    def host_leaves(self) -> list[Entry]:
+        return [
+            entry
+            for entry in (*self.known.values(), *self.forgotten)
+            if entry.host is not None
+            and not entry.saving
+            and (entry.ready if entry.page is not None else not self.below(entry.prefix))
+        ]
+
+    def evict_one(self) -> bool:
+        entry = self.leaf()
+        if entry is None:
+            return False
+        entry.page, entry.unsaved = None, False
+        if entry.host is None:
+            for gone in (entry, *self.below(entry.prefix)):
+                del self.known[gone.prefix]
+        return True
+
+    def lookup(self, salt: bytes, tokens: list[int]) -> tuple[list[Entry], list[Entry], int]:
+        """On the device; then only on the host; how many after those are being written."""
+        most = (len(tokens) - 1) // self.page_size
+        prefixes = [(salt, tuple(tokens[: n * self.page_size])) for n in range(1, most + 1)]
+        chain: list[Entry] = []
+        for prefix in prefixes:
+            if prefix not in self.known:
+                break
+            chain.append(self.known[prefix])
+        kinds = ["p" if not e.ready else "h" if e.page is None else "d" for e in chain]
+        order = "".join(kinds)
+        pages = len(order) - len(order.lstrip("d"))
+        hosts = len(order[pages:]) - len(order[pages:].lstrip("h"))
+        pending = len(order[pages + hosts :]) - len(order[pages + hosts :].lstrip("p"))
+        return chain[:pages], chain[pages : pages + hosts], pending
+
+    def settle(self, entry: Entry) -> None:
+        """Nobody can find it, so its page goes with its last user."""
+        if entry.forgotten and entry.users == 0 and entry.ready and not entry.saving:
+            entry.page = entry.host = None
+
+    # -- what callers do -------------------------------------------------------------------------
+
+    def take(self, count: int) -> list[int] | None:
+        short = count - self.pages.num_free
+        if short > 0:
+            expected = [self.evict_one() for _ in range(short)]
+            assert self.tree.evict(short) is all(expected)
+        return self.pages.take(count)
+
+    @rule(
+        salt=SALTS,
+        pages=PAGES,
+        tail=st.integers(0, 3),
+        own=st.integers(0, 8),
+        load=st.sampled_from([True, True, True, False]),
+    )
+    def enter(self, salt: bytes, pages: list[int], tail: int, own: int, load: bool) -> None:
+        """Look up whole pages and a tail of tokens, and begin to write the next ``own`` pages."""
+        self.look_up(
+            salt, [token for token in pages for _ in range(self.page_size)] + [7] * tail, load
+        )
+        found = len(self.users[-1].chain)
+        self.grow(-1, pages[found : found + own], False)
+
+    @rule(salt=SALTS, pages=PAGES)
+    def request(self, salt: bytes, pages: list[int]) -> None:
+        """From the beginning to the end."""
+        self.enter(salt, pages, 1, len(pages), False)
+        self.leave(-1, trusted=True)
+
+    @rule(
+        which=st.integers(0, 99),
+        load=st.sampled_from([True, True, False]),
+        own=PAGES,
+        ready=st.booleans(),
+    )
+    def come_back(self, which: int, load: bool, own: list[int], ready: bool) -> None:
+        """For something that may be in host memory only, and more."""
+        prefixes = [e.prefix for e in self.known.values() if e.page is None or e.saving]
+        if prefixes:
+            salt, tokens = prefixes[which % len(prefixes)]
+            self.look_up(salt, [*tokens, 7], load)
+            self.grow(-1, own, ready)
+
+    def look_up(self, salt: bytes, tokens: list[int], load: bool) -> None:
+        match = self.tree.match(array("i", tokens), salt)
+        pages, hosts, pending = self.lookup(salt, tokens)
+        assert match.pages == [entry.page for entry in pages]
+        assert [node.host for node in match.host] == [entry.host for entry in hosts]
+        assert (match.pending is not None) == (pending > 0)
+        if match.pending is not None:
+            assert match.pending.depth == len(pages) + len(hosts) + pending
+        assert match.node.depth == len(pages)
+        assert self.tree.pending_below(match.node, array("i", tokens)) is match.pending
+        self.tree.lock(match.node)
+        user = User(match.node, salt, list(pages), len(pages))
+        for entry in pages:
+            entry.users += 1
+        self.users.append(user)
+        taken = self.take(len(hosts)) if load and hosts else None
+        if taken is not None:
+            self.tree.load(match.host, taken)
+            for node, entry, page in zip(match.host, hosts, taken, strict=True):
+                self.tree.lock_child(node)
+                entry.page, entry.ready, entry.users = page, False, 1
+            self.loads.append((match.host, hosts))
+            user.node, user.num_found = match.host[-1], len(pages) + len(hosts)
+            user.chain += hosts
+
+    @precondition(lambda self: self.users)
+    @rule(which=st.integers(0, 99), pages=PAGES, ready=st.booleans())
+    def grow(self, which: int, pages: list[int], ready: bool) -> None:
+        user = self.users[which % len(self.users)]
+        if user.num_found == len(user.chain) and not user.node.ready:
+            return  # it is being loaded
+        taken: list[int] = []
+        while len(taken) < len(pages) and (one := self.take(1)):
+            taken += one
+        tokens = array("i", [token for token in pages for _ in range(self.page_size)])
+        del tokens[len(taken) * self.page_size :]
+        now_ready = ready and user.node.ready
+        above, num_before = user.node, len(user.chain)
+        lost = bool(user.chain) and user.chain[-1].forgotten
+        added = self.tree.insert(user.node, tokens, taken, ready=now_ready)
+        for token, page in zip(pages, taken, strict=False):
+            prefix = (user.salt, (*user.tokens, *[token] * self.page_size))
+            known = self.known.get(prefix)
+            if lost or (known is not None and known.page is not None):
+                break
+            if known is None:
+                known = self.known[prefix] = Entry(prefix, page, self.now, ready=now_ready)
+            known.page, known.ready, known.used, known.users = page, now_ready, self.now, 1
+            user.chain.append(known)
+        assert len(added) == len(user.chain) - num_before
+        for node in added:
+            assert node.parent is above
+            above = node
+        user.node = above
+        self.pages.give_back(taken[len(added) :])
+
+    def land(self, user: User, count: int) -> None:
+        """So many of the pages that it writes are written."""
+        nodes = list(path(user.node))[::-1][1:]
+        written = [(n, e) for n, e in zip(nodes, user.chain, strict=True) if not e.ready]
+        own = [pair for pair in written if pair[1] in user.chain[user.num_found :]]
+        if own[:count]:
+            self.tree.set_path_ready(user.node, own[:count][-1][0].depth)
+        for _, entry in own[:count]:
+            entry.ready = True
+
+    @precondition(lambda self: self.users)
+    @rule(which=st.integers(0, 99), count=st.integers(1, 3))
+    def some_land(self, which: int, count: int) -> None:
+        self.land(self.users[which % len(self.users)], count)
+
+    @precondition(lambda self: self.users)
+    @rule(which=st.integers(0, 99), trusted=st.sampled_from([True, True, True, False]))
+    def leave(self, which: int, trusted: bool) -> None:
+        user = self.users.pop(which % len(self.users))
+        if not trusted and user.num_found < len(user.chain):
+            self.forget([*path(user.node)][-2 - user.num_found], user.chain[user.num_found])
+        self.land(user, len(user.chain))
+        self.tree.unlock(user.node)
+        self.now += 1
+        for entry in user.chain:
+            entry.users -= 1
+            entry.used = self.now
+            entry.unsaved |= entry.cached() and entry.host is None
+            self.settle(entry)
+
+    def forget(self, node: Node, entry: Entry) -> None:
+        self.tree.forget(node)
+        if entry.forgotten:
+            return
+        for gone in (entry, *self.below(entry.prefix)):
+            del self.known[gone.prefix]
+            self.forgotten.append(gone)
+            gone.forgotten = True
+            self.settle(gone)
+
+    @rule(which=st.integers(0, 99))
+    def forget_any(self, which: int) -> None:
+        """With all that is below it, and whoever uses or loads that."""
+        found = sorted(walk(self.tree), key=lambda pair: pair[0])
+        if found:
+            prefix, node = found[which % len(found)]
+            self.forget(node, self.known[prefix])
+
+    @rule(count=st.integers(1, 5))
+    def evict(self, count: int) -> None:
+        expected = [self.evict_one() for _ in range(count)]
+        assert self.tree.evict(count) is all(expected)
+
+    @rule(count=st.integers(1, 4))
+    def back_up(self, count: int) -> None:
+        for _ in range(count):
+            candidates = [e for e in self.known.values() if e.unsaved and e.cached()]
+            victims, num_free = self.host_leaves(), self.hosts.num_free
+            ages = [entry.used for entry in victims if not entry.forgotten]
+            started = self.tree.back_up(1)
+            if not started:
+                assert not (candidates and num_free), "there was a page to save, and room for it"
+                self.check_not_saved(candidates, ages)
+                return
+            [entry] = [e for e in candidates if e.page == started[0].page]
+            host = started[0].host
+            victim = next((e for e in victims if e.host == host), None)
+            assert num_free or victim is not None
+            if victim is not None:
+                assert victim.used <= entry.used
+                victim.host = None
+                if victim.page is None:
+                    del self.known[victim.prefix]
+            self.check_saved(entry, candidates, victim, ages)
+            entry.host, entry.saving, entry.unsaved = host, True, False
+            self.saves.append((started[0], entry))
+
+    def check_not_saved(self, candidates: list[Entry], victims: list[int]) -> None:
+        """See ``ExactHost``."""
+
+    def check_saved(
+        self, entry: Entry, candidates: list[Entry], victim: Entry | None, victims: list[int]
+    ) -> None:
+        """See ``ExactHost``."""
+
+    @precondition(lambda self: self.saves)
+    @rule(which=st.integers(0, 99))
+    def backed_up(self, which: int) -> None:
+        node, entry = self.saves.pop(which % len(self.saves))
+        self.tree.backed_up(node)
+        entry.saving = False
+        self.settle(entry)
+
+    @rule(count=st.integers(1, 12), evicted=st.integers(0, 12))
+    def spill(self, count: int, evicted: int) -> None:
+        """Save and evict, as under pressure."""
+        num_saves = len(self.saves)
+        self.back_up(count)
+        while len(self.saves) > num_saves:
+            self.backed_up(num_saves)
+        self.evict(evicted)
+
+    @precondition(lambda self: self.loads)
+    @rule(which=st.integers(0, 99))
+    def loaded(self, which: int) -> None:
+        nodes, entries = self.loads.pop(which % len(self.loads))
+        for node, entry in zip(nodes, entries, strict=True):
+            self.tree.set_ready(node)
+            entry.ready = True
+            self.settle(entry)
+
+    # -- both are the same -----------------------------------------------------------------------
+
+    @invariant()
+    def same(self) -> None:
+        found = dict(walk(self.tree))
+        assert set(found) == set(self.known)
+        pairs = [(node, self.known[prefix]) for prefix, node in found.items()]
+        for user in self.users:
+            pairs += zip(list(path(user.node))[::-1][1:], user.chain, strict=True)
+        for node, entry in pairs:
+            assert node.linked is not entry.forgotten
+            assert node.page == (NO_PAGE if entry.page is None else entry.page)
+            assert node.host == (NO_PAGE if entry.host is None else entry.host)
+            assert (node.ready, node.saving) == (entry.ready, entry.saving)
+            assert node.locks == entry.users + entry.saving
+            assert node.tick == entry.used
+        assert self.tree.num_cached == sum(entry.cached() for entry in self.known.values())
+        entries = [*self.known.values(), *self.forgotten]
+        for allocator, used in (
+            (self.pages, [e.page for e in entries if e.page is not None]),
+            (self.hosts, [e.host for e in entries if e.host is not None]),
+        ):
+            assert sorted([*allocator._free, *used]) == list(range(allocator.num_pages))
+        salts = {salt for salt, _ in self.known} | {user.salt for user in self.users}
+        assert set(self.tree._roots) == salts, "a root is there as long as it is needed"
+        assert all(node.linked or node.locks for node in self.tree._unsaved)
+
+    def teardown(self) -> None:
+        """Whatever happened, everything can be had back."""
+        if not hasattr(self, "tree"):
+            return
+        while self.loads:
+            self.loaded(0)
+        while self.saves:
+            self.backed_up(0)
+        while self.users:
+            self.leave(0, trusted=True)
+        self.evict(self.tree.num_cached)
+        assert self.pages.num_free == self.pages.num_pages
+        self.same()
+        for root in list(self.tree._roots.values()):
+            for node in list(root.children.values()):
+                self.tree.forget(node)
+        assert self.hosts.num_free == self.hosts.num_pages
+        assert not self.tree._roots
+        assert not self.tree._unsaved
+
+
+def walk(tree: PrefixTree) -> Iterator[tuple[Prefix, Node]]:
+    unseen: list[tuple[Node, bytes, tuple[int, ...]]]
+    unseen = [(node, salt, ()) for salt, node in tree._roots.items()]
+    while unseen:
+        parent, salt, tokens = unseen.pop()
+        for key, node in parent.children.items():
+            longer = (*tokens, *array("i", key))
+            yield (salt, longer), node
+            unseen.append((node, salt, longer))

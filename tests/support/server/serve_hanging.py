@@ -1,0 +1,111 @@
+"""A server that hangs: ``python -m tests.support.server.serve_hanging WHERE DRAIN GRACE``.
+
+The engine is the real one; its worker takes plans and never answers, or is never built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from asyncllm.config import EngineLimits, ServerConfig
+from asyncllm.llm import load as loading
+from asyncllm.llm.async_llm import AsyncLLM
+from asyncllm.server.run import run
+
+if TYPE_CHECKING:
+    from asyncllm.wire.thread_channel import ThreadChannel
+
+FOREVER = 3600.0
+
+LIMITS = EngineLimits(
+    device="cpu",
+    dtype="float32",
+    num_pages=64,
+    page_size=16,
+    max_model_len=1024,
+    max_num_seqs=4,
+    max_num_batched_tokens=512,
+    prefill_chunk=512,
+    itl_target=0.0,
+    prefix_caching=True,
+    host_pages=0,
+    page_copy_seconds=0.0,
+    max_waiting=16,
+    max_waiting_tokens=4096,
+    steps_in_flight=2,
+    vocab_size=384,
+    eos_token_ids=(2,),
+)
+
+
+class HangingWorker:
+    limits = LIMITS
+
+    def run(self, channel: ThreadChannel) -> None:
+        while channel.receive() is not None:
+            time.sleep(FOREVER)
+
+
+class HangingLLM(AsyncLLM):
+    def __init__(self, where: str):
+        super().__init__(device="cpu")
+        self._where = where
+
+    async def start(self) -> Any:
+        await super().start()
+        loop = asyncio.get_running_loop()
+        if self._where == "loop":
+            loop.call_later(0.1, time.sleep, FOREVER)
+        elif self._where == "spinning loop":
+            loop.call_later(0.1, _spin)
+        elif self._where == "thread pool":
+            loop.run_in_executor(None, time.sleep, FOREVER)
+        elif self._where == "thread":
+            threading.Thread(target=time.sleep, args=(FOREVER,), name="straggler").start()
+        elif self._where == "exit":
+            atexit.register(time.sleep, FOREVER)
+        return self
+
+    async def aclose(self) -> None:
+        if self._where == "closing":
+            await asyncio.sleep(FOREVER)
+        if self._where == "interpreter's lock":
+            ctypes.PyDLL(None).sleep(int(FOREVER))  # unlike CDLL, it keeps the lock
+        await super().aclose()
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def main(where: str, drain_seconds: str, grace_seconds: str) -> int:
+    def build(*_: Any) -> HangingWorker:
+        if where == "loading":
+            print("loading", flush=True)
+            time.sleep(FOREVER)
+        return HangingWorker()
+
+    def find(*_: Any) -> Any:
+        print("loading", flush=True)
+        time.sleep(FOREVER)
+
+    patched: Any = loading
+    patched._build_worker = build
+    if where == "download":
+        patched.resolve_folder = find
+    llm = HangingLLM(where)
+    if where == "download":
+        llm = AsyncLLM("some/model", device="cpu")  # type: ignore[assignment]
+    config = ServerConfig(port=0, drain_seconds=float(drain_seconds))
+    return run(lambda: llm, config, grace_seconds=float(grace_seconds))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

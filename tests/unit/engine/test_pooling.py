@@ -1,0 +1,136 @@
+"""Hidden states of a prompt's chunks as one vector, and vectors as they are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asyncllm import EmbeddingParams, SamplingParams
+from asyncllm.engine.pooling import PooledHidden, PooledParams
+from asyncllm.engine.requests.prompt_reader import reader_of
+from asyncllm.engine.requests.prompt_scores import PromptScores
+from asyncllm.errors import BadRequest, StepError
+from asyncllm.types import Pooling, TokenDelta
+from asyncllm.wire.messages import NO_TOKEN, PooledPrompt, StepResult, decode_result, encode, pack
+from tests.support.engine.scheduling import scheduler, sequence
+
+
+def part(start: int, end: int, total: list[float]) -> PooledPrompt:
+    return PooledPrompt(0, start, end, np.array(total, dtype="<f4").tobytes())
+
+
+def packed(*values: float) -> bytes:
+    return np.array(values, dtype="<f4").tobytes()
+
+
+def test_chunks_add_up_to_their_mean() -> None:
+    hidden = PooledHidden(5)
+    assert not hidden.add(part(0, 3, [3.0, 6.0]))
+    assert hidden.add(part(3, 5, [7.0, -1.0]))
+    assert hidden.delta() == TokenDelta(hidden=packed(2.0, 1.0))
+
+
+def test_the_last_one_alone_is_what_it_is() -> None:
+    hidden = PooledHidden(5)
+    assert hidden.add(part(4, 5, [0.1, 2.0]))
+    assert hidden.delta().hidden == packed(0.1, 2.0)
+
+
+def test_who_reads_what() -> None:
+    assert reader_of(sequence(1, 5)) is None
+    scored = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    assert isinstance(reader_of(sequence(1, 5, 0, scored)), PromptScores)
+    for pooling, first in (("last", 4), ("mean", 0)):
+        seq = sequence(1, 5, 0, PooledParams(pooling=pooling))  # type: ignore[arg-type]
+        assert isinstance(reader_of(seq), PooledHidden)
+        assert (seq.pool_from, seq.reading) == (first, pooling == "mean")
+        assert seq.surely_full
+
+
+def test_a_delta_keeps_it() -> None:
+    delta = TokenDelta(hidden=b"abcd")
+    delta.merge(TokenDelta(text="a"))
+    assert (delta.hidden, delta.text) == (b"abcd", "a")
+    whole = TokenDelta()
+    whole.merge(delta)
+    assert whole.hidden == b"abcd"
+
+
+def test_results_travel() -> None:
+    result = StepResult(1, b"", (), None, 0.0, 0.0, pooled=(part(0, 2, [1.0, 2.0]),))
+    assert decode_result(encode(result)) == result
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_prompt_that_comes_back_goes_on_where_it_was(pooling: Pooling) -> None:
+    """Preempted after its first chunk: what has landed is not asked for again."""
+    sched = scheduler(prefill_chunk=4, page_size=4)
+    seq = sequence(1, list(range(10, 20)), 0, PooledParams(pooling=pooling))
+    sched.add(seq, 0.0)
+    planned = sched.plan(0, 0.0)
+    assert planned is not None
+    [admit] = planned.message.admits
+    assert admit.pool_from == (0 if pooling == "mean" else 9)
+    mine = PooledPrompt(0, 0, 4, b"")
+    pooled = (mine,) if pooling == "mean" else ()
+    result = StepResult(0, pack([NO_TOKEN]), (), None, 0.0, 0.0, seconds=0.001, pooled=pooled)
+    applied = sched.apply(result, 0.1)
+    assert applied.read == [(seq, read) for read in pooled]
+    planned = sched.plan(1, 0.1)
+    assert planned is not None
+    sched._preempt(seq, sched._in_flight[-1], 0.1)
+    result = StepResult(
+        1, pack([NO_TOKEN]), (), None, 0.0, 0.0, seconds=0.001,
+        pooled=(PooledPrompt(0, 4, 8, b""),) if pooled else (),
+    )  # fmt: skip
+    sched.apply(result, 0.2)
+    planned = sched.plan(2, 0.2)
+    assert planned is not None
+    [admit] = planned.message.admits
+    assert admit.pool_from == (8 if pooling == "mean" else 9)
+    assert (seq.num_cached, seq.num_read) == (0, 8 if pooling == "mean" else 0)
+
+
+def test_nothing_is_told_of_a_prompt_that_has_ended() -> None:
+    """Its first chunk failed; the second was on its way by then."""
+    sched = scheduler(prefill_chunk=4, page_size=4)
+    sched.add(sequence(1, 10, 0, PooledParams(pooling="mean")), 0.0)
+    for number in range(2):
+        assert sched.plan(number, 0.0) is not None
+    assert len(sched.apply(StepResult(0, b"", (), "planted", 0.0, 0.0), 0.1).failed) == 1
+    pooled = (PooledPrompt(0, 4, 8, b""),)
+    result = StepResult(1, pack([NO_TOKEN]), (), None, 0.0, 0.0, pooled=pooled)
+    assert sched.apply(result, 0.2).read == []
+
+
+# -- vectors ---------------------------------------------------------------------------------------
+
+
+def test_vectors() -> None:
+    hidden = packed(3.0, 4.0, 12.0)
+    np.testing.assert_allclose(EmbeddingParams().vector(hidden), np.array([3, 4, 12]) / 13)
+    cut = EmbeddingParams(dimensions=2).vector(hidden)
+    assert cut.dtype == np.float32
+    np.testing.assert_allclose(cut, [0.6, 0.8])
+    raw = EmbeddingParams(normalize=False).vector(hidden)
+    assert raw.tolist() == [3, 4, 12]
+    assert EmbeddingParams().vector(packed(0.0, 0.0)).tolist() == [0.0, 0.0]
+    large = EmbeddingParams().vector(packed(3e30, 4e30))
+    np.testing.assert_allclose(large, [0.6, 0.8])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_no_vector(value: float) -> None:
+    with pytest.raises(StepError, match="not finite"):
+        EmbeddingParams().vector(packed(1.0, value))
+
+
+def test_parameters_are_checked() -> None:
+    for fields in ({"dimensions": 0}, {"dimensions": "2"}, {"pooling": "max"}, {"normalize": 2}):
+        with pytest.raises(BadRequest) as caught:
+            EmbeddingParams(**fields)
+        assert caught.value.param == next(iter(fields))
+    EmbeddingParams(dimensions=8).check(8)
+    with pytest.raises(BadRequest, match="at most 7") as caught:
+        EmbeddingParams(dimensions=8).check(7)
+    assert caught.value.param == "dimensions"

@@ -1,0 +1,145 @@
+"""The cost model of the simulated device against measured engines."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncllm import demo
+from asyncllm.config import EngineConfig, EngineLimits
+from asyncllm.errors import ModelError
+from asyncllm.models.config import Config, OPTConfig, Qwen3Config, Qwen3MoeConfig
+from asyncllm.models.spec import ModelSpec, SamplingDefaults, read_spec
+from asyncllm.sim.cost import H200, SHAPES, StepCost, shape_of
+from asyncllm.sim.executor import build_sim
+from tests.support.engine.sim_driver import COST, EOS
+
+
+def step_ms(cost: StepCost, rows: list[tuple[int, int]], num_samples: int | None = None) -> float:
+    """Milliseconds of a step with rows of (start, length)."""
+    starts, lengths = np.array(rows, dtype=np.int64).T
+    return 1e3 * cost.seconds(starts, lengths, len(rows) if num_samples is None else num_samples)
+
+
+def test_step_times_are_those_of_good_engines_on_an_h200() -> None:
+    large, small = COST, StepCost.of(SHAPES["h200-0.6b"], H200, itemsize=2)
+    assert 190 < step_ms(large, [(0, 8000)]) < 215
+    assert 4.4 < step_ms(large, [(512, 1)]) < 5.2
+    assert 5.5 < step_ms(large, [(1024, 1)] * 32) < 7.5
+    assert 7.0 < step_ms(large, [(640, 1)] * 128) < 9.0
+    assert 24 < step_ms(small, [(0, 8000)]) < 34
+    assert 0.5 < step_ms(small, [(512, 1)]) < 1.7
+
+
+def test_chunks_cost_together_what_the_prompt_costs_at_once() -> None:
+    whole = step_ms(COST, [(0, 8192)])
+    chunks = [step_ms(COST, [(at, 1024)], num_samples=at == 7168) for at in range(0, 8192, 1024)]
+    assert chunks == sorted(chunks), "attention to what is cached adds up"
+    fixed = 7 * COST.base_seconds * 1e3
+    assert sum(chunks) == pytest.approx(whole + fixed, rel=1e-3)
+
+
+def test_a_few_more_tokens_are_nearly_free_until_arithmetic_is_the_limit() -> None:
+    decodes = [(100, 1)] * 8
+    alone = step_ms(COST, decodes)
+    assert step_ms(COST, [*decodes, (0, 64)]) < 1.05 * alone
+    assert step_ms(COST, [*decodes, (0, 2048)]) > 5 * alone
+
+
+def test_a_row_alone_costs_what_it_adds() -> None:
+    rows = [(17, 1), (3000, 1), (0, 700), (512, 33)]
+    base = step_ms(COST, [(0, 1)])
+    added = [step_ms(COST, [(0, 1), row]) - base for row in rows]
+    assert all(cost > 0 for cost in added)
+
+
+def spec_of(config: Config) -> ModelSpec:
+    return ModelSpec(
+        architecture="",
+        config=config,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_size,
+        max_position_embeddings=config.context_length,
+        eos_token_ids=(EOS,),
+        bos_token_id=None,
+        dtype="bfloat16",
+        sampling=SamplingDefaults(),
+    )
+
+
+def test_auto_has_the_shape_of_the_model() -> None:
+    qwen3_8b = Qwen3Config(
+        vocab_size=151936,
+        hidden_size=4096,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=12288,
+        max_position_embeddings=40960,
+    )
+    assert shape_of("auto", spec_of(qwen3_8b)) == SHAPES["h200-8b"]
+    assert shape_of("h200-0.6b", spec_of(qwen3_8b)) == SHAPES["h200-0.6b"]
+    assert SHAPES["h200-8b"].stored_params == pytest.approx(8.19e9, rel=1e-3)
+    assert SHAPES["h200-0.6b"].stored_params == pytest.approx(0.596e9, rel=1e-3)
+
+
+def test_auto_knows_other_families() -> None:
+    opt_125m = OPTConfig(
+        vocab_size=50272,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        max_position_embeddings=2048,
+        ffn_dim=3072,
+    )
+    assert shape_of("auto", spec_of(opt_125m)).stored_params == pytest.approx(123.5e6, rel=1e-2)
+
+    qwen3_30b_a3b = Qwen3MoeConfig(
+        vocab_size=151936,
+        hidden_size=2048,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        max_position_embeddings=40960,
+    )
+    shape = shape_of("auto", spec_of(qwen3_30b_a3b))
+    assert shape.stored_params == pytest.approx(30.5e9, rel=1e-2)
+    cost = StepCost.of(shape, H200, itemsize=2)
+    assert step_ms(cost, [(0, 1)]) < step_ms(cost, [(0, 1)] * 8) < 10 * step_ms(cost, [(0, 1)])
+    assert step_ms(cost, [(0, 1)] * 32) < 1.5 * step_ms(cost, [(0, 1)] * 16)
+
+
+def test_limits_come_from_the_profile() -> None:
+    spec = read_spec(demo.path())
+
+    async def limits_of(**options: Any) -> EngineLimits:
+        config = EngineConfig(device="sim", **options)
+        return await build_sim(config, spec).start()
+
+    large = asyncio.run(limits_of(sim_profile="h200-8b"))
+    capacity = (0.9 * 141e9 - 2 * SHAPES["h200-8b"].stored_params) / 147456
+    assert large.num_pages == int(capacity / 16)
+    assert large.max_model_len == 40960
+    assert large.vocab_size == spec.vocab_size
+    assert large.eos_token_ids == spec.eos_token_ids
+    assert (large.device, large.dtype) == ("sim", "bfloat16")
+    assert large.max_num_batched_tokens == 8192
+    assert large.page_copy_seconds == pytest.approx(16 * 147456 / 50e9)
+
+    own = asyncio.run(limits_of(kv_cache_tokens=4096, host_kv_gib=0.5))
+    assert own.num_pages == 256
+    assert own.max_model_len == spec.max_position_embeddings
+    assert own.host_pages == 2**29 // (16 * spec.kv_bytes_per_token(2))
+    with pytest.raises(ModelError, match="kv_cache_tokens"):
+        asyncio.run(limits_of(sim_profile="h200-8b", kv_cache_tokens=2_000_000))

@@ -1,0 +1,183 @@
+"""Plans that would corrupt KV are refused; sharing and copies that are sound are not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from asyncllm.errors import EngineDead
+from asyncllm.wire.messages import TO_DEVICE, TO_HOST, Admit
+from tests.support.engine.sim_driver import (
+    VOCAB,
+    Driver,
+    Row,
+    admit,
+    pages_of,
+    simulate,
+    two_full_pages,
+)
+
+
+def refuses(
+    why: str, rows: list[Row], pages: list[Row] | None = None, **parts: Any
+) -> Callable[[Driver], Awaitable[None]]:
+    """After ``two_full_pages`` this plan ends the executor, and takes the plan before with it."""
+
+    async def test(driver: Driver) -> None:
+        await two_full_pages(driver)
+        before = driver.send([])
+        broken = driver.send(rows, pages, **parts)
+        for future in (broken, before):
+            with pytest.raises(EngineDead, match=why):
+                await future
+        with pytest.raises(EngineDead, match=why):
+            await driver.send([])
+
+    return test
+
+
+NEW = (admit(1, [5] * 8),)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        refuses("slot 0, start 9", [(0, 9, 1)]),
+        refuses("slot 0, start 7", [(0, 7, 1)]),
+        refuses("slot 0, start 8, length 2", [(0, 8, 2)]),
+        refuses("slot 0, start 8, length 0", [(0, 8, 0)]),
+        refuses("two rows", [(0, 8, 1), (0, 9, 1)]),
+        refuses("slots .1. have rows", [(1, 0, 1)]),
+        refuses("slots .8. have rows", [(8, 0, 1)]),
+        refuses("slots .-1. have rows", [(-1, 0, 1)]),
+        refuses("no slot 8", [], admits=(admit(8, [5]),)),
+        refuses("vocabulary", [], admits=(admit(1, [VOCAB]),)),
+        refuses("65 tokens", [], admits=(admit(1, [5] * 65),)),
+        refuses("0 tokens", [], admits=(admit(1, []),)),
+        refuses("page 64", [], [(0, 3, 64)]),
+        refuses("page -1", [], [(0, 3, -1)]),
+        refuses("index 4, after 3", [], [(0, 4, 10)]),
+        refuses("slot 1 is given a page", [], [(1, 0, 10)]),
+        refuses("with pages for 0", [(1, 0, 8)], admits=NEW),
+        refuses("with pages for 4", [(1, 0, 8)], pages_of(1, [8]), admits=NEW),
+        refuses("start 8, length 1", [(1, 8, 1)], pages_of(1, [8, 9, 10]), admits=NEW),
+        refuses("room", [(0, 8, 200)]),
+        refuses("other tokens", [(1, 4, 4)], pages_of(1, [8, 9]), admits=NEW),
+        refuses("other tokens", [(1, 4, 4)], pages_of(1, [1, 9]), admits=NEW),
+        refuses("other tokens", [(1, 2, 6)], pages_of(1, [8, 9]), admits=NEW),
+        refuses(
+            "other tokens", [(1, 4, 4)], pages_of(1, [0, 9]), admits=(admit(1, [5, 5, 6, 5] * 2),)
+        ),
+        refuses("there is no such page", [], copies=[(TO_HOST, 0, 16)]),
+        refuses("there is no such page", [], copies=[(TO_HOST, 64, 0)]),
+        refuses("no direction", [], copies=[(2, 0, 0)]),
+        refuses("device page is not full", [], copies=[(TO_HOST, 2, 0)]),
+        refuses("host page is not full", [], copies=[(TO_DEVICE, 9, 0)]),
+        refuses("in use", [], copies=[(TO_HOST, 0, 0), (TO_HOST, 1, 0)]),
+        refuses("being filled", [], copies=[(TO_HOST, 0, 0), (TO_DEVICE, 9, 0)]),
+    ],
+)
+def test_broken_plans_are_refused(test: Callable[[Driver], Awaitable[None]]) -> None:
+    simulate(test)
+
+
+def test_steps_come_in_order() -> None:
+    async def test(driver: Driver) -> None:
+        driver.next_step = 1
+        with pytest.raises(EngineDead, match="step 0 was due"):
+            await driver.send([])
+
+    simulate(test)
+
+
+def test_a_prefix_is_shared_by_those_who_have_it() -> None:
+    async def test(driver: Driver) -> None:
+        await two_full_pages(driver)
+        longer = admit(1, [5] * 8 + [6] * 3)
+        assert len(await driver.tokens([(1, 8, 3)], pages_of(1, [0, 1, 8]), (longer,))) == 1
+        # A full hit computes its last token once more.
+        assert await driver.tokens([(2, 7, 1)], pages_of(2, [0, 1, 9]), (admit(2, [5] * 8),))
+        # Computed by one row of a step, read by another.
+        pages = pages_of(3, [10, 11]) + pages_of(4, [10, 11, 12])
+        await driver.tokens(
+            [(3, 0, 8), (4, 8, 1)], pages, (admit(3, [3] * 8), admit(4, [3] * 8 + [4]))
+        )
+
+    simulate(test)
+
+
+def test_a_page_given_away_too_early_is_noticed() -> None:
+    async def test(driver: Driver) -> None:
+        await two_full_pages(driver)
+        await driver.step([(1, 0, 6)], pages_of(1, [1, 8]), (admit(1, [6] * 6),))
+        for start in range(8, 11):
+            await driver.step([(0, start, 1)])
+        with pytest.raises(EngineDead, match="page 1 at index 1"):
+            await driver.send([(0, 11, 1)])
+
+    simulate(test)
+
+
+def test_pages_come_back_from_the_host_with_what_they_held() -> None:
+    async def test(driver: Driver) -> None:
+        await two_full_pages(driver)
+        await driver.step([], copies=[(TO_HOST, 0, 3), (TO_HOST, 1, 4)])
+        # Somebody else uses the pages meanwhile.
+        await driver.step([(1, 0, 8)], pages_of(1, [0, 1]), (admit(1, [6] * 8),))
+        await driver.step([], copies=[(TO_DEVICE, 8, 3), (TO_DEVICE, 9, 4)])
+        await driver.step([(2, 8, 1)], pages_of(2, [8, 9, 10]), (admit(2, [5] * 9),))
+        with pytest.raises(EngineDead, match="other tokens"):
+            await driver.send([(3, 8, 1)], pages_of(3, [9, 8, 11]), (admit(3, [5] * 9),))
+
+    simulate(test)
+
+
+@pytest.mark.parametrize(
+    ("copies", "rows", "pages", "admits"),
+    [
+        # A row reads a page that is being loaded,
+        ([(TO_DEVICE, 8, 3)], [(1, 4, 1)], pages_of(1, [8, 9]), (admit(1, [5] * 5),)),
+        # or writes one that is being loaded or stored.
+        ([(TO_DEVICE, 2, 3)], [(0, 8, 1)], [], ()),
+        ([(TO_HOST, 1, 5)], [(1, 0, 8)], pages_of(1, [8, 1]), (admit(1, [5] * 8),)),
+    ],
+)
+def test_no_step_meets_a_copy(
+    copies: list[Row], rows: list[Row], pages: list[Row], admits: tuple[Admit, ...]
+) -> None:
+    async def beside(driver: Driver) -> None:
+        await two_full_pages(driver)
+        await driver.step([], copies=[(TO_HOST, 0, 3)])
+
+    async def same_plan(driver: Driver) -> None:
+        await beside(driver)
+        with pytest.raises(EngineDead, match="while a copy is at it"):
+            await driver.send(rows, pages, admits, copies)
+
+    async def copy_first(driver: Driver) -> None:
+        await beside(driver)
+        copying = driver.send([], copies=copies)
+        with pytest.raises(EngineDead, match="while a copy is at it"):
+            await driver.send(rows, pages, admits)
+        with pytest.raises(EngineDead):
+            await copying
+
+    async def rows_first(driver: Driver) -> None:
+        await beside(driver)
+        if admits:
+            return  # what they find in the page they are refused for anyway
+        running = driver.send(rows, pages, admits)
+        with pytest.raises(EngineDead, match="while a copy is at it"):
+            await driver.send([], copies=copies)
+        with pytest.raises(EngineDead):
+            await running
+
+    async def acknowledged(driver: Driver) -> None:
+        await beside(driver)
+        await driver.step([], copies=copies)
+        await driver.step(rows, pages, admits)
+
+    for test in (same_plan, copy_first, rows_first, acknowledged):
+        simulate(test)

@@ -1,0 +1,240 @@
+"""Which formats a model gets, which tokens they need, and what tool_choice enforces."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+
+import pytest
+
+from asyncllm.errors import BadRequest
+from asyncllm.text.parsing import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    CallStructure,
+    Formats,
+    call_structure,
+    choose_formats,
+    finish_reason,
+    message_of,
+    visible_special_tokens,
+)
+from asyncllm.types import FinishReason
+from tests.support.text.parsing_texts import TOOL_NAMES, TOOLS, events_of, formats_of
+
+NAMED = {"type": "function", "function": {"name": "now"}}
+
+
+def names(formats: Formats) -> tuple[str | None, str | None]:
+    tools, reasoning = formats.tools, formats.reasoning
+    return tools.name if tools else None, reasoning.name if reasoning else None
+
+
+# What templates of these models write, as far as it tells them apart.
+@pytest.mark.parametrize(
+    ("model", "template", "expected"),
+    [
+        ("qwen2", "<tool_call></tool_call>", ("hermes", None)),
+        ("qwen3", "<think></think> <tool_call></tool_call>", ("hermes", "think")),
+        ("qwen3_moe", "<tool_call><function=x><parameter=y></parameter>", ("qwen3_coder", "think")),
+        ("qwen3_next", "<think></think><tool_call>", ("hermes", "think")),
+        ("glm4_moe", "<think></think><tool_call><arg_key><arg_value>", ("glm45", "think")),
+        (
+            "minimax_m2",
+            '<think></think><response><minimax:tool_call><invoke name="',
+            ("minimax_m2", "think"),
+        ),
+        ("llama", "<|start_header_id|>Environment: ipython <|python_tag|>", ("llama3_json", None)),
+        ("llama", '<|start_header_id|>{"name": "x", "parameters": {}}', ("llama3_json", None)),
+        ("llama", "[INST] {{ messages }} [/INST]", ("json", None)),
+        ("mistral", "[AVAILABLE_TOOLS][TOOL_CALLS][", ("mistral", None)),
+        ("mistral3", "[TOOL_CALLS]name[CALL_ID]id[ARGS]{}", ("mistral_args", None)),
+        ("mistral3", "[THINK][/THINK][TOOL_CALLS]name[ARGS]{}", ("mistral_args", "mistral")),
+        ("deepseek_v3", "</think><｜tool▁call▁begin｜>```json", ("deepseek_v3", "think")),
+        ("deepseek_v3", "</think><｜tool▁call▁begin｜>{}", ("deepseek_v31", "think")),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_argument_begin|>", ("kimi_k2", None)),
+        ("gpt_oss", "<|start|>assistant<|channel|>final<|message|>", ("harmony", "harmony")),
+        ("granite", "Here is my thought process: <|tool_call|>", ("granite", "granite")),
+        ("granite", "<think></think><response></response>", ("json", "granite_tags")),
+        ("seed_oss", "<seed:think><seed:tool_call><function=<parameter=", ("seed_oss",) * 2),
+        ("cohere2", "<|START_THINKING|><|START_ACTION|>", ("command", "command")),
+        ("nemotron_h", "<think></think><TOOLCALL>[", ("nemotron", "think")),
+        # no template, or one that says nothing
+        ("qwen3", None, ("hermes", "think")),
+        ("gpt_oss", "", ("harmony", "harmony")),
+        ("gpt2", None, ("json", None)),
+        (None, None, ("json", None)),
+    ],
+)
+def test_formats_by_template(
+    model: str | None, template: str | None, expected: tuple[str | None, str | None]
+) -> None:
+    assert names(choose_formats(template, model)) == expected
+
+
+def test_formats_by_name() -> None:
+    template = "<think></think><tool_call>"
+    assert names(choose_formats(template, tools="mistral")) == ("mistral", "think")
+    assert names(choose_formats(template, tools="none", reasoning="none")) == (None, None)
+    assert names(choose_formats(template, reasoning="granite")) == ("hermes", "granite")
+    # Channels hold both; what was not asked for gives way.
+    assert names(choose_formats(template, tools="harmony")) == ("harmony", "harmony")
+    assert names(choose_formats(template, reasoning="harmony")) == ("harmony", "harmony")
+    assert names(choose_formats(None, "gpt_oss", tools="hermes")) == ("hermes", None)
+    assert names(choose_formats(None, "gpt_oss", reasoning="none")) == ("json", None)
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "words"),
+    [
+        ("pythonic", "auto", "pythonic.*hermes"),
+        ("auto", "hermes", "hermes.*think"),
+        ("harmony", "think", "combined"),
+        ("hermes", "harmony", "combined"),
+    ],
+)
+def test_names_that_are_refused(tools: str, reasoning: str, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        choose_formats(None, None, tools=tools, reasoning=reasoning)
+
+
+def test_any_two_formats_can_be_combined_but_for_channels() -> None:
+    for tools, reasoning in product(TOOL_FORMATS, REASONING_FORMATS):
+        if (tools == "harmony") == (reasoning == "harmony"):
+            formats = choose_formats(None, tools=tools, reasoning=reasoning)
+            assert message_of(events_of(["Hi", " {there}"], formats)).content == "Hi {there}"
+
+
+def test_special_tokens_to_show() -> None:
+    special = ["", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "[ARGS]", "[TOOL_CALLS]"]
+    hermes = visible_special_tokens(formats_of("hermes", "think"), special)
+    assert hermes == {"<tool_call>", "</tool_call>", "<think>"}
+    assert visible_special_tokens(formats_of("mistral"), special) == {"[ARGS]", "[TOOL_CALLS]"}
+    # A marker of ours may be longer than the token.
+    tokens = ["<｜tool▁sep｜>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>"]
+    assert visible_special_tokens(formats_of("deepseek_v3"), tokens) == set(tokens[:2])
+    assert visible_special_tokens(Formats(), special) == frozenset()
+
+
+def structure_of(tool_choice: Any, formats: Formats | None = None, **options: Any) -> CallStructure:
+    structure = call_structure(
+        formats or formats_of("hermes", "think"), TOOLS, tool_choice, **options
+    )
+    assert structure is not None
+    return structure
+
+
+def test_structure_of_hermes() -> None:
+    structure = structure_of("auto")
+    assert structure.free_text
+    assert not structure.at_most_one
+    assert structure.trigger == "<tool_call>"
+    assert (structure.reasoning_begins, structure.reasoning_ends) == (("<think>",), ("</think>",))
+    assert [tag.begin for tag in structure.tags] == [
+        f'<tool_call>\n{{"name": "{name}", "arguments": '
+        for name in ("get_weather", "search.web", "now")
+    ]
+    assert structure.tags[0].schema is TOOLS[0]["function"]["parameters"]
+    assert structure.tags[2].schema == {
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+    }
+    assert structure.tags[0].end == "}\n</tool_call>"
+
+
+def test_strict_tools_are_marked() -> None:
+    function = {**TOOLS[0]["function"], "strict": True}
+    structure = call_structure(
+        formats_of("hermes"), [{"type": "function", "function": function}, *TOOLS[1:]], "auto"
+    )
+    assert structure is not None
+    assert [tag.strict for tag in structure.tags] == [True, False, False]
+
+
+def test_structure_by_tool_choice() -> None:
+    assert not structure_of("required").free_text
+    assert not structure_of("required").at_most_one
+    assert structure_of("required", parallel=False).at_most_one
+    assert structure_of("auto", parallel=False).free_text
+    named = structure_of(NAMED)
+    assert len(named.tags) == 1
+    assert named.at_most_one
+    assert not named.free_text
+    assert structure_of({"type": "function", "name": "now"}) == named
+
+
+def test_nothing_to_enforce() -> None:
+    assert call_structure(formats_of("hermes"), TOOLS, "none") is None
+    assert call_structure(formats_of("hermes"), [], "auto") is None
+    assert call_structure(formats_of(None, "think"), TOOLS, "auto") is None
+
+
+@pytest.mark.parametrize("tool_choice", ["required", NAMED])
+def test_a_model_that_cannot_call_is_not_made_to(tool_choice: Any) -> None:
+    with pytest.raises(BadRequest, match="no tool calls") as caught:
+        call_structure(formats_of(None, "think"), TOOLS, tool_choice)
+    assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    "tool_choice", [{"type": "function", "function": {"name": "nope"}}, {"type": "function"}, {}]
+)
+def test_tool_choice_that_is_refused(tool_choice: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        call_structure(formats_of("hermes"), TOOLS, tool_choice)
+    assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("name", TOOL_NAMES)
+def test_what_is_enforced_reads_back_as_calls(name: str) -> None:
+    """Whitespace aside, within what the schema leaves open, this is all a grammar lets through."""
+    formats = formats_of(name, "think")
+    structure = structure_of("required", formats)
+    texts = ['{"city": "a\\n</tool_call>"}', '{ "query":"" }', "{}"]
+    calls = [tag.begin + text + tag.end for tag, text in zip(structure.tags, texts, strict=True)]
+    text = structure.begin + structure.separator.join(calls) + structure.end
+    assert text.startswith(structure.trigger)
+    message = message_of(events_of([text], formats))
+    assert [call.arguments for call in message.calls] == texts
+    assert [call.name for call in message.calls] == ["get_weather", "search.web", "now"]
+    assert (message.content, message.reasoning) == ("", "")
+
+
+@pytest.mark.parametrize("name", TOOL_NAMES)
+def test_separate_tags_in_a_row_read_back_as_calls(name: str) -> None:
+    formats = formats_of(name, "think")
+    structure = structure_of("required", formats)
+    tags = structure.separate_tags()
+    assert all(tag.begin.startswith(structure.trigger) for tag in tags)
+    text = "".join(tag.begin + '{"a": "}"}' + tag.end for tag in tags)
+    message = message_of(events_of([text], formats))
+    assert [call.arguments for call in message.calls] == ['{"a": "}"}'] * 3
+    assert [call.name for call in message.calls] == ["get_weather", "search.web", "now"]
+    assert (message.content, message.reasoning) == ("", "")
+
+
+@pytest.mark.parametrize("name", TOOL_NAMES)
+def test_what_is_enforced_may_follow_reasoning(name: str) -> None:
+    formats = formats_of(name, "think")
+    structure = structure_of(NAMED, formats)
+    [tag] = structure.tags
+    call = structure.begin + tag.begin + json.dumps({}) + tag.end + structure.end
+    text = structure.reasoning_begins[0] + "Hm." + structure.reasoning_ends[0] + call
+    message = message_of(events_of(text, formats))
+    assert (message.content, message.reasoning) == ("", "Hm.")
+    assert [(call.name, call.arguments) for call in message.calls] == [("now", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("reason", "calls", "expected"),
+    [
+        (FinishReason.STOP, 0, "stop"),
+        (FinishReason.STOP, 2, "tool_calls"),
+        (FinishReason.LENGTH, 1, "length"),
+        (FinishReason.ABORT, 1, "abort"),
+    ],
+)
+def test_finish_reason(reason: FinishReason, calls: int, expected: str) -> None:
+    assert finish_reason(reason, calls) == expected

@@ -1,0 +1,161 @@
+"""Calls in all the variants in which models write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.text.parsing_texts import calls_of
+
+NOW = [("now", "{}")]
+
+# Within <tool_call> and </tool_call>.
+HERMES = [
+    # keys in any order, spaces anywhere, further keys, escapes in names
+    ('{"arguments":{},"name":"now"}', NOW),
+    (' { "name" : "now" , "arguments" : {} } ', NOW),
+    ('{"id": 7, "name": "n\\u006fw", "arguments": {}, "x": [{}]}', NOW),
+    # as generated: numbers, spaces, escapes, keys that occur twice
+    (
+        '{"name": "now", "arguments": { "a":1.50 ,"a" : "\\u00e9\\/" }}',
+        [("now", '{ "a":1.50 ,"a" : "\\u00e9\\/" }')],
+    ),
+    # arguments as a string stand for its content
+    (
+        '{"name": "now", "arguments": "{\\"a\\": \\"\\\\n\\ud83d\\ude42\\"}"}',
+        [("now", '{"a": "\\n🙂"}')],
+    ),
+    ('{"arguments": "{\\"a\\": 1}", "name": "now"}', [("now", '{"a": 1}')]),
+    # of several the first
+    ('{"name": "now", "arguments": {"a": 1}, "parameters": {}}', [("now", '{"a": 1}')]),
+    ('{"arguments": {"a": 1}, "parameters": {}, "name": "now"}', [("now", '{"a": 1}')]),
+    # none at all
+    ('{"name": "now"}', NOW),
+    ('{"name": "now", "arguments": null}', [("now", "null")]),
+    # a bracket too many or too few
+    ('{"name": "now", "arguments": {}}}', NOW),
+    ('{"name": "now", "arguments": {}', NOW),
+    # a list
+    ('[{"name": "now"}, {"name": "now"}]', NOW * 2),
+    # OpenAI's own
+    ('{"type": "function", "function": {"name": "now", "arguments": "{}"}}', NOW),
+]
+
+
+@pytest.mark.parametrize("tools", ["hermes", "qwen3_coder", "glm45", "json"])
+@pytest.mark.parametrize(("text", "calls"), HERMES)
+def test_json_in_tags(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
+    assert calls_of(f"<tool_call>{text}</tool_call>", tools) == calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "now", "arguments": {}}</tool_',
+        '<tool_call>{"name": "now", "arguments": {}}',
+        '<tool_call>{"name": "now", "arguments": {}, "id": "x',
+        '<tool_call>{"name": "now"} ',
+    ],
+)
+def test_the_end_of_the_text_ends_a_call(text: str) -> None:
+    assert calls_of(text, "hermes") == NOW
+    assert calls_of('<tool_call>{"name": "now"}\n' + text, "hermes") == NOW * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('<|python_tag|>{"name": "now", "parameters": {}}', NOW),
+        ('{"type": "function", "name": "now", "parameters": {}}', NOW),
+        ('{"type": "function", "function": {"name": "now", "parameters": {}}}', NOW),
+        ('{"type": "function", "function": "now", "parameters": {}}', NOW),
+        ('{"name": "now", "parameters": {}}\n{"name": "now", "parameters": {}};', NOW * 2),
+        ('{"name": "now", "parameters": {}};{"name": "now", "parameters": {}}', NOW * 2),
+        ('<function=now>{"a": 1}</function>', [("now", '{"a": 1}')]),
+    ],
+)
+def test_llama(text: str, calls: list[tuple[str, str]]) -> None:
+    assert calls_of(text, "llama3_json") == calls
+
+
+@pytest.mark.parametrize("tools", ["mistral", "mistral_args"])
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abc123def"}]', NOW),
+        ('[TOOL_CALLS]{"name": "now", "arguments": {}}', NOW),
+        ("[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}[TOOL_CALLS]now[ARGS]{}", NOW * 2),
+        ('[TOOL_CALLS]now[ARGS]"{}"', NOW),
+    ],
+)
+def test_mistral(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
+    assert calls_of(text, tools) == calls
+
+
+@pytest.mark.parametrize(
+    ("tools", "text", "calls"),
+    [
+        ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>", NOW),
+        (
+            "kimi_k2",
+            "<|tool_call_begin|>functions.search.web:12<|tool_call_argument_begin|>{}"
+            "<|tool_call_end|>",
+            [("search.web", "{}")],
+        ),
+        ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>', NOW),
+        (
+            "json",
+            '[{"name": "now", "parameters": {}}, {"name": "now", "arguments": {}}]',
+            NOW * 2,
+        ),
+        ("harmony", " to=functions.now<|channel|>commentary json<|message|>{}<|call|>", NOW),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.now <|constrain|>json<|message|><|call|>",
+            NOW,
+        ),
+    ],
+)
+def test_others(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
+    assert calls_of(text, tools) == calls
+
+
+@pytest.mark.parametrize(
+    ("tools", "text", "calls"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>", NOW),
+        ("qwen3_coder", "<function=now>\n</function>\n</tool_call>", NOW),
+        (
+            "qwen3_coder",
+            '<tool_call><function=now>{"a": 1}</function></tool_call>',
+            [("now", '{"a": 1}')],
+        ),
+        # typed by the schema; one line break on each side is markup
+        (
+            "qwen3_coder",
+            "<tool_call><function=get_weather><parameter=city>\n\n5\n\n</parameter>"
+            "<parameter=days> 5 </parameter><parameter=exact>True</parameter>"
+            "<parameter=area>[1,  2]</parameter></function></tool_call>",
+            [("get_weather", '{"city": "\\n5\\n", "days": 5, "exact": true, "area": [1,  2]}')],
+        ),
+        (
+            "qwen3_coder",
+            "<function=search.web><parameter=lang>None</parameter></function></tool_call>",
+            [("search.web", '{"lang": null}')],
+        ),
+        # a value that is not of its type is a string; a marker left out is forgiven
+        (
+            "qwen3_coder",
+            "<tool_call><function=get_weather><parameter=days>\nfive\n<parameter=city>\nx\n"
+            "</function></tool_call>",
+            [("get_weather", '{"days": "five", "city": "x"}')],
+        ),
+        (
+            "glm45",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>\n</arg_value>\n"
+            "</tool_call>",
+            [("get_weather", '{"city": "\\n"}')],
+        ),
+    ],
+)
+def test_parameters_as_text(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
+    assert calls_of(text, tools) == calls
