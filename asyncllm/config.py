@@ -153,7 +153,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "run steps as CUDA graphs; without, the start is faster and steps are slower", "device"
         ),
     ] = True
-    max_burst: Annotated[
+    max_decode_steps: Annotated[
         int | None,
         _doc(
             "most tokens of a sequence computed in one step while few run and none wait; 4 with "
@@ -190,7 +190,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "kv_cache_tokens",
             "max_num_batched_tokens",
             "prefill_chunk",
-            "max_burst",
+            "max_decode_steps",
             "cpu_threads",
         )
         for name in at_least_one + optional:
@@ -231,8 +231,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     never exceeds what the KV cache holds, so every admitted sequence can finish when it runs alone.
     ``itl_target`` is in seconds, 0 for none. ``host_pages`` is the size of the host tier, 0 for
     none; ``page_copy_seconds`` a first guess of what moving one page between the tiers takes.
-    ``max_burst`` is the most tokens that a step may compute of each row. ``step_sizes``, rising,
-    are numbers of tokens that steps with prompts are padded to, where padding costs time.
+    ``max_decode_steps`` is the most tokens that one plan may decode of each row. ``step_sizes`` are
+    the numbers of tokens, rising, that steps with prompts are padded to, where padding costs time.
     ``embedding_size`` is the size of a final hidden state, and so of an embedding.
     """
 
@@ -253,7 +253,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     steps_in_flight: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    max_burst: int = 1
+    max_decode_steps: int = 1
     step_sizes: tuple[int, ...] = ()
     embedding_size: int = 0
 

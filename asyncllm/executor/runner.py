@@ -35,7 +35,7 @@ class Ticket:
 
     step: int
     num_rows: int
-    burst: int
+    decode_steps: int
     t_launch: float
     samples: Landing | None
     end: Mark
@@ -87,11 +87,13 @@ class ModelRunner:
             return Ticket(plan.step, 0, 1, t_launch, None, self._copier.mark(), None)
         step = StepRows.of(rows, self._table)
         begun = self._device.begin()
-        sampled = self._forward(step, plan.burst)
+        sampled = self._forward(step, plan.decode_steps)
         samples = None if sampled is None else Landing.of(step, sampled, self._device.download)
         span = begun.end()
         seconds = time.perf_counter() - t_launch
-        return Ticket(plan.step, len(rows), plan.burst, t_launch, samples, span, span, seconds)
+        return Ticket(
+            plan.step, len(rows), plan.decode_steps, t_launch, samples, span, span, seconds
+        )
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a launched step, with the GIL released, and read its outcome.
@@ -99,7 +101,7 @@ class ModelRunner:
         Copies of this and earlier plans are told of if they are done, which with rows is not
         waited for.
         """
-        tokens = np.full((ticket.burst, ticket.num_rows), NO_TOKEN, dtype="<i4")
+        tokens = np.full((ticket.decode_steps, ticket.num_rows), NO_TOKEN, dtype="<i4")
         logprobs: tuple[RowLogprobs, ...] = ()
         prompts: tuple[ScoredPrompt, ...] = ()
         pooled: tuple[PooledPrompt, ...] = ()

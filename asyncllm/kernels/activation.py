@@ -8,7 +8,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -27,7 +27,7 @@ def gated(x: Tensor, act: str) -> Tensor:
     Args:
         act: one of ``ACTIVATIONS``.
     """
-    if is_native(x):
+    if has_triton_kernels(x):
         from asyncllm.kernels.triton.activation import gated as launch
 
         return launch(x, act)

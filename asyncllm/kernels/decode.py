@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads_reference
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def decode_attention(
         [rows, num_heads, head_dim], contiguous.
     """
     rows = q, keys, values, block_table, slots, lengths, spec
-    if is_native(q):
+    if has_triton_kernels(q):
         from asyncllm.kernels.triton.attention.decode import decode_attention as launch
 
         return launch(*rows, out=out, beside=beside)
@@ -84,7 +84,7 @@ def decode_heads(
         [rows, num_heads * head_dim].
     """
     at = positions, written, keys, values, block_table, slots, lengths
-    if is_native(qkv):
+    if has_triton_kernels(qkv):
         from asyncllm.kernels.triton.attention.decode_heads import decode_heads as launch
 
         return launch(qkv, encoding, *at, spec)

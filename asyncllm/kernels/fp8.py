@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.kernels.activation import gated
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.kernels.norm import Norm, rms_norm
 
 #: Rows and columns of the weight, or columns of the activations, that share a scale.
@@ -56,7 +56,7 @@ def fp8_linear(
     more, x is rounded to e4m3, too: with a scale for each row, or for each block of its columns
     where the weight has blocks.
     """
-    if is_native(x):
+    if has_triton_kernels(x):
         from asyncllm.kernels.triton.gemm.fp8 import fp8_linear as launch
 
         return launch(x, weight, bias, norm=norm, residual=residual, act=act)
@@ -105,7 +105,7 @@ def quantize_rows(
         float8_e4m3fn [M, K], and the float32 scales: [M, 1] or [M, K / BLOCK], of which those of
         one block of columns are contiguous.
     """
-    if is_native(x):
+    if has_triton_kernels(x):
         from asyncllm.kernels.triton.gemm.fp8 import quantize_rows as launch
 
         return launch(x, norm=norm, blocked=blocked, multiple=multiple)

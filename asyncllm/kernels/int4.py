@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.kernels.activation import gated
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.kernels.norm import Norm, rms_norm
 
 #: Columns that are packed together, at most; fewer where they would be of several groups.
@@ -66,7 +66,7 @@ def int4_linear(
     On a GPU codes less zero points are multiplied exactly and scaled in float32 when x has few
     rows. With more, the weight is converted to the dtype of x first.
     """
-    if is_native(x):
+    if has_triton_kernels(x):
         from asyncllm.kernels.triton.gemm.int4 import int4_linear as launch
 
         return launch(x, weight, bias, norm=norm, residual=residual, act=act)

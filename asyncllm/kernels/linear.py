@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.kernels.activation import gated
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.kernels.norm import Norm, rms_norm
 
 
@@ -29,7 +29,7 @@ def linear(
         act: the product is the gate and then the other half of a gated activation of this name,
             which is returned: [tokens, out_features / 2]. Not together with ``residual``.
     """
-    if is_native(x):
+    if has_triton_kernels(x):
         from asyncllm.kernels.triton.gemm.linear import linear as launch
 
         return launch(x, weight, bias, norm=norm, residual=residual, act=act)

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 
 
 def mask_width(vocab: int) -> int:
@@ -30,7 +30,7 @@ def mask_scores(logits: Tensor, rows: Tensor, slots: Tensor, masks: Tensor) -> T
     Returns:
         float32 [r, vocab].
     """
-    if is_native(logits):
+    if has_triton_kernels(logits):
         from asyncllm.kernels.triton.sampling.masks import mask_scores as launch
     else:
         launch = mask_scores_reference

@@ -11,7 +11,7 @@ from torch import Tensor
 MIN_CAPABILITY = (9, 0)
 
 
-def is_native(x: Tensor) -> bool:
+def has_triton_kernels(x: Tensor) -> bool:
     """Whether what is done with x is done by kernels of our own, or else by plain torch."""
     return x.is_cuda and _is_recent(x.device)
 
@@ -21,4 +21,4 @@ def _is_recent(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
-__all__ = ["MIN_CAPABILITY", "is_native"]
+__all__ = ["MIN_CAPABILITY", "has_triton_kernels"]

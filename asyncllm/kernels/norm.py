@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 
 
 class Norm(NamedTuple):
@@ -27,7 +27,7 @@ class Norm(NamedTuple):
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """Normalise [..., size], whose last dimension is contiguous; the same shape and dtype."""
-    if is_native(x):
+    if has_triton_kernels(x):
         from asyncllm.kernels.triton.norm import rms_norm as launch
 
         return launch(x, norm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 
 
 def penalise(
@@ -32,7 +32,7 @@ def penalise(
     Returns:
         float32 [r, vocab].
     """
-    if is_native(logits):
+    if has_triton_kernels(logits):
         from asyncllm.kernels.triton.sampling.penalties import penalise as launch
     else:
         launch = penalise_reference

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 
 if TYPE_CHECKING:
     from asyncllm.attention.base import AttentionSpec
@@ -66,7 +66,7 @@ def extend_attention(
     Returns:
         [tokens, num_heads, head_dim]; what is there in tokens of no row is left alone.
     """
-    if is_native(q):
+    if has_triton_kernels(q):
         from asyncllm.kernels.triton.attention.prefill import extend_attention as launch
 
         return launch(q, keys, values, block_table, rows, spec, out=out)

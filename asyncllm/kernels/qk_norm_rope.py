@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.kernels.norm import Norm, rms_norm_reference
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def encode_heads(
     Returns:
         Views of qkv: q [tokens, num_heads, head_dim], k and v [tokens, num_kv_heads, head_dim].
     """
-    if is_native(qkv):
+    if has_triton_kernels(qkv):
         from asyncllm.kernels.triton.qk_norm_rope import encode_heads as launch
 
         launch(qkv, spec, encoding, positions, keys, values, written)

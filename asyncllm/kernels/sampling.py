@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.wire.messages import BAD_TOKEN
 
 #: What is to be known of a row. A temperature of 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
@@ -70,7 +70,7 @@ def sample_tokens(
         int64 [m]; BAD_TOKEN where the best score is NaN or infinite. Of equal scores, the first
         token is the best.
     """
-    if is_native(logits):
+    if has_triton_kernels(logits):
         from asyncllm.kernels.triton.sampling.sampling import sample_tokens as launch
     else:
         launch = sample_tokens_reference

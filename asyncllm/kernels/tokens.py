@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.native import is_native
+from asyncllm.kernels.native import has_triton_kernels
 
 
 class Tokens(NamedTuple):
@@ -33,7 +33,7 @@ def locate_tokens(
         last_token: int64 [slots].
         block_table: int32 [slots, max_pages].
     """
-    if is_native(entries):
+    if has_triton_kernels(entries):
         from asyncllm.kernels.triton.tokens import locate_tokens as launch
 
         return Tokens(*launch(entries, last_token, block_table, page_size))
@@ -60,7 +60,7 @@ def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:
         new_pages: int32 [n, 3], contiguous: a slot, an index, and the slot's page there.
         block_table: int32 [slots, max_pages], contiguous.
     """
-    if is_native(new_pages):
+    if has_triton_kernels(new_pages):
         from asyncllm.kernels.triton.tokens import enter_pages as launch
 
         launch(new_pages, block_table)

@@ -261,7 +261,7 @@ def digest_of(plan: StepPlan) -> PlanDigest:
             flat += (admit.slot, len(admit.tokens), admit.num_prompt)
         admits = crc32(pack(flat))
     return PlanDigest(
-        crc32(plan.rows, plan.burst - 1), crc32(plan.new_pages), crc32(plan.copies), admits
+        crc32(plan.rows, plan.decode_steps - 1), crc32(plan.new_pages), crc32(plan.copies), admits
     )
 
 

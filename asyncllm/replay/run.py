@@ -41,12 +41,12 @@ class Run:
         return self._steps[0][1]
 
     def stop(self, row: int) -> None:
-        """The token of this row of the oldest step, or of its burst, is to be a stop token."""
+        """The token of this row of the oldest step is to be a stop token."""
         after, row = divmod(row, len(self.next_rows))
         self.next_rows[row].stop_next(after)
 
     @property
-    def next_burst(self) -> int:
+    def next_decode_steps(self) -> int:
         """How many tokens each of those rows yields."""
         return self._steps[0][2]
 
@@ -74,7 +74,7 @@ class Run:
             self._known[admit.slot] = len(seq.tokens)
             self.figures.admitted(live, now)
         slots = unpack(message.rows, 3)[:, 0].tolist()
-        self._steps.append((number, [self._slots[slot] for slot in slots], message.burst))
+        self._steps.append((number, [self._slots[slot] for slot in slots], message.decode_steps))
         return planned
 
     def shape(self, plan: StepPlan) -> StepShape:
@@ -101,8 +101,8 @@ class Run:
         ``bad`` are the rows of BAD_TOKENs, and of these ``unmet`` those whose constraints left no
         token. Which token stops a sequence is up to the caller; see ``stop``.
         """
-        number, rows, burst = self._steps.popleft()
-        tokens = [live.next_token(after) for after in range(burst) for live in rows]
+        number, rows, decode_steps = self._steps.popleft()
+        tokens = [live.next_token(after) for after in range(decode_steps) for live in rows]
         for row in bad:
             tokens[row] = BAD_TOKEN
         error = "it failed when it was recorded" if failed else None

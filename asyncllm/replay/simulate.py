@@ -71,7 +71,7 @@ class _Device:
         self._begin_copies(plan, now)
         if shape.num_tokens:
             begun = max(now, self._free)
-            done = self._free = begun + plan.burst * self._times.seconds(shape)
+            done = self._free = begun + plan.decode_steps * self._times.seconds(shape)
         else:
             # It takes none of the device's time.
             begun = done = max((copies.ends for copies in self._copies), default=now)
@@ -138,11 +138,11 @@ class _Simulation:
         return self._run.figures
 
     def _apply(self, now: float) -> None:
-        burst = self._run.next_burst
+        decode_steps = self._run.next_decode_steps
         for live in self._run.next_rows:
             length = self._outcomes[live.request.id].length
             after = -1 if length is None else length - len(live.seq.tokens) - 1
-            if 0 <= after < burst:
+            if 0 <= after < decode_steps:
                 live.stop_next(after)
         seconds, copied = self._device.report()
         self._run.apply(now, seconds, copied=copied)

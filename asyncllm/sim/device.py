@@ -91,7 +91,7 @@ class SimDevice:
             self._admit(admit)
         for slot, index, page in unpack(plan.new_pages, 3).tolist():
             self._add_page(slot, index, page)
-        computed = self._compute_burst(unpack(plan.rows, 3), plan.burst)
+        computed = self._compute_steps(unpack(plan.rows, 3), plan.decode_steps)
         self._in_flight.append(computed.rows)
         return computed
 
@@ -139,15 +139,15 @@ class SimDevice:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _compute_burst(self, packed: np.ndarray, burst: int) -> Computed:
-        """The rows, and then those that continue each of them, ``burst - 1`` times."""
+    def _compute_steps(self, packed: np.ndarray, decode_steps: int) -> Computed:
+        """The rows, and then those that continue each of them, ``decode_steps - 1`` times."""
         first = self._compute(packed)
-        if burst == 1:
+        if decode_steps == 1:
             return first
         if first.num_samples < len(packed) or (packed[:, 2] != 1).any():
-            raise BrokenPlan("a burst has rows that are not decode rows")
+            raise BrokenPlan("several decode steps, and rows that are not decode rows")
         step = np.array([0, 1, 0], dtype=packed.dtype)
-        parts = [first, *(self._compute(packed + after * step) for after in range(1, burst))]
+        parts = [first, *(self._compute(packed + after * step) for after in range(1, decode_steps))]
         logprobs = tuple(
             msgspec.structs.replace(entry, row=entry.row + after * len(packed))
             for after, part in enumerate(parts)
@@ -156,7 +156,7 @@ class SimDevice:
         slots, starts, _ = first.rows
         rows = Rows(slots, starts, parts[-1].rows.ends)
         tokens = b"".join(part.tokens for part in parts)
-        return Computed(rows, burst * len(packed), tokens, logprobs)
+        return Computed(rows, decode_steps * len(packed), tokens, logprobs)
 
     def _compute(self, packed: np.ndarray) -> Computed:
         slots, starts, q_lens = packed.T.astype(np.int64)

@@ -110,7 +110,7 @@ class SimExecutor:
             self._copies.append(self._begin_copies(plan.step, unpack(plan.copies, 3), now))
         seconds = 0.0
         if len(computed.rows.slots):
-            seconds = self._seconds(computed, plan.burst)
+            seconds = self._seconds(computed, plan.decode_steps)
             done = self._device_free = max(now, self._device_free) + seconds
         else:
             # It takes none of the device's time.
@@ -119,12 +119,14 @@ class SimExecutor:
         timer = future.get_loop().call_later(max(done - now, 0.0), self._report)
         self._steps.append(_Step(plan.step, computed, now, done, seconds, future, timer))
 
-    def _seconds(self, computed: Computed, burst: int) -> float:
+    def _seconds(self, computed: Computed, decode_steps: int) -> float:
         slots, starts, ends = computed.rows
-        if burst == 1:
+        if decode_steps == 1:
             return self._cost.seconds(starts, ends - starts, computed.num_samples)
         ones = np.ones_like(slots)
-        rounds = [self._cost.seconds(starts + after, ones, len(slots)) for after in range(burst)]
+        rounds = [
+            self._cost.seconds(starts + after, ones, len(slots)) for after in range(decode_steps)
+        ]
         return sum(rounds)
 
     def _begin_copies(self, step: int, pages: np.ndarray, now: float) -> _Copies:

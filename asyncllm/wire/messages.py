@@ -98,8 +98,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
         copies: int32 [k, 3] of (TO_HOST or TO_DEVICE, device page, host page). No step touches the
             device pages until a result acknowledges the copies, except to read the sources; so they
             need no ordering with the steps' kernels.
-        burst: how many tokens each row yields, one after the other. More than one only where all
-            are decode rows; pages for all of them are there.
+        decode_steps: how many tokens each row yields, one after the other (multi-step decoding).
+            More than one only if all rows are decode rows; pages for all tokens are there.
     """
 
     step: int
@@ -107,7 +107,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     new_pages: bytes
     admits: tuple[Admit, ...]
     copies: bytes = b""
-    burst: int = 1
+    decode_steps: int = 1
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -160,8 +160,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         step: the plan's number.
-        tokens: int32 [burst * n], one a row, then each row's next; NO_TOKEN or BAD_TOKEN where
-            there is none. What follows a token that ends its sequence means nothing.
+        tokens: int32 [decode_steps * n]: one token of each row, then each row's next, and so on;
+            NO_TOKEN or BAD_TOKEN where there is none. Ignore what follows the end of a sequence.
         logprobs: for the rows that asked for them; ``row`` counts as ``tokens`` does.
         copied: plans whose copies are done, each in one result: (its step, the seconds they took).
         seconds: the device's time for the step, without what ran before it.

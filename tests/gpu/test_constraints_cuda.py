@@ -113,7 +113,9 @@ CONSTRAINED: dict[str, Any] = {
 }
 
 
-async def test_overlap_bursts_and_batching_do_not_show(folder_of: Callable[[str], Path]) -> None:
+async def test_overlap_multi_step_and_batching_do_not_show(
+    folder_of: Callable[[str], Path],
+) -> None:
     free = workload(12, temperature=0.7)
     requests = [*workload(13, **CONSTRAINED), *free]
     folder = folder_of("qwen3")
@@ -122,8 +124,8 @@ async def test_overlap_bursts_and_batching_do_not_show(folder_of: Callable[[str]
     for changed in (
         {"cuda_graphs": False},
         {"steps_in_flight": 1},
-        {"max_burst": 1},
-        {"max_burst": 3, "page_size": 2},
+        {"max_decode_steps": 1},
+        {"max_decode_steps": 3, "page_size": 2},
         {"max_num_seqs": 5},
         {"prefill_chunk": 16},
         {"kv_cache_tokens": 1024, "page_size": 4},

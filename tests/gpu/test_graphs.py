@@ -70,15 +70,17 @@ async def test_graphs_of_every_sampling_level(
     assert tokens(graphs) == tokens(eager)
 
 
-async def test_overlap_bursts_and_batching_do_not_show(folder_of: Callable[[str], Path]) -> None:
+async def test_overlap_multi_step_and_batching_do_not_show(
+    folder_of: Callable[[str], Path],
+) -> None:
     requests = workload(24, temperature=0.7)
     folder = folder_of("qwen3")
     options = {"dtype": "float32"}
     expected = tokens(await answers(folder, requests, **options))
     for changed in (
         {"steps_in_flight": 1},
-        {"max_burst": 1},
-        {"max_burst": 3, "page_size": 2},
+        {"max_decode_steps": 1},
+        {"max_decode_steps": 3, "page_size": 2},
         {"max_num_seqs": 5},
         {"prefill_chunk": 16},
         {"kv_cache_tokens": 1024, "page_size": 4},

@@ -117,13 +117,13 @@ class RunningBatch:
                 self._slots = None
         return end, whole
 
-    def add_decodes(self, slots: Ints, positions: Ints, step: int, burst: int = 1) -> None:
+    def add_decodes(self, slots: Ints, positions: Ints, step: int, decode_steps: int = 1) -> None:
         """Plan a decode row at ``positions`` for each of ``slots``; both int32 [rows].
 
         Args:
-            burst: tokens that each row yields; none passes the end of its sequence.
+            decode_steps: tokens that each row yields; none passes the end of its sequence.
         """
-        after = positions + burst
+        after = positions + decode_steps
         self.computed[slots] = after
         self.last_step[slots] = step
         ended = after >= self.stop_at[slots]

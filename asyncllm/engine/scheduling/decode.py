@@ -18,10 +18,10 @@ from asyncllm.engine.scheduling.step_time import StepShape
 
 #: A step computes more than one token a row when at most so many decode: then launching it, and
 #: the way of its result to the loop and back, are long against the step itself.
-BURST_ROWS = 8
+MULTI_STEP_ROWS = 8
 #: And only if all of it takes no longer than this, in seconds: so much later the first of its
 #: tokens gets to whoever waits for it.
-BURST_SECONDS = 5e-3
+MULTI_STEP_SECONDS = 5e-3
 
 
 class DecodePlanner:
@@ -60,14 +60,14 @@ class DecodePlanner:
         if not len(slots):
             return
         starts = batch.computed[slots]
-        step.burst = burst = self._burst(slots, starts, num_waiting)
-        full = slots[starts + burst > batch.capacity[slots]]
+        step.decode_steps = decode_steps = self._decode_steps(slots, starts, num_waiting)
+        full = slots[starts + decode_steps > batch.capacity[slots]]
         if full.size:
             self._grow(full, step, now)
             slots = batch.slots()  # some may have been preempted
             starts = batch.computed[slots]
         step.decodes = batch.decoding
-        growable = starts + burst <= batch.capacity[slots]
+        growable = starts + decode_steps <= batch.capacity[slots]
         if not growable.all():
             step.decodes = [batch.decoding[i] for i in np.flatnonzero(growable).tolist()]
             slots, starts = slots[growable], starts[growable]
@@ -80,16 +80,16 @@ class DecodePlanner:
         rows[:, 2] = 1
         step.decode_rows = rows.tobytes()
         step.shape = StepShape(count, int(starts.sum()) + count, 0.0)
-        batch.add_decodes(slots, starts, step.number, burst)
+        batch.add_decodes(slots, starts, step.number, decode_steps)
 
-    def _burst(self, slots: Ints, starts: Ints, num_waiting: int) -> int:
+    def _decode_steps(self, slots: Ints, starts: Ints, num_waiting: int) -> int:
         """How many tokens each row may yield: one, unless nothing else is to be done."""
-        batch, most = self._batch, self._limits.max_burst
-        if most == 1 or not 0 < len(slots) <= BURST_ROWS:
+        batch, most = self._batch, self._limits.max_decode_steps
+        if most == 1 or not 0 < len(slots) <= MULTI_STEP_ROWS:
             return 1
         if batch.prefilling or num_waiting or self._copies.outstanding:
             return 1
-        if most * self._forecast.decode_seconds > BURST_SECONDS:
+        if most * self._forecast.decode_seconds > MULTI_STEP_SECONDS:
             return 1
         pages = len(slots) * self._cache.pages_for(most + self._limits.page_size)
         if self._cache.num_available < pages:
@@ -102,7 +102,7 @@ class DecodePlanner:
         batch = self._batch
         for seq in [batch.sequences[slot] for slot in slots.tolist()]:
             assert seq is not None, "a running slot has a sequence"
-            needed = int(batch.computed[seq.slot]) + step.burst
+            needed = int(batch.computed[seq.slot]) + step.decode_steps
             while seq.state is SeqState.RUNNING and batch.capacity[seq.slot] < needed:
                 page = self._cache.grow(seq)
                 if page is not None:
@@ -113,4 +113,4 @@ class DecodePlanner:
                     break
 
 
-__all__ = ["BURST_ROWS", "BURST_SECONDS", "DecodePlanner"]
+__all__ = ["MULTI_STEP_ROWS", "MULTI_STEP_SECONDS", "DecodePlanner"]

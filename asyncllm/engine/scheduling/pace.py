@@ -43,7 +43,7 @@ class Pace(Protocol):
         """
 
 
-class AtOnce:
+class GreedyPace:
     """As many as fit."""
 
     def prompt_tokens(
@@ -53,7 +53,7 @@ class AtOnce:
         return math.inf
 
 
-class Evenly:
+class EvenPace:
     """In as few rows as end a batch as soon as it can end.
 
     A batch takes as many steps as its longest output has tokens. Prompts at once would make all of
@@ -164,4 +164,4 @@ def _demand(prompts: list[_Work], steps: int) -> float:
     return max(tokens / (slack + 1) for tokens, (slack, _) in zip(sums, due, strict=True))
 
 
-__all__ = ["AtOnce", "Evenly", "Pace"]
+__all__ = ["EvenPace", "GreedyPace", "Pace"]

@@ -22,7 +22,7 @@ from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.decode import DecodePlanner
 from asyncllm.engine.scheduling.forecast import Forecast
-from asyncllm.engine.scheduling.pace import AtOnce, Evenly
+from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.step import Step
@@ -98,7 +98,7 @@ class Scheduler:
         )
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
         evenly = policy.evenly and not limits.itl_target  # which gives steps their size
-        pace = Evenly(limits, self._forecast, times) if evenly else AtOnce()
+        pace = EvenPace(limits, self._forecast, times) if evenly else GreedyPace()
         self._prefill = PrefillPlanner(
             limits, cache, guard, times, self._copies, self._admission, self._batch, pace
         )
@@ -207,7 +207,7 @@ class Scheduler:
         if self._trials.active:
             self._run_trials(step, now)
         self._decode.plan(step, now, self.num_waiting)
-        if step.burst == 1:
+        if step.decode_steps == 1:
             self._prefill.plan(step, now)
             self.running.update((seq.id, seq) for seq in step.admitted)
         self._admission.explain(self._batch.num_free)
@@ -218,7 +218,7 @@ class Scheduler:
         # Without rows it waits for the copies, which are all there is to wait for.
         self._in_flight.append(step)
         message = step.message(self._copies.send(number))
-        return Planned(message, step.admitted, step.shape.num_tokens * step.burst)
+        return Planned(message, step.admitted, step.shape.num_tokens * step.decode_steps)
 
     def _run_trials(self, step: Step, now: float) -> None:
         """See to it that none but the group on trial runs."""
@@ -280,7 +280,7 @@ class Scheduler:
         elif step.has_rows:
             unmet = {row for row, _ in result.failures}
             emitted = self._take_tokens(step, unpack(result.tokens).tolist(), unmet, now)
-            seconds = result.seconds / step.burst
+            seconds = result.seconds / step.decode_steps
             if not step.reads:
                 self.times.observe(step.shape, seconds)
             if not step.chunks:
@@ -297,7 +297,7 @@ class Scheduler:
         """``unmet``: rows without a token as none was allowed; what they computed is fine."""
         emitted = []
         decodes, finished = step.decodes, SeqState.FINISHED
-        for first in range(0, step.burst * len(decodes), len(decodes) or 1):
+        for first in range(0, step.decode_steps * len(decodes), len(decodes) or 1):
             for row, seq in enumerate(decodes, first):
                 if tokens[row] == BAD_TOKEN:  # also if nobody wants the token any more
                     seq.failed |= row not in unmet

@@ -26,7 +26,7 @@ class Step:
     """What a plan says, and whom its rows belong to: first ``decodes``, then ``chunks``.
 
     ``decode_rows`` is the decode rows' part of ``StepPlan.rows``; the lists of ints are flat, as
-    they travel. Each decode row yields ``burst`` tokens; ``shape`` is that of one of them.
+    they travel. Each decode row yields ``decode_steps`` tokens; ``shape`` is that of one of them.
     ``reads`` says that more than that is wanted of prompts, which ``shape`` does not tell.
     """
 
@@ -39,7 +39,7 @@ class Step:
     admitted: list[Sequence] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
     shape: StepShape = NOTHING
-    burst: int = 1
+    decode_steps: int = 1
     reads: bool = False
 
     @property
@@ -82,7 +82,7 @@ class Step:
             new_pages=pack(self.new_pages),
             admits=tuple(self.admits),
             copies=copies,
-            burst=self.burst,
+            decode_steps=self.decode_steps,
         )
 
 

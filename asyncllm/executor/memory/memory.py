@@ -13,8 +13,8 @@ CPU_BATCHED_TOKENS = 1024
 #: Default size of the KV cache on a CPU, unless one sequence may be longer: memory is shared there.
 CPU_CACHE_TOKENS = 65536
 GPU_BATCHED_TOKENS = 8192
-#: Default of ``max_burst`` where a burst is one graph.
-GRAPH_BURST = 4
+#: Default of ``max_decode_steps`` where several decode steps are one graph.
+GRAPH_DECODE_STEPS = 4
 #: Bytes per second between the tiers, to begin with: memory to memory, and PCIe 5.0 with 16 lanes.
 CPU_COPY_SPEED = 5e9
 GPU_COPY_SPEED = 50e9
@@ -147,8 +147,8 @@ def resolve_limits(
         steps_in_flight=config.steps_in_flight,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
-        max_burst=config.max_burst
-        or (GRAPH_BURST if device == "cuda" and config.cuda_graphs else 1),
+        max_decode_steps=config.max_decode_steps
+        or (GRAPH_DECODE_STEPS if device == "cuda" and config.cuda_graphs else 1),
         step_sizes=step_sizes,
         embedding_size=spec.config.output_size,
     )

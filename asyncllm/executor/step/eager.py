@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class StepForward(Protocol):
     """From the rows of a step to sampled tokens, which are relayed to the next step's rows."""
 
-    def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
+    def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
         """Queue the kernels; None when there is nothing to tell. Good until the next call.
 
         Args:
-            burst: how many tokens each row yields; more than one of decode rows only.
+            decode_steps: how many tokens each row yields; more than one of decode rows only.
         """
 
 
@@ -37,8 +37,8 @@ class StepForward(Protocol):
 class Samples:
     """What the rows that sample yield, on the device.
 
-    ``tokens`` is int64 [burst, samples]; or it has more columns, and those of the samples are
-    ``columns``, int64 [samples] on the host. ``logprobs`` has one for each of the burst, or none.
+    ``tokens`` is int64 [decode_steps, samples]. With more columns, ``columns``, int64 [samples]
+    on the host, says which are the samples'. ``logprobs`` has one for each decode step, or none.
     ``prompts`` are of the prompts that are scored, ``pooled`` of those that are pooled, if there
     are any. ``failures`` tells where among the samples no token may be, and why.
     """
@@ -51,14 +51,18 @@ class Samples:
     columns: np.ndarray | None = None
 
     @classmethod
-    def of(cls, burst: list[Sampled]) -> Self:
+    def of(cls, decode_steps: list[Sampled]) -> Self:
         """One after the other; at least one."""
-        first = burst[0].tokens
-        tokens = first.unsqueeze(0) if len(burst) == 1 else torch.stack([s.tokens for s in burst])
-        logprobs = tuple(sampled.logprobs for sampled in burst)
+        first = decode_steps[0].tokens
+        tokens = (
+            first.unsqueeze(0)
+            if len(decode_steps) == 1
+            else torch.stack([s.tokens for s in decode_steps])
+        )
+        logprobs = tuple(sampled.logprobs for sampled in decode_steps)
         failures = tuple(
             (after, row, reason)
-            for after, sampled in enumerate(burst)
+            for after, sampled in enumerate(decode_steps)
             for row, reason in sampled.failures.items()
         )
         return cls(tokens, logprobs if any(logprobs) else (), failures=failures)
@@ -83,10 +87,10 @@ class EagerForward:
         self._page_size = page_size
         self._device = device
 
-    def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
+    def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
         if step.reads_prompts:
             return self._run_reading(step)
-        sampled = [self._run(step.continued(after)) for after in range(burst)]
+        sampled = [self._run(step.continued(after)) for after in range(decode_steps)]
         done = [part for part in sampled if part is not None]
         return Samples.of(done) if done else None
 
@@ -95,7 +99,7 @@ class EagerForward:
         return self._sample(self._hidden(step, inputs), step, inputs)
 
     def _run_reading(self, step: StepRows) -> Samples:
-        """A step with prompts that are scored or pooled, and so not of a burst."""
+        """A step with prompts that are scored or pooled, and so one decode step."""
         inputs = stage(step, self._table, self._page_size, self._device)
         num_scored = sum(len(row.targets) for row in step.scored)
         num_pooled = sum(row.end - row.start for row in step.pooled)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.engine.scheduling.decode import BURST_ROWS
+from asyncllm.engine.scheduling.decode import MULTI_STEP_ROWS
 from asyncllm.executor.device import Device
 from asyncllm.executor.sampling.sampler import Level, Sampled, Sampler
 from asyncllm.executor.step.eager import Samples, StepForward
@@ -22,16 +22,16 @@ DRAWN_LEVELS = (Level.GREEDY, Level.DRAW, Level.FILTER)
 
 
 class _Kind(NamedTuple):
-    """What a graph is good for; only decode rows are captured in bursts."""
+    """What a graph is good for; only decode rows are captured in several steps."""
 
     size: Size
     level: Level
-    burst: int = 1
+    decode_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, and where it leaves tokens, int64 [burst, rows], or each row's logits.
+    """A graph, and where it leaves tokens, int64 [decode_steps, rows], or each row's logits.
 
     ``slots`` is int32 [rows], of each row.
     """
@@ -58,31 +58,33 @@ class GraphedForward:
         sampler: Sampler,
         table: SlotTable,
         device: Device,
-        max_burst: int,
+        max_decode_steps: int,
     ):
         self._programs = programs
         self._otherwise = otherwise
         self._sampler = sampler
         self._table = table
         self._device = device
-        self._max_burst = max_burst
+        self._max_decode_steps = max_decode_steps
         #: What differs between steps; every graph reads it from the beginning.
         self._flat = torch.zeros(
-            programs.max_ints * max_burst, dtype=torch.int32, device=device.torch_device
+            programs.max_ints * max_decode_steps, dtype=torch.int32, device=device.torch_device
         )
         self._graphs: dict[_Kind, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device.torch_device)
 
-    def __call__(self, step: StepRows, burst: int = 1) -> Samples | None:
+    def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
         size = self._programs.size_of(step)
         if size is None or step.reads_prompts:
-            return self._otherwise(step, burst)
+            return self._otherwise(step, decode_steps)
         level = _captured_level(self._sampler.level(step.slots, step.lengths), size)
         if level is Level.EAGER:
-            sampled = [self._sample_eagerly(size, step.continued(after)) for after in range(burst)]
+            sampled = [
+                self._sample_eagerly(size, step.continued(after)) for after in range(decode_steps)
+            ]
             return Samples.of(sampled)
-        tokens = self._replay(_Kind(size, level, burst), step).output
+        tokens = self._replay(_Kind(size, level, decode_steps), step).output
         if len(step.sampling) == 0:
             return None
         return Samples(tokens, columns=step.sampling)
@@ -93,8 +95,8 @@ class GraphedForward:
         for size in reversed(self._programs.decode_sizes):
             for level in dict.fromkeys(_captured_level(level, size) for level in DRAWN_LEVELS):
                 self._capture(_Kind(size, level))
-                if size.rows <= BURST_ROWS and self._max_burst > 1:
-                    self._capture(_Kind(size, level, self._max_burst))
+                if size.rows <= MULTI_STEP_ROWS and self._max_decode_steps > 1:
+                    self._capture(_Kind(size, level, self._max_decode_steps))
         for size in reversed(self._programs.mixed_sizes):
             self._capture(_Kind(size, Level.FILTER))
 
@@ -113,7 +115,9 @@ class GraphedForward:
 
     def _replay(self, kind: _Kind, step: StepRows) -> _Captured:
         captured = self._graphs.get(kind) or self._capture(kind)
-        self._fill([self._programs.pack(kind.size, step.continued(i)) for i in range(kind.burst)])
+        self._fill(
+            [self._programs.pack(kind.size, step.continued(i)) for i in range(kind.decode_steps)]
+        )
         captured.graph.replay()
         return captured
 
@@ -124,7 +128,7 @@ class GraphedForward:
         return target
 
     def _capture(self, kind: _Kind) -> _Captured:
-        flat = self._fill([self._programs.pack(kind.size, None)] * kind.burst)
+        flat = self._fill([self._programs.pack(kind.size, None)] * kind.decode_steps)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
@@ -140,16 +144,16 @@ class GraphedForward:
         return captured
 
     def _run(self, kind: _Kind, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row's tokens, int64 [burst, rows], or logits; and slots."""
-        size, level, burst = kind
+        """Each row's tokens, int64 [decode_steps, rows], or logits; and slots."""
+        size, level, decode_steps = kind
         tokens = []
-        for part in flat.chunk(burst):
+        for part in flat.chunk(decode_steps):
             logits, rows = self._programs.run(size, part)
             if level is Level.EAGER:
                 return logits, rows.slots
             relay = self._table.last_token
             tokens.append(self._sampler.draw(logits, rows.slots, rows.lengths, level, relay=relay))
-        return torch.stack(tokens) if burst > 1 else tokens[0].unsqueeze(0), rows.slots
+        return torch.stack(tokens) if decode_steps > 1 else tokens[0].unsqueeze(0), rows.slots
 
 
 def _captured_level(level: Level, size: Size) -> Level:
@@ -158,7 +162,7 @@ def _captured_level(level: Level, size: Size) -> Level:
     A graph that can do more costs a few microseconds, and one fewer to capture saves thousands of
     them; for the smallest decode steps those few matter.
     """
-    is_small = size.rows <= BURST_ROWS and not size.mixed
+    is_small = size.rows <= MULTI_STEP_ROWS and not size.mixed
     if level is Level.EAGER or (level is Level.GREEDY and is_small):
         return level
     return Level.FILTER

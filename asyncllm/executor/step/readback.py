@@ -60,7 +60,7 @@ class Landing:
     Attributes:
         rows: int64 [samples]; the rows of the plan they belong to.
         tokens, columns: as in ``Samples``, landing.
-        logprobs: of each token of the burst; None when no row asked.
+        logprobs: of each decode step; None when no row asked.
         prompts: of the prompts that are scored; None without any.
         pooled: of those that are pooled, likewise.
         failures: as in ``StepResult``.
@@ -92,7 +92,7 @@ class Landing:
         )
 
     def sampled(self) -> np.ndarray:
-        """int64 [burst, samples], once they have landed."""
+        """int64 [decode_steps, samples], once they have landed."""
         return self.tokens if self.columns is None else self.tokens[:, self.columns]
 
     def row_logprobs(self, num_rows: int) -> Iterator[RowLogprobs]:

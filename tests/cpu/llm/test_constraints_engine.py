@@ -19,7 +19,7 @@ MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "no overlap": {"steps_in_flight": 1},
     "chunks": {"prefill_chunk": 5, "page_size": 4},
-    "bursts": {"max_burst": 3},
+    "multi-step": {"max_decode_steps": 3},
     "preempting": {"kv_cache_tokens": 160, "page_size": 2, "max_model_len": 128},
 }
 PROMPTS = [
@@ -56,17 +56,17 @@ async def answers(llm: AsyncLLM, *, together: bool) -> list[list[int]]:
 
 
 async def test_the_way_steps_run_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Else a machine that is busy would have no bursts.
-    monkeypatch.setattr("asyncllm.engine.scheduling.decode.BURST_SECONDS", 10.0)
+    # Else a machine that is busy would take single steps.
+    monkeypatch.setattr("asyncllm.engine.scheduling.decode.MULTI_STEP_SECONDS", 10.0)
     found = {}
     for mode, options in MODES.items():
         async with AsyncLLM(device="cpu", cpu_threads=1, **options) as llm:
             if mode == "preempting":
                 expect_short_outputs(llm)
             found[mode] = await answers(llm, together=True)
-            if mode in ("default", "bursts"):
+            if mode in ("default", "multi-step"):
                 assert await answers(llm, together=False) == found[mode]
-            if mode == "bursts":
+            if mode == "multi-step":
                 steps = llm._started.engine.history._steps
                 assert sum(step.num_tokens == 3 * step.num_rows for step in steps) > 10
             if mode == "preempting":

@@ -21,7 +21,7 @@ MODES: dict[str, dict[str, Any]] = {
     "chunks of 16": {"prefill_chunk": 16},
     "chunks of 64": {"prefill_chunk": 64, "prefix_caching": False},
     "no overlap": {"steps_in_flight": 1, "page_size": 4},
-    "bursts of 3": {"max_burst": 3, "page_size": 2},
+    "multi-step of 3": {"max_decode_steps": 3, "page_size": 2},
     "preempting": {"kv_cache_tokens": 480, "page_size": 2, "max_model_len": 270},
     "host tier": {"kv_cache_tokens": 640, "page_size": 4, "host_kv_gib": 0.01},
 }

@@ -73,7 +73,7 @@ async def answers(llm: AsyncLLM, *, together: bool) -> list[Completion]:
 
 
 async def test_the_way_steps_run_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncllm.engine.scheduling.decode.BURST_SECONDS", 10.0)
+    monkeypatch.setattr("asyncllm.engine.scheduling.decode.MULTI_STEP_SECONDS", 10.0)
     found = {}
     for mode, options in MODES.items():
         async with AsyncLLM(device="cpu", cpu_threads=1, **options) as llm:
@@ -81,7 +81,7 @@ async def test_the_way_steps_run_does_not_show(monkeypatch: pytest.MonkeyPatch) 
                 expect_short_outputs(llm)
             done = await answers(llm, together=True)
             found[mode] = [completion.token_ids for completion in done]
-            if mode in ("default", "bursts"):
+            if mode in ("default", "multi-step"):
                 alone = await answers(llm, together=False)
                 assert [completion.token_ids for completion in alone] == found[mode]
             if mode == "preempting":

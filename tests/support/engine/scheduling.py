@@ -138,7 +138,7 @@ class FakeDevice:
         self._check_order(plan)
         results = [
             self._run(slot, start + after, q_len, sample)
-            for after in range(plan.burst)
+            for after in range(plan.decode_steps)
             for slot, start, q_len in rows(plan)
         ]
         prompts = [
@@ -184,8 +184,10 @@ class FakeDevice:
         assert kinds == sorted(kinds), "decode rows come first"
         total = sum(q_len for _, _, q_len in rows(plan))
         assert total <= self.limits.max_num_batched_tokens
-        assert 1 <= plan.burst <= self.limits.max_burst
-        assert plan.burst == 1 or not any(kinds), "bursts are of decode rows alone"
+        assert 1 <= plan.decode_steps <= self.limits.max_decode_steps
+        assert plan.decode_steps == 1 or not any(kinds), (
+            "several decode steps are of decode rows alone"
+        )
 
     def _run(self, slot: int, start: int, q_len: int, sample: Iterator[int]) -> int:
         lim, tokens = self.limits, self.tokens[slot]

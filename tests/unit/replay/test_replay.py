@@ -40,7 +40,7 @@ SHAPES = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 8),
         "max_num_batched_tokens": st.integers(8, 24),
         "prefill_chunk": st.integers(1, 24),
-        "max_burst": st.sampled_from([1, 1, 3]),
+        "max_decode_steps": st.sampled_from([1, 1, 3]),
         "steps_in_flight": st.integers(1, 2),
         "prefix_caching": st.sampled_from([True, True, True, False]),
         "host_pages": st.sampled_from([0, 4, 60]),

@@ -41,7 +41,7 @@ class Run:
             max_model_len=num_pages * page_size,
             host_pages=rng.choice([0, 0, 8, 200]),
             itl_target=rng.choice([0.0, 0.002, 0.01, 1.0]),
-            max_burst=rng.choice([1, 1, 2, 4]),
+            max_decode_steps=rng.choice([1, 1, 2, 4]),
             page_copy_seconds=(copy_seconds := rng.choice([0.0, 1e-4])),
         )
         self.sched._forecast._output = rng.choice([0.0, 4.0, 256.0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import repeat
 from typing import Any
 
-from asyncllm.engine.scheduling.decode import BURST_ROWS, BURST_SECONDS
+from asyncllm.engine.scheduling.decode import MULTI_STEP_ROWS, MULTI_STEP_SECONDS
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState
 from asyncllm.types import FinishReason
@@ -35,10 +35,10 @@ class Runs:
 
 def decoding(max_tokens: int = 20, count: int = 1, **limits: Any) -> Runs:
     """Sequences 1.. with prompts of 5 tokens that are computed, and one token each."""
-    runs = Runs(scheduler(max_burst=4, **{"max_num_batched_tokens": 256, **limits}))
+    runs = Runs(scheduler(max_decode_steps=4, **{"max_num_batched_tokens": 256, **limits}))
     for id in range(1, count + 1):
         runs.sched.add(sequence(id, 5, max_tokens), 0.0)
-    assert runs.plan().burst == 1
+    assert runs.plan().decode_steps == 1
     runs.land()
     return runs
 
@@ -46,48 +46,48 @@ def decoding(max_tokens: int = 20, count: int = 1, **limits: Any) -> Runs:
 def test_rows_alone_yield_several_tokens_each() -> None:
     runs = decoding(count=2)
     plan = runs.plan([11, 21, 12, 22, 13, 23, 14, 24])
-    assert plan.burst == 4
+    assert plan.decode_steps == 4
     assert [(start, q_len) for _, start, q_len in rows(plan)] == [(5, 1), (5, 1)]
     emitted = [(id, token) for id, token, _ in runs.land()]
     assert emitted == [(1, 11), (2, 21), (1, 12), (2, 22), (1, 13), (2, 23), (1, 14), (2, 24)]
     assert [start for _, start, _ in rows(runs.plan())] == [9, 9]
 
 
-def test_what_waits_or_is_long_is_not_made_to_wait_for_bursts() -> None:
+def test_what_waits_or_is_long_is_not_made_to_wait_for_several_steps() -> None:
     runs = decoding()
     runs.sched.add(sequence(9, 300 % 40, 4), 0.0)
     plan = runs.plan()
-    assert plan.burst == 1
+    assert plan.decode_steps == 1
     assert len(rows(plan)) == 2
 
 
 def test_no_row_passes_its_end() -> None:
     runs = decoding(max_tokens=8)  # one is there, 7 are to come
-    bursts = []
+    taken = []
     while runs.sched.running:
-        bursts.append(runs.plan().burst)
+        taken.append(runs.plan().decode_steps)
         runs.land()
-    assert bursts == [4, 1, 1, 1]
+    assert taken == [4, 1, 1, 1]
     check_books(runs.sched, [])
 
 
-def test_many_rows_do_not_burst() -> None:
-    assert decoding(count=BURST_ROWS, max_num_seqs=16).plan().burst == 4
-    assert decoding(count=BURST_ROWS + 1, max_num_seqs=16).plan().burst == 1
+def test_many_rows_take_one_step_at_a_time() -> None:
+    assert decoding(count=MULTI_STEP_ROWS, max_num_seqs=16).plan().decode_steps == 4
+    assert decoding(count=MULTI_STEP_ROWS + 1, max_num_seqs=16).plan().decode_steps == 1
 
 
-def test_tokens_do_not_wait_long_for_the_rest_of_their_burst() -> None:
-    for seconds, burst in ((0.9, 4), (1.1, 1)):
+def test_tokens_do_not_wait_long_for_the_rest_of_their_steps() -> None:
+    for seconds, decode_steps in ((0.9, 4), (1.1, 1)):
         runs = decoding(max_tokens=60)
         for _ in range(3):
-            runs.land(runs.plan().burst * seconds * BURST_SECONDS / 4)
-        assert runs.plan().burst == burst
+            runs.land(runs.plan().decode_steps * seconds * MULTI_STEP_SECONDS / 4)
+        assert runs.plan().decode_steps == decode_steps
 
 
-def test_nobody_is_preempted_for_a_burst() -> None:
+def test_nobody_is_preempted_for_more_steps() -> None:
     runs = decoding(count=2, num_pages=6, page_size=2, max_model_len=12, max_tokens=7)
     while runs.sched.running:
-        assert runs.plan().burst == 1, "6 pages are too few"
+        assert runs.plan().decode_steps == 1, "6 pages are too few"
         runs.land()
 
 
@@ -110,10 +110,10 @@ def test_a_bad_token_ends_its_row_and_taints_what_it_wrote() -> None:
     assert first.failed
 
 
-def test_a_burst_under_way_when_the_next_is_planned() -> None:
+def test_several_steps_under_way_when_the_next_is_planned() -> None:
     runs = decoding(max_tokens=30)
     first, second = runs.plan(), runs.plan()
-    assert (first.burst, second.burst) == (4, 4)
+    assert (first.decode_steps, second.decode_steps) == (4, 4)
     assert [start for _, start, _ in rows(first) + rows(second)] == [5, 9]
     runs.sched.finish(runs.sched.running[1], 0.0)
     assert runs.land() == runs.land() == []
