@@ -14,7 +14,10 @@ if sys.version_info < (3, 11):  # noqa: UP036 - pip checks, but a checkout runs 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from asyncllm.version import __version__ as __version__
+
 if TYPE_CHECKING:
+    from asyncllm.beam_search_params import Beam, BeamSearchParams
     from asyncllm.client.client import Client
     from asyncllm.config import EngineConfig
     from asyncllm.embedding_params import EmbeddingParams
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
         QueueFull,
     )
     from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.llm.beam_search import Beam, BeamSearchParams
     from asyncllm.llm.llm import LLM
     from asyncllm.types import (
         Completion,
@@ -39,14 +41,12 @@ if TYPE_CHECKING:
         Usage,
     )
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "AsyncLLM": "asyncllm.llm.async_llm",
     "AsyncLLMError": "asyncllm.errors",
     "BadRequest": "asyncllm.errors",
-    "Beam": "asyncllm.llm.beam_search",
-    "BeamSearchParams": "asyncllm.llm.beam_search",
+    "Beam": "asyncllm.beam_search_params",
+    "BeamSearchParams": "asyncllm.beam_search_params",
     "Client": "asyncllm.client.client",
     "Completion": "asyncllm.types",
     "DeadlineExceeded": "asyncllm.errors",

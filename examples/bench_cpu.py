@@ -32,9 +32,9 @@ from asyncllm.engine.policy import Fair
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.server.chat.conversation import Conversation
+from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.openai.chat import ChatReply
-from asyncllm.server.openai.requests import ChatRequest
 from asyncllm.text import Tokenizer
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.parsing import Formats

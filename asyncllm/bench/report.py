@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from asyncllm import __version__
 from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import BadRequest
+from asyncllm.version import __version__
 
 
 class OfflineRow(msgspec.Struct, kw_only=True):

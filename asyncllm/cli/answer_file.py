@@ -23,7 +23,7 @@ def append_answers(
     Args:
         go_on: how to go on after an interruption.
     """
-    from asyncllm.llm.loop_thread import new_event_loop
+    from asyncllm.event_loop import new_event_loop
 
     # The thread that drives the device must get the GIL back at once; the default is 5 ms.
     sys.setswitchinterval(1e-4)

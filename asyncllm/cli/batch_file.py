@@ -21,7 +21,7 @@ from aiohttp import web
 
 from asyncllm.errors import EngineDead
 from asyncllm.server.app import create_app
-from asyncllm.server.openai.schemas import ErrorBody
+from asyncllm.server.http.errors import ErrorBody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable

@@ -25,7 +25,7 @@ from asyncllm.client.answers import (
 from asyncllm.client.requests import changed_fields, sampling_fields, scheduling_fields
 from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
-from asyncllm.llm.generation import default_max_tokens
+from asyncllm.max_tokens import default_max_tokens
 from asyncllm.types import (
     Completion,
     Prompt,

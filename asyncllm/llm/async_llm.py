@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from asyncllm.beam_search_params import Beam, BeamSearchParams
 from asyncllm.config import ServerConfig
 from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.requests.mailbox import Mailbox
 from asyncllm.engine.token_constraints import is_prepared, prepare
 from asyncllm.errors import BadRequest, ContextLengthExceeded
-from asyncllm.llm.beam_search import Beam, BeamSearch, BeamSearchParams
+from asyncllm.llm.beam_search import BeamSearch
 from asyncllm.llm.embedding import embed
 from asyncllm.llm.generation import Batch, Intake, collect, read_request, tenant_of
 from asyncllm.llm.served_model import ServedModel

@@ -7,17 +7,15 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import msgspec
-
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest, QueueFull
+from asyncllm.max_tokens import bounded
 from asyncllm.types import (
     Completion,
     Prompt,
     SamplingParams,
     SchedulingParams,
     Usage,
-    is_conversation,
 )
 from asyncllm.validate import check_kind
 
@@ -29,24 +27,6 @@ T = TypeVar("T")
 
 #: How often a full queue is asked again, in seconds.
 RETRY_SECONDS: Final = 0.05
-#: Most tokens of an answer to raw text when nothing says how many. A chat ends by itself; raw text
-#: often goes on until the context is full. OpenAI's 16 would cut nearly every answer.
-RAW_MAX_TOKENS: Final = 256
-
-
-def bounded(
-    params: SamplingParams, prompt: Prompt, num_tokens: int, max_model_len: int
-) -> SamplingParams:
-    """The same parameters with a ``max_tokens``, unless they have one or the prompt is a chat."""
-    if params.max_tokens is not None or is_conversation(prompt):
-        return params
-    most = default_max_tokens(params, max(1, max_model_len - num_tokens))
-    return msgspec.structs.replace(params, max_tokens=most)
-
-
-def default_max_tokens(params: SamplingParams, room: int) -> int:
-    """The ``max_tokens`` of an answer to raw text, when the context has room for so many tokens."""
-    return min(room, max(RAW_MAX_TOKENS, params.min_tokens))
 
 
 def tenant_of(scheduling: SchedulingParams | None) -> str:
@@ -223,16 +203,3 @@ def naming(index: int) -> Iterator[None]:
         raise BadRequest(
             f"prompt {index}: {error.message}", param=error.param, code=error.code
         ) from error
-
-
-__all__ = [
-    "RAW_MAX_TOKENS",
-    "Batch",
-    "Intake",
-    "bounded",
-    "collect",
-    "default_max_tokens",
-    "naming",
-    "read_request",
-    "tenant_of",
-]

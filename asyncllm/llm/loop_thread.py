@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncllm.errors import EngineDead
+from asyncllm.event_loop import new_event_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -138,13 +139,3 @@ def _begin_to_stop(
     stopping.set()
     with suppress(RuntimeError):  # the loop is closed: opening the resource has failed
         loop.call_soon_threadsafe(stop.set)
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop where there is one."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop

@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from asyncllm import __version__
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.cache.node import Node
 from asyncllm.config import EngineLimits
@@ -28,6 +27,7 @@ from asyncllm.replay.trace_file import (
     TraceWriter,
 )
 from asyncllm.types import FinishReason
+from asyncllm.version import __version__
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, pack, unpack
 
 _BAD = pack([BAD_TOKEN])

@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from asyncllm import __version__
 from asyncllm.config import EngineLimits
 from asyncllm.errors import AsyncLLMError
+from asyncllm.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from asyncllm import __version__
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.scheduler import Planned
 from asyncllm.engine.scheduling.step_time import StepTimeModel
@@ -24,6 +23,7 @@ from asyncllm.replay.trace_file import (
     TraceError,
 )
 from asyncllm.replay.workload import Live, Workload
+from asyncllm.version import __version__
 
 #: A request that is finished from outside so soon after its token was: by that token's text.
 AT_ONCE = 0.002

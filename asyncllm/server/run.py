@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError, NotReady
+from asyncllm.event_loop import new_event_loop
 from asyncllm.executor.startup_bill import process_seconds
-from asyncllm.llm.loop_thread import new_event_loop
 from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
 from asyncllm.server.http.connection import Listener
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncllm.config import ServerConfig
-    from asyncllm.llm.async_llm import AsyncLLM
+    from asyncllm.server.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ CLOSE_SECONDS: Final = 1.0
 
 
 def run(
-    make_llm: Callable[[], AsyncLLM],
+    make_llm: Callable[[], Model],
     config: ServerConfig,
     *,
     grace_seconds: float = GRACE_SECONDS,
@@ -60,7 +60,7 @@ def run(
     return shutdown.run(run_loop)
 
 
-async def serve(llm: AsyncLLM, config: ServerConfig, shutdown: Shutdown) -> int:
+async def serve(llm: Model, config: ServerConfig, shutdown: Shutdown) -> int:
     """Bind the port, load the model, serve until a signal comes, drain; returns an exit code.
 
     The port is bound first: a port that is taken shows at once and not after minutes of loading,
@@ -88,7 +88,7 @@ async def serve(llm: AsyncLLM, config: ServerConfig, shutdown: Shutdown) -> int:
 
 async def _serve_until(
     shutdown: Shutdown,
-    llm: AsyncLLM,
+    llm: Model,
     service: Service,
     loading: asyncio.Future[Any],
     url: str,

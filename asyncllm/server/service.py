@@ -9,22 +9,26 @@ import msgspec
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
+from asyncllm.server.chat.requests import INEFFECTIVE
 from asyncllm.server.chat.scheduling import scheduling_params
 from asyncllm.server.http.access_log import current_entry
-from asyncllm.server.http.api_keys import ApiKeys, configured_keys
+from asyncllm.server.http.api_keys import ApiKeys, configured_keys, tenant_of
 from asyncllm.server.http.bodies import Bodies
 from asyncllm.server.http.body import parse, read_body
+from asyncllm.server.http.fields import (
+    UNSUPPORTED,
+    ignored_header,
+    refuse_unsupported,
+    unknown_fields,
+)
 from asyncllm.server.http.half_close import expect_answer
 from asyncllm.server.http.middleware import RESERVATION, ignored_fields, request_id
 from asyncllm.server.http.request_log import RequestLog, Served
 from asyncllm.server.http.turnstile import Turnstile
-from asyncllm.server.http.unknown import ignored_header, unknown_fields
-from asyncllm.server.http.unsupported import UNSUPPORTED, refuse_unsupported
 from asyncllm.server.http.waits import Waits
-from asyncllm.server.native.trace import MAX_SEQUENCES, explain
-from asyncllm.server.openai.requests import INEFFECTIVE
 from asyncllm.server.streaming.delivery import LiveRequests, Reply, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream
+from asyncllm.server.trace import MAX_SEQUENCES, explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,9 +36,9 @@ if TYPE_CHECKING:
 
     from asyncllm.config import ServerConfig
     from asyncllm.engine.requests.history import RequestTrace
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.server.chat.sampling import Job
-    from asyncllm.server.openai.requests import GeneratingFields
+    from asyncllm.server.chat.requests import GeneratingFields
+    from asyncllm.server.model import Model
+    from asyncllm.server.streaming.delivery import Job
     from asyncllm.types import SchedulingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -52,7 +56,7 @@ class Service:
         draining: set once, when the server is about to stop: new requests are refused.
     """
 
-    def __init__(self, llm: AsyncLLM, config: ServerConfig):
+    def __init__(self, llm: Model, config: ServerConfig):
         self.llm = llm
         self.config = config
         self.keys = ApiKeys(configured_keys(config))
@@ -94,7 +98,7 @@ class Service:
         self.check_ready()
         async with self._read_body(request) as body:
             # No prompt has fewer tokens than one.
-            request[RESERVATION] = self.llm.reserve(tenant=self.keys.tenant_of(request))
+            request[RESERVATION] = self.llm.reserve(tenant=tenant_of(request))
             await self._turnstile.enter(len(body))
             asked, fields = parse(body, kind)
         expect_answer(request)
@@ -119,7 +123,7 @@ class Service:
 
     def scheduling(self, request: web.Request, asked: GeneratingFields) -> SchedulingParams:
         """Raises like ``scheduling_params``."""
-        tenant = self.keys.tenant_of(request)
+        tenant = tenant_of(request)
         return scheduling_params(asked, tenant, isolated=self.config.isolate_keys)
 
     def _note_ignored(self, unknown: Iterator[str], ineffective: Iterable[str] = ()) -> None:
@@ -170,7 +174,7 @@ class Service:
         kind: type[EventStream | WholeAnswer] = EventStream if asked.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
         with self.live.serve(self.llm, delivery, jobs, request[RESERVATION]) as served:
-            self.name(served, reply, self.keys.tenant_of(request))
+            self.name(served, reply, tenant_of(request))
             if asked.trace:
                 reply.explain = lambda: explain(self.traces(served))
             return await delivery.respond()
@@ -181,7 +185,7 @@ class Service:
 
     def find(self, request: web.Request) -> Served | None:
         """The one that a request is about, if it is of the same tenant and not forgotten."""
-        return self.log.find(self.keys.tenant_of(request), request.match_info["id"])
+        return self.log.find(tenant_of(request), request.match_info["id"])
 
     def traces(self, served: Served) -> list[tuple[int, RequestTrace]]:
         """What the engine remembers of a request's first sequences, by the index of the choice."""

@@ -163,8 +163,8 @@ def run_offline(args: argparse.Namespace) -> int:
         _say("offline, all prompts are there at once: their arrival is ignored")
 
     from asyncllm.bench import tables
+    from asyncllm.event_loop import new_event_loop
     from asyncllm.llm.load import name_of
-    from asyncllm.llm.loop_thread import new_event_loop
 
     earlier = _prepare(args, name_of(config.model))
     # The thread that drives the device must get the GIL back at once; the default is 5 ms.

@@ -19,15 +19,10 @@ from asyncllm.server.anthropic.requests import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from asyncllm.server.chat.requests import ChatRequest, GeneratingFields, NamedSchema, ResponseFormat
+from asyncllm.server.http.answer import encode
 from asyncllm.server.http.body import invalid
-from asyncllm.server.http.unsupported import unsupported
-from asyncllm.server.openai.requests import (
-    ChatRequest,
-    GeneratingFields,
-    NamedSchema,
-    ResponseFormat,
-)
-from asyncllm.server.streaming.reply import encode
+from asyncllm.server.http.fields import unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError
+from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body, error_response
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.streaming.named_events import named_event
-from asyncllm.server.streaming.reply import encode
+from asyncllm.server.streaming.frames import named_event
 
 if TYPE_CHECKING:
     from aiohttp import web

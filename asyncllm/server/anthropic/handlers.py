@@ -9,7 +9,7 @@ from asyncllm.server.anthropic.reply import MessageReply
 from asyncllm.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
 from asyncllm.server.chat.messages import encode_messages
-from asyncllm.server.http.errors import json_response
+from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.service import SERVICE
 

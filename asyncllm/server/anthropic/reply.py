@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncllm.server.anthropic.errors import error_event
-from asyncllm.server.streaming.named_events import TextEvents, named_event
-from asyncllm.server.streaming.reply import EVENT_STREAM, encode
+from asyncllm.server.http.answer import encode
+from asyncllm.server.streaming.frames import EVENT_STREAM, TextEvents, named_event
 from asyncllm.text.parsing import Content, End, Reasoning, ToolArguments, ToolStart
 from asyncllm.types import FinishReason
 

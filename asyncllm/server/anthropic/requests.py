@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncllm.server.openai.requests import COMPONENTS, Count, GeneratingFields, StopStrings
+from asyncllm.server.chat.requests import COMPONENTS, Count, GeneratingFields, StopStrings
 
 MAX_MESSAGES: Final = 8192
 

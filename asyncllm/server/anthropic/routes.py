@@ -15,7 +15,7 @@ from asyncllm.server.anthropic.requests import (
     MessagesRequest,
 )
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.native.openapi import GENERATES, TAKES_JSON, Route
+from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
 
 #: What their paths begin with.
 ROOT: Final = "/v1/messages"

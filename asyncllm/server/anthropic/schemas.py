@@ -6,7 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
-from asyncllm.server.openai.schemas import Answer, Trace
+from asyncllm.server.http.answer import Answer
+from asyncllm.server.trace import Trace
 
 StopReason = Literal[
     "end_turn",

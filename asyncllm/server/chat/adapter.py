@@ -9,14 +9,15 @@ import msgspec
 
 from asyncllm.errors import BadRequest, ContextLengthExceeded
 from asyncllm.server.chat.conversation import Conversation, open_conversation
-from asyncllm.server.chat.sampling import Job, fan_out, sampling_params
+from asyncllm.server.chat.sampling import fan_out, sampling_params
+from asyncllm.server.streaming.delivery import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.server.openai.requests import ChatRequest
+    from asyncllm.server.chat.requests import ChatRequest
+    from asyncllm.server.model import Model
     from asyncllm.types import SchedulingParams
 
 
@@ -28,7 +29,7 @@ class OpenedChat(NamedTuple):
 
 
 async def open_chat(
-    llm: AsyncLLM,
+    llm: Model,
     asked: ChatRequest,
     scheduling: SchedulingParams,
     reservation: Reservation,

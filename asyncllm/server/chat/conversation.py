@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.server.openai.requests import ChatRequest
+    from asyncllm.server.chat.requests import ChatRequest
+    from asyncllm.server.model import Model
     from asyncllm.text.chat_reader import ChatReader
     from asyncllm.text.parsing import CallStructure, Formats
     from asyncllm.text.token_places import TokenPlaces
@@ -57,7 +57,7 @@ class Conversation(NamedTuple):
 
 
 async def open_conversation(
-    llm: AsyncLLM, asked: ChatRequest, params: SamplingParams, reservation: Reservation
+    llm: Model, asked: ChatRequest, params: SamplingParams, reservation: Reservation
 ) -> Conversation:
     """Render and encode a conversation; ``reservation`` is for the requests of its prompt.
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.requests import ChatMessage, ChatTool
 from asyncllm.server.http.body import invalid
-from asyncllm.server.openai.requests import ChatMessage, ChatTool
 
 if TYPE_CHECKING:
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.async_llm import AsyncLLM
+    from asyncllm.server.model import Model
 
 #: Template arguments that belong to the server, not to ``chat_template_kwargs``.
 _RESERVED = frozenset(
@@ -80,7 +80,7 @@ def _tool_name(tool: Any) -> str | None:
 
 
 async def encode_messages(
-    llm: AsyncLLM,
+    llm: Model,
     messages: list[dict[str, Any]],
     asked: TemplateFields,
     *,

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.server.openai.requests import GeneratingFields
+    from asyncllm.server.chat.requests import GeneratingFields
+    from asyncllm.server.model import Model
 
 
 def scheduling_params(
@@ -35,7 +35,7 @@ def scheduling_params(
 
 
 def expect_prompts(
-    llm: AsyncLLM, reservation: Reservation, prompts: Sequence[str | Sequence[int]], n: int
+    llm: Model, reservation: Reservation, prompts: Sequence[str | Sequence[int]], n: int
 ) -> None:
     """Reserve places for ``n`` sequences of each prompt, by what the prompts' lengths tell.
 
@@ -50,7 +50,7 @@ def expect_prompts(
         reservation.expect(n * sum(least), n * len(prompts))
 
 
-def _least_tokens(llm: AsyncLLM, prompt: str | Sequence[int]) -> int:
+def _least_tokens(llm: Model, prompt: str | Sequence[int]) -> int:
     if not isinstance(prompt, str):
         return len(prompt)
     return llm.tokenizer.min_tokens(len(prompt.encode("utf-8", "surrogatepass")))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.openai.requests import ResponseFormat, StructuredOutputs
+from asyncllm.server.chat.requests import ResponseFormat, StructuredOutputs
 from asyncllm.text.grammar import (
     Choice,
     Ebnf,
@@ -22,7 +22,7 @@ from asyncllm.text.grammar import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncllm.server.openai.requests import Schema, StructureFields
+    from asyncllm.server.chat.requests import Schema, StructureFields
     from asyncllm.text.parsing import CallStructure
 
 

@@ -15,15 +15,19 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from asyncllm.errors import AsyncLLMError, Unauthorized
+from asyncllm.errors import AsyncLLMError
+from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import FAILURE, request_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiohttp.typedefs import Middleware
 
     from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.server.http.request_log import Served
-    from asyncllm.server.service import Service
+
+    FindTrace = Callable[[int], RequestTrace | None]
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +47,10 @@ class Entry:
         postponed: the request goes on after its answer, and so is logged later.
     """
 
-    def __init__(self, service: Service, request: web.Request):
+    def __init__(self, find_trace: FindTrace, request: web.Request):
         self.model = ""
         self.postponed = False
-        self._service = service
+        self._find_trace = find_trace
         self._request = request
         self._begun = time.perf_counter()
         self._served: Served | None = None
@@ -65,7 +69,7 @@ class Entry:
         if self._request.method in ("GET", "HEAD", "OPTIONS") and status < 400:
             return
         words = [_word(request_id.get()), self._request.method, _route(self._request), str(status)]
-        words += [f"model={_word(self.model)}", f"tenant={self._tenant()}"]
+        words += [f"model={_word(self.model)}", f"tenant={_word(tenant_of(self._request))}"]
         words += self._work()
         if isinstance(error, AsyncLLMError):
             words += [f"error={error.type}", f"code={_word(error.code)}"]
@@ -77,7 +81,7 @@ class Entry:
         """What the engine did; "-" where it no longer knows."""
         if self._served is None:
             return []
-        found = [self._service.llm.trace(id, steps=False) for id in self._served.engine_ids]
+        found = [self._find_trace(id) for id in self._served.engine_ids]
         traces = [trace for trace in found if trace is not None]
         if not traces or len(traces) < len(found):
             return ["prompt=-", "cached=-", "output=-", "finish=-", "ttft=-"]
@@ -94,12 +98,6 @@ class Entry:
         firsts = [t.first_token - t.arrived for t in traces if t.first_token is not None]
         return _ms(self._queued_after + min(firsts)) if firsts else "-"
 
-    def _tenant(self) -> str:
-        try:
-            return self._service.keys.tenant_of(self._request) or "-"
-        except Unauthorized:
-            return "-"
-
 
 #: The entry of the request that the current task serves; unset when requests are not logged.
 _entry: ContextVar[Entry] = ContextVar("access_log_entry")
@@ -109,12 +107,16 @@ def current_entry() -> Entry | None:
     return _entry.get(None)
 
 
-def log_requests(service: Service) -> Middleware:
-    """The outermost middleware, so that refusals are seen too."""
+def log_requests(find_trace: FindTrace) -> Middleware:
+    """The outermost middleware, so that refusals are seen too.
+
+    Args:
+        find_trace: what the engine knows of a sequence, by its id; None when that is forgotten.
+    """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        entry = Entry(service, request)
+        entry = Entry(find_trace, request)
         _entry.set(entry)
         try:
             response = await handler(request)

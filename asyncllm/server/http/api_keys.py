@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
     from asyncllm.config import ServerConfig
 
-#: Whose request it is, once that is known: each look hashes the key it bears.
-TENANT: Final = web.RequestKey("asyncllm_tenant", str)
+_TENANT: Final = web.RequestKey("asyncllm_tenant", str)
+
+
+def tenant_of(request: web.Request) -> str:
+    """The name of the request's tenant; empty when the server has no keys, or none was needed."""
+    tenant: str = request.get(_TENANT, "")
+    return tenant
 
 
 def configured_keys(config: ServerConfig) -> tuple[str, ...]:
@@ -51,25 +56,19 @@ class ApiKeys:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def tenant_of(self, request: web.Request) -> str:
-        """
-        Raises:
-            Unauthorized: keys are configured, and the request bears none of them.
-        """
-        if not self._digests:
-            return ""
-        if TENANT not in request:
-            request[TENANT] = self._find_tenant(request)
-        return request[TENANT]
+    def admit(self, request: web.Request) -> None:
+        """Find out whose request it is, for ``tenant_of``.
 
-    def _find_tenant(self, request: web.Request) -> str:
+        Raises:
+            Unauthorized: it has none of the keys.
+        """
         given = _digest(_bearer(request).encode("utf-8", "surrogateescape"))
         # Every key is compared, and as a digest: the time this takes says nothing about any key,
         # not even its length.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         if not any(matches):
             raise Unauthorized("missing or incorrect API key")
-        return f"key-{matches.index(True) + 1}"
+        request[_TENANT] = f"key-{matches.index(True) + 1}"
 
 
 def _bearer(request: web.Request) -> str:

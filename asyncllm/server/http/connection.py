@@ -11,12 +11,11 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 
 from asyncllm.server.http.acceptor import Acceptor, bind
+from asyncllm.server.http.cuts import CUTS, GIVE_UP_SECONDS, MERGE_BYTES, Cuts, unsent
 from asyncllm.server.http.errors import HttpError, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
 from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, request_id
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
-from asyncllm.server.streaming.cuts import CUTS, Cuts, unsent
-from asyncllm.server.streaming.sse import GIVE_UP_SECONDS, MERGE_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import msgspec
 from aiohttp import web
 
 from asyncllm.errors import AsyncLLMError, DeadlineExceeded, QueueFull, Unauthorized
+from asyncllm.server.http.answer import Answer, json_response
 
 ErrorWriter: TypeAlias = Callable[[Exception], web.Response]
 
@@ -28,6 +28,21 @@ class HttpError(AsyncLLMError):
         super().__init__(message)
         self.status = status
         self.type = "invalid_request_error" if status < 500 else "server_error"
+
+
+class ErrorDetail(Answer, kw_only=True):
+    """``param`` names the field of the request, ``code`` what a program may decide by."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Answer, kw_only=True):
+    """Every answer with a status of 400 or above, and the last event of a stream that failed."""
+
+    error: ErrorDetail
 
 
 def error_body(error: Exception) -> dict[str, Any]:
@@ -50,11 +65,6 @@ def _plain(text: str, most: int) -> str:
     return short.encode("utf-8", "replace").decode()
 
 
-def error_frame(error: Exception) -> bytes:
-    """The same as an SSE frame."""
-    return b"data: %b\n\n" % msgspec.json.encode(error_body(error))
-
-
 def error_response(error: Exception) -> web.Response:
     """The same as a response, with what clients need to decide about a retry."""
     status = error.status if isinstance(error, AsyncLLMError) else 500
@@ -69,14 +79,3 @@ def error_response(error: Exception) -> web.Response:
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     return json_response(error_body(error), status=status, headers=headers)
-
-
-def json_response(
-    body: Any, *, status: int = 200, headers: dict[str, str] | None = None
-) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(body),
-        status=status,
-        headers=headers,
-        content_type="application/json",
-    )

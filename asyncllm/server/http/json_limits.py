@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.http.unknown import may_hold_struct
+from asyncllm.server.http.fields import may_hold_struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

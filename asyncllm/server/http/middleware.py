@@ -147,7 +147,7 @@ def require_key(keys: ApiKeys, exempt: Collection[Handler]) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.match_info.handler not in exempt:
-            keys.tenant_of(request)
+            keys.admit(request)
         return await handler(request)
 
     return check

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from asyncllm import __version__
 from asyncllm.errors import BadRequest, EngineDead, NotFound
-from asyncllm.server.http.errors import json_response
-from asyncllm.server.native.trace import explain, perfetto
+from asyncllm.server.http.answer import json_response
+from asyncllm.server.native.perfetto import perfetto
 from asyncllm.server.service import SERVICE, Service
+from asyncllm.server.trace import explain
+from asyncllm.version import __version__
 
 if TYPE_CHECKING:
     from aiohttp import web

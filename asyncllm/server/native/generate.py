@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
-from asyncllm.llm.generation import bounded
+from asyncllm.max_tokens import bounded
 from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.chat.scheduling import expect_prompts
-from asyncllm.server.http.errors import error_frame
+from asyncllm.server.http.answer import encode
 from asyncllm.server.http.middleware import RESERVATION
-from asyncllm.server.openai.requests import GenerateRequest
+from asyncllm.server.native.requests import GenerateRequest
+from asyncllm.server.openai.reply import usage
 from asyncllm.server.service import SERVICE
-from asyncllm.server.streaming.reply import DONE, EVENT_STREAM, encode, event, usage
+from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable

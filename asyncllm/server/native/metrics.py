@@ -13,9 +13,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from asyncllm.engine.stats import Distribution, EngineStats, Histogram
+from asyncllm.server.http.cuts import CUTS, Cuts
 from asyncllm.server.http.waits import ACCEPT_WAITS, RECENT_SECONDS, Waits
 from asyncllm.server.service import SERVICE, Service
-from asyncllm.server.streaming.cuts import CUTS, Cuts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

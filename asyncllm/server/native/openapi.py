@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from asyncllm import __version__
-from asyncllm.server.http.errors import error_response, json_response
-from asyncllm.server.openai.requests import COMPONENTS, REFERRED
-from asyncllm.server.openai.schemas import ErrorBody
+from asyncllm.server.chat.requests import COMPONENTS, REFERRED
+from asyncllm.server.http.answer import json_response
+from asyncllm.server.http.route import EVENT_STREAM, Route
+from asyncllm.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aiohttp import web
-    from aiohttp.typedefs import Handler
 
     from asyncllm.config import ServerConfig
-    from asyncllm.server.http.errors import ErrorWriter
 
 PATH: Final = "/openapi.json"
-
-#: What routes refuse that take JSON, and those among them that generate.
-TAKES_JSON: Final = (400, 404, 408, 413, 415, 503)
-GENERATES: Final = (*TAKES_JSON, 429, 500)
-
-EVENT_STREAM: Final = "text/event-stream"
 
 _REFS: Final = COMPONENTS + "{name}"
 _PATTERN: Final = re.compile(r"\{(\w+)(?::[^}]*)?\}")
@@ -38,42 +29,6 @@ _STREAM: Final = (
     "With `stream`, instead of the whole answer. An `error` says why it goes no further, and "
     "`[DONE]` is always the last event."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """One operation of the API.
-
-    Attributes:
-        body: what it takes, if anything.
-        answers: one of them is what it answers; none: text that is no JSON.
-        event: what each event of a stream carries, where the body may ask for a stream: a Struct,
-            or a union of them.
-        named_events: whether events have names, and the stream ends without ``[DONE]``.
-        stream_type: of a stream; what is no event stream has a line of JSON for each event.
-        error: the body of refusals.
-        query: parameters of the URL, with the values they may have, or with a schema.
-        refusals: what it may refuse a request with, besides 401.
-        write_error: makes such an answer.
-        refers: what fields refer to that are checked one by one.
-        needs_key: whether it is closed to clients without an API key, when there are keys.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    body: type[msgspec.Struct] | None = None
-    answers: tuple[type[msgspec.Struct], ...] = ()
-    event: Any = None
-    named_events: bool = False
-    stream_type: str = EVENT_STREAM
-    error: type[msgspec.Struct] = ErrorBody
-    query: Mapping[str, Sequence[str] | dict[str, Any]] = field(default_factory=dict)
-    refusals: Sequence[int] = ()
-    write_error: ErrorWriter = error_response
-    refers: tuple[type[msgspec.Struct], ...] = ()
-    needs_key: bool = True
 
 
 class Description:

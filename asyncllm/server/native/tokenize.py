@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.messages import allow_tools, encode_messages
-from asyncllm.server.http.errors import json_response
+from asyncllm.server.http.answer import json_response
+from asyncllm.server.native.requests import DetokenizeRequest, TokenizeRequest
 from asyncllm.server.openai.logprobs import token_text
-from asyncllm.server.openai.requests import DetokenizeRequest, TokenizeRequest
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:

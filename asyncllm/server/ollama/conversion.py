@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.body import invalid
-from asyncllm.server.http.unsupported import unsupported
+from asyncllm.server.http.fields import unsupported
 from asyncllm.server.ollama.requests import (
     WITHOUT_EFFECT,
     OllamaChatRequest,
@@ -19,7 +20,6 @@ from asyncllm.server.ollama.requests import (
     OllamaOptions,
     OllamaTool,
 )
-from asyncllm.server.openai.requests import ChatRequest, NamedSchema, ResponseFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

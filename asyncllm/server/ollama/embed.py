@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from asyncllm.server.http.errors import json_response
+from asyncllm.server.http.answer import encode, json_response
 from asyncllm.server.ollama.conversion import ineffective
 from asyncllm.server.ollama.models import resolve_model
 from asyncllm.server.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service
-from asyncllm.server.streaming.reply import encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.embedding_params import EmbeddingParams
-    from asyncllm.server.chat.sampling import Job
+    from asyncllm.server.streaming.delivery import Job
 
 
 async def ollama_embed(request: web.Request) -> web.StreamResponse:

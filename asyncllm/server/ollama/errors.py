@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body, error_response
-from asyncllm.server.streaming.reply import encode
 
 if TYPE_CHECKING:
     from aiohttp import web

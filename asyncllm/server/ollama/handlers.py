@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
 from asyncllm.server.chat.message_reader import Turn
-from asyncllm.server.chat.sampling import Job, fan_out, sampling_params
+from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.chat.scheduling import expect_prompts
-from asyncllm.server.http.errors import json_response
+from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.ollama import conversion as wanted
 from asyncllm.server.ollama.models import resolve_model
@@ -26,6 +26,7 @@ from asyncllm.server.ollama.requests import (
     OllamaGenerateRequest,
 )
 from asyncllm.server.service import SERVICE
+from asyncllm.server.streaming.delivery import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.server.openai.requests import ChatRequest
+    from asyncllm.server.chat.requests import ChatRequest
+    from asyncllm.server.model import Model
     from asyncllm.types import SchedulingParams
 
 
@@ -85,7 +86,7 @@ async def _answer(
 
 
 async def _open(
-    llm: AsyncLLM,
+    llm: Model,
     asked: OllamaFields,
     chat: ChatRequest,
     scheduling: SchedulingParams,
@@ -110,7 +111,7 @@ async def _open(
     return Turn(None), job
 
 
-def _is_plain(llm: AsyncLLM, asked: OllamaFields) -> bool:
+def _is_plain(llm: Model, asked: OllamaFields) -> bool:
     """Whether the prompt goes to the model as it is, with no template around it."""
     if not isinstance(asked, OllamaGenerateRequest):
         return False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from asyncllm.errors import EngineDead, NotFound
-from asyncllm.server.http.errors import json_response
+from asyncllm.server.http.answer import json_response
 from asyncllm.server.ollama.reply import timestamp
 from asyncllm.server.ollama.requests import OllamaShowRequest
 from asyncllm.server.service import SERVICE, Service

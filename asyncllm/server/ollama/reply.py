@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from asyncllm.server.http.answer import encode
 from asyncllm.server.ollama.errors import ollama_error
 from asyncllm.server.openai.logprobs import chat_logprobs
-from asyncllm.server.streaming.reply import encode
 from asyncllm.text.parsing import Content, Reasoning, ToolArguments, ToolStart, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from asyncllm.server.chat.message_reader import Turn
+    from asyncllm.server.model import Tokenizer
     from asyncllm.text.parsing import Event
-    from asyncllm.text.tokenizer import Tokenizer
     from asyncllm.types import TokenDelta
 
 LINES: Final = "application/x-ndjson"

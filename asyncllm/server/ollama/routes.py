@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from asyncllm.server.native.openapi import TAKES_JSON, Route
+from asyncllm.server.http.route import TAKES_JSON, Route
 from asyncllm.server.ollama import embed as ollama_embed
 from asyncllm.server.ollama import handlers as ollama
 from asyncllm.server.ollama import models as ollama_models

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from asyncllm.server.openai.schemas import Answer, TokenLogprob
+from asyncllm.server.http.answer import Answer
+from asyncllm.server.openai.schemas import TokenLogprob
 
 
 class OllamaError(Answer, kw_only=True):

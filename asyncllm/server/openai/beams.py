@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from asyncllm.beam_search_params import BeamSearchParams
 from asyncllm.errors import BadRequest
-from asyncllm.llm.beam_search import BeamSearchParams
-from asyncllm.server.chat.sampling import num_generated
 from asyncllm.server.http.middleware import RESERVATION
+from asyncllm.server.openai.options import num_generated
 from asyncllm.server.streaming.delivery import Delivery, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from asyncllm.llm.beam_search import BeamSearch
-    from asyncllm.server.openai.requests import OpenAIFields
+    from asyncllm.server.chat.requests import OpenAIFields
+    from asyncllm.server.model import Search
     from asyncllm.server.service import Service
     from asyncllm.server.streaming.delivery import Reply
     from asyncllm.types import SchedulingParams
@@ -102,10 +102,10 @@ def _search_params(
         raise
 
 
-async def _deliver(searches: Sequence[BeamSearch], n: int, delivery: Delivery) -> None:
+async def _deliver(searches: Sequence[Search], n: int, delivery: Delivery) -> None:
     """Run the searches side by side, and hand each one's beams over as its choices."""
 
-    async def search(first: int, search: BeamSearch) -> None:
+    async def search(first: int, search: Search) -> None:
         beams = await search.run()
         for j in range(n):
             delta = TokenDelta(finish_reason=FinishReason.LENGTH)  # a vocabulary of fewer tokens

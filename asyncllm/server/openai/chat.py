@@ -8,22 +8,21 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import renamed
 from asyncllm.server.chat.conversation import Conversation, open_conversation
 from asyncllm.server.chat.messages import allow_tools
-from asyncllm.server.chat.prompts import check_scoring, check_truncation, prompt_fields, truncate
-from asyncllm.server.chat.sampling import (
-    check_count,
-    check_options,
-    fan_out,
-    logprobs_needed,
-    num_generated,
-    sampling_params,
-)
+from asyncllm.server.chat.requests import ChatRequest
+from asyncllm.server.chat.sampling import fan_out, sampling_params
+from asyncllm.server.http.fields import unsupported
 from asyncllm.server.http.middleware import RESERVATION
-from asyncllm.server.http.unsupported import unsupported
 from asyncllm.server.openai.beams import answer_beams
 from asyncllm.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from asyncllm.server.openai.requests import ChatRequest
+from asyncllm.server.openai.options import (
+    check_count,
+    check_options,
+    logprobs_needed,
+    num_generated,
+)
+from asyncllm.server.openai.prompts import check_scoring, check_truncation, prompt_fields, truncate
+from asyncllm.server.openai.reply import OpenAIReply
 from asyncllm.server.service import SERVICE
-from asyncllm.server.streaming.reply import OpenAIReply
 from asyncllm.text.parsing import (
     Content,
     End,
@@ -41,8 +40,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.text.tokenizer import Tokenizer
+    from asyncllm.server.model import Model, Tokenizer
     from asyncllm.types import TokenDelta, TokenLogprob
 
 
@@ -65,7 +63,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def open_chat_request(
-    llm: AsyncLLM, asked: ChatRequest, reservation: Reservation
+    llm: Model, asked: ChatRequest, reservation: Reservation
 ) -> Conversation:
     """Check a request as far as it goes without the engine, and make its prompt.
 

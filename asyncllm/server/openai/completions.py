@@ -5,28 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.chat.prompts import (
+from asyncllm.server.chat.sampling import fan_out, sampling_params
+from asyncllm.server.chat.scheduling import expect_prompts
+from asyncllm.server.http.middleware import RESERVATION
+from asyncllm.server.openai.beams import answer_beams
+from asyncllm.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
+from asyncllm.server.openai.options import (
+    check_count,
+    check_options,
+    logprobs_needed,
+    num_generated,
+)
+from asyncllm.server.openai.prompts import (
     check_lengths,
     check_scoring,
     check_truncation,
     prompt_fields,
     truncate,
 )
-from asyncllm.server.chat.sampling import (
-    check_count,
-    check_options,
-    fan_out,
-    logprobs_needed,
-    num_generated,
-    sampling_params,
-)
-from asyncllm.server.chat.scheduling import expect_prompts
-from asyncllm.server.http.middleware import RESERVATION
-from asyncllm.server.openai.beams import answer_beams
-from asyncllm.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
+from asyncllm.server.openai.reply import OpenAIReply
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE
-from asyncllm.server.streaming.reply import OpenAIReply
 from asyncllm.types import TokenDelta, TokenLogprob
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.text.tokenizer import Tokenizer
+    from asyncllm.server.model import Model, Tokenizer
     from asyncllm.types import PromptLogprob
 
 #: OpenAI's default, which clients of this route rely on.
@@ -97,7 +95,7 @@ def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:
 
 
 async def encode_prompts(
-    llm: AsyncLLM, given: list[str] | list[list[int]], asked: CompletionRequest
+    llm: Model, given: list[str] | list[list[int]], asked: CompletionRequest
 ) -> list[list[int]]:
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     if not texts:
@@ -109,7 +107,7 @@ async def encode_prompts(
     )
 
 
-def _text_of(llm: AsyncLLM, prompt: object, *, whole: bool, kept: list[int]) -> str:
+def _text_of(llm: Model, prompt: object, *, whole: bool, kept: list[int]) -> str:
     return prompt if whole and isinstance(prompt, str) else llm.tokenizer.decode(kept)
 
 

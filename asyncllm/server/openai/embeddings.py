@@ -11,16 +11,17 @@ from aiohttp import web
 from asyncllm.embedding_params import EmbeddingParams
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
-from asyncllm.server.chat.prompts import check_truncation, truncate
-from asyncllm.server.chat.sampling import Job, check_count
 from asyncllm.server.chat.scheduling import expect_prompts
+from asyncllm.server.http.answer import encode
+from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import RESERVATION, request_id
 from asyncllm.server.openai.completions import encode_prompts, split_prompts
 from asyncllm.server.openai.embeddings_protocol import EmbeddingRequest
+from asyncllm.server.openai.options import check_count
+from asyncllm.server.openai.prompts import check_truncation, truncate
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service
-from asyncllm.server.streaming.delivery import ClientDelivery
-from asyncllm.server.streaming.reply import encode
+from asyncllm.server.streaming.delivery import ClientDelivery, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,7 +139,7 @@ async def answer_embeddings(
     service.check_ready()  # again: reading and encoding the prompts took a while
     delivery = _Embeddings(request, len(jobs), write)
     with service.live.serve(service.llm, delivery, jobs, request[RESERVATION]) as served:
-        service.log.add(service.keys.tenant_of(request), (request_id.get(),), served)
+        service.log.add(tenant_of(request), (request_id.get(),), served)
         return await delivery.respond()
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from asyncllm.server.openai.requests import (
+from asyncllm.server.chat.requests import (
     NOT_EMPTY,
     CacheSalt,
     Count,
@@ -16,7 +16,8 @@ from asyncllm.server.openai.requests import (
     Text,
     TokenId,
 )
-from asyncllm.server.openai.schemas import Answer, PromptTokensDetails
+from asyncllm.server.http.answer import Answer
+from asyncllm.server.openai.schemas import PromptTokensDetails
 from asyncllm.types import Pooling
 
 

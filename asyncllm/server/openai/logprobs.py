@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from asyncllm.text.tokenizer import Tokenizer
+    from asyncllm.server.model import Tokenizer
     from asyncllm.types import PromptLogprob, TokenLogprob
 
 #: JSON has no -inf; clients know this number from vLLM.

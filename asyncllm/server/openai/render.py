@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncllm.engine.requests.check import check_request
+from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.chat.sampling import fan_out
-from asyncllm.server.http.errors import json_response
+from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.openai.chat import named_for_chat, open_chat_request
-from asyncllm.server.openai.requests import ChatRequest
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:

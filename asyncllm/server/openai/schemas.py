@@ -7,29 +7,12 @@ the answer has use for it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
-
-class Answer(msgspec.Struct, forbid_unknown_fields=True):
-    """What all of them share: no field that is not written down here."""
-
-
-class ErrorDetail(Answer, kw_only=True):
-    """``param`` names the field of the request, ``code`` what a program may decide by."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(Answer, kw_only=True):
-    """Every answer with a status of 400 or above, and the last event of a stream that failed."""
-
-    error: ErrorDetail
+from asyncllm.server.http.answer import Answer
+from asyncllm.server.trace import Trace
 
 
 class PromptTokensDetails(Answer, kw_only=True):
@@ -52,45 +35,6 @@ class Usage(Answer, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-
-
-class TraceSequence(Answer, kw_only=True):
-    """What happened to one choice; times are in milliseconds since the request arrived."""
-
-    index: int
-    outcome: str
-    tenant: str
-    priority: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    waited_ms: dict[str, float]
-    started_ms: float | None
-    first_token_ms: float | None
-    ended_ms: float | None
-    events: list[dict[str, Any]]
-    events_dropped: int
-    steps: dict[str, float | None]
-    steps_detail: list[dict[str, float | None]]
-
-
-class Trace(Answer, kw_only=True):
-    """Of one request, by choice."""
-
-    sequences: list[TraceSequence]
-
-
-class NamedTrace(Trace, kw_only=True):
-    """The trace of the request of that id."""
-
-    id: str
-
-
-class Timeline(Answer, kw_only=True):
-    """The same in the trace event format that Perfetto and Chromium open."""
-
-    traceEvents: list[dict[str, Any]]
-    displayTimeUnit: Literal["ms"]
 
 
 class TopLogprob(Answer, kw_only=True):
@@ -271,80 +215,9 @@ class CompletionChunk(_Head, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-class Generated(Answer, kw_only=True):
-    """A whole answer, or what is new of one: then all but the text comes with the last event."""
-
-    text: str
-    token_ids: list[int] | UnsetType = UNSET
-    finish_reason: Literal["stop", "length", "abort"] | UnsetType = UNSET
-    stop_reason: str | int | UnsetType | None = UNSET
-    usage: Usage | UnsetType = UNSET
-    trace: Trace | UnsetType = UNSET
-
-
-class Tokenized(Answer, kw_only=True):
-    """Token ids, and on demand what each of them is."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | UnsetType = UNSET
-
-
 class Rendered(Answer, kw_only=True):
     """A prompt, as text and as token ids."""
 
     prompt: str
     token_ids: list[int]
     count: int
-
-
-class Detokenized(Answer, kw_only=True):
-    """The text of token ids."""
-
-    prompt: str
-
-
-class Model(Answer, kw_only=True):
-    """A name to ask for; ``root`` is the model that answers to it."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int
-    vocab_size: int
-
-
-class ModelList(Answer, kw_only=True):
-    """Every name that may be asked for."""
-
-    object: Literal["list"]
-    data: list[Model]
-
-
-class Status(Answer, kw_only=True):
-    """All is well."""
-
-    status: Literal["ok", "ready"]
-
-
-class Aborted(Answer, kw_only=True):
-    """The request has ended."""
-
-    id: str
-    aborted: Literal[True]
-
-
-class Load(Answer, kw_only=True):
-    """How many requests are being served or wait to be."""
-
-    server_load: int
-
-
-class Version(Answer, kw_only=True):
-    """Of the server."""
-
-    version: str

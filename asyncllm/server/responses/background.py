@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from asyncllm.server.http.access_log import current_entry
+from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.delivery import Delivery
@@ -15,9 +16,9 @@ from asyncllm.server.streaming.delivery import Delivery
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from asyncllm.server.chat.sampling import Job
     from asyncllm.server.responses.reply import ResponseReply
     from asyncllm.server.responses.store import EventLog
+    from asyncllm.server.streaming.delivery import Job
     from asyncllm.types import TokenDelta
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class BackgroundRuns:
         """
         service = request.app[SERVICE]
         service.check_ready()
-        tenant = service.keys.tenant_of(request)
+        tenant = tenant_of(request)
         run = BackgroundRun(reply, events)
         with ExitStack() as stack:
             serving = service.live.serve(service.llm, run, [job], request[RESERVATION])

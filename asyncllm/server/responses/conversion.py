@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.requests import ChatRequest, GeneratingFields, NamedSchema, ResponseFormat
 from asyncllm.server.http.body import invalid
-from asyncllm.server.http.unsupported import unsupported
-from asyncllm.server.openai.requests import (
-    ChatRequest,
-    GeneratingFields,
-    NamedSchema,
-    ResponseFormat,
-)
+from asyncllm.server.http.fields import unsupported
 from asyncllm.server.responses.input import messages_of
 from asyncllm.server.responses.requests import FunctionTool, ResponsesRequest, TextFormat
 

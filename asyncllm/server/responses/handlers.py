@@ -12,7 +12,8 @@ from aiohttp import web
 
 from asyncllm.errors import BadRequest, NotFound
 from asyncllm.server.chat.adapter import open_chat, renamed
-from asyncllm.server.http.errors import json_response
+from asyncllm.server.http.answer import encode, json_response
+from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.openai.logprobs import chat_logprobs
 from asyncllm.server.responses import conversion as wanted
@@ -29,13 +30,12 @@ from asyncllm.server.responses.store import (
 )
 from asyncllm.server.responses.truncation import open_fitting
 from asyncllm.server.service import SERVICE
-from asyncllm.server.streaming.reply import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from asyncllm.server.chat.adapter import OpenedChat
-    from asyncllm.server.openai.requests import ChatRequest
+    from asyncllm.server.chat.requests import ChatRequest
     from asyncllm.server.responses.input import Item
     from asyncllm.server.service import Service
     from asyncllm.types import TokenLogprob
@@ -65,7 +65,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     service, store = request.app[SERVICE], request.app[STORE]
     asked = await service.receive(request, ResponsesRequest)
     model = service.resolve_model(asked.model)
-    tenant = service.keys.tenant_of(request)
+    tenant = tenant_of(request)
     wanted.check(asked)
     service.note_ineffective(wanted.ineffective(asked))
     # What is stored may be as much as what is sent.
@@ -262,7 +262,7 @@ async def list_input_items(request: web.Request) -> web.Response:
 
 def _asked_for(request: web.Request) -> tuple[str, str]:
     """The tenant who asks, and the id of the response."""
-    return request.app[SERVICE].keys.tenant_of(request), request.match_info["id"]
+    return tenant_of(request), request.match_info["id"]
 
 
 def _not_found(id: str) -> NotFound:

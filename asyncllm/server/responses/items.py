@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.server.streaming.named_events import TextEvents
-from asyncllm.server.streaming.reply import encode
+from asyncllm.server.http.answer import encode
+from asyncllm.server.streaming.frames import TextEvents
 from asyncllm.text.parsing import Content, Reasoning, ToolArguments, ToolStart
 
 if TYPE_CHECKING:

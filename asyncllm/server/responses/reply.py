@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError
+from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body
 from asyncllm.server.openai.content_logprobs import ContentLogprobs
 from asyncllm.server.responses.items import OutputItem, begin_item
-from asyncllm.server.streaming.named_events import named_event
-from asyncllm.server.streaming.reply import EVENT_STREAM, encode
+from asyncllm.server.streaming.frames import EVENT_STREAM, named_event
 from asyncllm.text.parsing import Content, End, ToolStart
 from asyncllm.types import FinishReason
 

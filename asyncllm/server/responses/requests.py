@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncllm.server.openai.requests import COMPONENTS, Count, GeneratingFields, Logprobs
+from asyncllm.server.chat.requests import COMPONENTS, Count, GeneratingFields, Logprobs
 
 MAX_ITEMS: Final = 8192
 

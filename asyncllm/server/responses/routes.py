@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from asyncllm.server.native.openapi import GENERATES, Route
+from asyncllm.server.http.route import GENERATES, Route
 from asyncllm.server.responses import handlers as responses
 from asyncllm.server.responses import schemas as responses_answers
 from asyncllm.server.responses.requests import REFERRED_ITEMS, ResponsesRequest

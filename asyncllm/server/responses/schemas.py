@@ -6,7 +6,9 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
-from asyncllm.server.openai.schemas import Answer, TokenLogprob, Trace
+from asyncllm.server.http.answer import Answer
+from asyncllm.server.openai.schemas import TokenLogprob
+from asyncllm.server.trace import Trace
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

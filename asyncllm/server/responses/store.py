@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aiohttp import web
 
-from asyncllm.server.streaming.reply import EVENT_STREAM, encode
-from asyncllm.server.streaming.sse import GIVE_UP_SECONDS, HEADERS
+from asyncllm.server.http.answer import encode
+from asyncllm.server.http.cuts import GIVE_UP_SECONDS
+from asyncllm.server.streaming.frames import EVENT_STREAM
+from asyncllm.server.streaming.sse import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

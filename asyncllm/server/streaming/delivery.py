@@ -6,7 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, web
 
@@ -14,14 +14,13 @@ from asyncllm.server.http.access_log import current_entry
 from asyncllm.server.http.half_close import PROBE, look_closer, send_continue
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.http.request_log import Served
-from asyncllm.types import FinishReason, TokenDelta
+from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, TokenDelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.server.chat.sampling import Job
+    from asyncllm.server.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +28,14 @@ log = logging.getLogger(__name__)
 SWEEP_SECONDS = 0.1
 #: Logprobs of so many prompt tokens are written in a thread, for all others to go on meanwhile.
 LONG_PROMPT = 512
+
+
+class Job(NamedTuple):
+    """One sequence to submit."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    scheduling: SchedulingParams
 
 
 class Reply(Protocol):
@@ -215,7 +222,7 @@ class LiveRequests:
     @contextmanager
     def serve(
         self,
-        llm: AsyncLLM,
+        llm: Model,
         delivery: Delivery,
         jobs: Sequence[Job],
         reservation: Reservation | None = None,

@@ -8,23 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, web
 
+from asyncllm.server.http.cuts import CUTS, GIVE_UP_BYTES, GIVE_UP_SECONDS, MERGE_BYTES
 from asyncllm.server.http.half_close import look_closer
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.streaming.cuts import CUTS
 from asyncllm.server.streaming.delivery import ClientDelivery, Reply
-from asyncllm.server.streaming.reply import EVENT_STREAM
+from asyncllm.server.streaming.frames import EVENT_STREAM
 
 if TYPE_CHECKING:
-    from asyncllm.server.streaming.cuts import Cause
+    from asyncllm.server.http.cuts import Cause
     from asyncllm.types import TokenDelta
 
 log = logging.getLogger(__name__)
-
-#: More than this unsent: merge deltas until the client has caught up.
-MERGE_BYTES = 64 * 1024
-#: More than this unsent, or no byte taken for so long: the client is given up.
-GIVE_UP_BYTES = 4 * 1024 * 1024
-GIVE_UP_SECONDS = 60.0
 
 HEADERS = {
     "Cache-Control": "no-cache",

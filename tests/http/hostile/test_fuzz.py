@@ -19,7 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncllm.config import ServerConfig
-from asyncllm.server.openai.requests import ChatRequest, CompletionRequest, GenerateRequest
+from asyncllm.server.chat.requests import ChatRequest
+from asyncllm.server.native.requests import GenerateRequest
+from asyncllm.server.openai.requests import CompletionRequest
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server, serving
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aiohttp import HttpVersion11
 
+from asyncllm.server.http import cuts
+from asyncllm.server.http.cuts import CUTS, Cuts
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.streaming import sse
-from asyncllm.server.streaming.cuts import CUTS, Cuts
 from asyncllm.server.streaming.delivery import ChoiceSink
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.types import FinishReason, TokenDelta, TokenLogprob
@@ -86,18 +86,18 @@ async def test_merges_while_the_client_is_behind(opened: Opened) -> None:
     _, transport, sink = opened
     sink.emit(TokenDelta("a"))
     assert transport.writes == [b"1\r\na\r\n"]
-    transport.unsent = sse.MERGE_BYTES + 1
+    transport.unsent = cuts.MERGE_BYTES + 1
     for text in "bcd":
         sink.emit(TokenDelta(text))
     assert len(transport.writes) == 1
-    transport.unsent = sse.MERGE_BYTES
+    transport.unsent = cuts.MERGE_BYTES
     sink.emit(TokenDelta("e"))
     assert transport.writes[1] == b"4\r\nbcde\r\n"
 
 
 async def test_the_sweep_writes_what_was_held_back(opened: Opened) -> None:
     stream, transport, sink = opened
-    transport.unsent = sse.MERGE_BYTES + 1
+    transport.unsent = cuts.MERGE_BYTES + 1
     sink.emit(TokenDelta("a"))
     stream.look(0.0)
     assert transport.writes == []
@@ -108,7 +108,7 @@ async def test_the_sweep_writes_what_was_held_back(opened: Opened) -> None:
 
 async def test_the_end_is_written_at_once(opened: Opened) -> None:
     stream, transport, sink = opened
-    transport.unsent = sse.MERGE_BYTES + 1
+    transport.unsent = cuts.MERGE_BYTES + 1
     sink.emit(TokenDelta("a"))
     sink.emit(TokenDelta("b", finish_reason=FinishReason.STOP))
     assert transport.writes == [b"3\r\nab>\r\n"]
@@ -118,7 +118,7 @@ async def test_the_end_is_written_at_once(opened: Opened) -> None:
 @pytest.mark.parametrize("last", [False, True])
 async def test_gives_up_a_client_too_far_behind(opened: Opened, last: bool) -> None:
     stream, transport, sink = opened
-    transport.unsent = sse.GIVE_UP_BYTES - 10
+    transport.unsent = cuts.GIVE_UP_BYTES - 10
     sink.emit(TokenDelta("a" * 10))
     assert not stream._ended.done()
     sink.emit(TokenDelta("b", finish_reason=FinishReason.STOP if last else None))
@@ -132,21 +132,21 @@ async def test_the_log_names_the_request_that_is_cut(caplog: pytest.LogCaptureFi
     request_id.set("mine")
     stream = EventStream(request, Texts(), 1)
     stream._open = True
-    request.transport.unsent = sse.GIVE_UP_BYTES
+    request.transport.unsent = cuts.GIVE_UP_BYTES
     request_id.set("another")  # the engine delivers, in a context of its own
     ChoiceSink(stream, 0).emit(TokenDelta("a"))
     [record] = caplog.records
     assert record.message.startswith("request mine cut off")
-    assert record.message.endswith(f"{sse.GIVE_UP_BYTES} bytes unsent")
+    assert record.message.endswith(f"{cuts.GIVE_UP_BYTES} bytes unsent")
     assert request.app[CUTS].counts == {"stalled": 0, "behind": 1}
 
 
 async def test_logprobs_count_as_bytes_behind(opened: Opened) -> None:
     stream, transport, sink = opened
-    transport.unsent = sse.MERGE_BYTES + 1
+    transport.unsent = cuts.MERGE_BYTES + 1
     entry = TokenLogprob(1, -0.5, ((1, -0.5),) * 20)
     sink.emit(TokenDelta("a", logprobs=[entry]))
-    sink.emit(TokenDelta("a", logprobs=[entry] * (sse.GIVE_UP_BYTES // 21 // 64)))
+    sink.emit(TokenDelta("a", logprobs=[entry] * (cuts.GIVE_UP_BYTES // 21 // 64)))
     assert isinstance(stream._ended.result(), ConnectionError)
 
 
@@ -157,10 +157,10 @@ async def test_gives_up_a_client_that_takes_nothing(opened: Opened) -> None:
     stream.look(now + 1)
     transport.unsent -= 1  # it took one byte
     stream.look(now + 50)
-    stream.look(now + 50 + sse.GIVE_UP_SECONDS)
+    stream.look(now + 50 + cuts.GIVE_UP_SECONDS)
     assert not stream._ended.done()
     sink.emit(TokenDelta("b"))  # more for it to read is no progress
-    stream.look(now + 51 + sse.GIVE_UP_SECONDS)
+    stream.look(now + 51 + cuts.GIVE_UP_SECONDS)
     assert isinstance(stream._ended.result(), ConnectionError)
     assert transport.closing
 
@@ -171,9 +171,9 @@ async def test_an_idle_client_is_not_slow(opened: Opened) -> None:
     now = stream._taken_at
     sink.emit(TokenDelta("a"))
     transport.unsent = 0
-    stream.look(now + 10 * sse.GIVE_UP_SECONDS)
+    stream.look(now + 10 * cuts.GIVE_UP_SECONDS)
     sink.emit(TokenDelta("b"))
-    stream.look(now + 10 * sse.GIVE_UP_SECONDS + 1)
+    stream.look(now + 10 * cuts.GIVE_UP_SECONDS + 1)
     assert not stream._ended.done()
 
 

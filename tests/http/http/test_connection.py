@@ -60,7 +60,7 @@ def test_a_key_file_that_leaves_the_server_open(tmp_path: Path) -> None:
     file.write_text("\n \n")
     for path, error in ((file, BadRequest), (tmp_path / "none", OSError)):
         with pytest.raises(error):
-            create_app(FakeLLM(), ServerConfig(api_key_file=str(path)))  # type: ignore[arg-type]
+            create_app(FakeLLM(), ServerConfig(api_key_file=str(path)))
 
 
 def test_health_needs_no_key() -> None:

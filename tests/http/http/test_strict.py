@@ -14,9 +14,9 @@ from openai.types.chat import completion_create_params as chat_params
 from asyncllm import Client, SamplingParams
 from asyncllm.config import ServerConfig
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.body import parse
-from asyncllm.server.http.unknown import ignored_header, unknown_fields
-from asyncllm.server.openai.requests import ChatRequest
+from asyncllm.server.http.fields import ignored_header, unknown_fields
 from tests.support.server.serving import Answer, Server, serving
 
 HEADER = "X-Ignored-Parameters"

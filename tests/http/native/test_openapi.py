@@ -32,7 +32,7 @@ KEYS = ServerConfig(api_key=("k",), max_body_bytes=100_000, request_seconds=0.3)
 
 
 def test_every_route_is_described(document: dict[str, Any]) -> None:
-    app = create_app(FakeLLM(), ServerConfig())  # type: ignore[arg-type]
+    app = create_app(FakeLLM(), ServerConfig())
     served = {
         (re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical), route.method.lower())
         for route in app.router.routes()

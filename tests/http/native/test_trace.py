@@ -10,7 +10,7 @@ import pytest
 
 from asyncllm.config import ServerConfig
 from asyncllm.server.http.request_log import RequestLog, Served
-from asyncllm.server.native.trace import MAX_SEQUENCES
+from asyncllm.server.trace import MAX_SEQUENCES
 from tests.support.server.serving import serving
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ def host(**prefixes: FakeLLM) -> web.Application:
     app.router.add_get("/", home)
     for prefix, llm in prefixes.items():
         config = ServerConfig(served_model_name=(prefix,))
-        app.add_subapp(f"/{prefix}", create_app(llm, config))  # type: ignore[arg-type]
+        app.add_subapp(f"/{prefix}", create_app(llm, config))
     return app
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncllm.beam_search_params import Beam, BeamSearchParams
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.requests.history import RequestTrace, StepRecord
@@ -21,7 +22,6 @@ from asyncllm.engine.scheduling.timeline import Event
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, ContextLengthExceeded
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.llm.beam_search import Beam, BeamSearchParams
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.detokenizer import ByteDetokenizer
 from asyncllm.text.parsing import Formats

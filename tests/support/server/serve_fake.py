@@ -18,7 +18,7 @@ def main(port: str, drain_seconds: str, options: str) -> int:
     if "load_error" in fields:
         fields["load_error"] = errors[fields["load_error"]]
     config = ServerConfig(port=int(port), drain_seconds=float(drain_seconds))
-    return run(lambda: FakeLLM(**fields), config)  # type: ignore[arg-type,return-value]
+    return run(lambda: FakeLLM(**fields), config)
 
 
 if __name__ == "__main__":

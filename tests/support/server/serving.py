@@ -28,7 +28,7 @@ from tests.support.server.fake_llm import FakeLLM
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncllm import AsyncLLM
+    from asyncllm.server.model import Model
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class Server:
 
 @contextmanager
 def serving(
-    make_llm: Callable[[], FakeLLM | AsyncLLM] = FakeLLM,
+    make_llm: Callable[[], Model] = FakeLLM,
     config: ServerConfig | None = None,
     *,
     prefix: str = "",
@@ -143,7 +143,7 @@ def serving(
     async def main() -> None:
         llm = make_llm()
         await llm.start()
-        app = create_app(cast("AsyncLLM", llm), server_config)
+        app = create_app(llm, server_config)
         if prefix:
             host = web.Application()
             host.add_subapp(prefix, app)

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.app import ROUTES
+from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.body import parse
 from asyncllm.server.http.json_limits import MAX_PARTS, MAX_VALUES, says_all
+from asyncllm.server.native.requests import DetokenizeRequest
 from asyncllm.server.ollama.requests import OllamaChatRequest
-from asyncllm.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest
+from asyncllm.server.openai.requests import CompletionRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

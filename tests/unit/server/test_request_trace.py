@@ -10,7 +10,8 @@ import msgspec
 
 from asyncllm.engine.requests.history import RequestTrace, StepRecord
 from asyncllm.engine.scheduling.timeline import Event
-from asyncllm.server.native.trace import MAX_STEPS_DETAIL, explain, perfetto, states
+from asyncllm.server.native.perfetto import perfetto, states
+from asyncllm.server.trace import MAX_STEPS_DETAIL, explain
 
 #: Arrives at 100 s, shares a prefix, loads, runs, is preempted, runs again and ends at 101 s.
 EVENTS = [

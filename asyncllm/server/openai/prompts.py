@@ -9,8 +9,8 @@ from asyncllm.errors import BadRequest, ContextLengthExceeded
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.server.openai.requests import OpenAIFields
-    from asyncllm.text.tokenizer import Tokenizer
+    from asyncllm.server.chat.requests import OpenAIFields
+    from asyncllm.server.model import Tokenizer
 
 #: Logprobs of prompts that a stream may bring: 2 MB, which may come all at once.
 MAX_STREAMED = 1 << 15

@@ -5,26 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from asyncllm.server.http.errors import error_frame
+from asyncllm.server.chat.requests import OpenAIFields, StreamOptions
+from asyncllm.server.http.answer import encode
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.openai.requests import OpenAIFields, StreamOptions
+from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from asyncllm.types import TokenDelta
-
-encode = msgspec.json.Encoder().encode
-
-EVENT_STREAM = "text/event-stream; charset=utf-8"
-DONE = b"data: [DONE]\n\n"
-
-
-def event(body: dict[str, Any]) -> bytes:
-    """One SSE frame."""
-    return b"data: %b\n\n" % encode(body)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What happened to a request, for people: as JSON, and as a file for Perfetto's timeline viewer.
+"""What happened to a request, as JSON for people.
 
 Pure functions over the engine's ``RequestTrace``. Traces come with the index of their choice.
 """
@@ -6,7 +6,9 @@ Pure functions over the engine's ``RequestTrace``. Traces come with the index of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from asyncllm.server.http.answer import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,25 +33,32 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 }
 #: These are decided while the step of that number is planned; the others between steps.
 _IN_A_PLAN = frozenset(("shares", "loading", "admitted", "chunk", "preempted"))
-#: The state in which an event leaves the request; chunks leave it as it is.
-_STATES = {
-    "queued": "waiting",
-    "shares": "waiting for a shared prefix",
-    "loading": "loading from the host",
-    "admitted": "running",
-    "preempted": "preempted",
-}
 
 
-class Span(NamedTuple):
-    """Seconds of the engine's clock."""
+class TraceSequence(Answer, kw_only=True):
+    """What happened to one choice; times are in milliseconds since the request arrived."""
 
-    name: str
-    begin: float
-    end: float
+    index: int
+    outcome: str
+    tenant: str
+    priority: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    waited_ms: dict[str, float]
+    started_ms: float | None
+    first_token_ms: float | None
+    ended_ms: float | None
+    events: list[dict[str, Any]]
+    events_dropped: int
+    steps: dict[str, float | None]
+    steps_detail: list[dict[str, float | None]]
 
 
-# -- JSON ------------------------------------------------------------------------------------------
+class Trace(Answer, kw_only=True):
+    """Of one request, by choice."""
+
+    sequences: list[TraceSequence]
 
 
 def explain(traces: Sequence[tuple[int, RequestTrace]]) -> dict[str, Any]:
@@ -143,98 +152,3 @@ def _ms(seconds: float) -> float:
 
 def _since(start: float, time: float | None) -> float | None:
     return None if time is None else _ms(time - start)
-
-
-# -- Perfetto --------------------------------------------------------------------------------------
-
-_ENGINE = 1
-_STATE, _CHUNKS = 1, 2
-
-
-def perfetto(name: str, traces: Sequence[tuple[int, RequestTrace]]) -> dict[str, Any]:
-    """A file in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
-
-    One process for the engine's steps, and one for each sequence with its states and its chunks.
-    Times are microseconds from the first arrival.
-    """
-    start = min(trace.arrived for _, trace in traces)
-    steps = {step.step: step for _, trace in traces for step in trace.steps if step.seconds > 0}
-    events = [_names(_ENGINE, "engine"), _names(_ENGINE, "steps", tid=1)]
-    for step in steps.values():
-        args = {"step": step.step, "rows": step.num_rows, "tokens": step.num_tokens}
-        span = Span(f"{step.num_rows} rows", step.begun, step.begun + step.seconds)
-        events.append(_slice(start, _ENGINE, 1, span, args))
-    for index, trace in traces:
-        events += _tracks(start, _ENGINE + 1 + index, f"{name} choice {index}", trace, steps)
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def _tracks(
-    start: float, pid: int, name: str, trace: RequestTrace, steps: dict[int, StepRecord]
-) -> list[dict[str, Any]]:
-    """The tracks of one sequence."""
-    events = [_names(pid, name), _names(pid, "state", tid=_STATE), _names(pid, "chunks", _CHUNKS)]
-    events += [_slice(start, pid, _STATE, span, {}) for span in states(trace)]
-    for event in trace.events:
-        if event.kind == "chunk":
-            span = _chunk_span(event, steps.get(event.step))
-            args = {"step": event.step, "start": event.a, "tokens": event.b}
-            events.append(_slice(start, pid, _CHUNKS, span, args))
-    if trace.first_token is not None:
-        moment = {"ph": "i", "s": "t", "name": "first token", "pid": pid, "tid": _STATE}
-        events.append({**moment, "ts": _us(trace.first_token - start)})
-    return events
-
-
-def states(trace: RequestTrace) -> list[Span]:
-    """What the sequence was doing from its arrival to its end, or until now."""
-    spans = []
-    name, begin = "", trace.arrived
-    for event in trace.events:
-        if event.kind in _STATES:
-            if name:
-                spans.append(Span(name, begin, event.time))
-            name, begin = _STATES[event.kind], event.time
-    if name:
-        spans.append(Span(name, begin, max(begin, _last_known(trace))))
-    return spans
-
-
-def _last_known(trace: RequestTrace) -> float:
-    if trace.ended is not None:
-        return trace.ended
-    times = [event.time for event in trace.events]
-    times += [step.begun + step.seconds for step in trace.steps]
-    return max(times, default=trace.arrived)
-
-
-def _chunk_span(event: Event, step: StepRecord | None) -> Span:
-    """When its step ran; a moment where that is not known any more, or not yet."""
-    name = f"{event.b} tokens"
-    if step is None:
-        return Span(name, event.time, event.time)
-    return Span(name, step.begun, step.begun + step.seconds)
-
-
-def _slice(start: float, pid: int, tid: int, span: Span, args: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": span.name,
-        "pid": pid,
-        "tid": tid,
-        "ts": _us(span.begin - start),
-        "dur": _us(span.end - span.begin),
-        "args": args,
-    }
-
-
-def _names(pid: int, name: str, tid: int | None = None) -> dict[str, Any]:
-    """The name of a process, or of one of its threads, which the viewers draw as tracks."""
-    head: dict[str, Any] = {"ph": "M", "pid": pid, "args": {"name": name}}
-    if tid is None:
-        return {**head, "name": "process_name"}
-    return {**head, "name": "thread_name", "tid": tid}
-
-
-def _us(seconds: float) -> float:
-    return round(seconds * 1e6, 3)

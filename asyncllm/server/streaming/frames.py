@@ -1,13 +1,27 @@
-"""Server-sent events that have a name, as OpenAI's Responses and Anthropic's Messages send them."""
+"""Frames of server-sent events: OpenAI's, and those with a name, as Responses and Messages have."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from asyncllm.server.streaming.reply import encode
+from asyncllm.server.http.answer import encode
+from asyncllm.server.http.errors import error_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """One SSE frame."""
+    return b"data: %b\n\n" % encode(body)
+
+
+def error_frame(error: Exception) -> bytes:
+    """An error body as a frame."""
+    return event(error_body(error))
 
 
 def named_event(body: Mapping[str, Any]) -> bytes:

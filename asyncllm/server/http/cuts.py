@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: With more than this unsent, streams merge deltas until the client has caught up.
+MERGE_BYTES: Final = 64 * 1024
+#: A client is cut off with more than this unsent, or when it has taken no byte for so long.
+GIVE_UP_BYTES: Final = 4 * 1024 * 1024
+GIVE_UP_SECONDS: Final = 60.0
+
 Cause = Literal["stalled", "behind"]
 
 _TEXTS: Final[dict[Cause, str]] = {

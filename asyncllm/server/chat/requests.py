@@ -1,0 +1,273 @@
+"""What clients may send: one Struct per route, checked strictly while it is decoded.
+
+``None`` always means "not given", because clients send explicit nulls. Fields that cannot be
+honoured yet are refused by ``unsupported.py``, those that nobody knows found by ``unknown.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from asyncllm.types import (
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+)
+
+# What reaches the executor is int32 there.
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenBudget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+def _says(**schema: Any) -> Meta:
+    """What the description of the API says of a value, and another place checks.
+
+    There the message is better: it tells both bounds, or why there are any.
+    """
+    return Meta(extra_json_schema=schema)
+
+
+NOT_EMPTY: Final = _says(minItems=1)
+Text = Annotated[str, _says(minLength=1)]
+
+# The bounds of SamplingParams and SchedulingParams; a test holds them together.
+Temperature = Annotated[float, _says(minimum=0, maximum=100)]
+TopP = Annotated[float, _says(exclusiveMinimum=0, maximum=1)]
+TopK = Annotated[int, _says(minimum=-1, maximum=2**31 - 1)]
+MinP = Annotated[float, _says(minimum=0, maximum=1)]
+Penalty = Annotated[float, _says(minimum=-2, maximum=2)]
+RepetitionPenalty = Annotated[float, _says(minimum=0.01, maximum=100)]
+MinTokens = Annotated[int, _says(minimum=0, maximum=2**31 - 1)]
+Seed = Annotated[int, _says(minimum=-(2**63), maximum=2**63 - 1)]
+StopText = Annotated[str, _says(minLength=1, maxLength=MAX_STOP_LENGTH)]
+StopStrings = Annotated[list[StopText], _says(maxItems=MAX_STOP_STRINGS)]
+Bias = Annotated[float, _says(minimum=-100, maximum=100)]
+Priority = Annotated[int, _says(minimum=-10, maximum=10)]
+Milliseconds = Annotated[float, _says(exclusiveMinimum=0, maximum=86_400_000)]
+
+#: Where the description of the API has what others refer to.
+COMPONENTS: Final = "#/components/schemas/"
+
+# Handed to the chat template as they came; what must be right about them is checked on the way.
+AnyMessage = Annotated[
+    dict[str, Any],
+    Meta(
+        extra_json_schema={
+            "$ref": f"{COMPONENTS}ChatMessage",
+            "if": {"properties": {"role": {"const": "assistant"}}},
+            "else": {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+        }
+    ),
+]
+AnyTool = Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": f"{COMPONENTS}ChatTool"})]
+
+# What is handled item by item on the event loop is bounded, lest one body stalls every stream.
+Messages = Annotated[list[AnyMessage], Meta(max_length=8192), NOT_EMPTY]
+Tools = Annotated[list[AnyTool], NOT_EMPTY]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=2**20)]
+AllowedTokenIds = Annotated[list[TokenId], Meta(max_length=2**18)]
+BadWord = str | Annotated[list[TokenId], Meta(max_length=MAX_BAD_WORD_LENGTH)]
+BadWords = Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)]
+LogitBias = Annotated[dict[TokenId, Bias], _says(maxProperties=MAX_LOGIT_BIAS)]
+Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+Schema = dict[str, Any] | bool
+
+
+class NamedSchema(msgspec.Struct):
+    """A JSON Schema as OpenAI wraps it; it is enforced whether or not it is ``strict``."""
+
+    name: str | None = None
+    schema: Schema | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TagFormat(msgspec.Struct):
+    begin: str
+    schema: Schema
+    end: str
+
+
+class ResponseFormat(msgspec.Struct):
+    """What an answer is to be; ``structures`` and ``triggers`` belong to structural tags."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: NamedSchema | None = None
+    structures: list[TagFormat] | None = None
+    triggers: list[str] | None = None
+
+
+class StructuredOutputs(msgspec.Struct):
+    """The same as vLLM's clients ask for it; exactly one is given."""
+
+    json: Schema | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: ResponseFormat | str | None = None
+
+
+class StructureFields(msgspec.Struct, kw_only=True):
+    """All the ways in which clients ask for structured output, also by its older names."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: Schema | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+
+#: How many tokens of a prompt are kept; -1: as many as fit.
+KeptTokens = Annotated[int, Meta(ge=-1), _says(**{"not": {"const": 0}})]
+
+
+class GeneratingFields(StructureFields, kw_only=True):
+    """What every generating route takes: sampling, scheduling, and the form of the answer."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: BadWords | None = None
+    min_tokens: MinTokens | None = None
+    stop: StopText | StopStrings | None = None
+    stop_token_ids: StopTokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Priority | None = None
+    deadline_ms: Milliseconds | None = None
+    cache_salt: CacheSalt | None = None
+    stream: bool | None = None
+    return_token_ids: bool | None = None
+    trace: bool | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """``include_obfuscation`` asks for nothing here: frames are not padded."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+#: Fields that are known and ask for something, which they do not get: the client is told.
+INEFFECTIVE: Final = ("verbosity", "web_search_options")
+
+
+class OpenAIFields(GeneratingFields, kw_only=True):
+    """What OpenAI's two routes share; the last ones are for its own books and change no answer."""
+
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    prompt_logprobs: Logprobs | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
+    truncate_prompt_tokens: KeptTokens | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    """``arguments`` is JSON in a string, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class MessageToolCall(msgspec.Struct):
+    """A call that the model has made."""
+
+    function: CalledFunction
+
+
+class ContentPart(msgspec.Struct):
+    """A piece of a message; only text is supported."""
+
+    type: Annotated[str, _says(enum=["text"])]
+    text: str | None = None
+
+
+TextPart = Annotated[ContentPart, _says(required=["text"], properties={"text": {"type": "string"}})]
+
+
+class ChatMessage(msgspec.Struct):
+    """What must be right about a message. The chat template gets all of its fields."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+
+
+class ToolFunction(msgspec.Struct):
+    name: str
+
+
+class ChatTool(msgspec.Struct):
+    """What must be right about a tool. The chat template gets all of its fields."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+#: The dict names one function; what must be right about it is checked against the tools.
+ToolChoice = Literal["none", "auto", "required"] | dict[str, Any]
+
+#: What fields refer to that are handed on as they came.
+REFERRED: Final = (ChatMessage, ChatTool)
+
+
+class ChatRequest(OpenAIFields, kw_only=True):
+    messages: Messages
+    tools: Tools | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+    max_completion_tokens: Count | None = None
+    tool_choice: ToolChoice | None = None
+    reasoning_effort: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    parallel_tool_calls: bool | None = None
+    thinking_token_budget: TokenBudget | None = None
+    modalities: list[Literal["text"]] | None = None
+    prediction: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    web_search_options: dict[str, Any] | None = None

@@ -1,0 +1,119 @@
+"""The server's own routes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
+from asyncllm.server.native import admin
+from asyncllm.server.native import schemas as answers
+from asyncllm.server.native.generate import generate
+from asyncllm.server.native.metrics import metrics
+from asyncllm.server.native.requests import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from asyncllm.server.native.tokenize import detokenize, tokenize
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/generate",
+        handler=generate,
+        summary="Continue one text, with nothing around the answer",
+        body=GenerateRequest,
+        answers=(answers.Generated,),
+        event=answers.Generated,
+        refusals=GENERATES,
+    ),
+    Route(
+        method="POST",
+        path="/tokenize",
+        handler=tokenize,
+        summary="Token ids of a text or of a conversation",
+        body=TokenizeRequest,
+        answers=(answers.Tokenized,),
+        refusals=TAKES_JSON,
+    ),
+    Route(
+        method="POST",
+        path="/detokenize",
+        handler=detokenize,
+        summary="The text of token ids",
+        body=DetokenizeRequest,
+        answers=(answers.Detokenized,),
+        refusals=TAKES_JSON,
+    ),
+    Route(
+        method="GET",
+        path="/v1/models",
+        handler=admin.list_models,
+        summary="The models that are served",
+        answers=(answers.ModelList,),
+        refusals=(503,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/models/{id:.+}",
+        handler=admin.retrieve_model,
+        summary="One model that is served",
+        answers=(answers.Model,),
+        refusals=(404, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v1/requests/{id:.+}/trace",
+        handler=admin.request_trace,
+        summary="What happened to a request, by its X-Request-Id or the id of its answer",
+        answers=(answers.NamedTrace, answers.Timeline),
+        query={"format": ("json", "perfetto")},
+        refusals=(400, 404, 503),
+    ),
+    Route(
+        method="POST",
+        path="/v1/requests/{id:.+}/abort",
+        handler=admin.abort_request,
+        summary="End a request that is being served, by its X-Request-Id or the id of its answer",
+        answers=(answers.Aborted,),
+        refusals=(404,),
+    ),
+    Route(
+        method="GET",
+        path="/health",
+        handler=admin.health,
+        summary="Whether the server is alive",
+        answers=(answers.Status,),
+        refusals=(503,),
+        needs_key=False,
+    ),
+    Route(
+        method="GET",
+        path="/ping",
+        handler=admin.ping,
+        summary="The same, by the name that some platforms ask for",
+        answers=(answers.Status,),
+        refusals=(503,),
+        needs_key=False,
+    ),
+    Route(
+        method="GET",
+        path="/ready",
+        handler=admin.ready,
+        summary="Whether requests are taken now",
+        answers=(answers.Status,),
+        refusals=(503,),
+        needs_key=False,
+    ),
+    Route(
+        method="GET",
+        path="/load",
+        handler=admin.load,
+        summary="How many requests are being served",
+        answers=(answers.Load,),
+    ),
+    Route(method="GET", path="/metrics", handler=metrics, summary="Metrics for Prometheus"),
+    Route(
+        method="GET",
+        path="/version",
+        handler=admin.version,
+        summary="The version of the server",
+        answers=(answers.Version,),
+    ),
+)

@@ -1,0 +1,95 @@
+"""What the server's own routes answer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from asyncllm.server.http.answer import Answer
+from asyncllm.server.openai.schemas import Usage
+from asyncllm.server.trace import Trace
+
+
+class NamedTrace(Trace, kw_only=True):
+    """The trace of the request of that id."""
+
+    id: str
+
+
+class Timeline(Answer, kw_only=True):
+    """The same in the trace event format that Perfetto and Chromium open."""
+
+    traceEvents: list[dict[str, Any]]
+    displayTimeUnit: Literal["ms"]
+
+
+class Generated(Answer, kw_only=True):
+    """A whole answer, or what is new of one: then all but the text comes with the last event."""
+
+    text: str
+    token_ids: list[int] | UnsetType = UNSET
+    finish_reason: Literal["stop", "length", "abort"] | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
+    usage: Usage | UnsetType = UNSET
+    trace: Trace | UnsetType = UNSET
+
+
+class Tokenized(Answer, kw_only=True):
+    """Token ids, and on demand what each of them is."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Detokenized(Answer, kw_only=True):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class Model(Answer, kw_only=True):
+    """A name to ask for; ``root`` is the model that answers to it."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+    vocab_size: int
+
+
+class ModelList(Answer, kw_only=True):
+    """Every name that may be asked for."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(Answer, kw_only=True):
+    """All is well."""
+
+    status: Literal["ok", "ready"]
+
+
+class Aborted(Answer, kw_only=True):
+    """The request has ended."""
+
+    id: str
+    aborted: Literal[True]
+
+
+class Load(Answer, kw_only=True):
+    """How many requests are being served or wait to be."""
+
+    server_load: int
+
+
+class Version(Answer, kw_only=True):
+    """Of the server."""
+
+    version: str

@@ -1,0 +1,30 @@
+"""Whose request it is, by the key that it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncllm.config import ServerConfig
+from asyncllm.server.http import api_keys
+from tests.support.server.serving import serving
+
+
+def test_a_key_is_hashed_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+    digest = api_keys._digest
+
+    def counted(key: bytes) -> bytes:
+        hashed.append(key)
+        return digest(key)
+
+    config = ServerConfig(api_key=("one", "two"), log_requests=True)
+    with serving(config=config) as server:
+        monkeypatch.setattr(api_keys, "_digest", counted)
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        headers = {"Authorization": "Bearer two"}
+        assert server.post("/v1/chat/completions", body, headers).status == 200
+        assert hashed == [b"two"]
+        assert server.llm.scheduling[-1].tenant == "key-2"
+        headers = {"Authorization": "Bearer three"}
+        assert server.post("/v1/chat/completions", body, headers).status == 401
+        assert hashed == [b"two", b"three"]
