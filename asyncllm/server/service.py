@@ -14,7 +14,6 @@ from asyncllm.server.chat.scheduling import scheduling_params
 from asyncllm.server.http.access_log import current_entry
 from asyncllm.server.http.api_keys import ApiKeys, configured_keys, tenant_of
 from asyncllm.server.http.bodies import Bodies
-from asyncllm.server.http.body import parse, read_body
 from asyncllm.server.http.fields import (
     UNSUPPORTED,
     ignored_header,
@@ -23,9 +22,10 @@ from asyncllm.server.http.fields import (
 )
 from asyncllm.server.http.half_close import expect_answer
 from asyncllm.server.http.middleware import RESERVATION, ignored_fields, request_id
-from asyncllm.server.http.request_log import RequestLog, Served
+from asyncllm.server.http.parse import parse
 from asyncllm.server.http.turnstile import Turnstile
 from asyncllm.server.http.waits import Waits
+from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.streaming.delivery import LiveRequests, Reply, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
@@ -96,30 +96,30 @@ class Service:
                 cannot be honoured yet.
         """
         self.check_ready()
-        async with self._read_body(request) as body:
+        async with self._read_body(request) as raw:
             # No prompt has fewer tokens than one.
             request[RESERVATION] = self.llm.reserve(tenant=tenant_of(request))
-            await self._turnstile.enter(len(body))
-            asked, fields = parse(body, kind)
+            await self._turnstile.enter(len(raw))
+            body, fields = parse(raw, kind)
         expect_answer(request)
-        refuse_unsupported(asked, fields)
-        unknown = (name for name in unknown_fields(fields, asked) if name not in UNSUPPORTED)
-        ineffective = (name for name in INEFFECTIVE if getattr(asked, name, None) is not None)
+        refuse_unsupported(fields)
+        unknown = (name for name in unknown_fields(fields, body) if name not in UNSUPPORTED)
+        ineffective = (name for name in INEFFECTIVE if getattr(body, name, None) is not None)
         self._note_ignored(unknown, ineffective)
-        return asked
+        return body
 
     async def read(self, request: web.Request, kind: type[T]) -> T:
         """The body of any other request. Raises like ``receive``, save that no queue is full."""
         self.check_ready()
-        async with self._read_body(request) as body:
-            await self._turnstile.enter(len(body))
-            asked, fields = parse(body, kind)
-        self._note_ignored(unknown_fields(fields, asked))
-        return asked
+        async with self._read_body(request) as raw:
+            await self._turnstile.enter(len(raw))
+            body, fields = parse(raw, kind)
+        self._note_ignored(unknown_fields(fields, body))
+        return body
 
     def _read_body(self, request: web.Request) -> AbstractAsyncContextManager[bytearray]:
         config = self.config
-        return read_body(request, self.bodies, config.max_body_bytes, config.request_seconds)
+        return self.bodies.read(request, config.max_body_bytes, config.request_seconds)
 
     def scheduling(self, request: web.Request, asked: GeneratingFields) -> SchedulingParams:
         """Raises like ``scheduling_params``."""

@@ -21,8 +21,8 @@ from asyncllm.server.anthropic.requests import (
 )
 from asyncllm.server.chat.requests import ChatRequest, GeneratingFields, NamedSchema, ResponseFormat
 from asyncllm.server.http.answer import encode
-from asyncllm.server.http.body import invalid
 from asyncllm.server.http.fields import unsupported
+from asyncllm.server.http.parse import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

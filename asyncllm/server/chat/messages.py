@@ -8,7 +8,7 @@ import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import ChatMessage, ChatTool
-from asyncllm.server.http.body import invalid
+from asyncllm.server.http.parse import invalid
 
 if TYPE_CHECKING:
     from asyncllm.engine.requests.reservations import Reservation

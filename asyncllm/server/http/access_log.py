@@ -20,12 +20,11 @@ from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import FAILURE, request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from aiohttp.typedefs import Middleware
 
     from asyncllm.engine.requests.history import RequestTrace
-    from asyncllm.server.http.request_log import Served
 
     FindTrace = Callable[[int], RequestTrace | None]
 
@@ -53,12 +52,12 @@ class Entry:
         self._find_trace = find_trace
         self._request = request
         self._begun = time.perf_counter()
-        self._served: Served | None = None
+        self._engine_ids: Sequence[int] | None = None
         self._queued_after = 0.0
 
-    def submitted(self, served: Served) -> None:
-        """The engine is about to get its sequences."""
-        self._served = served
+    def submitted(self, engine_ids: Sequence[int]) -> None:
+        """The engine is about to get its sequences; their ids are added to ``engine_ids``."""
+        self._engine_ids = engine_ids
         self._queued_after = time.perf_counter() - self._begun
 
     def write(self, status: int) -> None:
@@ -79,9 +78,9 @@ class Entry:
 
     def _work(self) -> list[str]:
         """What the engine did; "-" where it no longer knows."""
-        if self._served is None:
+        if self._engine_ids is None:
             return []
-        found = [self._find_trace(id) for id in self._served.engine_ids]
+        found = [self._find_trace(id) for id in self._engine_ids]
         traces = [trace for trace in found if trace is not None]
         if not traces or len(traces) < len(found):
             return ["prompt=-", "cached=-", "output=-", "finish=-", "ttft=-"]

@@ -1,17 +1,27 @@
-"""Bodies: how many bytes of request bodies are read at the same time, over all connections."""
+"""Reading request bodies, with a bound on the bytes of all that are read at the same time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Final
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
 
+from aiohttp import web
+
+from asyncllm.errors import BadRequest, TooLarge
 from asyncllm.server.http.errors import HttpError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 #: Smaller bodies need no room: aiohttp reads as much before anybody asks for it.
 SMALL: Final = 2**16
 #: How long a body waits for room until its request is refused.
 WAIT_SECONDS: Final = 30.0
+
+#: Encodings that aiohttp decodes before we see a body; clients may use no other.
+_ENCODINGS: Final = frozenset(("", "identity", "gzip", "deflate", "br", "zstd"))
 
 
 class Bodies:
@@ -31,8 +41,44 @@ class Bodies:
         """How many bodies wait for room."""
         return len(self._waiting)
 
-    async def take(self, num_bytes: int) -> int:
-        """Hold room for one body, after waiting for it; returns how much to give back.
+    @asynccontextmanager
+    async def read(
+        self, request: web.Request, limit: int, seconds: float
+    ) -> AsyncIterator[bytearray]:
+        """The request's body, whatever its Content-Type; its room is free after the context.
+
+        The limit is ours, not aiohttp's: in a mounted app that one belongs to the host.
+
+        Raises:
+            TooLarge: it has more than ``limit`` bytes, after decompression.
+            HttpError: it has not arrived within ``seconds``, or is in an encoding we do not know,
+                or there was no room for it.
+            BadRequest: it breaks the rules of HTTP.
+        """
+        encoding = request.headers.get("Content-Encoding", "").lower()
+        if encoding not in _ENCODINGS:
+            raise HttpError("the Content-Encoding is not supported", 415)
+        if (request.content_length or 0) > limit:
+            raise TooLarge(f"the body exceeds {limit} bytes")
+        is_here = request.content.is_eof()  # it came with the header, or right after: most do
+        known = None if encoding not in ("", "identity") else request.content_length
+        held = await self._take(0 if is_here else limit if known is None else known)
+        try:
+            try:
+                if is_here:
+                    body = bytearray(request.content.read_nowait())
+                else:
+                    body = await _receive(request, limit, seconds)
+            except web.RequestPayloadError as error:
+                raise BadRequest("the body cannot be read") from error
+            if len(body) > limit:
+                raise TooLarge(f"the body exceeds {limit} bytes")
+            yield body
+        finally:
+            self._give_back(held)
+
+    async def _take(self, num_bytes: int) -> int:
+        """Wait for room for one body; returns how much to give back.
 
         Raises:
             HttpError: there was none for WAIT_SECONDS.
@@ -51,7 +97,7 @@ class Bodies:
                 await given
         except BaseException as error:
             if given.done() and not given.cancelled():
-                self.give_back(num_bytes)  # it came together with the cancellation
+                self._give_back(num_bytes)  # it came together with the cancellation
             else:
                 self._waiting.remove(place)
                 self._serve()  # those behind it may need less
@@ -60,8 +106,7 @@ class Bodies:
             raise
         return num_bytes
 
-    def give_back(self, num_bytes: int) -> None:
-        """Room that was taken is free again."""
+    def _give_back(self, num_bytes: int) -> None:
         self.held -= num_bytes
         self._serve()
 
@@ -72,3 +117,17 @@ class Bodies:
                 continue
             self.held += num_bytes
             given.set_result(None)
+
+
+async def _receive(request: web.Request, limit: int, seconds: float) -> bytearray:
+    """The body as it arrives, up to the chunk that exceeds the limit."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > limit:
+                    break
+    except TimeoutError:
+        raise HttpError(f"the body has not arrived within {seconds:g} s", 408) from None
+    return body

@@ -1,4 +1,4 @@
-"""Fields that clients send and nobody here knows: misspelt, or of another server."""
+"""Fields of a body that its Struct does not have: unknown ones, and those not supported yet."""
 
 from __future__ import annotations
 
@@ -14,65 +14,14 @@ from asyncllm.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-#: Of what is reported, so that no client decides how long a header gets.
+#: Most names that are reported, so that no client decides how long a header gets.
 MAX_NAMES: Final = 16
 _MAX_NAME: Final = 64
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
-
-def unknown_fields(
-    given: Mapping[str, Any], struct: msgspec.Struct, where: str = ""
-) -> Iterator[str]:
-    """Paths of what is in ``given`` and not in the Struct that was made from it, in their order.
-
-    Structs inside are looked into, also those in lists. Free-form objects, like the messages that
-    are handed to the chat template as they are, have no unknown fields.
-    """
-    names = _names(type(struct))
-    if not given.keys() <= names:
-        yield from (where + name for name in given if name not in names)
-    for attribute, name in _nesting(type(struct)):
-        if name in given:
-            yield from _inside(given[name], getattr(struct, attribute), where + name)
-
-
-def _inside(given: Any, value: Any, where: str) -> Iterator[str]:
-    if isinstance(value, msgspec.Struct):
-        yield from unknown_fields(given, value, where + ".")
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            yield from _inside(given[i], item, f"{where}[{i}]")
-
-
-@cache
-def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
-    tag = kind.__struct_config__.tag_field
-    return frozenset((*kind.__struct_encode_fields__, *([tag] if tag else [])))
-
-
-@cache
-def _nesting(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """The fields that may hold Structs: name of the attribute, name in JSON."""
-    fields = msgspec.structs.fields(kind)
-    return tuple((f.name, f.encode_name) for f in fields if may_hold_struct(f.type))
-
-
-def may_hold_struct(hint: Any) -> bool:
-    """Whether values of a type may be Structs, or have some inside."""
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return True
-    return any(may_hold_struct(inner) for inner in get_args(hint))
-
-
-def ignored_header(names: Iterable[str]) -> str:
-    """The names as the value of a header: bounded, and of harmless characters only."""
-    first = list(islice(names, MAX_NAMES + 1))
-    shown = [_UNSAFE.sub("?", name[:_MAX_NAME]) for name in first[:MAX_NAMES]]
-    return ", ".join(shown + ["..."] * (len(first) > MAX_NAMES))
-
-
-#: Field -> the values, besides null, that ask for nothing and may pass.
+#: Fields that this server cannot honour yet, with the values, besides null, that ask for nothing.
+#: Ignoring any other value would give a different answer than the client wants.
 UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (),
     "chat_template": (),
@@ -91,20 +40,66 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
-def refuse_unsupported(asked: object, fields: Mapping[str, Any]) -> None:
+def refuse_unsupported(fields: Mapping[str, Any]) -> None:
     """
-    Args:
-        asked: the request.
-        fields: what else was sent.
-
     Raises:
-        BadRequest: it uses a field of the table, in a way that asks for something.
+        BadRequest: one of the fields asks for something that is not supported.
     """
     for name, harmless in UNSUPPORTED.items():
-        value = getattr(asked, name, None) or fields.get(name)
+        value = fields.get(name)
         if value is not None and value not in harmless:
             raise unsupported(name)
 
 
 def unsupported(name: str) -> BadRequest:
     return BadRequest(f"{name} is not supported", param=name, code="unsupported_parameter")
+
+
+def unknown_fields(
+    fields: Mapping[str, Any], struct: msgspec.Struct, where: str = ""
+) -> Iterator[str]:
+    """Paths of the fields that the Struct made from them does not have, in their order.
+
+    Structs inside are looked into, also those in lists. Free-form objects, like the messages that
+    are handed to the chat template as they are, have no unknown fields.
+    """
+    names = _names(type(struct))
+    if not fields.keys() <= names:
+        yield from (where + name for name in fields if name not in names)
+    for attribute, name in _nesting(type(struct)):
+        if name in fields:
+            yield from _inside(fields[name], getattr(struct, attribute), where + name)
+
+
+def _inside(value: Any, parsed: Any, where: str) -> Iterator[str]:
+    if isinstance(parsed, msgspec.Struct):
+        yield from unknown_fields(value, parsed, where + ".")
+    elif isinstance(parsed, (list, tuple)):
+        for i, item in enumerate(parsed):
+            yield from _inside(value[i], item, f"{where}[{i}]")
+
+
+@cache
+def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    tag = kind.__struct_config__.tag_field
+    return frozenset((*kind.__struct_encode_fields__, *([tag] if tag else [])))
+
+
+@cache
+def _nesting(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """The fields that may hold Structs: name of the attribute, name in JSON."""
+    fields = msgspec.structs.fields(kind)
+    return tuple((f.name, f.encode_name) for f in fields if _may_hold_struct(f.type))
+
+
+def _may_hold_struct(hint: Any) -> bool:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return True
+    return any(_may_hold_struct(inner) for inner in get_args(hint))
+
+
+def ignored_header(names: Iterable[str]) -> str:
+    """The names as the value of a header: bounded, and of harmless characters only."""
+    first = list(islice(names, MAX_NAMES + 1))
+    shown = [_UNSAFE.sub("?", name[:_MAX_NAME]) for name in first[:MAX_NAMES]]
+    return ", ".join(shown + ["..."] * (len(first) > MAX_NAMES))

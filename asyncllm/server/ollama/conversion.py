@@ -9,8 +9,8 @@ import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
-from asyncllm.server.http.body import invalid
 from asyncllm.server.http.fields import unsupported
+from asyncllm.server.http.parse import invalid
 from asyncllm.server.ollama.requests import (
     WITHOUT_EFFECT,
     OllamaChatRequest,

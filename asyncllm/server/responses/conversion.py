@@ -8,8 +8,8 @@ import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import ChatRequest, GeneratingFields, NamedSchema, ResponseFormat
-from asyncllm.server.http.body import invalid
 from asyncllm.server.http.fields import unsupported
+from asyncllm.server.http.parse import invalid
 from asyncllm.server.responses.input import messages_of
 from asyncllm.server.responses.requests import FunctionTool, ResponsesRequest, TextFormat
 

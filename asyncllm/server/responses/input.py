@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.http.body import invalid
+from asyncllm.server.http.parse import invalid
 from asyncllm.server.responses.requests import (
     ITEM_KINDS,
     MAX_ITEMS,

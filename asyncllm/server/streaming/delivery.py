@@ -13,7 +13,7 @@ from aiohttp import HttpVersion11, web
 from asyncllm.server.http.access_log import current_entry
 from asyncllm.server.http.half_close import PROBE, look_closer, send_continue
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.http.request_log import Served
+from asyncllm.server.request_log import Served
 from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, TokenDelta
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class LiveRequests:
         served = Served(ids)
         self._add(served, delivery)
         if (entry := current_entry()) is not None:
-            entry.submitted(served)
+            entry.submitted(ids)
         try:
             delivery.begin()
             for index, job in enumerate(jobs):

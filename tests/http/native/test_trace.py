@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from asyncllm.config import ServerConfig
-from asyncllm.server.http.request_log import RequestLog, Served
+from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.trace import MAX_SEQUENCES
 from tests.support.server.serving import serving
 

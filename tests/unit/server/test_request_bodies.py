@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,16 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.app import ROUTES
 from asyncllm.server.chat.requests import ChatRequest
-from asyncllm.server.http.body import parse
-from asyncllm.server.http.json_limits import MAX_PARTS, MAX_VALUES, says_all
+from asyncllm.server.http.parse import MAX_PARTS, MAX_VALUES, parse
 from asyncllm.server.native.requests import DetokenizeRequest
 from asyncllm.server.ollama.requests import OllamaChatRequest
 from asyncllm.server.openai.requests import CompletionRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Inner(msgspec.Struct):
@@ -89,11 +84,8 @@ def test_equal_keys_are_found_wherever_they_are(
     items: list[tuple[str, Any]], ascii_only: bool, hide: bool
 ) -> None:
     text = bytearray((written(items, ascii_only, hide) if items else "{}").encode())
-    assert says_all(json.loads(text), text) == (not has_equal_keys(items))
-    for padded in (text, text + b" " * 9000):  # long texts are counted by other means
-        problem = problem_of(padded)
-        assert problem or not has_equal_keys(items)
-        assert has_equal_keys(items) or "given twice" not in problem
+    for padded in (text, text + b" " * 9000):  # long texts are parsed without garbage collections
+        assert ("given twice" in problem_of(padded)) == has_equal_keys(items)
 
 
 @pytest.mark.parametrize(
@@ -126,30 +118,11 @@ def test_equal_keys_of_a_large_body() -> None:
         parse(bytearray(b'{"a": 1, "a": 2, "b": "%b"}' % (b"long" * 100_000)), Outer)
 
 
-def test_what_the_struct_does_not_have_comes_with_it() -> None:
+def test_all_fields_come_with_the_struct() -> None:
     body: dict[str, Any] = {"a": 1, "bias": {"1": 2}, "ids": [1, "x"], "many": ["x", {"a": "y"}]}
-    assert parse(bytearray(json.dumps(body).encode()), Outer)[1] == {}
-    for more in ({"typo": 1}, {"b": None}, {"inner": {"typo": 1}}):
+    for more in ({}, {"typo": 1}, {"b": None}, {"inner": {"typo": 1}}):
         fields = {**body, **more}
         assert parse(bytearray(json.dumps(fields).encode()), Outer)[1] == fields
-
-
-def _structs(hint: Any) -> Iterator[type[msgspec.Struct]]:
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        yield hint
-        for field in msgspec.structs.fields(hint):
-            yield from _structs(field.type)
-    for inner in get_args(hint):
-        yield from _structs(inner)
-
-
-def test_no_request_has_defaults_that_look_given() -> None:
-    """Else strings would be counted that the text does not have, and equal keys go unnoticed."""
-    kinds = {kind for route in ROUTES if route.body for kind in _structs(route.body)}
-    assert len(kinds) > 20
-    for kind in kinds:
-        for field in msgspec.structs.fields(kind):
-            assert field.default_factory is msgspec.NODEFAULT, (kind, field.name)
 
 
 # -- floats ----------------------------------------------------------------------------------------
@@ -255,5 +228,5 @@ def test_long_prompts_are_fine(prompt: Any) -> None:
     assert len(body) > 2_000_000 or isinstance(prompt, list)
     asked, fields = parse(body, CompletionRequest)
     assert asked.prompt == prompt
-    assert fields == {}
+    assert fields == {"prompt": prompt, "stop": ["a"]}
     assert gc.isenabled()
