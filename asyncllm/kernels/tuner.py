@@ -13,14 +13,11 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.linear import linear_reference
-from asyncllm.kernels.norm import Norm
 from asyncllm.kernels.tuning import (
     SHARED_BYTES,
     DirectTile,
@@ -34,6 +31,7 @@ from asyncllm.kernels.tuning import (
     stream_stages,
     wide_stages,
 )
+from asyncllm.kernels.types import Norm
 
 #: Rows that are tuned; other numbers of rows use the next larger entry.
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
@@ -220,10 +218,14 @@ class _Projection:
 
     def run(self, turn: int, tile: Tile | None) -> None:
         from asyncllm.kernels.triton.gemm.linear import project
+        from asyncllm.kernels.triton.gemm.projection import Projection, cublas_linear
 
         weight = self.weights[turn % len(self.weights)]
-        product = linear_reference if tile is None else partial(project, tile)
-        product(self.x, weight, norm=self.norm, residual=self.residual, act=self.act)
+        norm, residual, act = self.norm, self.residual, self.act
+        if tile is None:
+            cublas_linear(self.x, weight, norm=norm, residual=residual, act=act)
+        else:
+            project(tile, Projection.of(self.x, weight, norm=norm, residual=residual, act=act))
 
 
 class Tuned(NamedTuple):

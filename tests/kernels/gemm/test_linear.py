@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from asyncllm.kernels.linear import linear, linear_reference
+from asyncllm.kernels.linear import linear
+from asyncllm.kernels.reference.linear import linear_reference
 from asyncllm.kernels.tuning import (
     DirectTile,
     GemvTile,
@@ -25,6 +26,7 @@ from tests.support.kernels.linear_case import AROUND, DTYPE, Case, poison
 
 pytest.importorskip("triton")
 from asyncllm.kernels.triton.gemm.linear import fits, project
+from asyncllm.kernels.triton.gemm.projection import Projection
 
 GEMV = GemvTile(4, 128, 4)
 DIRECT = DirectTile(16, 128, True, 4)
@@ -93,7 +95,8 @@ def test_odd_sizes_of_one_row(columns: int) -> None:
 
 def test_rows_do_not_depend_on_padding() -> None:
     case = Case(8, 64, 256, DTYPE, norm=True)
-    alone = [project(DIRECT, case.x[:n], case.weight, norm=case.norm) for n in (1, 2, 5, 8)]
+    few = (Projection.of(case.x[:n], case.weight, norm=case.norm) for n in (1, 2, 5, 8))
+    alone = [project(DIRECT, p) for p in few]
     for got in alone:
         assert torch.equal(got, alone[-1][: len(got)])
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.norm import Norm
 from asyncllm.kernels.tuning import (
     DirectTile,
     GemvTile,
@@ -19,11 +18,13 @@ from asyncllm.kernels.tuning import (
     WideTile,
     wide_stages,
 )
+from asyncllm.kernels.types import Norm
 from tests.support.kernels.device import DEVICE
 from tests.support.kernels.linear_case import AROUND, DTYPE, Case, poison
 
 pytest.importorskip("triton")
 from asyncllm.kernels.triton.gemm.linear import fits, project
+from asyncllm.kernels.triton.gemm.projection import Projection
 
 HELD = [
     HeldTile(1, 128, 1, 4),
@@ -180,10 +181,10 @@ def test_overlapping_kernels_wait_for_each_other(
     def chain(*, apart: bool) -> Tensor:
         stream = start.clone()
         for up, down in zip(wide, narrow, strict=True):
-            hidden = project(gated, stream, up, norm=norm, act="silu")
+            hidden = project(gated, Projection.of(stream, up, norm=norm, act="silu"))
             if apart:
                 torch.cuda.synchronize()
-            project(tile, hidden, down, residual=stream)
+            project(tile, Projection.of(hidden, down, residual=stream))
             if apart:
                 torch.cuda.synchronize()
         return stream

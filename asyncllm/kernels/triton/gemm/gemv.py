@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.norm import Norm
 from asyncllm.kernels.triton.gemm.epilogue import finish, output_tile, weight_rows
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.tuning import GemvTile
 
@@ -102,23 +102,12 @@ def _gemv_kernel(
 _launch = Launcher(_gemv_kernel)
 
 
-def gemv(
-    tile: GemvTile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm | None,
-    act: str | None,
-    out: Tensor,
-    *,
-    add: bool,
-) -> None:
-    """``linear`` of one row into ``out`` [1, N or N / 2], to which it is added if ``add``."""
-    gain, eps, offset = norm or (None, 0.0, False)
+def gemv(tile: GemvTile, p: Projection[Tensor]) -> None:
+    """Launch the kernel for one row of x."""
+    weight = p.weight
     constants = (
         *(weight.shape[1], tile.block_n, tile.block_k, tile.late),
-        *(norm is not None, eps, offset, bias is not None, add, act),
+        *(*p.prologue, *p.epilogue),
     )
-    args = (out, x, weight, bias, gain, weight.shape[0], weight.stride(0))
-    grid = (cdiv(out.shape[1], tile.block_n), 1, 1)
-    _launch(grid, args, constants, tile.warps)
+    args = (p.out, p.x, weight, p.bias, p.gain, weight.shape[0], weight.stride(0))
+    _launch((cdiv(p.out.shape[1], tile.block_n), 1, 1), args, constants, tile.warps)

@@ -36,9 +36,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.linear import linear_reference
-from asyncllm.kernels.norm import Norm, rms_norm
+from asyncllm.kernels.triton.gemm.fp8 import fp8_linear
 from asyncllm.kernels.triton.gemm.gemv import gemv
+from asyncllm.kernels.triton.gemm.int4 import int4_linear
+from asyncllm.kernels.triton.gemm.projection import Projection, cublas_linear
 from asyncllm.kernels.triton.gemm.register_skinny import direct
 from asyncllm.kernels.triton.gemm.smem_resident import held
 from asyncllm.kernels.triton.gemm.tma import stream
@@ -57,11 +58,12 @@ from asyncllm.kernels.tuning import (
     padded_rows,
     wide_stages,
 )
+from asyncllm.kernels.types import Fp8Matrix, Int4Matrix, Norm, Weight
 
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     *,
     norm: Norm | None = None,
@@ -69,48 +71,44 @@ def linear(
     act: str | None = None,
 ) -> Tensor:
     """See ``kernels.linear.linear``."""
-    if len(x) > MAX_ROWS:
-        return linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)
+    if isinstance(weight, Fp8Matrix):
+        return fp8_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+    if isinstance(weight, Int4Matrix):
+        return int4_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+    tile = _choose(x, weight, norm, residual, act) if 0 < len(x) <= MAX_ROWS else None
+    if tile is None:
+        return cublas_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+    return project(tile, Projection.of(x, weight, bias, norm=norm, residual=residual, act=act))
+
+
+def _choose(
+    x: Tensor, weight: Tensor, norm: Norm | None, residual: Tensor | None, act: str | None
+) -> Tile | None:
     epilogue = "gated" if act is not None else "" if residual is None else "residual"
     shape = Shape.of(weight, norm is not None, epilogue)
     name, hopper, multiprocessors = _device(x.device)
-    tile = choose(name, len(x), shape, hopper=hopper) if len(x) > 0 else None
-    # Kernels of our own copy 16 bytes of the weight at a time.
-    fitting = tile is not None and fits(tile, x, shape, multiprocessors)
-    if tile is None or not fitting or weight.data_ptr() % 16 > 0:
-        return linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)
-    return project(tile, x, weight, bias, norm=norm, residual=residual, act=act)
+    tile = choose(name, len(x), shape, hopper=hopper)
+    # The kernels copy 16 bytes of the weight at a time.
+    if tile is None or weight.data_ptr() % 16 > 0 or not fits(tile, x, shape, multiprocessors):
+        return None
+    return tile
 
 
-def project(
-    tile: Tile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    """``linear`` on one of our kernels."""
-    out = residual
-    if out is None:
-        size = weight.shape[0] if act is None else weight.shape[0] // 2
-        out = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
-    if norm is not None and normed_apart(tile):
-        x, norm = rms_norm(x, norm), None
-    add = residual is not None
+def project(tile: Tile, p: Projection[Tensor]) -> Tensor:
+    """Run the kernel that a tile is for."""
+    if normed_apart(tile):
+        p = p.normalised()
     if isinstance(tile, GemvTile):
-        gemv(tile, x, weight, bias, norm, act, out, add=add)
+        gemv(tile, p)
     elif isinstance(tile, DirectTile):
-        direct(tile, x, weight, bias, norm, act, out, add=add)
+        direct(tile, p)
     elif isinstance(tile, HeldTile):
-        held(tile, x, weight, bias, norm, act, out, add=add)
+        held(tile, p)
     elif isinstance(tile, StreamTile):
-        stream(tile, x, weight, bias, act, out, add=add)
+        stream(tile, p)
     else:
-        wide(tile, x, weight, bias, act, out, add=add)
-    return out
+        wide(tile, p)
+    return p.out
 
 
 def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> bool:

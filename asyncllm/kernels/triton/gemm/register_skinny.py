@@ -27,8 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.norm import Norm
 from asyncllm.kernels.triton.gemm.epilogue import finish, output_tile, weight_rows
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.tuning import DirectTile
 
@@ -164,27 +164,16 @@ def _direct_kernel(
 _launch = Launcher(_direct_kernel)
 
 
-def direct(
-    tile: DirectTile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm | None,
-    act: str | None,
-    out: Tensor,
-    *,
-    add: bool,
-) -> None:
-    """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``."""
-    gain, eps, offset = norm or (None, 0.0, False)
+def direct(tile: DirectTile, p: Projection[Tensor]) -> None:
+    """Launch the kernel for a 16-bit x and weight."""
+    x, weight = p.x, p.weight
     constants = (
         *(weight.shape[1], max(8, next_power_of_2(len(x)))),
         *(tile.block_n, tile.block_k, tile.held, tile.warps, tile.chains, tile.late),
-        *(norm is not None, eps, offset, bias is not None, add, act),
+        *(*p.prologue, *p.epilogue),
     )
     args = (
-        *(out, x, weight, bias, gain),
-        *(len(x), weight.shape[0], out.stride(0), x.stride(0), weight.stride(0)),
+        *(p.out, x, weight, p.bias, p.gain),
+        *(len(x), weight.shape[0], p.out.stride(0), x.stride(0), weight.stride(0)),
     )
-    grid = (cdiv(out.shape[1], tile.block_n), 1, 1)
-    _launch(grid, args, constants, tile.warps)
+    _launch((cdiv(p.out.shape[1], tile.block_n), 1, 1), args, constants, tile.warps)

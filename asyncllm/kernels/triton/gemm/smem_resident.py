@@ -35,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     ROWS,
     SHARED,
@@ -202,32 +202,22 @@ def _held_kernel(
 _launch = Launcher(_held_kernel)
 
 
-def held(
-    tile: HeldTile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm | None,
-    act: str | None,
-    out: Tensor,
-    *,
-    add: bool,
-) -> None:
-    """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``.
+def held(tile: HeldTile, p: Projection[Tensor]) -> None:
+    """Launch the kernel.
 
-    Rows of x and of the weight must be aligned to 32 bytes; of gated ones there must be a multiple
-    of 16. Not with a norm and splits.
+    Rows of x and of the weight must be aligned to 32 bytes; N must be a multiple of 16 with an
+    activation. Not for a norm together with splits.
     """
+    x, weight = p.x, p.weight
     size, columns = weight.shape
-    gain, eps, offset = norm or (None, 0.0, False)
     block_m = padded_rows(len(x), tile.warps)
     tiles, partial, arrivals = shared_sums(size, 64 // tile.fold, tile.splits, block_m, x.device)
     constants = (
         *(columns, block_m, tile.block_k, tile.fold, tile.splits, tile.late),
-        *(norm is not None, eps, offset, bias is not None, add, act),
+        *(*p.prologue, *p.epilogue),
     )
     args = (
-        *(out, x, weight, bias, gain, partial, arrivals),
-        *(len(x), size, out.stride(0), x.stride(0), weight.stride(0)),
+        *(p.out, x, weight, p.bias, p.gain, partial, arrivals),
+        *(len(x), size, p.out.stride(0), x.stride(0), weight.stride(0)),
     )
     _launch((tiles, tile.splits, 1), args, constants, tile.warps)

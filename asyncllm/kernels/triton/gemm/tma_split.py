@@ -43,6 +43,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.gemm.tma_split_outputs import (
     HALF_SHARED,
     box_rows,
@@ -60,6 +61,8 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     Output,
     Plan,
     arrivals,
+    boxes_of_weight,
+    boxes_of_x,
     sums_layout,
 )
 from asyncllm.kernels.triton.launch import Launcher, cdiv
@@ -256,43 +259,30 @@ def _wide_kernel(
 _launches = {registers: Launcher(_wide_kernel, max_registers=registers) for registers in (128, 168)}
 
 
-def wide(
-    tile: WideTile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    act: str | None,
-    out: Tensor,
-    *,
-    add: bool,
-) -> None:
-    """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``.
+def wide(tile: WideTile, p: Projection[Tensor]) -> None:
+    """Launch the kernel.
 
-    Rows of x, of the weight and of ``out`` must be aligned to 16 bytes; of gated weights there must
-    be a multiple of 16. There may not be more programs than multiprocessors if they share outputs.
+    Rows of x, of the weight and of the output must be aligned to 16 bytes; N must be a multiple of
+    16 with an activation. Programs that share outputs must not outnumber the multiprocessors.
     """
+    x, weight = p.x, p.weight
     size, columns = weight.shape
     block_m = padded_rows(len(x))
     rows = box_rows(block_m)
     tiles = cdiv(size, tile.parts * 64)
-    if act is None:
-        weights = TensorDescriptor.from_tensor(weight, [64, SPAN.value], SHARED.value)
-    else:
-        halves = weight.view(2, size // 16, 8, columns).permute(1, 0, 2, 3)
-        weights = TensorDescriptor.from_tensor(halves, [4, 2, 8, SPAN.value], GATED_SHARED.value)
     box = partial = counts = None
-    if tile.splits > 1 or add:
+    if tile.splits > 1 or p.add:
         cells = tiles * tile.parts * tile.splits * 64 * block_m
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
         counts = arrivals(x.device)
-    elif act is None:
-        box = TensorDescriptor.from_tensor(out, [rows, 64], SHARED.value)
+    elif p.act is None:
+        box = TensorDescriptor.from_tensor(p.out, [rows, 64], SHARED.value)
     else:
-        box = TensorDescriptor.from_tensor(out, [rows, 32], HALF_SHARED.value)
-    constants = (columns, block_m, *tile, bias is not None, add, act)
+        box = TensorDescriptor.from_tensor(p.out, [rows, 32], HALF_SHARED.value)
+    constants = (columns, block_m, *tile, *p.epilogue)
     args = (
-        *(out, box, TensorDescriptor.from_tensor(x, [rows, SPAN.value], SHARED.value), weights),
-        *(bias, partial, counts, len(x), size, out.stride(0)),
+        *(p.out, box, boxes_of_x(x, rows), boxes_of_weight(p, 64)),
+        *(p.bias, partial, counts, len(x), size, p.out.stride(0)),
     )
     # A program of one part with few rows leaves room for another one.
     registers = 168 if tile.parts == 2 or (tile.parts == 1 and block_m > 192) else 128
