@@ -123,12 +123,19 @@ def launch_decode_heads() -> None:
 def launch_linear() -> None:
     from asyncllm.kernels.triton.gemm.linear import project
     from asyncllm.kernels.triton.gemm.projection import Projection
-    from asyncllm.kernels.tuning import DirectTile, GemvTile, HeldTile, StreamTile, Tile, WideTile
+    from asyncllm.kernels.tuning import (
+        GemvTile,
+        RegisterSkinnyTile,
+        SmemResidentTile,
+        Tile,
+        TmaSplitTile,
+        TmaTile,
+    )
 
     gemv = GemvTile(block_n=4, block_k=1024, warps=4)
-    direct = DirectTile(block_n=16, block_k=512, held=True, warps=4)
-    held = HeldTile(fold=2, block_k=256, splits=1, warps=4)
-    stream = StreamTile(parts=2, fold=1, block_k=64, splits=2, stages=4, x_stages=3)
+    register_skinny = RegisterSkinnyTile(block_n=16, block_k=512, preloads=True, warps=4)
+    smem_resident = SmemResidentTile(fold=2, block_k=256, splits=1, warps=4)
+    tma = TmaTile(parts=2, fold=1, block_k=64, splits=2, stages=4, x_stages=3)
     weight = half(INTERMEDIATE, HIDDEN)
 
     def gated(tile: Tile, rows: int) -> None:
@@ -139,11 +146,11 @@ def launch_linear() -> None:
         x, residual = half(rows, HIDDEN), half(rows, INTERMEDIATE)
         project(tile, Projection.of(x, weight, residual=residual))
 
-    for rows, tile in ((1, gemv), (8, direct), (32, held), (64, stream)):
+    for rows, tile in ((1, gemv), (8, register_skinny), (32, smem_resident), (64, tma)):
         gated(tile, rows)
         added(tile, rows)
-    gated(WideTile(3, 1, 4), 250)
-    added(WideTile(2, 2, 4), 200)
+    gated(TmaSplitTile(3, 1, 4), 250)
+    added(TmaSplitTile(2, 2, 4), 200)
 
 
 def launch_sampling() -> None:

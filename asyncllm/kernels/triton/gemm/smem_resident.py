@@ -49,7 +49,7 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     write,
 )
 from asyncllm.kernels.triton.launch import Launcher
-from asyncllm.kernels.tuning import HeldTile
+from asyncllm.kernels.tuning import SmemResidentTile
 
 #: Registers of a thread for what is on its way of x.
 X_REGISTERS = gl.constexpr(128)
@@ -94,7 +94,7 @@ def _squares(x):
 
 
 @gluon.jit(do_not_specialize=["M"])
-def _held_kernel(
+def _smem_resident(
     out,  # [M, N], or [M, N / 2] if gated; also the residual
     x,  # [M, K]
     weight,  # [N, K]
@@ -112,7 +112,7 @@ def _held_kernel(
     BLOCK_K: gl.constexpr,
     FOLD: gl.constexpr,
     SPLITS: gl.constexpr,
-    LATE: gl.constexpr,
+    PDL_LATE: gl.constexpr,
     NORM: gl.constexpr,
     EPS: gl.constexpr,
     OFFSET: gl.constexpr,
@@ -129,7 +129,7 @@ def _held_kernel(
     X_STAGES: gl.constexpr = min(2, CHUNKS) if NORM else CHUNKS
     WIDE: gl.constexpr = _wide(BLOCK_K, WARPS)
     SUMS: gl.constexpr = sums_layout(X_ROWS, WARPS)
-    if not LATE:
+    if not PDL_LATE:
         gdc_launch_dependents()
     tile = gl.program_id(0)
     split = gl.program_id(1)
@@ -168,7 +168,7 @@ def _held_kernel(
             async_copy.async_copy_global_to_shared(xs.index(c), x_at + c * BLOCK_K)
             async_copy.commit_group()
     olds = load_residual(output, tile, plan)
-    if LATE:
+    if PDL_LATE:
         gdc_launch_dependents()
     if NORM:
         debug_barrier()  # else the assembler begins some of the loads after others have arrived
@@ -199,10 +199,10 @@ def _held_kernel(
     write((sums,), factor, olds, output, tile, split, plan)
 
 
-_launch = Launcher(_held_kernel)
+_launch = Launcher(_smem_resident)
 
 
-def held(tile: HeldTile, p: Projection[Tensor]) -> None:
+def smem_resident(tile: SmemResidentTile, p: Projection[Tensor]) -> None:
     """Launch the kernel.
 
     Rows of x and of the weight must be aligned to 32 bytes; N must be a multiple of 16 with an
@@ -213,7 +213,7 @@ def held(tile: HeldTile, p: Projection[Tensor]) -> None:
     block_m = padded_rows(len(x), tile.warps)
     tiles, partial, arrivals = shared_sums(size, 64 // tile.fold, tile.splits, block_m, x.device)
     constants = (
-        *(columns, block_m, tile.block_k, tile.fold, tile.splits, tile.late),
+        *(columns, block_m, tile.block_k, tile.fold, tile.splits, tile.pdl_late),
         *(*p.prologue, *p.epilogue),
     )
     args = (

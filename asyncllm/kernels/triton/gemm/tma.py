@@ -54,7 +54,7 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     write,
 )
 from asyncllm.kernels.triton.launch import Launcher
-from asyncllm.kernels.tuning import StreamTile
+from asyncllm.kernels.tuning import TmaTile
 
 
 class Rings(NamedTuple):
@@ -181,7 +181,7 @@ def _consume(output, rings, tile, split, plan: gl.constexpr, sizes: gl.constexpr
 
 
 @gluon.jit(do_not_specialize=["M"])
-def _stream_kernel(
+def _tma_gemm(
     out,  # [M, N], or [M, N / 2] if gated; also the residual
     x,  # descriptor of [M, K]
     weight,  # descriptor of [N, K], or [N / 16, 2, 8, K] if gated
@@ -239,10 +239,10 @@ def _stream_kernel(
     )
 
 
-_launch = Launcher(_stream_kernel, max_registers=128)
+_launch = Launcher(_tma_gemm, max_registers=128)
 
 
-def stream(tile: StreamTile, p: Projection[Tensor]) -> None:
+def tma_gemm(tile: TmaTile, p: Projection[Tensor]) -> None:
     """Launch the kernel.
 
     Rows of x and of the weight must be aligned to 16 bytes; N must be a multiple of 16 with an

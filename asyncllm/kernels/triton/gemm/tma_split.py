@@ -1,6 +1,6 @@
 """Projections of dozens to hundreds of rows, whose weights stream through shared memory.
 
-As ``stream``, but with a warpgroup for every 64 rows of the weight that a program multiplies: so
+As ``tma``, but with a warpgroup for every 64 rows of the weight that a program multiplies: so
 each has registers for the products of up to 256 rows of x. Where there are few outputs, programs
 share tiles of them: each has its part of the columns, and adds up the sums of all for its part of
 the rows of x. They wait for each other, so all of them must fit on the GPU at once, beside no other
@@ -20,7 +20,7 @@ cache to the multiprocessors, and 3.5 where programs share outputs.
 The L2 cache gives more than predicted, up to 9 TB/s: programs of 64 rows of the weight, with which
 it has to give the most, but which share a tile by two and not by four, are the fastest. Fewer bytes
 in flight cost much: half of the shared memory, for the next kernel's sake, up to 60 %. A ring of x
-of fewer stages, as ``stream`` has, leaves the weight more and gains nothing. From 224 rows on only
+of fewer stages, as ``tma`` has, leaves the weight more and gains nothing. From 224 rows on only
 the gated projection is faster here than in cuBLAS, which has x copied to several multiprocessors at
 once, as Triton 3.6 cannot.
 """
@@ -66,7 +66,7 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     sums_layout,
 )
 from asyncllm.kernels.triton.launch import Launcher, cdiv
-from asyncllm.kernels.tuning import WideTile, padded_rows
+from asyncllm.kernels.tuning import TmaSplitTile, padded_rows
 
 
 class Rings(NamedTuple):
@@ -181,7 +181,7 @@ def _consume(
 
 
 @gluon.jit(do_not_specialize=["M"])
-def _wide_kernel(
+def _tma_split_gemm(
     out,  # [M, N], or [M, N / 2] if gated; also the residual
     box,  # descriptor of out, or None if programs share outputs
     x,  # descriptor of [M, K]
@@ -256,10 +256,12 @@ def _wide_kernel(
 
 
 #: By registers of a thread when a program begins.
-_launches = {registers: Launcher(_wide_kernel, max_registers=registers) for registers in (128, 168)}
+_launches = {
+    registers: Launcher(_tma_split_gemm, max_registers=registers) for registers in (128, 168)
+}
 
 
-def wide(tile: WideTile, p: Projection[Tensor]) -> None:
+def tma_split_gemm(tile: TmaSplitTile, p: Projection[Tensor]) -> None:
     """Launch the kernel.
 
     Rows of x, of the weight and of the output must be aligned to 16 bytes; N must be a multiple of
