@@ -37,8 +37,8 @@ test: lint
 	$(PYTEST)
 
 lint: $(VENV)/.serve-test
-	$(VENV)/bin/ruff check asyncllm tests examples
-	$(VENV)/bin/ruff format --check asyncllm tests examples
+	$(VENV)/bin/ruff check asyncllm tests examples tools
+	$(VENV)/bin/ruff format --check asyncllm tests examples tools
 	$(VENV)/bin/mypy asyncllm tests
 	$(VENV)/bin/mypy examples
 

@@ -13,28 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from asyncllm.kernels.qk_norm_rope import HeadEncoding
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """What one layer's attention computes.
-
-    Attributes:
-        layer: index of the layer, and so of its K and V pages.
-        num_heads, num_kv_heads, head_dim: of this layer; ``num_heads % num_kv_heads == 0``.
-        scale: factor of the dot products.
-        window: None, or how many positions (its own included) a query sees.
-        softcap: None, or c in ``c * tanh(score / c)``, applied after ``scale``.
-    """
-
-    layer: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 
 
 class AttentionBackend(Protocol):
@@ -144,7 +123,6 @@ class KVPages(Protocol):
 
 __all__ = [
     "AttentionBackend",
-    "AttentionSpec",
     "Ends",
     "EndsBackend",
     "ForwardBatch",

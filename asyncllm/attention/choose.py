@@ -18,8 +18,9 @@ from asyncllm.startup.flashinfer_prebuild import find_nvcc, installed, modules_f
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.attention.base import AttentionBackend, AttentionSpec, KVPages
+    from asyncllm.attention.base import AttentionBackend, KVPages
     from asyncllm.config import AttentionName
+    from asyncllm.kernels.types import AttentionSpec
     from asyncllm.kernels.upload import Upload
 
 log = logging.getLogger(__name__)

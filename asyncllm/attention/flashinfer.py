@@ -14,7 +14,8 @@ from asyncllm.kernels.upload import upload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.attention.base import AttentionSpec, KVPages
+    from asyncllm.attention.base import KVPages
+    from asyncllm.kernels.types import AttentionSpec
 
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 128, 256)

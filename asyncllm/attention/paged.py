@@ -32,15 +32,20 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.kernels.decode import decode_attention, decode_heads
-from asyncllm.kernels.prefill import ExtendRows, extend_attention
-from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads
+from asyncllm.kernels.attention import (
+    decode_attention,
+    decode_heads,
+    encode_heads,
+    prefill_attention,
+)
+from asyncllm.kernels.types import HeadEncoding, PrefillRows
 from asyncllm.kernels.upload import upload_aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.attention.base import AttentionSpec, KVPages
+    from asyncllm.attention.base import KVPages
+    from asyncllm.kernels.types import AttentionSpec
     from asyncllm.kernels.upload import Upload
 
 
@@ -84,7 +89,7 @@ class PagedPlan:
 
     block_table: Tensor
     decodes: Decodes | None
-    extends: ExtendRows | None
+    extends: PrefillRows | None
     prompts: PlannedPrompts | None = None
 
 
@@ -116,7 +121,7 @@ class PagedBackend:
         decodes = Decodes(*on_device[:2]) if count else None
         if count == len(rows):
             return PagedPlan(block_table, decodes, None)
-        extends = ExtendRows(*on_device[2:])
+        extends = PrefillRows(*on_device[2:])
         if self._prompts is None:
             return PagedPlan(block_table, decodes, extends)
         return PagedPlan(
@@ -156,7 +161,7 @@ class PagedBackend:
         decoding = alike[:-1] & alike[1:]
         count = decoding.sum(dtype=q_offsets.dtype)
         decodes = Decodes(slots, lengths * decoding)
-        extends = ExtendRows(slots, starts, torch.maximum(q_offsets, count))
+        extends = PrefillRows(slots, starts, torch.maximum(q_offsets, count))
         return PagedPlan(block_table, decodes, extends)
 
     def forward(
@@ -177,13 +182,13 @@ class PagedBackend:
         if plan.prompts is not None:
             plan.prompts.run(q[count:], spec, out[count:])
         else:
-            extend_attention(q, keys, values, table, extends, spec, out=out)
+            prefill_attention(q, keys, values, table, extends, spec, out=out)
         if decodes is not None:
             slots, lengths = decodes.slots[:count], decodes.lengths[:count]
             decoding = q[:count], keys, values, table, slots, lengths, spec
             # FlashInfer's kernels and PyTorch's let none start before they have finished.
             beside = plan.prompts is None
-            decode_attention(*decoding, out=out[:count], beside=beside)
+            decode_attention(*decoding, out=out[:count], overlaps_previous=beside)
         return out.flatten(1)
 
     def forward_ends(

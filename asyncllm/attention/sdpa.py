@@ -30,13 +30,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.attention.sdpa_plan import Reads, SdpaPlan
-from asyncllm.kernels.qk_norm_rope import encode_heads
+from asyncllm.kernels.attention import encode_heads
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from asyncllm.attention.base import AttentionSpec, ForwardBatch, KVPages
-    from asyncllm.kernels.qk_norm_rope import HeadEncoding
+    from asyncllm.attention.base import ForwardBatch, KVPages
+    from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 
 #: Bytes of K that one decode group may gather.
 CPU_GROUP_BYTES = 256 << 10

@@ -1,18 +1,17 @@
-"""Projections, together with what comes right before and after them."""
+"""Projections, together with the norm before and the activation or residual after them."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from asyncllm.kernels.activation import gated
 from asyncllm.kernels.native import has_triton_kernels
-from asyncllm.kernels.norm import Norm, rms_norm
+from asyncllm.kernels.reference.linear import linear_reference
+from asyncllm.kernels.types import Norm, Weight
 
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     *,
     norm: Norm | None = None,
@@ -21,39 +20,20 @@ def linear(
 ) -> Tensor:
     """x @ weight.T + bias: [tokens, in_features] -> [tokens, out_features].
 
+    On a GPU, few rows are multiplied by a quantised weight that is converted exactly. More rows
+    are rounded to e4m3 for an fp8 weight (one scale for each row, or for each block of columns
+    where the weight has blocks), and an int4 weight is converted to the dtype of x.
+
     Args:
-        x: rows contiguous.
+        x: rows contiguous; bfloat16 or float16 for an int4 weight.
         weight: [out_features, in_features].
         norm: x is normalised first.
         residual: [tokens, out_features]; the product is added to it in place, and it is returned.
-        act: the product is the gate and then the other half of a gated activation of this name,
-            which is returned: [tokens, out_features / 2]. Not together with ``residual``.
+        act: a gated activation: the product is [gate, up], and act(gate) * up is returned:
+            [tokens, out_features / 2]. Not together with ``residual``.
     """
     if has_triton_kernels(x):
         from asyncllm.kernels.triton.gemm.linear import linear as launch
-
-        return launch(x, weight, bias, norm=norm, residual=residual, act=act)
-    return linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)
-
-
-def linear_reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    """``linear`` as one library call for the product and one each for the rest."""
-    if norm is not None:
-        x = rms_norm(x, norm)
-    if residual is not None and bias is None:
-        return residual.addmm_(x, weight.t())
-    y = F.linear(x, weight, bias)
-    if act is not None:
-        return gated(y, act)
-    return y if residual is None else residual.add_(y)
-
-
-__all__ = ["linear", "linear_reference"]
+    else:
+        launch = linear_reference
+    return launch(x, weight, bias, norm=norm, residual=residual, act=act)

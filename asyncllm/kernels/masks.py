@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-import torch
 from torch import Tensor
 
 from asyncllm.kernels.native import has_triton_kernels
+from asyncllm.kernels.reference.scores import mask_scores_reference
 
 
 def mask_width(vocab: int) -> int:
@@ -35,24 +33,3 @@ def mask_scores(logits: Tensor, rows: Tensor, slots: Tensor, masks: Tensor) -> T
     else:
         launch = mask_scores_reference
     return launch(logits, rows, slots, masks)
-
-
-def mask_scores_reference(logits: Tensor, rows: Tensor, slots: Tensor, masks: Tensor) -> Tensor:
-    """``mask_scores`` in plain torch."""
-    scores = logits.index_select(0, rows).float()
-    octets = masks.index_select(0, slots).view(torch.uint8).view(-1).int()
-    terms = _terms_of_octets(scores.device).index_select(0, octets).view(len(rows), -1)
-    return scores.add_(terms[:, : scores.shape[1]])
-
-
-@cache
-def _terms_of_octets(device: torch.device) -> Tensor:
-    """float32 [256, 8]: for each value of eight bits, 0 where they are 1, else -inf.
-
-    Looked up in one go, eight tokens at a time: shifting bits apart takes twice as long.
-    """
-    bits = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device) & 1
-    return torch.zeros(256, 8, device=device).masked_fill_(bits == 0, -torch.inf)
-
-
-__all__ = ["mask_scores", "mask_scores_reference", "mask_width"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from asyncllm.kernels.native import has_triton_kernels
+from asyncllm.kernels.reference.scores import penalise_reference
 
 
 def penalise(
@@ -37,27 +37,3 @@ def penalise(
     else:
         launch = penalise_reference
     return launch(logits, rows, slots, penalties, counts, in_prompt)
-
-
-def penalise_reference(
-    logits: Tensor,
-    rows: Tensor,
-    slots: Tensor,
-    penalties: Tensor,
-    counts: Tensor,
-    in_prompt: Tensor,
-) -> Tensor:
-    """``penalise`` in plain torch."""
-    scores = logits.index_select(0, rows).float()
-    repetition, presence, frequency = penalties.index_select(0, slots).split(1, dim=1)
-    # Sums and products of floats throughout: on CPUs masks take three times as long.
-    times = counts.index_select(0, slots).float()
-    prompt = in_prompt.index_select(0, slots).float()
-    factor = torch.maximum(times, prompt).clamp_(max=1).mul_(repetition - 1).add_(1)
-    negative = scores.clamp(max=0).mul_(factor)
-    scores.clamp_(min=0).div_(factor).add_(negative)
-    scores.addcmul_(times, frequency, value=-1)
-    return scores.addcmul_(times.clamp_(max=1), presence, value=-1)
-
-
-__all__ = ["penalise", "penalise_reference"]

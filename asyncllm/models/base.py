@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.attention.base import ForwardBatch
+from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.layers.linear import Linear
 from asyncllm.models.layers.parameter import Packed
 from asyncllm.models.quant.weight import Place, QuantizedWeight

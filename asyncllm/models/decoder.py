@@ -8,8 +8,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from asyncllm.attention.base import AttentionSpec, ForwardBatch
+from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.linear import linear
+from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config import DecoderConfig
 from asyncllm.models.layers.embedding import Embedding

@@ -24,7 +24,7 @@ from asyncllm.errors import AsyncLLMError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from asyncllm.attention.base import AttentionSpec
+    from asyncllm.kernels.types import AttentionSpec
 
 #: FlashInfer reads its targets from here, once, when it is imported.
 _TARGETS = "FLASHINFER_CUDA_ARCH_LIST"

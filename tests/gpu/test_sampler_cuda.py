@@ -11,7 +11,7 @@ import torch
 
 from asyncllm.executor.device import CpuDevice, CudaDevice
 from asyncllm.executor.sampling.sampler import Level, Sampler
-from asyncllm.kernels.sampling import stream_of, uniforms
+from asyncllm.kernels.random_streams import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.support.engine.waiting import no_waiting
 

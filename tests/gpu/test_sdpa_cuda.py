@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.kernels.types import AttentionSpec
 from tests.support.engine.waiting import no_waiting
 from tests.support.models.attending import UNCHANGED, attend, forward_batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncllm.kernels.activation import ACTIVATIONS, gated_reference
+from asyncllm.kernels.reference.activation import ACTIVATIONS, gated_reference
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncllm.kernels.norm import Norm, rms_norm_reference
+from asyncllm.kernels.reference.norm import rms_norm_reference
+from asyncllm.kernels.types import Norm
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")

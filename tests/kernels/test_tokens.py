@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncllm.kernels.tokens import enter_pages_reference, locate_tokens_reference
+from asyncllm.kernels.reference.tokens import enter_pages_reference, locate_tokens_reference
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")

@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncllm.cli.commands.tune import add_tune
 from asyncllm.cli.options import add_options, config_from_args, usage_error
 from asyncllm.config import EngineConfig
 
@@ -36,7 +35,7 @@ _SIZES = (
 
 
 def add_command(commands: Commands) -> None:
-    kernels = commands.add_parser("kernels", help="compile GPU kernels ahead of time, or tune them")
+    kernels = commands.add_parser("kernels", help="compile GPU kernels ahead of time")
     actions = kernels.add_subparsers(title="actions", metavar="ACTION", required=True)
     parser = actions.add_parser(
         "build",
@@ -101,7 +100,6 @@ def add_command(commands: Commands) -> None:
     )
     add_options(parser, EngineConfig, _SIZES, "as the model will be served")
     parser.set_defaults(run=run, parser=parser)
-    add_tune(actions)
 
 
 def run(args: argparse.Namespace) -> int:

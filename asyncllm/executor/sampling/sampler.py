@@ -13,7 +13,8 @@ from torch import Tensor
 from asyncllm.executor.sampling.constraints import BiasTable, MaskTable, is_followed, is_masked
 from asyncllm.executor.sampling.logprobs import Logprobs
 from asyncllm.executor.sampling.penalties import Penalties, PenaltyTable
-from asyncllm.kernels.sampling import RECORD, sample_tokens, stream_of
+from asyncllm.kernels.random_streams import stream_of
+from asyncllm.kernels.sampling import RECORD, sample_tokens
 from asyncllm.kernels.upload import upload_aligned
 from asyncllm.wire.messages import Constraints, RowParams
 

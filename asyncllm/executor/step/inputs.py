@@ -13,7 +13,8 @@ from torch import Tensor
 from asyncllm.attention.base import Ends
 from asyncllm.executor.device import Device
 from asyncllm.executor.step.slots import SlotTable
-from asyncllm.kernels.tokens import Tokens, locate_tokens
+from asyncllm.kernels.tokens import locate_tokens
+from asyncllm.kernels.types import Tokens
 from asyncllm.kernels.upload import upload_aligned
 
 #: In ``StepRows.entries``: the id of a token that only the device knows.

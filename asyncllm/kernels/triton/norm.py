@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.norm import Norm
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.types import Norm
 
 
 @triton.jit(do_not_specialize=["rows"])

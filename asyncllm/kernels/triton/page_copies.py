@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.attention.base import AttentionSpec
+    from asyncllm.kernels.types import AttentionSpec
 
 HEAD_DIMS = (64, 128)
 #: Elements of 128 bytes, which is how wide a copy to shared memory can be.

@@ -26,8 +26,7 @@ from torch import Tensor
 from asyncllm.kernels.triton.launch import Launcher
 
 if TYPE_CHECKING:
-    from asyncllm.attention.base import AttentionSpec
-    from asyncllm.kernels.qk_norm_rope import HeadEncoding
+    from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 
 
 @triton.jit
@@ -86,8 +85,8 @@ def encoded(
     return x.to(dtype), y.to(dtype)
 
 
-# positions and written are often slices of an upload, which start anywhere.
-@triton.jit(do_not_specialize_on_alignment=["positions", "written"])
+# positions and slot_mapping are often slices of an upload, which start anywhere.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _encode_heads(
     qkv,
     q_weight,
@@ -96,7 +95,7 @@ def _encode_heads(
     positions,
     keys,
     values,
-    written,
+    slot_mapping,
     ROW_STRIDE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -120,7 +119,7 @@ def _encode_heads(
         tl.extra.cuda.gdc_wait()
 
     token = tl.program_id(0).to(tl.int64)
-    place = tl.load(written + token)
+    place = tl.load(slot_mapping + token)
     cos = None
     sin = None
     if rope is not None:
@@ -172,22 +171,22 @@ def encode_heads(
     positions: Tensor,
     keys: Tensor,
     values: Tensor,
-    written: Tensor,
-) -> None:
-    """See ``kernels.heads.encode_heads``."""
+    slot_mapping: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``kernels.attention.encode_heads``."""
     tokens = qkv.shape[0]
-    if tokens == 0:
-        return
-    weights, constants = encoding_of(encoding)
-    sizes = (qkv.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim)
-    # More threads than pairs: or else factors would pass through shared memory.
-    num_warps = 4 if spec.head_dim <= 128 and qkv.shape[1] * qkv.itemsize <= 24576 else 8
-    _launch(
-        (tokens, 1, 1),
-        (qkv, *weights, positions, keys, values, written),
-        (*sizes, *constants),
-        num_warps,
-    )
+    if tokens > 0:
+        weights, constants = encoding_of(encoding)
+        sizes = (qkv.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        # More threads than pairs: otherwise factors would pass through shared memory.
+        num_warps = 4 if spec.head_dim <= 128 and qkv.shape[1] * qkv.itemsize <= 24576 else 8
+        _launch(
+            (tokens, 1, 1),
+            (qkv, *weights, positions, keys, values, slot_mapping),
+            (*sizes, *constants),
+            num_warps,
+        )
+    return spec.split_heads(qkv)
 
 
 def encoding_of(

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.triton.launch import Launcher, cdiv
+from asyncllm.kernels.types import Tokens
 
 _BLOCK = 256
 
@@ -38,11 +39,11 @@ def _locate_tokens(
     real = exists & (positions >= 0)
     sampled = tl.load(last_token + slots, mask=real & (ids < 0), other=0)
     pages = tl.load(block_table + slots * MAX_PAGES + positions // PAGE_SIZE, mask=real, other=0)
-    written = pages.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
+    slot_mapping = pages.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
     ids = tl.where(ids < 0, sampled, ids.to(tl.int64))
     tl.store(located + tokens, tl.where(real, ids, 0), mask=exists)
     tl.store(located + count + tokens, tl.where(real, positions.to(tl.int64), 0), mask=exists)
-    tl.store(located + 2 * count + tokens, tl.where(real, written, -1), mask=exists)
+    tl.store(located + 2 * count + tokens, tl.where(real, slot_mapping, -1), mask=exists)
 
 
 @triton.jit(
@@ -73,7 +74,7 @@ _launch_enter = Launcher(_enter_pages)
 
 def locate_tokens(
     entries: Tensor, last_token: Tensor, block_table: Tensor, page_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Tokens:
     """See ``kernels.tokens.locate_tokens``; the tables are contiguous."""
     count = entries.shape[1]
     located = last_token.new_empty(3, count)
@@ -81,8 +82,7 @@ def locate_tokens(
         grid = (cdiv(count, _BLOCK), 1, 1)
         tensors = (entries, last_token, block_table, located, count)
         _launch(grid, tensors, (block_table.shape[1], page_size, _BLOCK), num_warps=4)
-    input_ids, positions, written = located.unbind()
-    return input_ids, positions, written
+    return Tokens(*located.unbind())
 
 
 def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asyncllm.attention.base import AttentionSpec, ForwardBatch
-from asyncllm.kernels.activation import ACTIVATIONS
-from asyncllm.kernels.qk_norm_rope import HeadEncoding
+from asyncllm.attention.base import ForwardBatch
+from asyncllm.kernels.reference.activation import ACTIVATIONS
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config import OPTConfig
 from asyncllm.models.layers.embedding import Embedding

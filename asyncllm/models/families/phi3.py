@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from asyncllm.attention.base import AttentionSpec
+from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.config import Phi3Config
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.attention import Attention

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from asyncllm.attention.base import AttentionSpec
+from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.config import Qwen3MoeConfig
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.attention import Attention

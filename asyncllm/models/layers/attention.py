@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from asyncllm.attention.base import AttentionSpec, ForwardBatch
-from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.qk_norm_rope import HeadEncoding
+from asyncllm.attention.base import ForwardBatch
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
 from asyncllm.models.layers.linear import FusedLinear, Linear
 from asyncllm.models.layers.norm import RMSNorm
 from asyncllm.models.layers.parameter import Placement

@@ -8,7 +8,7 @@ from itertools import accumulate
 from torch import Tensor, nn
 
 from asyncllm.kernels.linear import linear
-from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.types import Norm
 from asyncllm.models.layers.parameter import Packed, Placement
 from asyncllm.models.quant.weight import Place, QuantizedWeight
 

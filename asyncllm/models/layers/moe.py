@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.kernels.activation import gated
-from asyncllm.kernels.norm import Norm, rms_norm
+from asyncllm.kernels.norm import rms_norm
+from asyncllm.kernels.types import Norm
 from asyncllm.models.layers.linear import Linear
 from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.parameter import Packed, Placement

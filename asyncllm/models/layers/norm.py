@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asyncllm.kernels.norm import Norm, rms_norm
+from asyncllm.kernels.norm import rms_norm
+from asyncllm.kernels.types import Norm
 from asyncllm.models.layers.parameter import Placement
 
 

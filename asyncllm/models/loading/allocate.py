@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from asyncllm.kernels.fp8 import BLOCK
-from asyncllm.kernels.int4 import packed_block
+from asyncllm.kernels.types import FP8_BLOCK, packed_block
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.linear import FusedLinear, Linear
 from asyncllm.models.layers.parameter import Placement
@@ -76,7 +75,7 @@ def _weight(
     match layout:
         case Fp8Layout(blocked=True):
             # cuBLAS wants the scales of four blocks side by side.
-            if depth % (4 * BLOCK) or any(part % BLOCK for part in sizes):
+            if depth % (4 * FP8_BLOCK) or any(part % FP8_BLOCK for part in sizes):
                 return None
             return Fp8Weight(size, depth, device, blocked=True)
         case Fp8Layout(blocked=False):

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
-from asyncllm.kernels.fp8 import BLOCK, Fp8Matrix, dequantize_fp8
-from asyncllm.kernels.int4 import Int4Matrix, dequantize_int4, pack_int4
+from asyncllm.kernels.reference.quantized import dequantize_fp8, dequantize_int4, pack_int4
+from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.weight import Matrix
 
@@ -30,7 +30,7 @@ UNUSED = ("input_scale", "k_scale", "v_scale", "q_scale", "prob_scale")
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SCALES = ("weight_scale", "weight_scale_inv")
-_ROWS_AT_ONCE = 1024  # a multiple of BLOCK
+_ROWS_AT_ONCE = 1024  # a multiple of FP8_BLOCK
 
 
 def main_field(quantization: Quantization) -> str:
@@ -78,7 +78,7 @@ def _fp8_shape(module: str, shapes: Mapping[str, Shape]) -> list[int]:
     if field is None:
         raise ModelError(f"{module}: 'weight' is 8-bit, but there is no {' or '.join(_SCALES)}")
     size, depth = shapes["weight"]
-    blocks = [-(-size // BLOCK), -(-depth // BLOCK)]
+    blocks = [-(-size // FP8_BLOCK), -(-depth // FP8_BLOCK)]
     if list(shapes[field]) not in ([], [1], [size], [size, 1], blocks):
         raise _misfit(module, field, shapes, f"[], [{size}, 1] or {blocks}")
     return [size, depth]

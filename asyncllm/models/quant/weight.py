@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asyncllm.kernels.fp8 import BLOCK, Fp8Matrix, fp8_linear
-from asyncllm.kernels.int4 import Int4Matrix, int4_linear
-from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.linear import linear
+from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix, Norm
 
 Matrix = Fp8Matrix | Int4Matrix
 
@@ -74,12 +73,12 @@ class Fp8Weight(QuantizedWeight):
     """8-bit floating point.
 
     Args:
-        blocked: a scale for each block rather than each row. Parts begin at multiples of BLOCK.
+        blocked: a scale for each block rather than each row. Parts begin at multiples of FP8_BLOCK.
     """
 
     def __init__(self, size: int, depth: int, device: torch.device, *, blocked: bool):
         super().__init__(size, depth)
-        scales = (-(-size // BLOCK), -(-depth // BLOCK)) if blocked else (size, 1)
+        scales = (-(-size // FP8_BLOCK), -(-depth // FP8_BLOCK)) if blocked else (size, 1)
         self.data = _parameter((size, depth), torch.float8_e4m3fn, device)
         self.scale = _parameter(scales, torch.float32, device)
 
@@ -93,7 +92,7 @@ class Fp8Weight(QuantizedWeight):
         act: str | None = None,
     ) -> Tensor:
         weight = Fp8Matrix(self.data, self.scale)
-        return fp8_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+        return linear(x, weight, bias, norm=norm, residual=residual, act=act)
 
     def write(self, start: int, end: int, matrix: Matrix) -> None:
         assert isinstance(matrix, Fp8Matrix)
@@ -143,7 +142,7 @@ class Int4Weight(QuantizedWeight):
         act: str | None = None,
     ) -> Tensor:
         weight = Int4Matrix(self.packed, self.scale, self.zero, self.order)
-        return int4_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+        return linear(x, weight, bias, norm=norm, residual=residual, act=act)
 
     def write(self, start: int, end: int, matrix: Matrix) -> None:
         assert isinstance(matrix, Int4Matrix)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from asyncllm.attention import choose
-from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.choose import choose_backend
 from asyncllm.attention.flashinfer import unsupported
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import ModelError
 from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.kernels.types import AttentionSpec
 from asyncllm.startup import flashinfer_prebuild as prebuild
 from asyncllm.startup.flashinfer_prebuild import KernelError, KernelModule, modules_for
 

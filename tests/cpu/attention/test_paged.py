@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionSpec, Ends
+from asyncllm.attention.base import Ends
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.kernels.types import AttentionSpec
 from tests.support.models.attending import UNCHANGED, attend, forward_batch
 from tests.support.models.dense_attention import DenseBackend
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionSpec
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.attention.sdpa_plan import QUERY_BLOCK
 from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.kernels.types import AttentionSpec
 from tests.support.models.attending import attend
 
 DIM = 16

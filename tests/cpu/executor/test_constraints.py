@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.sampling.sampler import Level, Sampler
-from asyncllm.kernels.sampling import stream_of, uniforms
+from asyncllm.kernels.random_streams import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, Constraints, RowParams
 from tests.support.kernels.distributions import check_distribution, distribution
 from tests.support.models.constraining import row_params

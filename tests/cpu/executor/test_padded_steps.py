@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionBackend, AttentionSpec, ForwardBatch
+from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CpuDevice
@@ -22,7 +22,7 @@ from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.step.inputs import StepRows, stage
 from asyncllm.executor.step.padded_steps import StepPrograms, row_buckets
 from asyncllm.executor.step.slots import SlotTable
-from asyncllm.kernels.qk_norm_rope import HeadEncoding
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec

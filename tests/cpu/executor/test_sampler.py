@@ -12,15 +12,8 @@ from torch import Tensor
 
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.sampling.sampler import Level, Sampler
-from asyncllm.kernels.sampling import (
-    MAX_SELECT,
-    TILE,
-    cut_offs,
-    keep_from,
-    pick,
-    stream_of,
-    uniforms,
-)
+from asyncllm.kernels.random_streams import stream_of, uniforms
+from asyncllm.kernels.reference.sampling import MAX_SELECT, TILE, cut_offs, keep_from, pick
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.support.kernels.distributions import check_distribution, distribution
 from tests.support.models.constraining import plain_params

@@ -12,9 +12,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from asyncllm.attention.base import AttentionSpec
 from asyncllm.errors import ModelError
-from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads
+from asyncllm.kernels.attention import encode_heads
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.moe import SparseMoE

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3ForConditionalGeneration
 
-from asyncllm.attention.base import AttentionSpec, ForwardBatch
-from asyncllm.kernels.qk_norm_rope import HeadEncoding
+from asyncllm.attention.base import ForwardBatch
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec

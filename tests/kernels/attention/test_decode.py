@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionSpec
-from asyncllm.kernels.decode import decode_attention_reference, decode_heads_reference
-from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.qk_norm_rope import HeadEncoding
+from asyncllm.kernels.reference.attention import decode_attention_reference, decode_heads_reference
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")

@@ -27,12 +27,12 @@ def test_first_tiles_are_on_their_way_before_the_wait(tmp_path: Path) -> None:
         check=True,
     )
     for kernels in json.loads(process.stdout).values():
-        (_, _, ptx, _), *beside = kernels
+        (_, _, ptx, _), *overlapping = kernels
         before, wait, _ = ptx.partition("griddepcontrol.wait")
         assert wait
         assert before.count("cp.async.commit_group") >= 2  # K and V
-        for _, _, other, _ in beside:
-            # Only the row too many waits, and it does nothing else.
+        for _, _, other, _ in overlapping:
+            # Only the extra row waits, and it does nothing else.
             before, *after = other.split("griddepcontrol.wait")
             assert len(after) == 1
             assert "cp.async" not in before

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.decode import decode_attention_reference, decode_heads_reference
+from asyncllm.kernels.reference.attention import decode_attention_reference, decode_heads_reference
 from tests.kernels.attention.test_decode import (
     KINDS,
     Cache,
@@ -21,7 +21,6 @@ from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.attention.base import AttentionSpec
 from asyncllm.kernels.triton.attention import decode
 from asyncllm.kernels.triton.attention.decode_heads import decode_heads
 from asyncllm.kernels.triton.attention.decode_hopper import (
@@ -38,6 +37,7 @@ from asyncllm.kernels.triton.attention.decode_launch import (
     arrivals_of,
 )
 from asyncllm.kernels.triton.qk_norm_rope import encode_heads
+from asyncllm.kernels.types import AttentionSpec
 
 on_hopper = pytest.mark.skipif(
     DEVICE == "cpu" or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
@@ -53,11 +53,11 @@ def attend(
     cache: Cache,
     spec: AttentionSpec,
     out: Tensor,
-    beside: bool = False,
+    overlaps_previous: bool = False,
     pieces: tuple[int, int] | None = None,
 ) -> None:
     strides = q.stride(0), q.stride(1)
-    launch(q, *strides, AS_IT_IS, Rows(*cache), spec, out, beside, pieces)
+    launch(q, *strides, AS_IT_IS, Rows(*cache), spec, out, overlaps_previous, pieces)
 
 
 def check(
@@ -110,7 +110,7 @@ def test_any_page_size_that_it_supports(page_size: int) -> None:
 
 @on_hopper
 @pytest.mark.parametrize("pieces", [None, WHOLE, SPLIT])
-def test_beside_another_kernel_padding_is_left_alone(pieces: tuple[int, int] | None) -> None:
+def test_overlapping_another_kernel_padding_is_left_alone(pieces: tuple[int, int] | None) -> None:
     spec = make_spec(32, 8, 128)
     cache = make_cache(spec, torch.bfloat16, row_lengths=LENGTHS)
     q = make_queries(spec, torch.bfloat16, len(LENGTHS))

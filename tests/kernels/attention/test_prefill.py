@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionSpec
-from asyncllm.kernels.prefill import ExtendRows, extend_attention_reference
-from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads
+from asyncllm.kernels.attention import encode_heads
+from asyncllm.kernels.reference.attention import prefill_attention_reference
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
 from asyncllm.kernels.triton.attention.decode import decode_attention
-from asyncllm.kernels.triton.attention.prefill import choose_blocks, extend_attention
+from asyncllm.kernels.triton.attention.prefill import choose_blocks, prefill_attention
 from asyncllm.kernels.triton.attention.prefill_tiles import find_tiles
 
 #: Triton's interpreter has no product of bfloat16 matrices.
@@ -88,17 +88,17 @@ class Step:
             self.keys,
             self.values,
             self.table,
-            ExtendRows(self.slots, self.starts, self.q_offsets),
+            PrefillRows(self.slots, self.starts, self.q_offsets),
             self.case.spec,
         )
 
     def check(self) -> Tensor:
-        expected = extend_attention_reference(*self.arguments())[: self.tokens].float()
+        expected = prefill_attention_reference(*self.arguments())[: self.tokens].float()
         tolerance = TOLERANCE[self.case.dtype]
         # What is best on this GPU, and what any GPU can do.
         for blocks in (None, choose_blocks(self.q)) if DEVICE == "cuda" else (None,):
             out = torch.full(self.q.shape, torch.nan, dtype=self.q.dtype, device=DEVICE)
-            extend_attention(*self.arguments(), out=out, blocks=blocks)
+            prefill_attention(*self.arguments(), out=out, blocks=blocks)
             torch.testing.assert_close(
                 out[: self.tokens].float(), expected, atol=tolerance, rtol=tolerance
             )
@@ -162,7 +162,7 @@ def test_many_rows() -> None:
 def test_tiles_cover_rows_and_the_longest_come_first() -> None:
     rows = [(1, 9), (0, 0), (70, 16), (0, 33), *[(2, 1)] * 300]
     step = Step(Case(num_kv_heads=1, group=1, head_dim=16), rows)
-    tiles = find_tiles(step.slots, step.starts, step.q_offsets, 1000, 16)
+    tiles = find_tiles(PrefillRows(step.slots, step.starts, step.q_offsets), 1000, 16)
     count, pieces = tiles[0, :2].tolist()
     assert pieces == 1
     found = tiles[1 : 1 + count].tolist()
@@ -186,16 +186,15 @@ def test_tiles_cover_rows_and_the_longest_come_first() -> None:
         pytest.param([(1000, 48)], 16, 5, id="three_tiles"),
         pytest.param([(1000, 16 * 9)], 16, 1, id="nine_tiles"),
         pytest.param([(100, 10)], 16, 1, id="short"),
-        pytest.param([(5, 1)] * 200 + [(4000, 48)], 16, 1, id="beside_decode_rows"),
-        pytest.param([(5, 1)] * 3 + [(4000, 48)], 16, 5, id="beside_few_decode_rows"),
+        pytest.param([(5, 1)] * 200 + [(4000, 48)], 16, 1, id="overlapping_decode_rows"),
+        pytest.param([(5, 1)] * 3 + [(4000, 48)], 16, 5, id="overlapping_few_decode_rows"),
     ],
 )
 def test_few_tiles_are_cut(rows: list[tuple[int, int]], room: int, pieces: int) -> None:
     step = Step(Case(num_kv_heads=1, group=1, head_dim=16), rows)
     count = len(rows) - 1
-    tiles = find_tiles(
-        step.slots[count:], step.starts[count:], step.q_offsets[count:], 1000, 16, room
-    )
+    prefill = PrefillRows(step.slots[count:], step.starts[count:], step.q_offsets[count:])
+    tiles = find_tiles(prefill, 1000, 16, room)
     assert int(tiles[0, 1]) == pieces
 
 
@@ -214,10 +213,10 @@ def test_a_captured_launch_serves_other_rows(head_dim: int) -> None:
     first, second = Step(case, [(0, 700), (3, 20)]), Step(case, [(9, 650), (0, 0)])
     q, keys, values, table, rows, spec = first.arguments()
     answer = torch.empty_like(q)
-    extend_attention(*first.arguments(), out=answer)
+    prefill_attention(*first.arguments(), out=answer)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        extend_attention(q, keys, values, table, again(rows), spec, out=answer)
+        prefill_attention(q, keys, values, table, again(rows), spec, out=answer)
     q[: len(second.q)] = second.q
     keys[: len(second.keys)] = second.keys
     values[: len(second.values)] = second.values
@@ -226,7 +225,7 @@ def test_a_captured_launch_serves_other_rows(head_dim: int) -> None:
     rows.starts.copy_(second.starts)
     rows.q_offsets.copy_(second.q_offsets)
     graph.replay()
-    expected = extend_attention_reference(*second.arguments())
+    expected = prefill_attention_reference(*second.arguments())
     torch.testing.assert_close(answer[:650], expected, atol=1e-2, rtol=1e-2)
 
 
@@ -263,12 +262,12 @@ def test_windows_are_cut_into_pieces(window: int) -> None:
 
 def workspace(head_dim: int) -> tuple[Tensor, ...]:
     """Of the kernel for Hopper."""
-    from asyncllm.kernels.triton.attention import prefill_hopper as extend_hopper
+    from asyncllm.kernels.triton.attention import prefill_hopper
 
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("another kernel attends here")
     programs = torch.cuda.get_device_properties(0).multi_processor_count
-    return extend_hopper.workspace_of(torch.device("cuda", 0), programs, head_dim)
+    return prefill_hopper.workspace_of(torch.device("cuda", 0), programs, head_dim)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="graphs are CUDA's")
@@ -282,13 +281,13 @@ def test_a_captured_launch_cuts_other_rows_otherwise() -> None:
     ]
     q, keys, values, table, rows, spec = steps[0].arguments()
     answer = torch.empty_like(q)
-    extend_attention(*steps[0].arguments(), out=answer)
+    prefill_attention(*steps[0].arguments(), out=answer)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tiles = again(rows)
         for _ in range(4):  # layers
-            extend_attention(q, keys, values, table, tiles, spec, out=answer)
-    expected = [extend_attention_reference(*step.arguments())[: step.tokens] for step in steps]
+            prefill_attention(q, keys, values, table, tiles, spec, out=answer)
+    expected = [prefill_attention_reference(*step.arguments())[: step.tokens] for step in steps]
     sources = [[x.clone() for x in tensors_of(step)] for step in steps]
     for _ in range(5):
         for step, tensors, result in zip(steps[::-1], sources[::-1], expected[::-1], strict=True):
@@ -306,8 +305,8 @@ def test_new_keys_and_values_are_written_just_before(rows: list[tuple[int, int]]
     case = Case(num_kv_heads=8, group=4, head_dim=128)
     steps = [Step(case, rows) for _ in range(6)]
     none = torch.zeros(steps[0].tokens, dtype=torch.int64, device=DEVICE)
-    expected = [extend_attention_reference(*step.arguments()) for step in steps]
-    shared = ExtendRows(steps[0].slots, steps[0].starts, steps[0].q_offsets)
+    expected = [prefill_attention_reference(*step.arguments()) for step in steps]
+    shared = PrefillRows(steps[0].slots, steps[0].starts, steps[0].q_offsets)
     work = []
     for step in steps:
         cells = new_cells(step)
@@ -319,7 +318,7 @@ def test_new_keys_and_values_are_written_just_before(rows: list[tuple[int, int]]
         for step, (qkv, cells) in zip(steps, work, strict=True):
             pages = step.keys, step.values
             q, _, _ = encode_heads(qkv, case.spec, UNCHANGED, none, *pages, cells)
-            outs.append(extend_attention(q, *pages, step.table, shared, case.spec))
+            outs.append(prefill_attention(q, *pages, step.table, shared, case.spec))
         return outs
 
     for step in steps:  # all have the slots of the first
@@ -360,16 +359,16 @@ def tensors_of(step: Step) -> list[Tensor]:
     [
         pytest.param([5, 1, 40], [(30, 20), (0, 0), (3, 1)], id="few"),
         pytest.param([300 + i for i in range(100)], [(700, 155)], id="many", marks=LARGE),
-        pytest.param([900, 1, 30], [(0, 0), (5000, 100)], id="beside_pieces", marks=LARGE),
+        pytest.param([900, 1, 30], [(0, 0), (5000, 100)], id="overlapping_pieces", marks=LARGE),
     ],
 )
-def test_decode_rows_attend_beside(lengths: list[int], rows: list[tuple[int, int]]) -> None:
+def test_decode_rows_overlap_longer_ones(lengths: list[int], rows: list[tuple[int, int]]) -> None:
     case = Case(num_kv_heads=2 if DEVICE == "cpu" else 8, head_dim=64)
     step = Step(case, [*((n - 1, 1) for n in lengths), *rows], padding=3)
     count = len(lengths)
     q, keys, values, table, _, spec = step.arguments()
-    longer = ExtendRows(step.slots[count:], step.starts[count:], step.q_offsets[count:])
-    expected = extend_attention_reference(*step.arguments())[: step.tokens]
+    longer = PrefillRows(step.slots[count:], step.starts[count:], step.q_offsets[count:])
+    expected = prefill_attention_reference(*step.arguments())[: step.tokens]
     # Behind decode rows is padding, which are tokens of longer rows.
     total = torch.zeros(min(count + 2, len(q)), dtype=torch.int32, device=DEVICE)
     total[:count] = torch.tensor(lengths, dtype=torch.int32)
@@ -377,13 +376,13 @@ def test_decode_rows_attend_beside(lengths: list[int], rows: list[tuple[int, int
     slots[:count] = step.slots[:count]
     for _ in range(20 if DEVICE == "cuda" else 1):
         out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE)
-        extend_attention(q, keys, values, table, longer, spec, out=out)
+        prefill_attention(q, keys, values, table, longer, spec, out=out)
         several = q[: len(total)], keys, values, table, slots, total, spec
-        decode_attention(*several, out=out[: len(total)], beside=True)
+        decode_attention(*several, out=out[: len(total)], overlaps_previous=True)
         torch.testing.assert_close(out[: step.tokens], expected, atol=1e-2, rtol=1e-2)
         assert bool(out[step.tokens :].isnan().all())
 
 
-def again(rows: ExtendRows) -> ExtendRows:
+def again(rows: PrefillRows) -> PrefillRows:
     """The same, of which nothing has been found out."""
-    return ExtendRows(rows.slots, rows.starts, rows.q_offsets)
+    return PrefillRows(rows.slots, rows.starts, rows.q_offsets)

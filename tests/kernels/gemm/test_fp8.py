@@ -8,10 +8,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.fp8 import Fp8Matrix, fp8_linear_reference, quantize_rows_reference
-from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.triton.gemm.fp8 import fp8_linear, quantize_rows
+from asyncllm.kernels.reference.linear import linear_reference
+from asyncllm.kernels.reference.quantized import quantize_rows_reference
+from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
 from asyncllm.kernels.triton.gemm.fp8_skinny import Tile, fp8_skinny
+from asyncllm.kernels.triton.gemm.linear import linear
+from asyncllm.kernels.triton.gemm.projection import Projection
+from asyncllm.kernels.types import Fp8Matrix, Norm
 from tests.support.kernels.device import DEVICE
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -44,7 +47,7 @@ def assert_near(got: Tensor, expected: Tensor, tolerance: float = 0.02) -> None:
 def test_few_rows(rows: int, size: int, columns: int, blocked: bool, dtype: torch.dtype) -> None:
     x, matrix = random_rows(rows, columns, dtype), random_matrix(size, columns, blocked=blocked)
     bias = torch.randn(size, device=DEVICE).to(dtype)
-    assert_near(fp8_linear(x, matrix, bias), fp8_linear_reference(x, matrix, bias))
+    assert_near(linear(x, matrix, bias), linear_reference(x, matrix, bias))
 
 
 @pytest.mark.parametrize("tile", [Tile(16, 4, 3), Tile(32, 2, 2)])
@@ -53,8 +56,9 @@ def test_few_rows(rows: int, size: int, columns: int, blocked: bool, dtype: torc
 def test_skinny(blocked: bool, rows: int, tile: Tile) -> None:
     x, matrix = random_rows(rows, 384, torch.bfloat16), random_matrix(2 * 168, 384, blocked=blocked)
     for act in (None, "silu"):
-        got = fp8_skinny(tile, x, matrix, act=act)
-        assert_near(got, fp8_linear_reference(x, matrix, act=act))
+        p = Projection.of(x, matrix, act=act)
+        fp8_skinny(tile, p)
+        assert_near(p.out, linear_reference(x, matrix, act=act))
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -63,8 +67,8 @@ def test_skinny(blocked: bool, rows: int, tile: Tile) -> None:
 def test_norm_and_activation(blocked: bool, rows: int, offset: bool) -> None:
     x, matrix = random_rows(rows, 384, torch.bfloat16), random_matrix(2 * 168, 384, blocked=blocked)
     norm = Norm(torch.randn(384, device=DEVICE).to(x.dtype), 1e-6, offset)
-    expected = fp8_linear_reference(x, matrix, norm=norm, act="silu")
-    assert_near(fp8_linear(x, matrix, norm=norm, act="silu"), expected)
+    expected = linear_reference(x, matrix, norm=norm, act="silu")
+    assert_near(linear(x, matrix, norm=norm, act="silu"), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -73,8 +77,8 @@ def test_residual(blocked: bool, rows: int) -> None:
     x, matrix = random_rows(rows, 128, torch.bfloat16), random_matrix(40, 128, blocked=blocked)
     whole = torch.full((5, 48), torch.nan, dtype=x.dtype, device=DEVICE)
     residual = whole[:rows, :40].copy_(torch.randn(rows, 40))
-    expected = fp8_linear_reference(x, matrix, residual=residual.clone())
-    assert fp8_linear(x, matrix, residual=residual) is residual
+    expected = linear_reference(x, matrix, residual=residual.clone())
+    assert linear(x, matrix, residual=residual) is residual
     assert_near(residual, expected)
     assert whole[rows:].isnan().all()
     assert whole[:, 40:].isnan().all()
@@ -112,5 +116,5 @@ def test_quantized_rows(columns: int, blocked: bool, norm: bool | None) -> None:
 def test_many_rows(rows: int, blocked: bool) -> None:
     x, matrix = random_rows(rows, 512, torch.bfloat16), random_matrix(256, 512, blocked=blocked)
     norm = Norm(torch.rand(512, device=DEVICE).to(x.dtype), 1e-6)
-    expected = fp8_linear_reference(x, matrix, norm=norm)
-    assert_near(fp8_linear(x, matrix, norm=norm), expected, tolerance=0.06)
+    expected = linear_reference(x, matrix, norm=norm)
+    assert_near(linear(x, matrix, norm=norm), expected, tolerance=0.06)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from asyncllm.kernels.linear import linear, linear_reference
+from asyncllm.kernels.linear import linear
+from asyncllm.kernels.reference.linear import linear_reference
 from asyncllm.kernels.tuning import (
-    DirectTile,
     GemvTile,
-    HeldTile,
+    RegisterSkinnyTile,
     Shape,
-    StreamTile,
+    SmemResidentTile,
     Tile,
+    TmaTile,
     choose,
-    dump,
     guess,
     parse,
 )
@@ -25,9 +25,11 @@ from tests.support.kernels.linear_case import AROUND, DTYPE, Case, poison
 
 pytest.importorskip("triton")
 from asyncllm.kernels.triton.gemm.linear import fits, project
+from asyncllm.kernels.triton.gemm.projection import Projection
+from tools.tune_kernels.table import dump
 
 GEMV = GemvTile(4, 128, 4)
-DIRECT = DirectTile(16, 128, True, 4)
+REGISTER_SKINNY = RegisterSkinnyTile(16, 128, True, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +42,9 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     ("rows", "tile"),
     [
         (1, GEMV),
-        (3, DirectTile(16, 128, True, 4, norm_apart=True)),
-        (1, DIRECT),
-        (3, DirectTile(8, 64, False, 2)),
+        (3, RegisterSkinnyTile(16, 128, True, 4, separate_norm=True)),
+        (1, REGISTER_SKINNY),
+        (3, RegisterSkinnyTile(8, 64, False, 2)),
     ],
     ids=str,
 )
@@ -61,9 +63,9 @@ def test_activations(act: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("tile", [GEMV, DIRECT], ids=str)
+@pytest.mark.parametrize("tile", [GEMV, REGISTER_SKINNY], ids=str)
 def test_dtypes(tile: Tile, dtype: torch.dtype) -> None:
-    if tile is DIRECT and dtype != torch.float16:
+    if tile is REGISTER_SKINNY and dtype != torch.float16:
         dtype = DTYPE  # of a GPU's two bytes
     case = Case(1, 48, 128, dtype)
     case.check(case.run(tile))
@@ -72,15 +74,15 @@ def test_dtypes(tile: Tile, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "tile",
     [
-        DIRECT,
-        DirectTile(32, 256, True, 4, 2),
-        DirectTile(8, 128, False, 2, 2),
-        DirectTile(16, 128, True, 4, 1, late=True, norm_apart=True),
+        REGISTER_SKINNY,
+        RegisterSkinnyTile(32, 256, True, 4, 2),
+        RegisterSkinnyTile(8, 128, False, 2, 2),
+        RegisterSkinnyTile(16, 128, True, 4, 1, pdl_late=True, separate_norm=True),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("rows", [5, 8, 33])
-def test_tiles_of_few_rows(rows: int, tile: DirectTile) -> None:
+def test_tiles_of_few_rows(rows: int, tile: RegisterSkinnyTile) -> None:
     case = Case(rows, 136, 256, DTYPE, norm=True, act="silu")
     case.check(case.run(tile))
 
@@ -88,21 +90,22 @@ def test_tiles_of_few_rows(rows: int, tile: DirectTile) -> None:
 @pytest.mark.parametrize("columns", [96, 1000, 1024 + 8])
 def test_odd_sizes_of_one_row(columns: int) -> None:
     case = Case(1, 37, columns, torch.bfloat16, norm=True)
-    case.check(case.run(GemvTile(2, 256, 2, late=True)))
+    case.check(case.run(GemvTile(2, 256, 2, pdl_late=True)))
 
 
 def test_rows_do_not_depend_on_padding() -> None:
     case = Case(8, 64, 256, DTYPE, norm=True)
-    alone = [project(DIRECT, case.x[:n], case.weight, norm=case.norm) for n in (1, 2, 5, 8)]
+    few = (Projection.of(case.x[:n], case.weight, norm=case.norm) for n in (1, 2, 5, 8))
+    alone = [project(REGISTER_SKINNY, p) for p in few]
     for got in alone:
         assert torch.equal(got, alone[-1][: len(got)])
 
 
 def test_float16_is_normalised_before_the_tensor_cores() -> None:
     shape = Shape(64, 256, norm=True, epilogue="")
-    assert not fits(DIRECT, torch.empty(2, 256, dtype=torch.float16), shape)
-    assert fits(DIRECT, torch.empty(2, 256, dtype=torch.bfloat16), shape)
-    apart = DIRECT._replace(norm_apart=True)
+    assert not fits(REGISTER_SKINNY, torch.empty(2, 256, dtype=torch.float16), shape)
+    assert fits(REGISTER_SKINNY, torch.empty(2, 256, dtype=torch.bfloat16), shape)
+    apart = REGISTER_SKINNY._replace(separate_norm=True)
     assert fits(apart, torch.empty(2, 256, dtype=torch.float16), shape)
 
 
@@ -130,8 +133,8 @@ def test_reference(around: dict[str, Any]) -> None:
 
 def test_tables_survive_json() -> None:
     table: dict[str, dict[int, Tile | None]] = {
-        "64x32 norm gated": {1: GEMV, 8: HeldTile(1, 64, 1, 4), 64: None},
-        "64x32": {1: GEMV, 2: DIRECT, 4: StreamTile(1, 1, 64, 1, 4, 3)},
+        "64x32 norm gated": {1: GEMV, 8: SmemResidentTile(1, 64, 1, 4), 64: None},
+        "64x32": {1: GEMV, 2: REGISTER_SKINNY, 4: TmaTile(1, 1, 64, 1, 4, 3)},
     }
     assert parse(dump(table)) == table
 
@@ -141,8 +144,8 @@ def test_user_table_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     folder = tmp_path / "asyncllm" / "tuned"
     folder.mkdir(parents=True)
     shape = Shape(64, 512, norm=False, epilogue="")
-    (folder / "Some_GPU.json").write_text(dump({shape.key: {8: DIRECT, 16: None}}))
-    assert choose("Some GPU", 5, shape) == DIRECT
+    (folder / "Some_GPU.json").write_text(dump({shape.key: {8: REGISTER_SKINNY, 16: None}}))
+    assert choose("Some GPU", 5, shape) == REGISTER_SKINNY
     assert choose("Some GPU", 16, shape) is None
     assert choose("Some GPU", 1, shape) == guess(1, shape)
     assert choose("Some GPU", 1000, shape) is None
@@ -162,4 +165,4 @@ def test_guesses_can_run(shape: Shape) -> None:
         tiles = [guess(rows, shape), guess(rows, shape, hopper=True)]
         assert all(tile is None or fits(tile, x, shape) for tile in tiles)
         if shape.size >= 1024 and rows > 1:
-            assert isinstance(tiles[1], HeldTile | StreamTile)
+            assert isinstance(tiles[1], SmemResidentTile | TmaTile)

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from asyncllm.kernels.masks import mask_scores_reference, mask_width
+from asyncllm.kernels.masks import mask_width
+from asyncllm.kernels.reference.scores import mask_scores_reference
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")

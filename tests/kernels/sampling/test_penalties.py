@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from asyncllm.kernels.penalties import penalise_reference
+from asyncllm.kernels.reference.scores import penalise_reference
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")

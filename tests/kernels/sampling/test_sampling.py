@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.sampling import RECORD, sample_tokens_reference, stream_of, uniforms
+from asyncllm.kernels.random_streams import stream_of, uniforms
+from asyncllm.kernels.reference.sampling import sample_tokens_reference
+from asyncllm.kernels.sampling import RECORD
 from asyncllm.wire.messages import BAD_TOKEN
 from tests.support.kernels.device import DEVICE
 from tests.support.kernels.distributions import check_distribution, distribution

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionSpec
-from asyncllm.kernels.norm import Norm
-from asyncllm.kernels.qk_norm_rope import HeadEncoding
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
 from asyncllm.startup.triton_prebuild import Variant, gpus_of, rehearsing
 
 HIDDEN, INTERMEDIATE, MAX_LENGTH, PAGE_SIZE = 1024, 3072, 4096, 16
@@ -62,7 +60,7 @@ def launch_norm() -> None:
 
 
 def launch_activation() -> None:
-    from asyncllm.kernels.activation import ACTIVATIONS
+    from asyncllm.kernels.reference.activation import ACTIVATIONS
     from asyncllm.kernels.triton.activation import gated
 
     for act in ACTIVATIONS:
@@ -83,22 +81,22 @@ def launch_tokens() -> None:
 
 
 def launch_extend() -> None:
-    from asyncllm.kernels.prefill import ExtendRows
-    from asyncllm.kernels.triton.attention.prefill import choose_blocks, extend_attention
+    from asyncllm.kernels.triton.attention.prefill import choose_blocks, prefill_attention
+    from asyncllm.kernels.types import PrefillRows
 
     q = qkv(100).view(100, -1, SPEC.head_dim)[:, : SPEC.num_heads]
     for blocks in (None, choose_blocks(q)):  # None: the kernel for Hopper
-        rows = ExtendRows(int32(3), int32(3), int32(4))
-        extend_attention(q, pages(), pages(), int32(9, 256), rows, SPEC, blocks=blocks)
+        rows = PrefillRows(int32(3), int32(3), int32(4))
+        prefill_attention(q, pages(), pages(), int32(9, 256), rows, SPEC, blocks=blocks)
 
 
 def launch_decode() -> None:
     from asyncllm.kernels.triton.attention.decode import decode_attention
 
     q = half(2, SPEC.num_heads, SPEC.head_dim)
-    for beside in (False, True):
+    for overlaps in (False, True):
         rows = int32(3, 256), int32(2), int32(2)
-        decode_attention(q, pages(), pages(), *rows, SPEC, beside=beside)
+        decode_attention(q, pages(), pages(), *rows, SPEC, overlaps_previous=overlaps)
 
 
 def launch_decode_hopper() -> None:
@@ -107,7 +105,7 @@ def launch_decode_hopper() -> None:
 
     rows = pages(), pages(), int32(71, 256), int32(70), int32(70)
     q = half(70, SPEC.num_heads, SPEC.head_dim)
-    decode_attention(q, *rows, SPEC, beside=True)
+    decode_attention(q, *rows, SPEC, overlaps_previous=True)
     for num_heads in (16, 64, 128):
         spec = replace(SPEC, num_heads=num_heads)
         decode_attention(half(70, num_heads, SPEC.head_dim), *rows, spec)
@@ -124,18 +122,35 @@ def launch_decode_heads() -> None:
 
 def launch_linear() -> None:
     from asyncllm.kernels.triton.gemm.linear import project
-    from asyncllm.kernels.tuning import DirectTile, GemvTile, HeldTile, StreamTile, WideTile
+    from asyncllm.kernels.triton.gemm.projection import Projection
+    from asyncllm.kernels.tuning import (
+        GemvTile,
+        RegisterSkinnyTile,
+        SmemResidentTile,
+        Tile,
+        TmaSplitTile,
+        TmaTile,
+    )
 
     gemv = GemvTile(block_n=4, block_k=1024, warps=4)
-    direct = DirectTile(block_n=16, block_k=512, held=True, warps=4)
-    held = HeldTile(fold=2, block_k=256, splits=1, warps=4)
-    stream = StreamTile(parts=2, fold=1, block_k=64, splits=2, stages=4, x_stages=3)
+    register_skinny = RegisterSkinnyTile(block_n=16, block_k=512, preloads=True, warps=4)
+    smem_resident = SmemResidentTile(fold=2, block_k=256, splits=1, warps=4)
+    tma = TmaTile(parts=2, fold=1, block_k=64, splits=2, stages=4, x_stages=3)
     weight = half(INTERMEDIATE, HIDDEN)
-    for rows, tile in ((1, gemv), (8, direct), (32, held), (64, stream)):
-        project(tile, half(rows, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
-        project(tile, half(rows, HIDDEN), weight, residual=half(rows, INTERMEDIATE))
-    project(WideTile(3, 1, 4), half(250, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
-    project(WideTile(2, 2, 4), half(200, HIDDEN), weight, residual=half(200, INTERMEDIATE))
+
+    def gated(tile: Tile, rows: int) -> None:
+        x = half(rows, HIDDEN)
+        project(tile, Projection.of(x, weight, norm=norm(HIDDEN), act="silu"))
+
+    def added(tile: Tile, rows: int) -> None:
+        x, residual = half(rows, HIDDEN), half(rows, INTERMEDIATE)
+        project(tile, Projection.of(x, weight, residual=residual))
+
+    for rows, tile in ((1, gemv), (8, register_skinny), (32, smem_resident), (64, tma)):
+        gated(tile, rows)
+        added(tile, rows)
+    gated(TmaSplitTile(3, 1, 4), 250)
+    added(TmaSplitTile(2, 2, 4), 200)
 
 
 def launch_sampling() -> None:
@@ -163,22 +178,24 @@ def launch_masks() -> None:
 
 
 def launch_fp8() -> None:
-    from asyncllm.kernels.fp8 import Fp8Matrix
-    from asyncllm.kernels.triton.gemm.fp8 import fp8_linear, quantize_rows
+    from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
+    from asyncllm.kernels.triton.gemm.linear import linear
+    from asyncllm.kernels.types import Fp8Matrix
 
     data = torch.empty(INTERMEDIATE, HIDDEN, dtype=torch.float8_e4m3fn)
     by_row = Fp8Matrix(data, torch.empty(INTERMEDIATE, 1))
     blocks = Fp8Matrix(data, torch.empty(INTERMEDIATE // 128, HIDDEN // 128))
-    fp8_linear(half(1, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
-    fp8_linear(half(1, HIDDEN), blocks, residual=half(1, INTERMEDIATE))
-    fp8_linear(half(4, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
-    fp8_linear(half(4, HIDDEN), blocks, residual=half(4, INTERMEDIATE))
+    linear(half(1, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
+    linear(half(1, HIDDEN), blocks, residual=half(1, INTERMEDIATE))
+    linear(half(4, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
+    linear(half(4, HIDDEN), blocks, residual=half(4, INTERMEDIATE))
     quantize_rows(half(300, HIDDEN), norm=norm(HIDDEN), blocked=True)
 
 
 def launch_int4() -> None:
-    from asyncllm.kernels.int4 import Int4Matrix
-    from asyncllm.kernels.triton.gemm.int4 import dequantize, int4_linear
+    from asyncllm.kernels.triton.gemm.int4 import dequantize
+    from asyncllm.kernels.triton.gemm.linear import linear
+    from asyncllm.kernels.types import Int4Matrix
 
     groups = HIDDEN // 128
     weight = Int4Matrix(
@@ -186,8 +203,8 @@ def launch_int4() -> None:
         torch.empty(groups, INTERMEDIATE, dtype=torch.float16),
         torch.empty(groups, INTERMEDIATE, dtype=torch.uint8),
     )
-    int4_linear(half(4, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
-    int4_linear(half(40, HIDDEN), weight, residual=half(40, INTERMEDIATE))
+    linear(half(4, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
+    linear(half(40, HIDDEN), weight, residual=half(40, INTERMEDIATE))
     dequantize(weight, torch.bfloat16)
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.activation import gated_reference
-from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.reference.activation import gated_reference
 from asyncllm.kernels.tuning import Tile
+from asyncllm.kernels.types import Norm
 from tests.support.kernels.device import DEVICE
 
 #: Relative error, in the Frobenius norm, of what is rounded to this dtype a few times.
@@ -74,11 +74,12 @@ class Case:
 
     def run(self, tile: Tile) -> Tensor:
         from asyncllm.kernels.triton.gemm.linear import project
+        from asyncllm.kernels.triton.gemm.projection import Projection
 
-        return project(
-            tile, self.x, self.weight, self.bias,
-            norm=self.norm, residual=self.residual, act=self.act,
-        )  # fmt: skip
+        p = Projection.of(
+            self.x, self.weight, self.bias, norm=self.norm, residual=self.residual, act=self.act
+        )
+        return project(tile, p)
 
     def check(self, got: Tensor) -> None:
         assert got.dtype == self.x.dtype

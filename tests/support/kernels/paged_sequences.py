@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionBackend, AttentionSpec
+from asyncllm.attention.base import AttentionBackend
 from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.kernels.types import AttentionSpec
 from tests.support.models import attending, dense_attention
 
 DEVICE = torch.device("cuda")

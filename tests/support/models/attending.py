@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionBackend, AttentionSpec, ForwardBatch
-from asyncllm.kernels.qk_norm_rope import HeadEncoding
+from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.kernels.tokens import locate_tokens
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 
 UNCHANGED = HeadEncoding(None, None, None)
 

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionSpec, ForwardBatch
-from asyncllm.kernels.qk_norm_rope import HeadEncoding, encode_heads
+from asyncllm.attention.base import ForwardBatch
+from asyncllm.kernels.attention import encode_heads
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
 
 

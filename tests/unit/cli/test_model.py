@@ -17,7 +17,6 @@ COMMANDS = {
     "batch": ("batch in.jsonl out.jsonl", "asyncllm.cli.commands.batch.run"),
     "bench offline": ("bench offline", "asyncllm.cli.commands.bench.run_offline"),
     "bench serve": ("bench serve", "asyncllm.cli.commands.bench.run_serve"),
-    "kernels tune": ("kernels tune", "asyncllm.cli.commands.tune.run"),
 }
 
 

@@ -124,7 +124,6 @@ def test_sampling_options_are_laid_over_the_models_own() -> None:
         (["serve", "a", "b"], "unexpected argument 'b'"),
         (["serve", "a", "--model", "b"], "the model is named twice, as 'b' and as 'a'"),
         (["kernels", "build", "a", "--model", "b"], "different models are named"),
-        (["kernels", "tune"], "name the MODEL"),
         (["chat", "--top-p", "2"], "--top-p must be"),
         (["chat", "--url", "http://x", "--dtype", "float32"], "--dtype: the server at --url"),
         (["generate", "a.txt", "-o", "b.jsonl", "--page-size", "0"], "--page-size must be"),
@@ -167,7 +166,7 @@ def test_errors_of_loading_name_options(
 
 @pytest.mark.parametrize(
     ("words", "shown"),
-    [([], "asyncllm chat  "), (["bench"], "offline"), (["kernels"], "tune")],
+    [([], "asyncllm chat  "), (["bench"], "offline"), (["kernels"], "build")],
 )
 def test_without_a_command_there_is_help(
     words: list[str], shown: str, capsys: pytest.CaptureFixture[str]

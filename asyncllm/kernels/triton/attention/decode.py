@@ -75,7 +75,7 @@ from asyncllm.kernels.triton.launch import Launcher
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.attention.base import AttentionSpec
+    from asyncllm.kernels.types import AttentionSpec
 
 
 def decode_attention(
@@ -88,19 +88,21 @@ def decode_attention(
     spec: AttentionSpec,
     *,
     out: Tensor | None = None,
-    beside: bool = False,
+    overlaps_previous: bool = False,
     cut: Cut | None = None,
 ) -> Tensor:
-    """See ``kernels.decode.decode_attention``."""
+    """See ``kernels.attention.decode_attention``."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if len(q) == 0:
         return out
     rows = Rows(keys, values, block_table, slots, lengths)
     if cut is None and decode_hopper.supports(q, rows, spec):
-        decode_hopper.launch(q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, beside)
+        decode_hopper.launch(
+            q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, overlaps_previous
+        )
         return out
     cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
-    launch(q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, cut, beside)
+    launch(q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, cut, overlaps_previous)
     return out
 
 
@@ -113,7 +115,7 @@ def launch(
     spec: AttentionSpec,
     out: Tensor,
     cut: Cut,
-    beside: bool = False,
+    overlaps_previous: bool = False,
 ) -> None:
     """Attend to rows from their queries, or from what they and the newest token are made from."""
     args = (
@@ -123,17 +125,22 @@ def launch(
     )
     constants = (
         *(heads.encodes, *heads.constants, spec.softcap is not None, spec.window is not None),
-        *(rows.keys.shape[1], spec.num_kv_heads, spec.num_heads // spec.num_kv_heads),
-        *(spec.head_dim, cut.tile, "ieee" if q.dtype == torch.float32 else "tf32", beside),
+        *(rows.keys.shape[1], spec.num_kv_heads, spec.group),
+        *(
+            spec.head_dim,
+            cut.tile,
+            "ieee" if q.dtype == torch.float32 else "tf32",
+            overlaps_previous,
+        ),
     )
-    grid = (spec.num_kv_heads, cut.splits, len(q) + beside)
+    grid = (spec.num_kv_heads, cut.splits, len(q) + overlaps_previous)
     _launch(grid, args, constants, cut.warps, cut.stages)
 
 
 # What there is of each row is often a slice of an upload, which starts anywhere.
 @triton.jit(
     do_not_specialize=["table_stride", "window", "splits", "chunk"],
-    do_not_specialize_on_alignment=["positions", "written", "slots", "lengths"],
+    do_not_specialize_on_alignment=["positions", "slot_mapping", "slots", "lengths"],
 )
 def _decode(
     q,
@@ -143,7 +150,7 @@ def _decode(
     k_weight,
     rope,
     positions,
-    written,
+    slot_mapping,
     keys,
     values,
     block_table,
@@ -171,7 +178,7 @@ def _decode(
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
-    BESIDE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     G: tl.constexpr = triton.next_power_of_2(GROUP)
@@ -179,8 +186,8 @@ def _decode(
     kv_head = tl.program_id(0)
     piece = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
-    if BESIDE and row == tl.num_programs(2) - 1:
-        # One row too many: it keeps whoever waits for this kernel waiting for the one beside, too.
+    if OVERLAPS and row == tl.num_programs(2) - 1:
+        # The extra row waits, so that kernels after this one also wait for the previous kernel.
         if PDL:
             tl.extra.cuda.gdc_wait()
         return
@@ -190,13 +197,13 @@ def _decode(
     of_key = None
     place = None
     if ENCODES:
-        place = tl.load(written + row, eviction_policy="evict_last").to(tl.int64)
+        place = tl.load(slot_mapping + row, eviction_policy="evict_last").to(tl.int64)
         position = tl.load(positions + row, eviction_policy="evict_last").to(tl.int64)
     length, table, first, stop, size = cut_row(
         row, lengths, slots, block_table, table_stride, window, splits, chunk, HAS_WINDOW, TILE
     )
     begin = first + piece * size
-    if (begin >= stop) & ((piece > 0) | (BESIDE & (length == 0))):
+    if (begin >= stop) & ((piece > 0) | (OVERLAPS & (length == 0))):
         return
     end = tl.minimum(begin + size, stop)
     has_newest = (end == stop) & (length > 0)
@@ -226,7 +233,7 @@ def _decode(
         if start == begin:
             if PDL:
                 tl.extra.cuda.gdc_launch_dependents()
-                if not BESIDE:
+                if not OVERLAPS:
                     tl.extra.cuda.gdc_wait()
             queries, acc, total, peak = begin_softmax(
                 q + row * q_row_stride, q_head_stride, kv_head, has_newest, place, of_queries,

@@ -124,7 +124,7 @@ def _encode(
     OFFSET: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """Load heads, normalise and rotate them as ``kernels.heads.encode_heads`` does; [heads, D].
+    """Load heads, normalise and rotate them as ``kernels.attention.encode_heads`` does; [heads, D].
 
     Each element meets the one that it turns with by a second load, not by an exchange between
     threads.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from asyncllm.kernels.qk_norm_rope import split_heads
 from asyncllm.kernels.triton.attention import decode_hopper
 from asyncllm.kernels.triton.attention.decode import decode_attention, launch
 from asyncllm.kernels.triton.attention.decode_launch import Cut, Heads, Rows, choose_cut, fitted
@@ -21,8 +20,7 @@ from asyncllm.kernels.triton.qk_norm_rope import encode_heads, encoding_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.attention.base import AttentionSpec
-    from asyncllm.kernels.qk_norm_rope import HeadEncoding
+    from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 
 #: Rows times K/V heads that one kernel is faster for than two, where ``decode_hopper`` is not.
 FUSED_PAIRS = 128
@@ -39,7 +37,7 @@ def decode_heads(
     qkv: Tensor,
     encoding: HeadEncoding,
     positions: Tensor,
-    written: Tensor,
+    slot_mapping: Tensor,
     keys: Tensor,
     values: Tensor,
     block_table: Tensor,
@@ -51,7 +49,7 @@ def decode_heads(
     cut: Cut | None = None,
     fused: bool | None = None,
 ) -> Tensor:
-    """See ``kernels.decode.decode_heads``."""
+    """See ``kernels.attention.decode_heads``."""
     num_rows = len(qkv)
     if out is None:
         size = spec.num_heads * spec.head_dim
@@ -60,15 +58,14 @@ def decode_heads(
         return out
     rows = Rows(keys, values, block_table, slots, lengths)
     weights, constants = encoding_of(encoding)
-    heads = Heads(True, (*weights, positions, written), constants)
+    heads = Heads(True, (*weights, positions, slot_mapping), constants)
     if cut is None and fused is not False and decode_hopper.supports(qkv, rows, spec):
         decode_hopper.launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out)
         return out
     if fused is None:
         fused = num_rows * spec.num_kv_heads <= FUSED_PAIRS
     if not fused:
-        encode_heads(qkv, spec, encoding, positions, keys, values, written)
-        q, _, _ = split_heads(qkv, spec)
+        q, _, _ = encode_heads(qkv, spec, encoding, positions, keys, values, slot_mapping)
         decode_attention(q, *rows, spec, out=out.view(q.shape), cut=cut)
         return out
     max_length = block_table.shape[1] * keys.shape[1]

@@ -88,7 +88,7 @@ from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.attention.base import AttentionSpec
+    from asyncllm.kernels.types import AttentionSpec
 
 MAX_GROUP = 16
 #: Rows times K/V heads that ``decode`` is as fast for.
@@ -109,7 +109,7 @@ def supports(q: Tensor, rows: Rows, spec: AttentionSpec) -> bool:
         len(q) * spec.num_kv_heads > FEW_PAIRS
         and can_copy(rows.keys, spec, TILE.value)
         and q.dtype == rows.keys.dtype
-        and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
+        and spec.group <= MAX_GROUP
         and spec.window is None
         and spec.softcap is None
     )
@@ -123,7 +123,7 @@ def launch(
     rows: Rows,
     spec: AttentionSpec,
     out: Tensor,
-    beside: bool = False,
+    overlaps_previous: bool = False,
     pieces: tuple[int, int] | None = None,
 ) -> None:
     """As ``decode.launch``; for what ``supports`` approves of.
@@ -133,7 +133,7 @@ def launch(
             is best.
     """
     keys, values, block_table, slots, lengths = rows
-    group, page_size = spec.num_heads // spec.num_kv_heads, keys.shape[1]
+    group, page_size = spec.group, keys.shape[1]
     splits, chunk = pieces or choose_pieces(len(q), spec, block_table.shape[1] * page_size)
     boxes = describe(keys, TILE.value), describe(values, TILE.value)
     args = (
@@ -145,9 +145,9 @@ def launch(
     stages = 3 if columns == 8 else 2  # two programs fit on a multiprocessor
     constants = (
         *(spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns, lanes, stages),
-        *(heads.encodes, *heads.constants, beside),
+        *(heads.encodes, *heads.constants, overlaps_previous),
     )
-    _launch((spec.num_kv_heads, splits, len(q) + beside), args, constants, num_warps=4)
+    _launch((spec.num_kv_heads, splits, len(q) + overlaps_previous), args, constants, num_warps=4)
 
 
 def choose_pieces(rows: int, spec: AttentionSpec, max_length: int) -> tuple[int, int]:
@@ -169,7 +169,7 @@ def choose_pieces(rows: int, spec: AttentionSpec, max_length: int) -> tuple[int,
 # What there is of each row is often a slice of an upload, which starts anywhere.
 @gluon.jit(
     do_not_specialize=["table_stride", "splits", "chunk"],
-    do_not_specialize_on_alignment=["positions", "written", "slots", "lengths"],
+    do_not_specialize_on_alignment=["positions", "slot_mapping", "slots", "lengths"],
 )
 def _decode_hopper(
     q,
@@ -179,7 +179,7 @@ def _decode_hopper(
     k_weight,
     rope,
     positions,
-    written,
+    slot_mapping,
     keys,
     values,
     key_boxes,
@@ -206,25 +206,25 @@ def _decode_hopper(
     ROTARY: gl.constexpr,
     EPS: gl.constexpr,
     OFFSET: gl.constexpr,
-    BESIDE: gl.constexpr,
+    OVERLAPS: gl.constexpr,
     PDL: gl.constexpr,
 ):
     layer: gl.constexpr = Layer(
         SCALE, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, COLUMNS, LANES, STAGES, ROTARY, EPS, OFFSET
     )
-    if BESIDE and gl.program_id(2) == gl.num_programs(2) - 1:
-        # One row too many: it keeps whoever waits for this kernel waiting for the one beside, too.
+    if OVERLAPS and gl.program_id(2) == gl.num_programs(2) - 1:
+        # The extra row waits, so that kernels after this one also wait for the previous kernel.
         gdc_wait()
         return
     piece, exists, is_row = piece_of(lengths, slots, block_table, table_stride, splits, chunk)
     # Of padding there is a result as well, unless it is somebody else's.
-    if not exists or (BESIDE and not is_row):
+    if not exists or (OVERLAPS and not is_row):
         return
     # Up to the wait, nothing is read that the kernels before this write.
     position = 0
     if ENCODES:
         position = gl.load(positions + piece.row).to(gl.int64)
-        place = gl.load(written + piece.row).to(gl.int64)
+        place = gl.load(slot_mapping + piece.row).to(gl.int64)
     else:
         newest = gl.maximum(piece.newest, 0)
         page = gl.load(piece.table + newest // PAGE_SIZE)
@@ -247,7 +247,7 @@ def _decode_hopper(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (memory, piece, shared, layer, ENCODES, BESIDE)),
+            (_consume, (memory, piece, shared, layer, ENCODES, OVERLAPS)),
             (produce, (key_boxes, value_boxes, piece, shared, layer)),
         ],
         [1],
@@ -261,14 +261,14 @@ _launch = Launcher(_decode_hopper, max_registers=128)
 
 @gluon.jit
 def _consume(
-    memory, piece, shared, layer: gl.constexpr, ENCODES: gl.constexpr, BESIDE: gl.constexpr
+    memory, piece, shared, layer: gl.constexpr, ENCODES: gl.constexpr, OVERLAPS: gl.constexpr
 ):
     """Attend to a piece, and write what comes out."""
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     turns = None
     if ENCODES and layer.rotary > 0:
         turns = load_turns(memory.rope, memory.position, layer)
-    if not BESIDE:
+    if not OVERLAPS:
         gdc_wait()
     heads = load_heads(memory, piece, turns, layer, ENCODES)
     sums, totals, peak = begin(heads, piece, shared, layer)

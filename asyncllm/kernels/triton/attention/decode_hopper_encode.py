@@ -1,5 +1,5 @@
 """How a program of ``decode_hopper`` gets its heads: as they are, or encoded on the way, as
-``kernels.heads.encode_heads`` does.
+``kernels.attention.encode_heads`` does.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Piece(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Global memory; see ``kernels.decode`` and ``Workspace``.
+    """Global memory; see ``kernels.attention`` and ``Workspace``.
 
     Attributes:
         q: queries; or, if they are still to be encoded, all heads.

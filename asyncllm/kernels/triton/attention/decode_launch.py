@@ -12,7 +12,7 @@ from asyncllm.kernels.triton.launch import next_power_of_2
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.attention.base import AttentionSpec
+    from asyncllm.kernels.types import AttentionSpec
 
 #: Rows times K/V heads of one launch are at most this many.
 MAX_PAIRS = 1 << 18
@@ -25,7 +25,7 @@ MAX_TILE_BYTES = 32 << 10
 
 
 class Rows(NamedTuple):
-    """Where the keys and values of a launch's rows are; see ``kernels.decode``."""
+    """Where the keys and values of a launch's rows are; see ``kernels.attention``."""
 
     keys: Tensor
     values: Tensor
@@ -39,7 +39,7 @@ class Heads(NamedTuple):
 
     Attributes:
         encodes: q is a projection's output, which is encoded; the newest key and value are written.
-        tensors: q_weight, k_weight, rope, positions and written.
+        tensors: q_weight, k_weight, rope, positions and slot_mapping.
         constants: ROTARY, EPS and OFFSET.
     """
 

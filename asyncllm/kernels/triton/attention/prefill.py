@@ -17,15 +17,14 @@ import torch
 import triton
 import triton.language as tl
 
-from asyncllm.kernels.triton.attention import prefill_hopper as extend_hopper
-from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS
+from asyncllm.kernels.triton.attention import prefill_hopper
+from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.attention.base import AttentionSpec
-    from asyncllm.kernels.prefill import ExtendRows
+    from asyncllm.kernels.types import AttentionSpec, PrefillRows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 #: Below any score, yet finite: the difference of two is no NaN.
@@ -43,18 +42,18 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def extend_attention(
+def prefill_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
     block_table: Tensor,
-    rows: ExtendRows,
+    rows: PrefillRows,
     spec: AttentionSpec,
     *,
     out: Tensor | None = None,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """See ``kernels.extend.extend_attention``.
+    """See ``kernels.attention.prefill_attention``.
 
     Args:
         blocks: to launch this kernel so; by default as is best, or the one for Hopper.
@@ -62,11 +61,11 @@ def extend_attention(
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // spec.num_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    if blocks is None and extend_hopper.supports(q, keys, spec):
-        return extend_hopper.extend_attention(q, keys, values, block_table, rows, spec, out=out)
+    if blocks is None and prefill_hopper.supports(q, keys, spec):
+        return prefill_hopper.prefill_attention(q, keys, values, block_table, rows, spec, out=out)
     blocks = choose_blocks(q) if blocks is None else blocks
     queries = max(blocks.queries, next_power_of_2(group))
-    tiles = rows.tiles(num_tokens, queries // group)
+    tiles = find_tiles(rows, num_tokens, queries // group)
     most = num_tokens // (queries // group) + len(rows.slots)
     strides = (block_table.stride(0), q.stride(0), q.stride(1))
     factors = (spec.scale, spec.softcap or 0.0, spec.window or 0)
@@ -95,7 +94,7 @@ def choose_blocks(q: Tensor) -> Blocks:
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
-def _extend(
+def _prefill(
     q,
     keys,
     values,
@@ -243,6 +242,6 @@ def _attend(
     return acc, total, peak
 
 
-_launch = Launcher(_extend)
+_launch = Launcher(_prefill)
 
-__all__ = ["Blocks", "choose_blocks", "extend_attention"]
+__all__ = ["Blocks", "choose_blocks", "prefill_attention"]

@@ -1,4 +1,4 @@
-"""``extend_attention`` for Hopper GPUs, in Gluon, Triton's language of explicit layouts and copies.
+"""Prefill attention for Hopper GPUs, in Gluon, Triton's language of explicit layouts and copies.
 
 What it takes to come close to an H100's peak, after FlashAttention-3 (Shah et al., arXiv
 2407.08608): one warp does nothing but have the tensor memory accelerator copy keys and values to
@@ -94,15 +94,14 @@ from asyncllm.kernels.triton.attention.prefill_hopper_steps import (
     store,
     store_piece,
 )
-from asyncllm.kernels.triton.attention.prefill_tiles import KEYS
+from asyncllm.kernels.triton.attention.prefill_tiles import KEYS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.attention.base import AttentionSpec
-    from asyncllm.kernels.prefill import ExtendRows
+    from asyncllm.kernels.types import AttentionSpec, PrefillRows
 
 
 def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
@@ -110,30 +109,30 @@ def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
     return (
         can_copy(keys, spec, KEYS.value)
         and q.dtype == keys.dtype
-        and spec.num_heads // spec.num_kv_heads <= QUERIES.value
+        and spec.group <= QUERIES.value
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
     )
 
 
-def extend_attention(
+def prefill_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
     block_table: Tensor,
-    rows: ExtendRows,
+    rows: PrefillRows,
     spec: AttentionSpec,
     *,
     out: Tensor,
 ) -> Tensor:
-    """See ``kernels.extend.extend_attention``; for what ``supports`` approves of.
+    """See ``kernels.attention.prefill_attention``; for what ``supports`` approves of.
 
     Launches of one device must follow each other on a stream.
     """
-    group = spec.num_heads // spec.num_kv_heads
+    group = spec.group
     programs = torch.cuda.get_device_properties(q.device).multi_processor_count
     workspace = workspace_of(q.device, programs, spec.head_dim)
     room = max(programs // spec.num_kv_heads, 1)
-    tiles = rows.tiles(len(q), QUERIES.value // group, room)
+    tiles = find_tiles(rows, len(q), QUERIES.value // group, room)
     strides = (block_table.stride(0), q.stride(0), q.stride(1))
     k, v = describe(keys, KEYS.value), describe(values, KEYS.value)
     _launch(
@@ -161,7 +160,7 @@ def workspace_of(
 
 
 @gluon.jit(do_not_specialize=["table_stride"])
-def _extend(
+def _prefill(
     q,
     keys,
     values,
@@ -305,6 +304,6 @@ def _attend(half: gl.constexpr, scores, mine, shared, number, tile, blocks, laye
     return sums, weights, total, peak, number
 
 
-_launch = Launcher(_extend)
+_launch = Launcher(_prefill)
 
-__all__ = ["extend_attention", "supports", "workspace_of"]
+__all__ = ["prefill_attention", "supports", "workspace_of"]

@@ -1,4 +1,4 @@
-"""What ``extend_hopper`` works on: sizes, tiles, and their keys, values and queries, copied."""
+"""What ``prefill_hopper`` works on: sizes, tiles, and their keys, values and queries, copied."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Results(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """See ``extend_tiles.find_tiles``."""
+    """See ``prefill_tiles.find_tiles``."""
 
     first: Any
     end: Any

@@ -1,4 +1,4 @@
-"""What the warpgroups of ``extend_hopper`` do: score, add up values, and write results."""
+"""What the warpgroups of ``prefill_hopper`` do: score, add up values, and write results."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from asyncllm.kernels.types import PrefillRows
+
 #: Numbers of a tile.
 FIELDS = tl.constexpr(5)
 #: Keys that are attended to at a time; the most pieces of a tile, a power of two, and the fewest
@@ -32,13 +34,10 @@ ROWS = 256
 MIN_TILES = 256
 
 
-def find_tiles(
-    slots: Tensor, starts: Tensor, q_offsets: Tensor, num_tokens: int, size: int, room: int = 1
-) -> Tensor:
-    """Cut rows into tiles of up to ``size`` tokens of one row.
+def find_tiles(rows: PrefillRows, num_tokens: int, size: int, room: int = 1) -> Tensor:
+    """Cut rows into tiles of up to ``size`` tokens of one row; once, for all layers of a step.
 
     Args:
-        slots, starts, q_offsets: of ``kernels.extend.ExtendRows``.
         num_tokens: of all rows, at most.
         room: tiles, or pieces of them, that are attended to at the same time.
 
@@ -48,12 +47,15 @@ def find_tiles(
         last, what to add to a token for its position, its slot, and the length of its sequence.
         Those that see the most keys come first, as they take the longest.
     """
-    bound = max(next_power_of_2(num_tokens // size + len(slots)), MIN_TILES)
-    tiles = torch.empty(1 + bound, FIELDS.value, dtype=torch.int32, device=slots.device)
-    unsorted = torch.empty(bound, FIELDS.value, dtype=torch.int32, device=slots.device)
-    args = (slots, starts, q_offsets, unsorted, tiles, len(slots), size, room)
-    _launch((1, 1, 1), args, (ROWS, bound), num_warps=8)
-    return tiles
+    if (size, room) not in rows.tiles:
+        slots, starts, q_offsets = rows.slots, rows.starts, rows.q_offsets
+        bound = max(next_power_of_2(num_tokens // size + len(slots)), MIN_TILES)
+        tiles = torch.empty(1 + bound, FIELDS.value, dtype=torch.int32, device=slots.device)
+        unsorted = torch.empty(bound, FIELDS.value, dtype=torch.int32, device=slots.device)
+        args = (slots, starts, q_offsets, unsorted, tiles, len(slots), size, room)
+        _launch((1, 1, 1), args, (ROWS, bound), num_warps=8)
+        rows.tiles[size, room] = tiles
+    return rows.tiles[size, room]
 
 
 @triton.jit(do_not_specialize=["slots", "starts", "q_offsets", "num_rows", "size", "room"])

@@ -28,12 +28,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.activation import gated
-from asyncllm.kernels.fp8 import BLOCK, LARGEST, Fp8Matrix
-from asyncllm.kernels.norm import Norm, rms_norm
 from asyncllm.kernels.triton.gemm.fp8_gemv import fp8_gemv
 from asyncllm.kernels.triton.gemm.fp8_skinny import choose_tile, fp8_skinny
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.gemm.projection import Projection, finished
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 
 #: Up to so many rows, x stays as it is and the weight is converted.
 SKINNY = 16
@@ -48,23 +47,22 @@ def fp8_linear(
     residual: Tensor | None = None,
     act: str | None = None,
 ) -> Tensor:
-    """See ``kernels.fp8.fp8_linear``."""
+    """See ``kernels.linear.linear``."""
     rows = len(x)
-    if rows == 1:
-        return fp8_gemv(x, weight, bias, norm=norm, residual=residual, act=act)
     if rows <= SKINNY:
-        x = x if norm is None else rms_norm(x, norm)
-        tile = choose_tile(len(weight.data))
-        return fp8_skinny(tile, x, weight, bias, residual=residual, act=act)
+        p = Projection.of(x, weight, bias, norm=norm, residual=residual, act=act)
+        if rows == 1:
+            fp8_gemv(p)
+        else:
+            fp8_skinny(choose_tile(len(weight.data)), p.normalised())
+        return p.out
     # cuBLAS wants scales of blocks for a multiple of 4 rows.
     multiple = 4 if weight.is_blocked else 1
     data, scale = quantize_rows(x, norm=norm, blocked=weight.is_blocked, multiple=multiple)
     y = scaled_mm(data, scale, weight, x.dtype)[:rows]
     if bias is not None:
         y += bias
-    if act is not None:
-        return gated(y, act)
-    return y if residual is None else residual.add_(y)
+    return finished(y, residual, act)
 
 
 @triton.jit
@@ -114,26 +112,30 @@ _launch = Launcher(_quantize)
 def quantize_rows(
     x: Tensor, *, norm: Norm | None = None, blocked: bool = False, multiple: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """See ``kernels.fp8.quantize_rows``."""
+    """Round x to e4m3, scaled so that the largest element becomes ``FP8_MAX``.
+
+    Args:
+        x: [M, K]; rows contiguous. K is a multiple of FP8_BLOCK if ``blocked``.
+        norm: x is normalised first.
+        blocked: a scale for each FP8_BLOCK columns of a row, not for the row.
+        multiple: rows of zeros are appended up to a multiple of this number.
+
+    Returns:
+        float8_e4m3fn [M, K], and the float32 scales: [M, 1] or [M, K / FP8_BLOCK], of which those
+        of one block of columns are contiguous.
+    """
     columns = x.shape[1]
-    rows = triton.cdiv(len(x), multiple) * multiple
-    groups = columns // BLOCK if blocked else 1
-    width = triton.next_power_of_2(columns)
+    rows = cdiv(len(x), multiple) * multiple
+    groups = columns // FP8_BLOCK if blocked else 1
+    width = next_power_of_2(columns)
     gain, eps, offset = norm or (None, 0.0, False)
     data = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(groups, rows, dtype=torch.float32, device=x.device)
+    tile = (width // FP8_BLOCK, FP8_BLOCK) if blocked else (1, width)
     _launch(
         (rows, 1, 1),
         (data, scale, x, gain, len(x), x.stride(0)),
-        (
-            *(
-                columns,
-                eps,
-                width // BLOCK if blocked else 1,
-                BLOCK if blocked else width,
-            ),
-            *(LARGEST, norm is not None, offset),
-        ),
+        (columns, eps, *tile, FP8_MAX, norm is not None, offset),
         min(max(width // 1024, 1), 8),
     )
     return data, scale.t()

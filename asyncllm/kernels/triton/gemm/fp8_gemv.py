@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from asyncllm.kernels.fp8 import Fp8Matrix
-from asyncllm.kernels.norm import Norm
 from asyncllm.kernels.triton.gemm.epilogue import weight_rows
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.gemm.quantized import write
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.launch import Launcher, cdiv
+from asyncllm.kernels.types import Fp8Matrix
 
 ROWS, COLUMNS, WARPS = 4, 2048, 4  # of a program; COLUMNS are loaded at once
 
@@ -92,27 +91,14 @@ def _fp8_gemv(
 _launch = Launcher(_fp8_gemv)
 
 
-def fp8_gemv(
-    x: Tensor,
-    weight: Fp8Matrix,
-    bias: Tensor | None = None,
-    *,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    """``fp8_linear`` of one row."""
+def fp8_gemv(p: Projection[Fp8Matrix]) -> None:
+    """Launch the kernel for one row of x."""
+    weight = p.weight
     size, columns = weight.data.shape
-    outputs, block_n = (size, ROWS) if act is None else (size // 2, ROWS // 2)
-    out = x.new_empty(1, outputs) if residual is None else residual
-    gain, eps, offset = norm or (None, 0.0, False)
+    block_n = ROWS if p.act is None else ROWS // 2
     _launch(
-        (triton.cdiv(outputs, block_n), 1, 1),
-        (out, x, *weight, bias, gain, size),
-        (
-            *(columns, block_n, COLUMNS, weight.is_blocked, norm is not None, eps, offset),
-            *(bias is not None, residual is not None, act),
-        ),
+        (cdiv(p.out.shape[1], block_n), 1, 1),
+        (p.out, p.x, *weight, p.bias, p.gain, size),
+        (columns, block_n, COLUMNS, weight.is_blocked, *p.prologue, *p.epilogue),
         WARPS,
     )
-    return out

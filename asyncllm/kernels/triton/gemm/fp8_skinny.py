@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from asyncllm.kernels.fp8 import Fp8Matrix
 from asyncllm.kernels.triton.gemm.epilogue import weight_rows
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.gemm.quantized import dot, write
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.types import Fp8Matrix
 
 #: Columns of a product, which share a scale if the weight is scaled in blocks.
 COLUMNS = 128
@@ -131,30 +131,21 @@ def _fp8_skinny(
 _launch = Launcher(_fp8_skinny)
 
 
-def fp8_skinny(
-    tile: Tile,
-    x: Tensor,
-    weight: Fp8Matrix,
-    bias: Tensor | None = None,
-    *,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    """``fp8_linear`` of few rows."""
+def fp8_skinny(tile: Tile, p: Projection[Fp8Matrix]) -> None:
+    """Launch the kernel."""
+    x, weight = p.x, p.weight
     size, columns = weight.data.shape
-    outputs, block_n = (size, tile.rows) if act is None else (size // 2, tile.rows // 2)
-    out = x.new_empty(len(x), outputs) if residual is None else residual
-    block_m = max(8, triton.next_power_of_2(len(x)))
+    block_n = tile.rows if p.act is None else tile.rows // 2
+    block_m = max(8, next_power_of_2(len(x)))
     _launch(
-        (triton.cdiv(outputs, block_n), 1, 1),
-        (out, x, *weight, bias, len(x), size, out.stride(0), x.stride(0)),
+        (cdiv(p.out.shape[1], block_n), 1, 1),
+        (p.out, x, *weight, p.bias, len(x), size, p.out.stride(0), x.stride(0)),
         (
             *(columns, block_m, block_n, COLUMNS, tile.warps, tile.stages),
-            *(weight.is_blocked, bias is not None, residual is not None, act),
+            *(weight.is_blocked, *p.epilogue),
         ),
         tile.warps,
     )
-    return out
 
 
 def choose_tile(size: int) -> Tile:

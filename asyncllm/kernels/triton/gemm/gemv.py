@@ -21,14 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.norm import Norm
 from asyncllm.kernels.triton.gemm.epilogue import finish, output_tile, weight_rows
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.tuning import GemvTile
 
 
 @triton.jit
-def _gemv_kernel(
+def _gemv(
     out,  # [1, N], or [1, N / 2] if gated; also the residual
     x,  # [1, K]
     weight,  # [N, K]
@@ -39,7 +39,7 @@ def _gemv_kernel(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    LATE: tl.constexpr,
+    PDL_LATE: tl.constexpr,
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -51,7 +51,7 @@ def _gemv_kernel(
     GATED: tl.constexpr = ACT is not None
     ROWS: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    if PDL and not LATE:
+    if PDL and not PDL_LATE:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, GATED)
@@ -79,7 +79,7 @@ def _gemv_kernel(
     xs: tl.tuple = ()
     for i in tl.static_range(CHUNKS):
         xs += (tl.load(x + i * BLOCK_K + k, i * BLOCK_K + k < K, other=0.0),)
-    if PDL and LATE:
+    if PDL and PDL_LATE:
         tl.extra.cuda.gdc_launch_dependents()
     products = tl.zeros([ROWS, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
@@ -99,26 +99,15 @@ def _gemv_kernel(
     tl.store(out_at, y.to(out.dtype.element_ty), is_output)
 
 
-_launch = Launcher(_gemv_kernel)
+_launch = Launcher(_gemv)
 
 
-def gemv(
-    tile: GemvTile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm | None,
-    act: str | None,
-    out: Tensor,
-    *,
-    add: bool,
-) -> None:
-    """``linear`` of one row into ``out`` [1, N or N / 2], to which it is added if ``add``."""
-    gain, eps, offset = norm or (None, 0.0, False)
+def gemv(tile: GemvTile, p: Projection[Tensor]) -> None:
+    """Launch the kernel for one row of x."""
+    weight = p.weight
     constants = (
-        *(weight.shape[1], tile.block_n, tile.block_k, tile.late),
-        *(norm is not None, eps, offset, bias is not None, add, act),
+        *(weight.shape[1], tile.block_n, tile.block_k, tile.pdl_late),
+        *(*p.prologue, *p.epilogue),
     )
-    args = (out, x, weight, bias, gain, weight.shape[0], weight.stride(0))
-    grid = (cdiv(out.shape[1], tile.block_n), 1, 1)
-    _launch(grid, args, constants, tile.warps)
+    args = (p.out, p.x, weight, p.bias, p.gain, weight.shape[0], weight.stride(0))
+    _launch((cdiv(p.out.shape[1], tile.block_n), 1, 1), args, constants, tile.warps)

@@ -28,12 +28,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.activation import gated
-from asyncllm.kernels.int4 import Int4Matrix
-from asyncllm.kernels.norm import Norm, rms_norm
 from asyncllm.kernels.triton.gemm.int4_codes import offset_codes, subtract, unpack
 from asyncllm.kernels.triton.gemm.int4_skinny import choose_tile, int4_skinny
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.gemm.projection import Projection, finished
+from asyncllm.kernels.triton.launch import Launcher, cdiv
+from asyncllm.kernels.triton.norm import rms_norm
+from asyncllm.kernels.types import Int4Matrix, Norm
 
 #: Up to so many rows the weight is converted in registers; with more, in memory.
 SKINNY = 64
@@ -48,18 +48,16 @@ def int4_linear(
     residual: Tensor | None = None,
     act: str | None = None,
 ) -> Tensor:
-    """See ``kernels.int4.int4_linear``."""
+    """See ``kernels.linear.linear``."""
     if norm is not None:
         x = rms_norm(x, norm)
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     if len(x) <= SKINNY:
-        tile = choose_tile(len(x), len(weight.packed))
-        return int4_skinny(tile, x, weight, bias, residual=residual, act=act)
-    y = F.linear(x, dequantize(weight, x.dtype), bias)
-    if act is not None:
-        return gated(y, act)
-    return y if residual is None else residual.add_(y)
+        p = Projection.of(x, weight, bias, residual=residual, act=act)
+        int4_skinny(choose_tile(len(x), len(weight.packed)), p)
+        return p.out
+    return finished(F.linear(x, dequantize(weight, x.dtype), bias), residual, act)
 
 
 @triton.jit
@@ -108,7 +106,7 @@ def dequantize(weight: Int4Matrix, dtype: torch.dtype) -> Tensor:
     out = torch.empty(size, 2 * half, dtype=dtype, device=weight.packed.device)
     block_n = 32
     _launch(
-        (triton.cdiv(size, block_n), 2 * half // weight.block, 1),
+        (cdiv(size, block_n), 2 * half // weight.block, 1),
         (out, weight.packed, weight.scale, weight.zero, size),
         (2 * half, weight.group, block_n, weight.block),
         4,

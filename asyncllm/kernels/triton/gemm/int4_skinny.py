@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from asyncllm.kernels.int4 import Int4Matrix
 from asyncllm.kernels.triton.gemm.epilogue import weight_rows
 from asyncllm.kernels.triton.gemm.int4_codes import offset_codes, subtract, unpack
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.gemm.quantized import dot, write
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.types import Int4Matrix
 
 
 class Tile(NamedTuple):
@@ -134,31 +134,22 @@ def _int4_skinny(
 _launch = Launcher(_int4_skinny)
 
 
-def int4_skinny(
-    tile: Tile,
-    x: Tensor,
-    weight: Int4Matrix,
-    bias: Tensor | None = None,
-    *,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    """``int4_linear`` of some rows, whose columns are in the order of the weight's."""
+def int4_skinny(tile: Tile, p: Projection[Int4Matrix]) -> None:
+    """Launch the kernel; the columns of x are in the order of the weight's."""
+    x, weight = p.x, p.weight
     size, columns = len(weight.packed), x.shape[1]
-    outputs, block_n = (size, tile.rows) if act is None else (size // 2, tile.rows // 2)
-    out = x.new_empty(len(x), outputs) if residual is None else residual
-    block_m = max(8, triton.next_power_of_2(len(x)))
+    block_n = tile.rows if p.act is None else tile.rows // 2
+    block_m = max(8, next_power_of_2(len(x)))
     arrays = (weight.packed, weight.scale, weight.zero)
     _launch(
-        (triton.cdiv(outputs, block_n), 1, 1),
-        (out, x, *arrays, bias, len(x), size, out.stride(0), x.stride(0)),
+        (cdiv(p.out.shape[1], block_n), 1, 1),
+        (p.out, x, *arrays, p.bias, len(x), size, p.out.stride(0), x.stride(0)),
         (
             *(columns, weight.group, block_m, block_n, weight.block),
-            *(tile.parts, tile.stages, bias is not None, residual is not None, act),
+            *(tile.parts, tile.stages, *p.epilogue),
         ),
         tile.warps,
     )
-    return out
 
 
 def choose_tile(rows: int, size: int) -> Tile:

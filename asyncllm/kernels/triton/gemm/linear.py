@@ -1,11 +1,16 @@
 """Projections on a GPU: which kernel takes them.
 
-One row goes to ``gemv`` or ``direct``, a few to ``direct``. On Hopper GPUs a few to dozens of rows
-go to ``held`` if the weight is small, and to ``stream`` if it is large; dozens to hundreds go to
-``wide`` where it has been measured to be faster, and otherwise to cuBLAS, as do more. The tables of
-``kernels.tuning`` say where the borders are. The four projections of a layer on an H200 in
-microseconds, bfloat16, with norms, activation and residual, all layers in one CUDA graph
-(torch 2.11, Triton 3.6; reading the weights at 4.3 TB/s takes 7.3 and 89.7):
+| rows of x | kernel |
+|--|--|
+| 1 | ``gemv`` or ``register_skinny`` |
+| a few | ``register_skinny`` |
+| a few to dozens, on Hopper GPUs | ``smem_resident`` for small weights, ``tma`` for large ones |
+| dozens to 256, on Hopper GPUs | ``tma_split`` where it was measured to be faster |
+| others | cuBLAS |
+
+The tables of ``kernels.tuning`` draw the borders. Microseconds of the four projections of a layer
+on an H200, bfloat16, with norms, activation and residual, all layers in one CUDA graph (torch 2.11,
+Triton 3.6; reading the weights at 4.3 TB/s takes 7.3 and 89.7):
 
 | rows | Qwen3-0.6B | with cuBLAS | Qwen3-8B | with cuBLAS |
 |--|--|--|--|--|
@@ -20,13 +25,12 @@ microseconds, bfloat16, with norms, activation and residual, all layers in one C
 | 192 | 29.0 | 34.6 | 136.6 | 151.5 |
 | 256 | 34.9 | 36.1 | 159.0 | 170.2 |
 
-At the GPU's limit of power, where clocks are lower, there is as much to gain: with the attention of
-128 rows of 900 tokens, a layer of Qwen3-8B takes 249.5 instead of 265.
+At the GPU's power limit, where clocks are lower, the gain is the same: with the attention of 128
+rows of 900 tokens, a layer of Qwen3-8B takes 249.5 instead of 265.
 
-Small weights are not what those of the 0.6B take long for: with all of them in the L2 cache it
-takes 10.9, 10.3, 12.0 and 16.0 for up to 32 rows. It is the way from one kernel to the next (0.6
-with 128 programs, 1.8 with 1,024), loading x, which every program needs the whole of or its
-columns, and adding up.
+For the 0.6B, reading weights is not the bottleneck: with all of them in the L2 cache, up to 32 rows
+take 10.9, 10.3, 12.0 and 16.0. The rest is the transition from one kernel to the next (0.6 with 128
+programs, 1.8 with 1,024), loading x, of which every program needs all rows, and adding up.
 """
 
 from __future__ import annotations
@@ -36,32 +40,34 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.linear import linear_reference
-from asyncllm.kernels.norm import Norm, rms_norm
+from asyncllm.kernels.triton.gemm.fp8 import fp8_linear
 from asyncllm.kernels.triton.gemm.gemv import gemv
-from asyncllm.kernels.triton.gemm.register_skinny import direct
-from asyncllm.kernels.triton.gemm.smem_resident import held
-from asyncllm.kernels.triton.gemm.tma import stream
-from asyncllm.kernels.triton.gemm.tma_split import wide
+from asyncllm.kernels.triton.gemm.int4 import int4_linear
+from asyncllm.kernels.triton.gemm.projection import Projection, cublas_linear
+from asyncllm.kernels.triton.gemm.register_skinny import register_skinny
+from asyncllm.kernels.triton.gemm.smem_resident import smem_resident
+from asyncllm.kernels.triton.gemm.tma import tma_gemm
+from asyncllm.kernels.triton.gemm.tma_split import tma_split_gemm
 from asyncllm.kernels.triton.launch import cdiv, next_power_of_2
 from asyncllm.kernels.tuning import (
     MAX_ROWS,
-    DirectTile,
     GemvTile,
-    HeldTile,
+    RegisterSkinnyTile,
     Shape,
-    StreamTile,
+    SmemResidentTile,
     Tile,
-    WideTile,
+    TmaSplitTile,
+    TmaTile,
     choose,
     padded_rows,
-    wide_stages,
+    tma_split_stages,
 )
+from asyncllm.kernels.types import Fp8Matrix, Int4Matrix, Norm, Weight
 
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     *,
     norm: Norm | None = None,
@@ -69,48 +75,44 @@ def linear(
     act: str | None = None,
 ) -> Tensor:
     """See ``kernels.linear.linear``."""
-    if len(x) > MAX_ROWS:
-        return linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)
+    if isinstance(weight, Fp8Matrix):
+        return fp8_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+    if isinstance(weight, Int4Matrix):
+        return int4_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+    tile = _choose(x, weight, norm, residual, act) if 0 < len(x) <= MAX_ROWS else None
+    if tile is None:
+        return cublas_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+    return project(tile, Projection.of(x, weight, bias, norm=norm, residual=residual, act=act))
+
+
+def _choose(
+    x: Tensor, weight: Tensor, norm: Norm | None, residual: Tensor | None, act: str | None
+) -> Tile | None:
     epilogue = "gated" if act is not None else "" if residual is None else "residual"
     shape = Shape.of(weight, norm is not None, epilogue)
     name, hopper, multiprocessors = _device(x.device)
-    tile = choose(name, len(x), shape, hopper=hopper) if len(x) > 0 else None
-    # Kernels of our own copy 16 bytes of the weight at a time.
-    fitting = tile is not None and fits(tile, x, shape, multiprocessors)
-    if tile is None or not fitting or weight.data_ptr() % 16 > 0:
-        return linear_reference(x, weight, bias, norm=norm, residual=residual, act=act)
-    return project(tile, x, weight, bias, norm=norm, residual=residual, act=act)
+    tile = choose(name, len(x), shape, hopper=hopper)
+    # The kernels copy 16 bytes of the weight at a time.
+    if tile is None or weight.data_ptr() % 16 > 0 or not fits(tile, x, shape, multiprocessors):
+        return None
+    return tile
 
 
-def project(
-    tile: Tile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    """``linear`` on one of our kernels."""
-    out = residual
-    if out is None:
-        size = weight.shape[0] if act is None else weight.shape[0] // 2
-        out = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
-    if norm is not None and normed_apart(tile):
-        x, norm = rms_norm(x, norm), None
-    add = residual is not None
+def project(tile: Tile, p: Projection[Tensor]) -> Tensor:
+    """Run the kernel that a tile is for."""
+    if needs_separate_norm(tile):
+        p = p.normalised()
     if isinstance(tile, GemvTile):
-        gemv(tile, x, weight, bias, norm, act, out, add=add)
-    elif isinstance(tile, DirectTile):
-        direct(tile, x, weight, bias, norm, act, out, add=add)
-    elif isinstance(tile, HeldTile):
-        held(tile, x, weight, bias, norm, act, out, add=add)
-    elif isinstance(tile, StreamTile):
-        stream(tile, x, weight, bias, act, out, add=add)
+        gemv(tile, p)
+    elif isinstance(tile, RegisterSkinnyTile):
+        register_skinny(tile, p)
+    elif isinstance(tile, SmemResidentTile):
+        smem_resident(tile, p)
+    elif isinstance(tile, TmaTile):
+        tma_gemm(tile, p)
     else:
-        wide(tile, x, weight, bias, act, out, add=add)
-    return out
+        tma_split_gemm(tile, p)
+    return p.out
 
 
 def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> bool:
@@ -125,17 +127,17 @@ def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> boo
         return len(x) == 1
     if x.element_size() != 2:
         return False
-    in_kernel = shape.norm and not normed_apart(tile)
+    in_kernel = shape.norm and not needs_separate_norm(tile)
     if in_kernel and x.dtype == torch.float16:
         return False
-    if isinstance(tile, DirectTile):
+    if isinstance(tile, RegisterSkinnyTile):
         return shape.columns % tile.block_k == 0
     is_aligned = x.stride(0) % 16 == x.data_ptr() % 16 == 0
-    if isinstance(tile, WideTile):
-        return is_aligned and _fits_wide(tile, len(x), shape, multiprocessors)
+    if isinstance(tile, TmaSplitTile):
+        return is_aligned and _fits_tma_split(tile, len(x), shape, multiprocessors)
     blocks, rest = divmod(shape.columns, tile.fold * tile.splits * tile.block_k)
     sums = tile.fold * max(8, next_power_of_2(len(x)))  # of products, in registers
-    if isinstance(tile, HeldTile):
+    if isinstance(tile, SmemResidentTile):
         has_room = sums <= 256
     else:
         has_room = sums * tile.parts <= 192 and 2 <= tile.x_stages <= tile.stages <= blocks
@@ -143,10 +145,10 @@ def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> boo
     return has_room and is_aligned and is_whole and not (in_kernel and tile.splits > 1)
 
 
-def _fits_wide(tile: WideTile, rows: int, shape: Shape, multiprocessors: int) -> bool:
+def _fits_tma_split(tile: TmaSplitTile, rows: int, shape: Shape, multiprocessors: int) -> bool:
     block_m = padded_rows(rows)
     blocks, rest = divmod(shape.columns, 64 * tile.splits)
-    stages = range(max(2, cdiv(block_m, 64)), min(blocks, wide_stages(rows, tile.parts)) + 1)
+    stages = range(max(2, cdiv(block_m, 64)), min(blocks, tma_split_stages(rows, tile.parts)) + 1)
     is_gated = shape.epilogue == "gated"
     if tile.splits > 1 or shape.epilogue == "residual":
         # Programs wait for each other, and each has some of the 32 or more rows of a copy of x.
@@ -157,11 +159,11 @@ def _fits_wide(tile: WideTile, rows: int, shape: Shape, multiprocessors: int) ->
     return is_whole and rest == 0 and tile.stages in stages
 
 
-def normed_apart(tile: Tile) -> bool:
+def needs_separate_norm(tile: Tile) -> bool:
     """Whether a kernel before the projection's normalises x."""
     if isinstance(tile, GemvTile):
         return False
-    return isinstance(tile, StreamTile | WideTile) or tile.norm_apart
+    return isinstance(tile, TmaTile | TmaSplitTile) or tile.separate_norm
 
 
 @cache

@@ -18,7 +18,7 @@ takes at 4.3 TB/s:
 
 Loading x, and what the output is added to, at once and not piece by piece as the compiler would
 have it, and letting the next kernel ask for its weights only then, saved 0.4 to 0.9 of each. On
-Hopper GPUs ``held`` is faster from four rows on, but for the second of these.
+Hopper GPUs ``smem_resident`` is faster from four rows on, but for the second of these.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.norm import Norm
 from asyncllm.kernels.triton.gemm.epilogue import finish, output_tile, weight_rows
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
-from asyncllm.kernels.tuning import DirectTile
+from asyncllm.kernels.tuning import RegisterSkinnyTile
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _scale(x, squares, gain, OFFSET: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _direct_kernel(
+def _register_skinny(
     out,  # [M, N], or [M, N / 2] if gated; also the residual
     x,  # [M, K]
     weight,  # [N, K]
@@ -73,10 +73,10 @@ def _direct_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    HELD: tl.constexpr,
+    PRELOADED: tl.constexpr,
     WARPS: tl.constexpr,
     CHAINS: tl.constexpr,
-    LATE: tl.constexpr,
+    PDL_LATE: tl.constexpr,
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -91,7 +91,7 @@ def _direct_kernel(
     W_GROUPS: tl.constexpr = BLOCK_N // 8 * (2 if GATED else 1)
     X_GROUPS: tl.constexpr = BLOCK_M // 8
     PARTS: tl.constexpr = WARPS * CHAINS
-    if PDL and not LATE:
+    if PDL and not PDL_LATE:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     # A row of these tiles: eight rows of the matrix at a time, by block of 32 columns.
@@ -108,10 +108,10 @@ def _direct_kernel(
     acc = tl.zeros([PARTS, W_GROUPS * 8, BLOCK_M], tl.float32)
     squares = tl.zeros([X_GROUPS * BLOCKS * 8, 4], tl.float32)
     held: tl.tuple = ()
-    for c in tl.static_range(CHUNKS if HELD else 1):
+    for c in tl.static_range(CHUNKS if PRELOADED else 1):
         held += (tl.load(w_at + c * BLOCK_K, eviction_policy="evict_first"),)
     gains: tl.tuple = ()
-    if NORM and HELD:
+    if NORM and PRELOADED:
         for c in tl.static_range(CHUNKS):
             gains += (tl.load(gain + column + c * BLOCK_K),)
     if PDL:
@@ -120,11 +120,11 @@ def _direct_kernel(
     out_at, is_output = output_tile(out, tile, M, N, out_stride, BLOCK_M, BLOCK_N, GATED)
     if RESIDUAL:
         old = tl.load(out_at, is_output, other=0.0)
-    if HELD:
+    if PRELOADED:
         xs: tl.tuple = ()
         for c in tl.static_range(CHUNKS):
             xs += (tl.load(x_at + c * BLOCK_K, has_row, other=0.0),)
-        if PDL and LATE:
+        if PDL and PDL_LATE:
             tl.extra.cuda.gdc_launch_dependents()
         # One round, which the compiler does not know. Else it saves registers by loading x piece by
         # piece between the products, and waits for every piece.
@@ -139,7 +139,7 @@ def _direct_kernel(
     else:
         w = held[0]
         v = tl.load(x_at, has_row, other=0.0)
-        if PDL and LATE:
+        if PDL and PDL_LATE:
             tl.extra.cuda.gdc_launch_dependents()
         for c in tl.range(0, CHUNKS, num_stages=1):
             if NORM:
@@ -161,30 +161,19 @@ def _direct_kernel(
     tl.store(out_at, y.to(out.dtype.element_ty), is_output)
 
 
-_launch = Launcher(_direct_kernel)
+_launch = Launcher(_register_skinny)
 
 
-def direct(
-    tile: DirectTile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm | None,
-    act: str | None,
-    out: Tensor,
-    *,
-    add: bool,
-) -> None:
-    """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``."""
-    gain, eps, offset = norm or (None, 0.0, False)
+def register_skinny(tile: RegisterSkinnyTile, p: Projection[Tensor]) -> None:
+    """Launch the kernel for a 16-bit x and weight."""
+    x, weight = p.x, p.weight
     constants = (
         *(weight.shape[1], max(8, next_power_of_2(len(x)))),
-        *(tile.block_n, tile.block_k, tile.held, tile.warps, tile.chains, tile.late),
-        *(norm is not None, eps, offset, bias is not None, add, act),
+        *(tile.block_n, tile.block_k, tile.preloads, tile.warps, tile.chains, tile.pdl_late),
+        *(*p.prologue, *p.epilogue),
     )
     args = (
-        *(out, x, weight, bias, gain),
-        *(len(x), weight.shape[0], out.stride(0), x.stride(0), weight.stride(0)),
+        *(p.out, x, weight, p.bias, p.gain),
+        *(len(x), weight.shape[0], p.out.stride(0), x.stride(0), weight.stride(0)),
     )
-    grid = (cdiv(out.shape[1], tile.block_n), 1, 1)
-    _launch(grid, args, constants, tile.warps)
+    _launch((cdiv(p.out.shape[1], tile.block_n), 1, 1), args, constants, tile.warps)

@@ -35,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from asyncllm.kernels.norm import Norm
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     ROWS,
     SHARED,
@@ -49,7 +49,7 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     write,
 )
 from asyncllm.kernels.triton.launch import Launcher
-from asyncllm.kernels.tuning import HeldTile
+from asyncllm.kernels.tuning import SmemResidentTile
 
 #: Registers of a thread for what is on its way of x.
 X_REGISTERS = gl.constexpr(128)
@@ -94,7 +94,7 @@ def _squares(x):
 
 
 @gluon.jit(do_not_specialize=["M"])
-def _held_kernel(
+def _smem_resident(
     out,  # [M, N], or [M, N / 2] if gated; also the residual
     x,  # [M, K]
     weight,  # [N, K]
@@ -112,7 +112,7 @@ def _held_kernel(
     BLOCK_K: gl.constexpr,
     FOLD: gl.constexpr,
     SPLITS: gl.constexpr,
-    LATE: gl.constexpr,
+    PDL_LATE: gl.constexpr,
     NORM: gl.constexpr,
     EPS: gl.constexpr,
     OFFSET: gl.constexpr,
@@ -129,7 +129,7 @@ def _held_kernel(
     X_STAGES: gl.constexpr = min(2, CHUNKS) if NORM else CHUNKS
     WIDE: gl.constexpr = _wide(BLOCK_K, WARPS)
     SUMS: gl.constexpr = sums_layout(X_ROWS, WARPS)
-    if not LATE:
+    if not PDL_LATE:
         gdc_launch_dependents()
     tile = gl.program_id(0)
     split = gl.program_id(1)
@@ -168,7 +168,7 @@ def _held_kernel(
             async_copy.async_copy_global_to_shared(xs.index(c), x_at + c * BLOCK_K)
             async_copy.commit_group()
     olds = load_residual(output, tile, plan)
-    if LATE:
+    if PDL_LATE:
         gdc_launch_dependents()
     if NORM:
         debug_barrier()  # else the assembler begins some of the loads after others have arrived
@@ -199,35 +199,25 @@ def _held_kernel(
     write((sums,), factor, olds, output, tile, split, plan)
 
 
-_launch = Launcher(_held_kernel)
+_launch = Launcher(_smem_resident)
 
 
-def held(
-    tile: HeldTile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm | None,
-    act: str | None,
-    out: Tensor,
-    *,
-    add: bool,
-) -> None:
-    """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``.
+def smem_resident(tile: SmemResidentTile, p: Projection[Tensor]) -> None:
+    """Launch the kernel.
 
-    Rows of x and of the weight must be aligned to 32 bytes; of gated ones there must be a multiple
-    of 16. Not with a norm and splits.
+    Rows of x and of the weight must be aligned to 32 bytes; N must be a multiple of 16 with an
+    activation. Not for a norm together with splits.
     """
+    x, weight = p.x, p.weight
     size, columns = weight.shape
-    gain, eps, offset = norm or (None, 0.0, False)
     block_m = padded_rows(len(x), tile.warps)
     tiles, partial, arrivals = shared_sums(size, 64 // tile.fold, tile.splits, block_m, x.device)
     constants = (
-        *(columns, block_m, tile.block_k, tile.fold, tile.splits, tile.late),
-        *(norm is not None, eps, offset, bias is not None, add, act),
+        *(columns, block_m, tile.block_k, tile.fold, tile.splits, tile.pdl_late),
+        *(*p.prologue, *p.epilogue),
     )
     args = (
-        *(out, x, weight, bias, gain, partial, arrivals),
-        *(len(x), size, out.stride(0), x.stride(0), weight.stride(0)),
+        *(p.out, x, weight, p.bias, p.gain, partial, arrivals),
+        *(len(x), size, p.out.stride(0), x.stride(0), weight.stride(0)),
     )
     _launch((tiles, tile.splits, 1), args, constants, tile.warps)

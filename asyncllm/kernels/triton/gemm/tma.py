@@ -35,9 +35,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     GATED_SHARED,
     ROWS,
@@ -45,6 +45,8 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     SPAN,
     Output,
     Plan,
+    boxes_of_weight,
+    boxes_of_x,
     load_residual,
     padded_rows,
     shared_sums,
@@ -52,7 +54,7 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     write,
 )
 from asyncllm.kernels.triton.launch import Launcher
-from asyncllm.kernels.tuning import StreamTile
+from asyncllm.kernels.tuning import TmaTile
 
 
 class Rings(NamedTuple):
@@ -179,7 +181,7 @@ def _consume(output, rings, tile, split, plan: gl.constexpr, sizes: gl.constexpr
 
 
 @gluon.jit(do_not_specialize=["M"])
-def _stream_kernel(
+def _tma_gemm(
     out,  # [M, N], or [M, N / 2] if gated; also the residual
     x,  # descriptor of [M, K]
     weight,  # descriptor of [N, K], or [N / 16, 2, 8, K] if gated
@@ -237,41 +239,26 @@ def _stream_kernel(
     )
 
 
-_launch = Launcher(_stream_kernel, max_registers=128)
+_launch = Launcher(_tma_gemm, max_registers=128)
 
 
-def stream(
-    tile: StreamTile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    act: str | None,
-    out: Tensor,
-    *,
-    add: bool,
-) -> None:
-    """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``.
+def tma_gemm(tile: TmaTile, p: Projection[Tensor]) -> None:
+    """Launch the kernel.
 
-    Rows of x and of the weight must be aligned to 16 bytes; of gated ones there must be a multiple
-    of 16.
+    Rows of x and of the weight must be aligned to 16 bytes; N must be a multiple of 16 with an
+    activation.
     """
+    x, weight = p.x, p.weight
     size, columns = weight.shape
     block_m = padded_rows(len(x), 4)
     rows = 64 // tile.fold
     tiles, partial, arrivals = shared_sums(size, tile.parts * rows, tile.splits, block_m, x.device)
-    if act is None:
-        weights = TensorDescriptor.from_tensor(weight, [rows, SPAN.value], SHARED.value)
-    else:
-        halves = weight.view(2, size // 16, 8, columns).permute(1, 0, 2, 3)
-        weights = TensorDescriptor.from_tensor(
-            halves, [rows // 16, 2, 8, SPAN.value], GATED_SHARED.value
-        )
     constants = (
         *(columns, block_m, tile.block_k, tile.parts, tile.fold, tile.splits),
-        *(tile.stages, tile.x_stages, tile.stagger, bias is not None, add, act),
+        *(tile.stages, tile.x_stages, tile.stagger, *p.epilogue),
     )
     args = (
-        *(out, TensorDescriptor.from_tensor(x, [block_m, SPAN.value], SHARED.value), weights),
-        *(bias, partial, arrivals, len(x), size, out.stride(0)),
+        *(p.out, boxes_of_x(x, block_m), boxes_of_weight(p, rows)),
+        *(p.bias, partial, arrivals, len(x), size, p.out.stride(0)),
     )
     _launch((tiles, tile.splits, 1), args, constants, 4)

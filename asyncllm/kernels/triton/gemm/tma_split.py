@@ -1,6 +1,6 @@
 """Projections of dozens to hundreds of rows, whose weights stream through shared memory.
 
-As ``stream``, but with a warpgroup for every 64 rows of the weight that a program multiplies: so
+As ``tma``, but with a warpgroup for every 64 rows of the weight that a program multiplies: so
 each has registers for the products of up to 256 rows of x. Where there are few outputs, programs
 share tiles of them: each has its part of the columns, and adds up the sums of all for its part of
 the rows of x. They wait for each other, so all of them must fit on the GPU at once, beside no other
@@ -20,7 +20,7 @@ cache to the multiprocessors, and 3.5 where programs share outputs.
 The L2 cache gives more than predicted, up to 9 TB/s: programs of 64 rows of the weight, with which
 it has to give the most, but which share a tile by two and not by four, are the fastest. Fewer bytes
 in flight cost much: half of the shared memory, for the next kernel's sake, up to 60 %. A ring of x
-of fewer stages, as ``stream`` has, leaves the weight more and gains nothing. From 224 rows on only
+of fewer stages, as ``tma`` has, leaves the weight more and gains nothing. From 224 rows on only
 the gated projection is faster here than in cuBLAS, which has x copied to several multiprocessors at
 once, as Triton 3.6 cannot.
 """
@@ -43,6 +43,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.gemm.tma_split_outputs import (
     HALF_SHARED,
     box_rows,
@@ -60,10 +61,12 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     Output,
     Plan,
     arrivals,
+    boxes_of_weight,
+    boxes_of_x,
     sums_layout,
 )
 from asyncllm.kernels.triton.launch import Launcher, cdiv
-from asyncllm.kernels.tuning import WideTile, padded_rows
+from asyncllm.kernels.tuning import TmaSplitTile, padded_rows
 
 
 class Rings(NamedTuple):
@@ -178,7 +181,7 @@ def _consume(
 
 
 @gluon.jit(do_not_specialize=["M"])
-def _wide_kernel(
+def _tma_split_gemm(
     out,  # [M, N], or [M, N / 2] if gated; also the residual
     box,  # descriptor of out, or None if programs share outputs
     x,  # descriptor of [M, K]
@@ -253,46 +256,35 @@ def _wide_kernel(
 
 
 #: By registers of a thread when a program begins.
-_launches = {registers: Launcher(_wide_kernel, max_registers=registers) for registers in (128, 168)}
+_launches = {
+    registers: Launcher(_tma_split_gemm, max_registers=registers) for registers in (128, 168)
+}
 
 
-def wide(
-    tile: WideTile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    act: str | None,
-    out: Tensor,
-    *,
-    add: bool,
-) -> None:
-    """``linear`` into ``out`` [M, N or N / 2], to which it is added if ``add``.
+def tma_split_gemm(tile: TmaSplitTile, p: Projection[Tensor]) -> None:
+    """Launch the kernel.
 
-    Rows of x, of the weight and of ``out`` must be aligned to 16 bytes; of gated weights there must
-    be a multiple of 16. There may not be more programs than multiprocessors if they share outputs.
+    Rows of x, of the weight and of the output must be aligned to 16 bytes; N must be a multiple of
+    16 with an activation. Programs that share outputs must not outnumber the multiprocessors.
     """
+    x, weight = p.x, p.weight
     size, columns = weight.shape
     block_m = padded_rows(len(x))
     rows = box_rows(block_m)
     tiles = cdiv(size, tile.parts * 64)
-    if act is None:
-        weights = TensorDescriptor.from_tensor(weight, [64, SPAN.value], SHARED.value)
-    else:
-        halves = weight.view(2, size // 16, 8, columns).permute(1, 0, 2, 3)
-        weights = TensorDescriptor.from_tensor(halves, [4, 2, 8, SPAN.value], GATED_SHARED.value)
     box = partial = counts = None
-    if tile.splits > 1 or add:
+    if tile.splits > 1 or p.add:
         cells = tiles * tile.parts * tile.splits * 64 * block_m
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
         counts = arrivals(x.device)
-    elif act is None:
-        box = TensorDescriptor.from_tensor(out, [rows, 64], SHARED.value)
+    elif p.act is None:
+        box = TensorDescriptor.from_tensor(p.out, [rows, 64], SHARED.value)
     else:
-        box = TensorDescriptor.from_tensor(out, [rows, 32], HALF_SHARED.value)
-    constants = (columns, block_m, *tile, bias is not None, add, act)
+        box = TensorDescriptor.from_tensor(p.out, [rows, 32], HALF_SHARED.value)
+    constants = (columns, block_m, *tile, *p.epilogue)
     args = (
-        *(out, box, TensorDescriptor.from_tensor(x, [rows, SPAN.value], SHARED.value), weights),
-        *(bias, partial, counts, len(x), size, out.stride(0)),
+        *(p.out, box, boxes_of_x(x, rows), boxes_of_weight(p, 64)),
+        *(p.bias, partial, counts, len(x), size, p.out.stride(0)),
     )
     # A program of one part with few rows leaves room for another one.
     registers = 168 if tile.parts == 2 or (tile.parts == 1 and block_m > 192) else 128

@@ -1,4 +1,4 @@
-"""What follows the products of ``wide``: from sums in registers to outputs.
+"""What follows the products of ``tma_split``: from sums in registers to outputs.
 
 The rows of x of a program are pieces, of which each is an operand of the tensor cores.
 """

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import debug_barrier
 
 from asyncllm.kernels.triton.activation import activate
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import cdiv, next_power_of_2
 
 #: Rows of the first operand of a warpgroup's product.
@@ -225,3 +227,17 @@ def arrivals(device: torch.device) -> Tensor:
     Launches share them, so they must be on one stream. The first one must not be captured.
     """
     return torch.zeros(1 << 16, dtype=torch.int32, device=device)
+
+
+def boxes_of_x(x: Tensor, rows: int) -> TensorDescriptor:
+    """x for copies of ``rows`` rows and 64 columns at a time."""
+    return TensorDescriptor.from_tensor(x, [rows, SPAN.value], SHARED.value)
+
+
+def boxes_of_weight(p: Projection[Tensor], rows: int) -> TensorDescriptor:
+    """The weight for copies of ``rows`` rows and 64 columns at a time; see ``weight_rows``."""
+    if p.act is None:
+        return TensorDescriptor.from_tensor(p.weight, [rows, SPAN.value], SHARED.value)
+    size, columns = p.weight.shape
+    halves = p.weight.view(2, size // 16, 8, columns).permute(1, 0, 2, 3)
+    return TensorDescriptor.from_tensor(halves, [rows // 16, 2, 8, SPAN.value], GATED_SHARED.value)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from asyncllm.kernels.random_streams import GAMMA, MIX_1, MIX_2
 from asyncllm.wire.messages import BAD_TOKEN
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 #: No token: larger than any.
 NONE: tl.constexpr = tl.constexpr(2**31 - 1)
 _BAD: tl.constexpr = tl.constexpr(BAD_TOKEN)
-# splitmix64, as in ``kernels.sampling``.
-_GAMMA: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
-_MIX_1: tl.constexpr = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
-_MIX_2: tl.constexpr = tl.constexpr(0x94D049BB133111EB - 2**64)
+_GAMMA: tl.constexpr = tl.constexpr(GAMMA)
+_MIX_1: tl.constexpr = tl.constexpr(MIX_1)
+_MIX_2: tl.constexpr = tl.constexpr(MIX_2)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What ``asyncllm kernels tune`` tries, and for which projections."""
+"""What ``tools.tune_kernels`` tries, and for which projections."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import pytest
 import torch
 
 import asyncllm.demo
-from asyncllm.cli.commands.tune import layers
-from asyncllm.kernels.tuner import BUCKETS, candidates
-from asyncllm.kernels.tuning import HeldTile, Shape, StreamTile, WideTile, choose, save
+from asyncllm.kernels.tuning import Shape, SmemResidentTile, TmaSplitTile, TmaTile, choose
 from asyncllm.models.registry import model_class
 from asyncllm.models.spec import read_spec
+
+pytest.importorskip("triton")
+
+from tools.tune_kernels.candidates import candidates
+from tools.tune_kernels.layers import layers
+from tools.tune_kernels.table import save
+from tools.tune_kernels.timing import BUCKETS
 
 SHAPES = [
     Shape(4096, 1024, True, ""),
@@ -26,12 +31,11 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.key)
 @pytest.mark.parametrize("rows", BUCKETS)
 def test_candidates_can_run(rows: int, shape: Shape) -> None:
-    pytest.importorskip("triton")
     from asyncllm.kernels.triton.gemm.linear import fits
 
     tiles = list(candidates(rows, shape, hopper=True))
     elsewhere = list(candidates(rows, shape, hopper=False))
-    hopper = HeldTile | StreamTile | WideTile
+    hopper = SmemResidentTile | TmaTile | TmaSplitTile
     assert not any(isinstance(tile, hopper) for tile in elsewhere)
     assert rows == 1 or any(isinstance(tile, hopper) for tile in tiles)
     assert 0 < len(tiles) <= 120

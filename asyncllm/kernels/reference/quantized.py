@@ -1,0 +1,58 @@
+"""Conversions of quantised matrices and activations."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asyncllm.kernels.reference.norm import rms_norm_reference
+from asyncllm.kernels.types import (
+    FP8_BLOCK,
+    FP8_MAX,
+    Fp8Matrix,
+    Int4Matrix,
+    Norm,
+    packed_block,
+)
+
+
+def dequantize_fp8(weight: Fp8Matrix) -> Tensor:
+    """The matrix as float32 [N, K]."""
+    data, scale = weight
+    if weight.is_blocked:
+        rows, columns = data.shape
+        scale = scale.repeat_interleave(FP8_BLOCK, 0)[:rows]
+        scale = scale.repeat_interleave(FP8_BLOCK, 1)[:, :columns]
+    return data.float() * scale
+
+
+def dequantize_int4(weight: Int4Matrix) -> Tensor:
+    """The matrix as float32 [N, K], columns in the order stored."""
+    bytes_ = weight.packed.unflatten(1, (-1, weight.block // 2))
+    codes = torch.stack((bytes_ & 15, bytes_ >> 4), dim=2).flatten(1)
+    zero, scale = (
+        part.float().t().repeat_interleave(weight.group, 1) for part in (weight.zero, weight.scale)
+    )
+    values: Tensor = (codes.float() - zero) * scale
+    return values
+
+
+def pack_int4(codes: Tensor, group: int) -> Tensor:
+    """``Int4Matrix.packed`` of codes, uint8 [N, K] below 16."""
+    low, high = codes.unflatten(1, (-1, 2, packed_block(group) // 2)).unbind(2)
+    packed: Tensor = (low | (high << 4)).flatten(1)
+    return packed
+
+
+def quantize_rows_reference(
+    x: Tensor, *, norm: Norm | None = None, blocked: bool = False, multiple: int = 1
+) -> tuple[Tensor, Tensor]:
+    """See ``kernels.triton.gemm.fp8.quantize_rows``."""
+    if norm is not None:
+        x = rms_norm_reference(x, norm)
+    x = F.pad(x, (0, 0, 0, -len(x) % multiple))
+    pieces = x.float().unflatten(1, (-1, FP8_BLOCK if blocked else x.shape[1]))
+    scale = pieces.abs().amax(2, keepdim=True).clamp(min=1e-12) / FP8_MAX
+    data = (pieces / scale).clamp(-FP8_MAX, FP8_MAX).flatten(1).to(torch.float8_e4m3fn)
+    return data, scale.squeeze(2).t().contiguous().t()

@@ -1,0 +1,177 @@
+"""The data that kernels, their references and their callers exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Final, NamedTuple
+
+from torch import Tensor
+
+#: Rows and columns of an fp8 weight, or columns of the activations, that share a scale.
+FP8_BLOCK: Final = 128
+#: The largest e4m3 number.
+FP8_MAX: Final = 448.0
+#: The most columns of an int4 weight that are packed together.
+INT4_BLOCK: Final = 128
+
+
+class Norm(NamedTuple):
+    """x / rms(x) * weight, over the last dimension.
+
+    Attributes:
+        weight: [size].
+        eps: added to the mean of squares.
+        offset: as in Gemma, multiply by 1 + weight, all in float32. Otherwise x is normalised in
+            float32 and rounded to its dtype before it is multiplied by the weight.
+    """
+
+    weight: Tensor
+    eps: float
+    offset: bool = False
+
+
+class HeadEncoding(NamedTuple):
+    """Norms of the query and key heads, and rotary positions; None for those a model lacks.
+
+    ``rope`` is float32 [max_length, rotary_dim]: the cosines of each position, then the sines.
+    Element i of a head is rotated together with element i + rotary_dim / 2.
+    """
+
+    q_norm: Norm | None
+    k_norm: Norm | None
+    rope: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """The attention of one layer.
+
+    Attributes:
+        layer: index of the layer, and so of its K and V pages.
+        num_heads, num_kv_heads, head_dim: of this layer; ``num_heads % num_kv_heads == 0``.
+        scale: factor of the dot products.
+        window: None, or how many positions (its own included) a query sees.
+        softcap: None, or c in ``c * tanh(score / c)``, applied after ``scale``.
+    """
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a K/V head."""
+        return self.num_heads // self.num_kv_heads
+
+    def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v as views of a projection's output: [tokens, heads, head_dim] each."""
+        heads = qkv.view(len(qkv), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        q, k, v = heads.split_with_sizes(sizes, dim=1)
+        return q, k, v
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """Rows of any number of new tokens. The host never reads them, so a captured launch can serve
+    other rows later.
+
+    Attributes:
+        slots, starts: integers [rows]: the sequence of each row, and the position of its first
+            new token.
+        q_offsets: integers [rows + 1], ascending: the step's tokens q_offsets[i] ..
+            q_offsets[i + 1] - 1 are those of row i. A row may have none. Tokens before the first
+            row and after the last one belong to no row.
+        tiles: what kernels have computed about the rows, kept for the following layers.
+    """
+
+    slots: Tensor
+    starts: Tensor
+    q_offsets: Tensor
+    tiles: dict[tuple[int, int], Tensor] = field(init=False, default_factory=dict)
+
+
+class Tokens(NamedTuple):
+    """The tokens of a step, int64 [tokens] each.
+
+    ``written`` is where their K and V go in the flattened pages, -1 for padding. Padding has id and
+    position 0.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    written: Tensor
+
+
+class Fp8Matrix(NamedTuple):
+    """A matrix whose elements are ``data * scale``.
+
+    Attributes:
+        data: float8_e4m3fn [N, K].
+        scale: float32, one for each row [N, 1], or for each block [ceil(N / FP8_BLOCK),
+            ceil(K / FP8_BLOCK)].
+    """
+
+    data: Tensor
+    scale: Tensor
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether there is a scale for each block, not for each row."""
+        return self.scale.shape != (self.data.shape[0], 1)
+
+    def rows(self, start: int, end: int) -> Fp8Matrix:
+        """A view of some rows, starting at a multiple of FP8_BLOCK."""
+        if self.is_blocked:
+            scale = self.scale[start // FP8_BLOCK : -(-end // FP8_BLOCK)]
+            return Fp8Matrix(self.data[start:end], scale)
+        return Fp8Matrix(self.data[start:end], self.scale[start:end])
+
+
+class Int4Matrix(NamedTuple):
+    """A matrix [N, K] whose elements are ``(code - zero) * scale``.
+
+    Each ``block`` columns of a row are half as many bytes: the low nibbles are the codes of the
+    first half of the columns, the high nibbles those of the second half.
+
+    Attributes:
+        packed: uint8 [N, K / 2].
+        scale: float16 or float32 [K / group, N]: groups are consecutive columns.
+        zero: uint8 [K / group, N], at most 16.
+        order: int64 [K], or None: column j of the matrix multiplies element ``order[j]`` of x.
+    """
+
+    packed: Tensor
+    scale: Tensor
+    zero: Tensor
+    order: Tensor | None = None
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale and a zero point."""
+        return 2 * self.packed.shape[1] // self.scale.shape[0]
+
+    @property
+    def block(self) -> int:
+        """Columns that are packed together."""
+        return packed_block(self.group)
+
+    def rows(self, start: int, end: int) -> Int4Matrix:
+        """A view of some rows."""
+        return Int4Matrix(
+            self.packed[start:end], self.scale[:, start:end], self.zero[:, start:end], self.order
+        )
+
+
+def packed_block(group: int) -> int:
+    """``Int4Matrix.block`` for groups of this many columns."""
+    return gcd(group, INT4_BLOCK)
+
+
+#: The weight of a projection.
+Weight = Tensor | Fp8Matrix | Int4Matrix
