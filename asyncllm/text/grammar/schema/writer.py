@@ -20,7 +20,7 @@ from typing import Any
 
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import oracle
-from asyncllm.text.grammar.limits import Budget, check_size
+from asyncllm.text.grammar.limits import Budget
 from asyncllm.text.grammar.regex_tree import Node as Regex
 from asyncllm.text.grammar.schema import arrays, numbers, objects, strings
 from asyncllm.text.grammar.schema.alternatives import check_alternatives
@@ -77,7 +77,6 @@ def schema_rules(
     """
     if not isinstance(schema, dict | bool):
         raise BadRequest("a schema must be an object or a boolean")
-    check_size(schema)
     try:
         prefix = "" if name == "start" else f"{name}_"
         return _SchemaWriter(schema, prefix, budget or Budget()).write(name, only)
