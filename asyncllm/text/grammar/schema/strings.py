@@ -20,13 +20,7 @@ from asyncllm.text.grammar.regex_tree import (
     spread,
 )
 from asyncllm.text.grammar.regex_write import JSON_ESCAPED, json_escape, quote, write
-from asyncllm.text.grammar.schema.atoms import (
-    Atom,
-    Claim,
-    Count,
-    In,
-    Match,
-)
+from asyncllm.text.grammar.schema.atoms import Atom, Claim, Count, In, Match
 
 
 @dataclass

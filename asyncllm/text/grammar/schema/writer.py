@@ -24,15 +24,7 @@ from asyncllm.text.grammar.limits import Budget
 from asyncllm.text.grammar.regex_tree import Node as Regex
 from asyncllm.text.grammar.schema import arrays, numbers, objects, strings
 from asyncllm.text.grammar.schema.alternatives import check_alternatives
-from asyncllm.text.grammar.schema.atoms import (
-    KINDS,
-    Atom,
-    Branch,
-    Claim,
-    Claims,
-    In,
-    Kind,
-)
+from asyncllm.text.grammar.schema.atoms import KINDS, Atom, Branch, Claim, Claims, In, Kind
 from asyncllm.text.grammar.schema.document import Document
 from asyncllm.text.grammar.schema.keywords import arrays as array_keywords
 from asyncllm.text.grammar.schema.keywords import in_place
