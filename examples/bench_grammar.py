@@ -2,11 +2,12 @@
 
     python examples/bench_grammar.py [--vocabulary 128000] [--rows 64] [--suite] [--quick]
 
-It needs the repository, and what its tests need (pip install -e '.[test]'): the schemas are theirs.
-The large vocabulary is made up of pairs of the demo model's tokens. First the time to compile
-schemas never seen before, then that of one row's mask along random outputs, then of whole batches
-in the filler's threads, and how much a busy Python thread gets done meanwhile. With --suite also
-the official JSON-Schema-Test-Suite, with asyncllm's own compiler of schemas and with the library's.
+It needs the repository and its test extra (pip install -e '.[test]'): the schemas are the tests'.
+The large vocabulary is made of pairs of the demo model's tokens. It measures, in this order:
+compiling schemas never seen before; the same schemas with llguidance's own compiler, where it
+takes them; one row's mask along random outputs; the masks of whole batches in the filler's
+threads; and how fast a busy Python thread runs meanwhile. With --suite it also runs the official
+JSON-Schema-Test-Suite, with asyncllm's compiler of schemas and with the library's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,7 @@ MOST_TOKENS = 200
 
 
 def large_tokenizer(size: int) -> Tokenizer:
-    """The demo model's tokens, and pairs of them up to so many."""
+    """The demo model's tokens, and pairs of them until there are ``size``."""
     folder = Path(asyncllm.demo.__file__).parent / "model"
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocabulary = dict(backend.get_vocab(with_added_tokens=True))
@@ -103,6 +105,48 @@ def compile_all(
     return grammars, seconds
 
 
+def library_grammar(compiler: GrammarCompiler, schema: object) -> Grammar:
+    """The grammar of the library's own compiler of schemas, its first mask made.
+
+    Raises:
+        BadRequest: it does not take the schema.
+    """
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": {"whitespace_flexible": False}}
+    vocabulary = compiler.vocabulary
+    text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    matcher = llguidance.LLMatcher(vocabulary.tokenizer, text, log_level=0)
+    if matcher.is_error():
+        raise BadRequest(matcher.get_error())
+    mask = np.zeros(vocabulary.num_words, np.int32)
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    return Grammar(b"", matcher, vocabulary, 0)
+
+
+def show_both(tokenizer: Tokenizer, vocabulary: int, schemas: dict[str, Any]) -> None:
+    """Compile the schemas that the library takes, too, with both compilers in turns.
+
+    In CPU time: a busy machine interrupts the longer of the two more often.
+    """
+    ours: list[float] = []
+    library: list[float] = []
+    compiler = GrammarCompiler(tokenizer, vocabulary, EOS_IDS)
+    for schema in schemas.values():
+        try:
+            library_grammar(compiler, schema)
+        except BadRequest:
+            continue
+        for times, work in (
+            (ours, lambda one: compiler.compile(JsonSchema(one))),
+            (library, lambda one: library_grammar(compiler, one)),
+        ):
+            begun = time.thread_time()
+            work(schema)
+            times.append(time.thread_time() - begun)
+    print(f"{f'{len(ours)} both take: ours, CPU ms':34}{outline(ours, 1e3)}")
+    print(f"{'the library itself, CPU ms':34}{outline(library, 1e3)}")
+
+
 def walk(grammar: Grammar, words: int, seed: int) -> Iterator[float]:
     """The seconds of each mask along one random output."""
     matcher, row = grammar.matcher(), np.zeros(words, np.uint32)
@@ -120,7 +164,7 @@ def walk(grammar: Grammar, words: int, seed: int) -> Iterator[float]:
 def batches(
     compiler: GrammarCompiler, grammars: dict[str, Grammar], rows: int, threads: int
 ) -> list[float]:
-    """Seconds per batch whose rows all go on between one and the next."""
+    """Seconds per batch of masks; every row takes a token between two batches."""
     filler = MaskFiller(compiler.vocabulary, threads=threads)
     mask: Mask = np.zeros((rows, compiler.vocabulary.num_words), np.uint32)
     names = list(grammars)
@@ -138,7 +182,7 @@ def batches(
 
 
 class Spinner:
-    """A Python thread that does nothing but count: what it loses is time without the GIL."""
+    """A Python thread that only counts: it loses speed while another thread holds the GIL."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -149,8 +193,8 @@ class Spinner:
         while not self._stop.is_set():
             self.count += 1
 
-    def speed_beside(self, work: Callable[[], object], seconds: float = 0.5) -> float:
-        """Counts per second while work is done again and again in this thread."""
+    def speed_during(self, work: Callable[[], object], seconds: float = 0.5) -> float:
+        """Counts per second while this thread does the work again and again."""
         self.count = 0
         self._thread.start()
         begun = time.perf_counter()
@@ -162,13 +206,13 @@ class Spinner:
         return speed
 
 
-def share_beside_fills(compiler: GrammarCompiler, grammar: Grammar, rows: int) -> float:
-    """How much of its speed a Python thread keeps beside one that fills masks without a pause."""
+def share_during_fills(compiler: GrammarCompiler, grammar: Grammar, rows: int) -> float:
+    """The share of its speed that a Python thread keeps while another fills masks all the time."""
     filler = MaskFiller(compiler.vocabulary, threads=1)
     mask: Mask = np.zeros((rows, compiler.vocabulary.num_words), np.uint32)
     matchers = [grammar.matcher() for _ in range(rows)]
-    alone = Spinner().speed_beside(lambda: time.sleep(0.1))
-    return Spinner().speed_beside(lambda: filler.fill_rows(matchers, mask)) / alone
+    alone = Spinner().speed_during(lambda: time.sleep(0.1))
+    return Spinner().speed_during(lambda: filler.fill_rows(matchers, mask)) / alone
 
 
 def show_costs(size: int, rows: int, schemas: dict[str, Any]) -> None:
@@ -180,6 +224,7 @@ def show_costs(size: int, rows: int, schemas: dict[str, Any]) -> None:
         print(f"{'':34}    median       90%       99%       max")
         grammars, seconds = compile_all(compiler, schemas)
         print(f"{f'compile, ms ({len(seconds)} schemas)':34}{outline(seconds, 1e3)}")
+        show_both(tokenizer, vocabulary, schemas)
         _, again = compile_all(compiler, schemas)
         print(f"{'compile again, us':34}{outline(again, 1e6)}")
         started = [timed(grammar.matcher) for grammar in grammars.values()]
@@ -196,8 +241,8 @@ def show_costs(size: int, rows: int, schemas: dict[str, Any]) -> None:
             found = batches(compiler, grammars, rows, threads)
             label = f"{rows} rows, {threads} threads, us per row"
             print(f"{label:34}{outline(found, 1e6 / rows)}")
-        share = share_beside_fills(compiler, next(iter(grammars.values())), rows)
-        print(f"beside endless fills of {rows} rows a Python thread keeps {share:.0%} of its speed")
+        share = share_during_fills(compiler, next(iter(grammars.values())), rows)
+        print(f"during fills of {rows} rows a Python thread keeps {share:.0%} of its speed")
 
 
 def verdict(schema: object, compile_: Callable[[object], Grammar]) -> str:
@@ -218,20 +263,10 @@ def verdict(schema: object, compile_: Callable[[object], Grammar]) -> str:
 
 def show_suite() -> None:
     compiler = GrammarCompiler(demo_tokenizer(), VOCAB_SIZE, EOS_IDS)
-    vocabulary = compiler.vocabulary
-
-    def by_library(schema: object) -> Grammar:
-        if isinstance(schema, dict):
-            schema = {**schema, "x-guidance": {"whitespace_flexible": False}}
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
-        matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise BadRequest(matcher.get_error())
-        return Grammar(b"", matcher, vocabulary, 0)
 
     ways: dict[str, Callable[[object], Grammar]] = {
         "asyncllm": lambda schema: compiler.compile(JsonSchema(schema)),  # type: ignore[arg-type]
-        "the library's own compiler": by_library,
+        "the library's own compiler": partial(library_grammar, compiler),
     }
     groups = [group for group in GROUPS if admits_objects(group)]
     print(f"\nJSON-Schema-Test-Suite, draft 2020-12: {len(groups)} schemas that admit objects,")

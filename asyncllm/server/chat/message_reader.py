@@ -62,6 +62,8 @@ class Turn:
             self._find_reasoning(self._parser, self._places, delta.token_ids, events)
         elif self._may_reason:
             self._count_reasoning(delta.token_ids, events)
+        if delta.finish_reason is None:
+            return events  # only the last ones hold an End
         return [event for event in events if not isinstance(event, End)]
 
     def finish_reason(self, delta: TokenDelta) -> str:

@@ -1,19 +1,11 @@
-"""Regular expressions as trees, and their languages written for the grammar library.
-
-A tree may hold anchors; ``languages`` removes them. What is left is written as a regular expression
-in the syntax of Rust's regex-syntax, of the plain text or of the text as a JSON string holds it.
-"""
+"""Regular expressions as trees, and the languages of patterns as trees without anchors."""
 
 from __future__ import annotations
 
-import unicodedata
+import math
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
-
-#: What a JSON string cannot hold as it is.
-JSON_ESCAPED = ('"', "\\", *map(chr, range(0x20)))
-_SHORT_ESCAPES = {"\b": "b", "\t": "t", "\n": "n", "\f": "f", "\r": "r", '"': '"', "\\": "\\"}
 
 
 class RegexError(ValueError):
@@ -33,13 +25,6 @@ class Chars:
     ranges: tuple[tuple[int, int], ...] = ()
     properties: tuple[tuple[str, bool], ...] = ()
     negated: bool = False
-
-    def __contains__(self, char: str) -> bool:
-        code = ord(char)
-        inside = any(low <= code <= high for low, high in self.ranges) or any(
-            _has_property(char, name) == holds for name, holds in self.properties
-        )
-        return inside != self.negated
 
 
 @dataclass(frozen=True)
@@ -203,6 +188,29 @@ def _join(left: _Placed, right: _Placed) -> _Placed | None:
     return _Placed(left.begins or right.begins, Cat((before, after)), left.ends or right.ends)
 
 
+def least_length(node: Node) -> float:
+    """Characters of the shortest text of a tree without anchors; infinite if there is none."""
+    match node:
+        case Chars():
+            return 1 if _has_characters(node) else math.inf
+        case Cat(parts):
+            return sum(map(least_length, parts))
+        case Alt(options):
+            return min(map(least_length, options), default=math.inf)
+        case Repeat(inner, least, _):
+            return least * least_length(inner) if least else 0
+    return math.inf
+
+
+def _has_characters(chars: Chars) -> bool:
+    """Whether a set has a character, surrogates aside; False when in doubt."""
+    if chars.properties:
+        return False
+    if chars.negated:
+        return sum(high - low + 1 for low, high in chars.ranges) < 0x110000 - 0x800
+    return any(low <= high and not 0xD800 <= low <= high < 0xE000 for low, high in chars.ranges)
+
+
 class _Extent(NamedTuple):
     """Of one node: whether its length varies, its characters, and its ``spread``."""
 
@@ -238,118 +246,3 @@ def _extent(node: Node) -> _Extent:
             inside = size if each.varies and count > 1 else each.spread
             return _Extent(least != most or each.varies, size, inside)
     return _Extent(False, 0, 0)
-
-
-def write(node: Node, *, json: bool) -> str:
-    """The regular expression of a tree without anchors, of the text or of its JSON form.
-
-    In JSON each character has one form: as it is, or escaped where it must be. So the complement of
-    a language stays one; and no lone surrogate can be written.
-    """
-    match node:
-        case Chars():
-            return _write_chars(node, json=json)
-        case Cat(parts):
-            return "".join(write(part, json=json) for part in parts)
-        case Alt(()):
-            return _NO_CHAR
-        case Alt(options):
-            return f"(?:{'|'.join(write(option, json=json) for option in options)})"
-        case Repeat(inner, least, most):
-            if most == 0:
-                return ""
-            text = write(inner, json=json)
-            if not text:
-                return ""
-            counts = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}.get((least, most))
-            if counts is None:
-                counts = f"{{{least},{'' if most is None else most}}}"
-            return f"(?:{text}){counts}"
-    raise AssertionError(f"not without anchors: {node}")
-
-
-def json_escape(char: str) -> str:
-    """The escape sequence of one of JSON_ESCAPED."""
-    short = _SHORT_ESCAPES.get(char)
-    return f"\\{short}" if short else f"\\u{ord(char):04x}"
-
-
-def quote(text: str) -> str:
-    """A regular expression that matches just this text, in ASCII and without slashes."""
-    return "".join(_code(ord(char)) for char in text)
-
-
-def _code(code: int) -> str:
-    plain = code < 0x80 and (chr(code).isalnum() or code == 0x20)
-    return chr(code) if plain else f"\\x{{{code:x}}}"
-
-
-#: Matches nothing.
-_NO_CHAR = "[a&&b]"
-_ESCAPED_CLASS = quote('"\\') + "\\x{0}-\\x{1f}"
-
-
-def _write_chars(chars: Chars, *, json: bool) -> str:
-    if not json:
-        return _write_class(chars, "") or _NO_CHAR
-    if not chars.properties and not chars.negated and min(chars.ranges, default=(0, 0))[0] > 0x5C:
-        return _write_class(chars, "") or _NO_CHAR
-    escapes = [quote(json_escape(char)) for char in JSON_ESCAPED if char in chars]
-    plain = _write_class(chars, _ESCAPED_CLASS)
-    if not escapes:
-        return plain or _NO_CHAR
-    options = [*([plain] if plain else []), *escapes]
-    return f"(?:{'|'.join(options)})"
-
-
-def _write_class(chars: Chars, without: str) -> str:
-    """A bracketed class, minus the JSON_ESCAPED characters if there are any in ``without``."""
-    ranges = chars.ranges
-    if without and not chars.negated:
-        ranges = tuple(part for span in ranges for part in _minus_escaped(span))
-    parts = [part for low, high in ranges for part in _minus_surrogates(low, high)]
-    if len(parts) == 1 and parts[0][0] == parts[0][1] and not (chars.negated or chars.properties):
-        return quote(chr(parts[0][0]))
-    body = "".join(
-        _code(low) if low == high else f"{_code(low)}-{_code(high)}" for low, high in parts
-    )
-    for name, holds in chars.properties:
-        named = f"\\{'p' if holds else 'P'}{{{name}}}"
-        body += f"[{named}--[{without}]]" if without and not chars.negated else named
-    if chars.negated:
-        return f"[^{body}{without}]" if body or without else "[\\x{0}-\\x{10ffff}]"
-    return f"[{body}]" if body else ""
-
-
-def _minus_escaped(span: tuple[int, int]) -> list[tuple[int, int]]:
-    bounds = [(0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF)]
-    cut = [(max(span[0], low), min(span[1], high)) for low, high in bounds]
-    return [(low, high) for low, high in cut if low <= high]
-
-
-def _minus_surrogates(low: int, high: int) -> list[tuple[int, int]]:
-    parts = [(low, min(high, 0xD7FF)), (max(low, 0xE000), high)]
-    return [(first, last) for first, last in parts if first <= last]
-
-
-def _has_property(char: str, name: str) -> bool:
-    """Whether a character of JSON_ESCAPED has a property; these are punctuation and controls."""
-    category = unicodedata.category(char)
-    value = name.rpartition("=")[2]
-    if value in {category, category[0], *_LONG_NAMES.get(category, ())}:
-        return True
-    return value in _ASCII_PROPERTIES.get(char, _ASCII_PROPERTIES[""])
-
-
-_LONG_NAMES = {
-    "Po": ("Punctuation", "punct", "Other_Punctuation"),
-    "Cc": ("Other", "Control", "cntrl"),
-}
-_WHITE = ("White_Space", "space")
-_EVERY = ("Any", "ASCII", "Common", "Zyyy", "Assigned")
-_ASCII_PROPERTIES: dict[str, tuple[str, ...]] = {
-    "": _EVERY,
-    '"': (*_EVERY, "Quotation_Mark", "QMark", "Pattern_Syntax"),
-    "\\": (*_EVERY, "Pattern_Syntax"),
-    **dict.fromkeys("\t\n\v\f\r", (*_EVERY, *_WHITE, "Pattern_White_Space")),
-}

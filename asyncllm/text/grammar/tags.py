@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar.limits import Budget, TooSlow
-from asyncllm.text.grammar.regex_tree import quote
+from asyncllm.text.grammar.regex_write import quote
 from asyncllm.text.grammar.schema.writer import schema_rules
 from asyncllm.text.grammar.spec import StructuralTags, Tag
 

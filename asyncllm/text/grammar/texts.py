@@ -18,7 +18,8 @@ from asyncllm.text.grammar.limits import (
     check_together,
 )
 from asyncllm.text.grammar.regex_parse import parse
-from asyncllm.text.grammar.regex_tree import RegexError, full_match, languages, quote, spread, write
+from asyncllm.text.grammar.regex_tree import RegexError, full_match, languages, spread
+from asyncllm.text.grammar.regex_write import quote, write
 from asyncllm.text.grammar.schema.writer import schema_rules
 from asyncllm.text.grammar.spec import (
     Choice,

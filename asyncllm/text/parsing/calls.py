@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from asyncllm.text.parsing.json_call import JsonCall, NotACall
-from asyncllm.text.parsing.json_value import VALUE_FIRST, JsonValue, StringDecoder
+from asyncllm.text.parsing.call_output import NotACall
+from asyncllm.text.parsing.json_call import JsonCall
 from asyncllm.text.parsing.parameters import read_parameters
 from asyncllm.text.parsing.source import markers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from asyncllm.text.parsing.call_output import CallOutput
     from asyncllm.text.parsing.formats import CallSyntax, JsonBody, NamedBody
     from asyncllm.text.parsing.outbox import Outbox
-    from asyncllm.text.parsing.source import Emit, Markers, Source, Steps
+    from asyncllm.text.parsing.source import Markers, Source, Steps
 
 _NAME = re.compile(r"[\w.:/-]+")
 _MAX_NAME = 256
-_NUMBER = re.compile(r":\d+\Z")  # of a call, after its name
 # Models close a bracket too many often enough; where a marker ends the call it can be told.
 _SURPLUS = re.compile(r"[ \t\r\n}\]]+")
 
@@ -31,10 +29,10 @@ class CallReader:
     given back as content, unchanged, if it does not fit or names a tool that was not offered.
     """
 
-    def __init__(self, source: Source, out: Outbox, tools: Mapping[str, Any]):
+    def __init__(self, source: Source, out: Outbox, calls: CallOutput):
         self._source = source
         self._out = out
-        self._tools = tools
+        self._calls = calls
 
     def read(self, call: CallSyntax, stops: Markers, lead: str, *, announced: bool) -> Steps[bool]:
         """Read what follows ``call.begin``, which is consumed.
@@ -66,73 +64,11 @@ class CallReader:
             return False
         return not call.end or (yield from self._end(call.end))
 
-    def arguments(self, emit: Emit, stops: Markers | None) -> Steps[bool]:
-        """Read a JSON value as arguments; a string stands for its content.
-
-        What is not JSON goes on as it is, up to the next of the ``stops``.
-
-        Returns:
-            Whether it was JSON, and all of it.
-
-        Raises:
-            NotACall: it is not JSON and there are no ``stops``.
-        """
-        source = self._source
-        value = JsonValue()
-        if (yield from source.peek()) == '"':
-            decoder = StringDecoder()
-            whole = yield from source.json(value, lambda text: emit(decoder.push(text)))
-            emit(decoder.finish())
-        else:
-            whole = yield from source.json(value, emit)
-        if value.failed:
-            if stops is None:
-                raise NotACall
-            yield from source.until(stops, emit)
-        if whole or value.failed:
-            self._out.end_call()
-        return whole
-
-    def content(self, text: str) -> None:
-        """What looked like markup is content."""
-        self._out.content(text)
-
-    def expect_value(self) -> Steps[None]:
-        """See that a JSON value begins here.
-
-        Raises:
-            NotACall: none does.
-        """
-        opening = yield from self._source.peek()
-        if not opening or opening not in VALUE_FIRST:
-            raise NotACall
-
-    def start(self, name: str) -> Emit:
-        """Begin a call: from here on nothing is given back."""
-        self._source.give_back()
-        return self._out.start_call(name)
-
-    def offered(self, name: str, namespace: str = "") -> str:
-        """The tool that is meant by a name.
-
-        Raises:
-            NotACall: it was not offered.
-        """
-        bare = name.removeprefix(namespace)
-        for candidate in (name, bare, _NUMBER.sub("", bare)) if namespace else (name,):
-            if candidate in self._tools:
-                return candidate
-        raise NotACall
-
-    def end(self) -> None:
-        """The call that has begun is whole."""
-        self._out.end_call()
-
     def _json_calls(self, call: CallSyntax, body: JsonBody, stops: Markers) -> Steps[None]:
         source = self._source
         is_list = yield from source.take("[")
         yield from source.skip_space()
-        while (yield from JsonCall(source, self, body).read(stops)):
+        while (yield from JsonCall(source, self._calls, body).read(stops)):
             yield from source.skip_space()
             if not is_list or not (yield from source.take(",")):
                 break
@@ -163,24 +99,24 @@ class CallReader:
         source = self._source
         yield from self._expect(body.head)
         yield from source.skip_space()
-        name = self.offered((yield from source.run(_NAME, _MAX_NAME)), body.namespace)
+        calls = self._calls
+        name = calls.offered((yield from source.run(_NAME, _MAX_NAME)), body.namespace)
         yield from source.skip_space()
         if body.call_id and (yield from source.at(markers_of(body.call_id))):
             yield from source.run(_NAME, _MAX_NAME)
         yield from self._expect(body.name_end)
         yield from source.skip_space()
         if call.end and (yield from source.at(markers_of(call.end[0]))):
-            self.start(name)("{}")
-            self._out.end_call()
+            calls.without_arguments(name)
         elif body.parameters is None or (yield from source.peek()) == "{":
-            yield from self.expect_value()
-            yield from self.arguments(self.start(name), stops)
+            yield from calls.expect_value()
+            yield from calls.arguments(calls.start(name), stops)
         elif not (yield from source.at(markers_of(body.parameters.key_begin))):
             raise NotACall
         else:
-            emit, schema = self.start(name), self._tools[name]
+            emit, schema = calls.start(name), calls.tools[name]
             if (yield from read_parameters(source, emit, body.parameters, schema, call.end)):
-                self._out.end_call()
+                calls.end()
 
     def _expect(self, marker: str) -> Steps[None]:
         yield from self._source.skip_space()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from asyncllm.text.parsing.json_call import NotACall
+from asyncllm.text.parsing.call_output import NotACall
 from asyncllm.text.parsing.source import markers_of
 
 if TYPE_CHECKING:
-    from asyncllm.text.parsing.calls import CallReader
+    from asyncllm.text.parsing.call_output import CallOutput
     from asyncllm.text.parsing.formats import ChannelFormat
     from asyncllm.text.parsing.outbox import Outbox
     from asyncllm.text.parsing.source import Source, Steps
@@ -34,7 +34,7 @@ class ChannelReader:
             once it is there.
     """
 
-    def __init__(self, source: Source, out: Outbox, calls: CallReader, form: ChannelFormat):
+    def __init__(self, source: Source, out: Outbox, calls: CallOutput, form: ChannelFormat):
         self._source = source
         self._out = out
         self._calls = calls
@@ -81,6 +81,8 @@ class ChannelReader:
         following = markers_of(form.channel, form.constrain, form.message, " to=")
         if marker := (yield from source.at(following)):
             yield from self._message(begun + marker, begins_body=marker == form.message)
+        else:
+            source.give_back()  # nothing: content follows
 
     def _message(self, header: str, *, begins_body: bool = False) -> Steps[None]:
         """Read the rest of a header, and the body."""
@@ -124,8 +126,7 @@ class ChannelReader:
         name = self._calls.offered(recipient, self._form.namespace)
         yield from self._source.skip_space()
         if (yield from self._source.at(self._ends)):
-            self._calls.start(name)("{}")
-            self._calls.end()
+            self._calls.without_arguments(name)
             return
         yield from self._calls.expect_value()
         yield from self._calls.arguments(self._calls.start(name), self._stops)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from asyncllm.text.parsing.call_output import NotACall
 from asyncllm.text.parsing.json_value import JsonValue
 
 if TYPE_CHECKING:
-    from asyncllm.text.parsing.calls import CallReader
+    from asyncllm.text.parsing.call_output import CallOutput
     from asyncllm.text.parsing.formats import JsonBody
     from asyncllm.text.parsing.source import Emit, Markers, Source, Steps
-
-
-class NotACall(Exception):
-    """What comes next does not fit a call."""
 
 
 class JsonCall:
     """One object. Its keys may come in any order: arguments that come first wait for the name."""
 
-    def __init__(self, source: Source, calls: CallReader, body: JsonBody):
+    def __init__(self, source: Source, calls: CallOutput, body: JsonBody):
         self._source = source
         self._calls = calls
         self._body = body

@@ -1,11 +1,9 @@
-"""JSON in pieces: where a value ends, and what a string in it stands for."""
+"""JSON in pieces: finds where a value ends, and decodes a string."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import TypeAlias
 
 #: Characters that a JSON value can begin with.
 VALUE_FIRST = '{["-0123456789tfn'
@@ -14,6 +12,15 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING_RUN = re.compile(r'[^"\\]*')
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 _CLOSER = {"{": "}", "[": "]"}
+#: What may come outside of strings, literals and numbers -> the characters with which it begins.
+_FIRST = {
+    "value": VALUE_FIRST,
+    "first item": VALUE_FIRST + "]",
+    "first key": '"}',
+    "key": '"',
+    "colon": ":",
+    "after value": ",]}",
+}
 
 # RFC 8259's number as a table: state -> class of character -> state. A number may end where the
 # state is one of _NUMBER_ENDS.
@@ -23,25 +30,19 @@ _NUMBER = {
     "int": {"0": "int", "1": "int", ".": "point", "e": "e"},
     "point": {"0": "frac", "1": "frac"},
     "frac": {"0": "frac", "1": "frac", "e": "e"},
-    "e": {"+": "e_sign", "0": "exp", "1": "exp"},
+    "e": {"-": "e_sign", "+": "e_sign", "0": "exp", "1": "exp"},
     "e_sign": {"0": "exp", "1": "exp"},
     "exp": {"0": "exp", "1": "exp"},
 }
 _NUMBER_ENDS = frozenset({"zero", "int", "frac", "exp"})
-_NUMBER_CLASS = {
-    "0": "0",
-    **dict.fromkeys("123456789", "1"),
-    ".": ".",
-    **dict.fromkeys("eE", "e"),
-    **dict.fromkeys("+-", "+"),
-}
+_NUMBER_CLASS = {**dict.fromkeys("123456789", "1"), "E": "e"}
 
 
 class JsonValue:
     """One JSON value, followed through text that comes in pieces.
 
-    RFC 8259, but for control characters within strings: models write line breaks there, and where
-    the string ends is as clear. Nesting may be of any depth.
+    It reads RFC 8259, and control characters within strings: models write line breaks there.
+    Nesting may be of any depth.
 
     Attributes:
         done: the value has ended. A number, which has no end of its own, is done when something
@@ -49,15 +50,17 @@ class JsonValue:
         failed: the next character cannot be there.
     """
 
-    __slots__ = ("_closers", "_count", "_is_key", "_literal", "_number", "_state", "done", "failed")
+    __slots__ = (
+        "_closers", "_expects", "_is_key", "_literal", "_number", "_string", "done", "failed",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self._state: _State = _value
-        self._closers: list[str] = []  # what closes the open arrays and objects, innermost last
-        self._is_key = False  # the string being read is one
-        self._literal = ""  # what is still to come of it
-        self._number = ""  # state in _NUMBER
-        self._count = 0  # hexadecimal digits of an escape still to come
+        self._expects = "value"  # a key of _FIRST
+        self._closers: list[str] = []  # of the open arrays and objects, innermost last
+        self._string = ""  # "string", "escape", or the number of hexadecimal digits to come
+        self._is_key = False  # the string is one
+        self._literal = ""  # the rest of it
+        self._number = ""  # a state in _NUMBER
         self.done = False
         self.failed = False
 
@@ -68,154 +71,104 @@ class JsonValue:
         wrong character when ``failed``.
         """
         while pos < len(text) and not self.done and not self.failed:
-            pos = self._state(self, text, pos)
+            if self._string:
+                pos = self._scan_string(text, pos)
+            elif self._number:
+                pos = self._scan_number(text, pos)
+            elif self._literal:
+                pos = self._scan_literal(text, pos)
+            else:
+                pos = self._scan_structure(text, _end(_SPACE, text, pos))
         return pos
 
-    def end_value(self) -> None:
-        if self._closers:
-            self._state = _after_value
+    def _scan_structure(self, text: str, pos: int) -> int:
+        if pos == len(text):
+            return pos
+        char = text[pos]
+        closes = char in "]}" and self._closers[-1:] == [char]
+        if char not in _FIRST[self._expects] or (char in "]}" and not closes):
+            return self._fail(pos)
+        if closes:
+            self._closers.pop()
+            self._end_value()
+        elif char == ":":
+            self._expects = "value"
+        elif char == ",":
+            self._expects = "key" if self._closers[-1] == "}" else "value"
+        elif char == '"':
+            self._is_key = self._expects in ("key", "first key")
+            self._string = "string"
+        elif closer := _CLOSER.get(char):
+            self._closers.append(closer)
+            self._expects = "first key" if char == "{" else "first item"
+        elif literal := _LITERALS.get(char):
+            self._literal = literal[1:]
         else:
-            self.done = True
+            self._number = {"-": "sign", "0": "zero"}.get(char, "int")
+        return pos + 1
 
-    def fail(self, pos: int) -> int:
+    def _scan_string(self, text: str, pos: int) -> int:
+        char = text[pos]
+        if self._string == "string":
+            pos = _end(_STRING_RUN, text, pos)
+            if pos == len(text):
+                return pos
+            if text[pos] == "\\":
+                self._string = "escape"
+            else:
+                self._string = ""
+                if self._is_key:
+                    self._expects = "colon"
+                else:
+                    self._end_value()
+        elif self._string == "escape":
+            if char not in '"\\/bfnrtu':
+                return self._fail(pos)
+            self._string = "4" if char == "u" else "string"
+        elif char not in "0123456789abcdefABCDEF":
+            return self._fail(pos)
+        else:
+            self._string = "string" if self._string == "1" else str(int(self._string) - 1)
+        return pos + 1
+
+    def _scan_literal(self, text: str, pos: int) -> int:
+        if text[pos] != self._literal[0]:
+            return self._fail(pos)
+        self._literal = self._literal[1:]
+        if not self._literal:
+            self._end_value()
+        return pos + 1
+
+    def _scan_number(self, text: str, pos: int) -> int:
+        following = _NUMBER[self._number].get(_NUMBER_CLASS.get(text[pos], text[pos]))
+        if following is not None:
+            self._number = following
+            return pos + 1
+        if self._number not in _NUMBER_ENDS:
+            return self._fail(pos)
+        self._number = ""
+        self._end_value()
+        return pos
+
+    def _end_value(self) -> None:
+        self._expects = "after value"
+        self.done = not self._closers
+
+    def _fail(self, pos: int) -> int:
         self.failed = True
         return pos
 
-    def go(self, state: _State, pos: int) -> int:
-        """Change the state, having read up to ``pos``."""
-        self._state = state
-        return pos
 
-
-# A state reads from a position that is not the text's end, and returns the next one.
-_State: TypeAlias = Callable[[JsonValue, str, int], int]
-
-
-def _value(v: JsonValue, text: str, pos: int) -> int:
-    pos = _skip_space(text, pos)
-    if pos == len(text):
-        return pos
-    char = text[pos]
-    if char == '"':
-        return v.go(_string, pos + 1)
-    if closer := _CLOSER.get(char):
-        v._closers.append(closer)
-        return v.go(_first_key if char == "{" else _first_item, pos + 1)
-    if literal := _LITERALS.get(char):
-        v._literal = literal[1:]
-        return v.go(_in_literal, pos + 1)
-    if char == "-" or char in "0123456789":
-        v._number = "sign" if char == "-" else "zero" if char == "0" else "int"
-        return v.go(_in_number, pos + 1)
-    return v.fail(pos)
-
-
-def _first_item(v: JsonValue, text: str, pos: int) -> int:
-    pos = _skip_space(text, pos)
-    if pos < len(text) and text[pos] == "]":
-        return _close(v, pos)
-    return v.go(_value, pos) if pos < len(text) else pos
-
-
-def _first_key(v: JsonValue, text: str, pos: int) -> int:
-    pos = _skip_space(text, pos)
-    if pos < len(text) and text[pos] == "}":
-        return _close(v, pos)
-    return v.go(_key, pos) if pos < len(text) else pos
-
-
-def _key(v: JsonValue, text: str, pos: int) -> int:
-    pos = _skip_space(text, pos)
-    if pos == len(text):
-        return pos
-    if text[pos] != '"':
-        return v.fail(pos)
-    v._is_key = True
-    return v.go(_string, pos + 1)
-
-
-def _colon(v: JsonValue, text: str, pos: int) -> int:
-    pos = _skip_space(text, pos)
-    if pos == len(text):
-        return pos
-    if text[pos] != ":":
-        return v.fail(pos)
-    return v.go(_value, pos + 1)
-
-
-def _after_value(v: JsonValue, text: str, pos: int) -> int:
-    pos = _skip_space(text, pos)
-    if pos == len(text):
-        return pos
-    if text[pos] == ",":
-        return v.go(_key if v._closers[-1] == "}" else _value, pos + 1)
-    return _close(v, pos) if text[pos] == v._closers[-1] else v.fail(pos)
-
-
-def _close(v: JsonValue, pos: int) -> int:
-    v._closers.pop()
-    v.end_value()
-    return pos + 1
-
-
-def _string(v: JsonValue, text: str, pos: int) -> int:
-    pos = _STRING_RUN.match(text, pos).end()  # type: ignore[union-attr]  # matches anywhere
-    if pos == len(text):
-        return pos
-    if text[pos] == "\\":
-        return v.go(_escape, pos + 1)
-    if v._is_key:
-        v._is_key = False
-        return v.go(_colon, pos + 1)
-    v.end_value()
-    return pos + 1
-
-
-def _escape(v: JsonValue, text: str, pos: int) -> int:
-    if text[pos] == "u":
-        v._count = 4
-        return v.go(_hex_digits, pos + 1)
-    return v.go(_string, pos + 1) if text[pos] in '"\\/bfnrt' else v.fail(pos)
-
-
-def _hex_digits(v: JsonValue, text: str, pos: int) -> int:
-    if text[pos] not in "0123456789abcdefABCDEF":
-        return v.fail(pos)
-    v._count -= 1
-    return v.go(_hex_digits if v._count else _string, pos + 1)
-
-
-def _in_literal(v: JsonValue, text: str, pos: int) -> int:
-    if text[pos] != v._literal[0]:
-        return v.fail(pos)
-    v._literal = v._literal[1:]
-    if not v._literal:
-        v.end_value()
-    return pos + 1
-
-
-def _in_number(v: JsonValue, text: str, pos: int) -> int:
-    while pos < len(text):
-        following = _NUMBER[v._number].get(_NUMBER_CLASS.get(text[pos], ""))
-        if following is None:
-            if v._number not in _NUMBER_ENDS:
-                return v.fail(pos)
-            v.end_value()
-            return pos
-        v._number = following
-        pos += 1
-    return pos
-
-
-def _skip_space(text: str, pos: int) -> int:
-    return _SPACE.match(text, pos).end()  # type: ignore[union-attr]  # matches anywhere
+def _end(pattern: re.Pattern[str], text: str, pos: int) -> int:
+    """The end of the run that a pattern, which may match nothing, matches from ``pos`` on."""
+    return pattern.match(text, pos).end()  # type: ignore[union-attr]
 
 
 class StringDecoder:
-    """What a JSON string stands for, as its text comes in. The text is known to be well-formed.
+    """Decodes a JSON string as its text comes in. The text is known to be well-formed.
 
-    Escapes are decoded when they are complete, two that make up one character together; half of
-    such a pair alone becomes U+FFFD.
+    An escape is decoded when it is complete, a surrogate pair as one; a lone surrogate becomes
+    U+FFFD.
     """
 
     # Up to the closing quote or an escape that is not complete. The first half of a pair counts as
@@ -238,17 +191,17 @@ class StringDecoder:
         self._opened = False
 
     def push(self, text: str) -> str:
-        """Take more of the string, which begins with its quote; return what it stands for."""
+        """Take more of the string, which begins with its quote; return what could be decoded."""
         if not self._opened:
             self._opened = True
             text = text[1:]
         text = self._held + text
-        end = self._COMPLETE.match(text).end()  # type: ignore[union-attr]  # matches anywhere
+        end = _end(self._COMPLETE, text, 0)
         self._held = text[end:].removesuffix('"')
         decoded: str = json.loads(f'"{text[:end]}"', strict=False)
         return self._LONE_HALF.sub("\N{REPLACEMENT CHARACTER}", decoded)
 
     def finish(self) -> str:
-        """The string has broken off: an escape that is not complete, as it stands."""
+        """The string has broken off: return an incomplete escape as it was written."""
         held, self._held = self._held, ""
         return held

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from asyncllm.text.parsing.events import (
-    Content,
-    End,
-    Event,
-    Reasoning,
-    ToolArguments,
-    ToolStart,
-)
+from asyncllm.text.parsing.events import Content, End, Event, Reasoning, ToolArguments, ToolStart
 
 if TYPE_CHECKING:
     from asyncllm.text.parsing.source import Emit, Source

@@ -6,9 +6,10 @@ import secrets
 import string
 from typing import TYPE_CHECKING, Any
 
+from asyncllm.text.parsing.call_output import CallOutput
 from asyncllm.text.parsing.calls import CallReader
 from asyncllm.text.parsing.channels import ChannelReader
-from asyncllm.text.parsing.events import Event, Message, message_of
+from asyncllm.text.parsing.events import Content, Event, Message, Reasoning, message_of
 from asyncllm.text.parsing.formats import CallIds, ChannelFormat
 from asyncllm.text.parsing.outbox import NewId, Outbox
 from asyncllm.text.parsing.source import Source
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from asyncllm.text.parsing.formats import Formats
+    from asyncllm.text.parsing.source import Emit
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -55,7 +57,7 @@ class Parser:
             new_id = _NEW_ID[formats.tools.call_ids if formats.tools else "random"]
         self._source = Source()
         self._out = Outbox(new_id, self._source)
-        calls = CallReader(self._source, self._out, parameter_schemas(tools))
+        calls = CallOutput(self._source, self._out, parameter_schemas(tools))
         reader: ChannelReader | TaggedReader
         if formats.channels is not None:
             reader = ChannelReader(self._source, self._out, calls, formats.channels)
@@ -63,9 +65,18 @@ class Parser:
             assert not isinstance(formats.tools, ChannelFormat)
             assert not isinstance(formats.reasoning, ChannelFormat)
             reader = TaggedReader(
-                self._source, self._out, calls, formats.tools if tools else None, formats.reasoning
+                self._source,
+                self._out,
+                CallReader(self._source, self._out, calls),
+                formats.tools if tools else None,
+                formats.reasoning,
             )
         self._reader = reader
+        # The kinds of event that a text alone makes, by where a reader emits it.
+        self._kinds: dict[Emit, type[Content | Reasoning]] = {
+            self._out.content: Content,
+            self._out.reasoning: Reasoning,
+        }
         # The generator refers to the reader, not to the parser: no cycle, freed at once.
         self._steps = reader.read(prompt, continued)
         next(self._steps, None)
@@ -104,6 +115,17 @@ class Parser:
 
     def feed(self, text: str) -> list[Event]:
         """Take the next piece of text; return what has become certain."""
+        if not text:
+            return []
+        waiting = self._source.waiting
+        if waiting is not None and waiting[0].isdisjoint(text):
+            kind = self._kinds.get(waiting[1])
+            if kind is not None:  # text without markup, which is most of it: two calls a token
+                self._source.pass_by(len(text))
+                if kind is Content and self._out.places is not None:
+                    end = self._source.consumed
+                    self._out.places.append((end - len(text), end))
+                return [kind(text)]
         self._source.feed(text)
         next(self._steps, None)
         return self._out.drain()

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from asyncllm.text.parsing.formats import (
-    CallTemplate,
-    ChannelFormat,
-    ReasoningFormat,
-    ToolFormat,
-)
+from asyncllm.text.parsing.formats import CallTemplate, ChannelFormat, ReasoningFormat, ToolFormat
 from asyncllm.text.parsing.tool_formats import TAGGED_FORMATS
 
 HARMONY = ChannelFormat(

@@ -32,7 +32,7 @@ class Markers:
         ValueError: one is empty or the beginning of another.
     """
 
-    __slots__ = ("_longest", "_partial", "_whole")
+    __slots__ = ("_longest", "_partial", "_whole", "first_chars")
 
     def __init__(self, markers: tuple[str, ...]):
         ordered = sorted(set(markers))
@@ -41,6 +41,7 @@ class Markers:
             for before, after in pairwise(ordered)  # sorting makes them neighbours
         ):
             raise ValueError(f"a marker is empty or the beginning of another: {ordered}")
+        self.first_chars = frozenset(marker[0] for marker in ordered)
         self._longest = max(map(len, ordered), default=0)
         nothing = "(?!)"
         self._whole = re.compile("|".join(map(re.escape, ordered)) or nothing)
@@ -90,9 +91,11 @@ class Source:
 
     Attributes:
         cut_off: the text has ended, and not where the model would have ended it.
+        waiting: set while nothing is held back and any text goes to ``emit`` unless a marker begins
+            in it: the first characters of these markers, and ``emit``.
     """
 
-    __slots__ = ("_before", "_ended", "_kept", "_pos", "_text", "cut_off")
+    __slots__ = ("_before", "_ended", "_kept", "_pos", "_text", "cut_off", "waiting")
 
     def __init__(self) -> None:
         self._before = 0  # characters that came before ``_text``
@@ -100,12 +103,17 @@ class Source:
         self._pos = 0
         self._ended = False
         self.cut_off = False
+        self.waiting: tuple[frozenset[str], Emit] | None = None
         self._kept: list[str] | None = None
 
     @property
     def consumed(self) -> int:
         """How many characters have been consumed in all."""
         return self._before + self._pos
+
+    def pass_by(self, length: int) -> None:
+        """Count text of this length as consumed: it was emitted without being fed (``waiting``)."""
+        self._before += length
 
     def feed(self, piece: str) -> None:
         self._before += self._pos
@@ -188,7 +196,11 @@ class Source:
                 emit(self._consume(end))
             if found:
                 return True
-            if not (yield from self._more()):
+            if self._pos == len(self._text) and self._kept is None:
+                self.waiting = markers.first_chars, emit
+            more = yield from self._more()
+            self.waiting = None
+            if not more:
                 return False
 
     def json(self, value: JsonValue, emit: Emit) -> Steps[bool]:

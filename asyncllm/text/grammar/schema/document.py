@@ -53,7 +53,7 @@ class Node:
     key: str
 
     def child(self, schema: Any, *steps: str | int) -> Node:
-        below = "".join(f"/{_pointer_token(str(step))}" for step in steps)
+        below = "".join([f"/{_pointer_token(str(step))}" for step in steps])
         return Node(schema, self.path + below, self.base, self.key + below)
 
 
@@ -83,10 +83,14 @@ class Document:
         schema = parent.schema
         for step in steps:
             schema = schema[step]
-        child = parent.child(schema, *steps)
         if not isinstance(schema, dict | bool):
             raise refused(parent.path, str(steps[0]), "holds something that is not a schema")
-        return self._shared(self._nodes.setdefault(child.key, child))
+        below = "".join([f"/{_pointer_token(str(step))}" for step in steps])
+        node = self._nodes.get(parent.key + below)
+        if node is None:
+            node = Node(schema, parent.path + below, parent.base, parent.key + below)
+            self._nodes[node.key] = node
+        return self._shared(node)
 
     def _shared(self, node: Node) -> Node:
         """The first node with an equal schema: it means the same, as its base is the same."""
@@ -220,4 +224,4 @@ def _subschemas(schema: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
 
 
 def _pointer_token(step: str) -> str:
-    return step.replace("~", "~0").replace("/", "~1")
+    return step if step.isalnum() else step.replace("~", "~0").replace("/", "~1")

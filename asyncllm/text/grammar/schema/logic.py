@@ -16,6 +16,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.text.grammar.limits import Budget, refused
 from asyncllm.text.grammar.schema.atoms import (
     FALSE,
+    KINDS,
     TRUE,
     Atom,
     Branch,
@@ -39,6 +40,7 @@ _UNEVALUATED: Mapping[str, Kind] = {
 }
 #: Keywords of other drafts that are no mere annotations.
 _UNKNOWN = ("$recursiveRef", "disallow", "divisibleBy", "extends")
+_KINDS_BY_TYPE: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "integer": "number"}
 _MAX_BRANCHES = 512
 
 
@@ -96,6 +98,8 @@ class Logic:
         Raises:
             BadRequest: a keyword is malformed or cannot be enforced, or there are too many.
         """
+        if any(_names_other_type(claim, kind) for claim in claims):
+            return []
         key = (claims, kind)
         if key not in self._expanded:
             outer, self.kind = self.kind, kind
@@ -237,6 +241,15 @@ class Logic:
         if keyword in _UNKNOWN:
             raise refused(claim.node.path, keyword, "is not supported")
         return TRUE if claim.holds else FALSE
+
+
+def _names_other_type(claim: Claim, kind: Kind) -> bool:
+    """Whether no value of a JSON type makes a claim true, as "type" names another one."""
+    schema = claim.node.schema
+    if not claim.holds or isinstance(schema, bool):
+        return False
+    named = schema.get("type")
+    return isinstance(named, str) and _KINDS_BY_TYPE.get(named, kind) != kind
 
 
 def _values_first(schema: Mapping[str, Any]) -> list[str]:

@@ -59,6 +59,13 @@ class NumberShape:
             return self.low >= self.high
         return self.low > self.high
 
+    def certain(self) -> bool:
+        """Whether ``terms``, where there are any, are known to have a text each.
+
+        A bound, or a number between two of them, can be written in the digits that ``_side`` gives.
+        """
+        return not self.excluded and self.integer is not False
+
     def holds(self, value: Decimal) -> bool:
         """Whether a number is inside; ``values`` do not matter."""
         if self.low is not None and (
@@ -178,6 +185,8 @@ def terms(shape: NumberShape) -> list[list[str]]:
             return [[ANY_INTEGER]]
     if shape.integer:
         shape = _whole_bounds(shape)
+        if shape.empty():
+            return []
     found = []
     low, high = shape.low, shape.high
     if high is None or high > 0 or (high == 0 and not shape.high_exclusive):
@@ -223,17 +232,49 @@ def _side(
     short = max([_WHOLE_DIGITS, *(len(digits) for digits, _ in bounds)])
     integers = rf"(?:0|[1-9][0-9]{{0,{whole - 1}}})"
     fractions = rf"(?:0|[1-9][0-9]{{0,{short - 1}}})\.[0-9]{{1,{fraction}}}"
+    if shape.integer and low is not None and high is not None:
+        least = low + 1 if low_exclusive else low  # behind a sign, 0 is excluded
+        return [f"{sign}(?:{'|'.join(_between(str(int(least)), str(int(high))))})"]
     if shape.integer:
         parts = [integers]
     elif shape.integer is None:
         parts = [f"(?:{integers}|{fractions})"]
     else:
         parts = [fractions, r"[0-9]+\.[0-9]*[1-9][0-9]*"]
-    if low is not None:
+    if low is not None and (low > 0 or low_exclusive):
         parts.append(_above(*digits(low), strictly=low_exclusive))
     if high is not None:
         parts.append(_below(*digits(high), strictly=high_exclusive))
     return [f"{sign}(?:{part})" for part in parts]
+
+
+def _between(low: str, high: str) -> list[str]:
+    """Patterns of the whole numbers from ``low`` to ``high``, digit by digit."""
+    if len(low) < len(high):
+        between = f"[1-9][0-9]{{{len(low)},{len(high) - 2}}}"
+        return [
+            *_between(low, "9" * len(low)),
+            *([between] if len(high) - len(low) > 1 else []),
+            *_between("1" + "0" * (len(high) - 1), high),
+        ]
+    if low == high:
+        return [low]
+    rest = len(low) - 1
+    first, last = int(low[0]), int(high[0])
+    if first == last:
+        return [low[0] + pattern for pattern in _between(low[1:], high[1:])]
+    options = []
+    if low[1:] != "0" * rest:
+        options += [low[0] + pattern for pattern in _between(low[1:], "9" * rest)]
+        first += 1
+    above = []
+    if high[1:] != "9" * rest:
+        above = [high[0] + pattern for pattern in _between("0" * rest, high[1:])]
+        last -= 1
+    if first <= last:
+        digit = str(first) if first == last else f"[{first}-{last}]"
+        options.append(digit + (f"[0-9]{{{rest}}}" if rest > 1 else "[0-9]" * rest))
+    return options + above
 
 
 def _whole_bounds(shape: NumberShape) -> NumberShape:

@@ -12,23 +12,15 @@ from asyncllm.text.grammar.limits import check_together, refused
 from asyncllm.text.grammar.regex_parse import parse
 from asyncllm.text.grammar.regex_tree import (
     ANY,
-    JSON_ESCAPED,
     Node,
     RegexError,
     Repeat,
-    json_escape,
     languages,
-    quote,
+    least_length,
     spread,
-    write,
 )
-from asyncllm.text.grammar.schema.atoms import (
-    Atom,
-    Claim,
-    Count,
-    In,
-    Match,
-)
+from asyncllm.text.grammar.regex_write import JSON_ESCAPED, json_escape, quote, write
+from asyncllm.text.grammar.schema.atoms import Atom, Claim, Count, In, Match
 
 
 @dataclass
@@ -63,6 +55,16 @@ class StringShape:
             refused_ones.append(json_texts(sorted(self.excluded)))
         return languages + ["~" + text for text in refused_ones]
 
+    def certain(self) -> bool:
+        """Whether there is clearly such a string; False when in doubt."""
+        if self.outside or self.values is not None or len(self.inside) > 1:
+            return False
+        if not self.inside:  # more characters than a schema can exclude strings
+            return self.most is None or self.most > 0
+        length = least_length(self.inside[0])
+        fits = self.least <= length and (self.most is None or length <= self.most)
+        return fits and not self.excluded
+
 
 def json_text(node: Node) -> str:
     """The JSON form of a language, quotes included, as a regular expression."""
@@ -71,7 +73,8 @@ def json_text(node: Node) -> str:
 
 def json_texts(values: list[str]) -> str:
     """The JSON forms of these strings, as a regular expression."""
-    return f'"(?:{"|".join(quote(json_of(value)[1:-1]) for value in values)})"'
+    texts = [quote(json_of(value)[1:-1]) for value in values]
+    return f'"{texts[0]}"' if len(texts) == 1 else f'"(?:{"|".join(texts)})"'
 
 
 def json_of(text: str) -> str:

@@ -20,19 +20,11 @@ from typing import Any
 
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import oracle
-from asyncllm.text.grammar.limits import Budget, check_size
+from asyncllm.text.grammar.limits import Budget
 from asyncllm.text.grammar.regex_tree import Node as Regex
 from asyncllm.text.grammar.schema import arrays, numbers, objects, strings
 from asyncllm.text.grammar.schema.alternatives import check_alternatives
-from asyncllm.text.grammar.schema.atoms import (
-    KINDS,
-    Atom,
-    Branch,
-    Claim,
-    Claims,
-    In,
-    Kind,
-)
+from asyncllm.text.grammar.schema.atoms import KINDS, Atom, Branch, Claim, Claims, In, Kind
 from asyncllm.text.grammar.schema.document import Document
 from asyncllm.text.grammar.schema.keywords import arrays as array_keywords
 from asyncllm.text.grammar.schema.keywords import in_place
@@ -77,7 +69,6 @@ def schema_rules(
     """
     if not isinstance(schema, dict | bool):
         raise BadRequest("a schema must be an object or a boolean")
-    check_size(schema)
     try:
         prefix = "" if name == "start" else f"{name}_"
         return _SchemaWriter(schema, prefix, budget or Budget()).write(name, only)
@@ -100,7 +91,7 @@ class _SchemaWriter:
 
     def write(self, name: str, only: Kind | None) -> str:
         root = Claim(self._document.root, True, self._document.root_scope)
-        rule = self.rules.new_rule()
+        rule = self.rules.new_rule(name)
         kinds = KINDS if only is None else (only,)
         for kind in kinds:
             self._add(rule, (root,), kind)
@@ -108,7 +99,7 @@ class _SchemaWriter:
             claims, todo_rule = self._todo.pop()
             for kind in KINDS:
                 self._add(todo_rule, claims, kind)
-        text = self.rules.write(rule, name)
+        text = self.rules.write(rule)
         if text is None:
             what = "value" if only is None else only
             raise BadRequest(f"schema #: no {what} is valid against it")
@@ -203,10 +194,10 @@ class _SchemaWriter:
         return oracle.is_empty(expression)
 
     def _string(self, shape: StringShape) -> Terminal | None:
-        terms = shape.terms()
-        if len(terms) > 1:
+        terms, certain = shape.terms(), shape.certain()
+        if len(terms) > 1 and not certain:
             self._budget.spend(50)  # the library is asked whether they have a common text
-        return self.rules.terminal(terms)
+        return self.rules.terminal(terms, certain=certain)
 
     def _numbers(self, shapes: list[numbers.NumberShape]) -> list[Sequence]:
         options: list[Sequence] = []
@@ -217,7 +208,7 @@ class _SchemaWriter:
                     options.append((self.rules.inline(f"%json {inline}"),))
                 continue
             for terms in numbers.terms(shape):
-                terminal = self.rules.terminal(terms)
+                terminal = self.rules.terminal(terms, certain=shape.certain())
                 if terminal is not None:
                     options.append((terminal,))
         return options

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.regex_parse import parse
-from asyncllm.text.grammar.regex_tree import RegexError, languages, write
+from asyncllm.text.grammar.regex_tree import RegexError, languages
+from asyncllm.text.grammar.regex_write import write
 from asyncllm.text.grammar.schema.strings import json_of, json_text
 
 #: What one character may be, in Python's dialect and in that of ECMA 262 alike.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncllm.text.parsing.json_value import JsonValue, StringDecoder
-from asyncllm.text.parsing.parameter_types import as_json, parameter_types
+from asyncllm.text.parsing.parameters import as_json, parameter_types
 from tests.support.text.parsing_texts import json_values
 
 json_texts = st.builds(

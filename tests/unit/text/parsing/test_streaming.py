@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from time import process_time
 
@@ -39,6 +40,18 @@ def test_plain_text_is_never_held_back(formats: Formats, first: str, words: list
     assert parser.feed(first) == [Content(first)]
     for word in words:
         assert parser.feed(word) == [Content(word)]
+
+
+@pytest.mark.parametrize("formats", ALL)
+def test_plain_text_takes_two_python_calls(formats: Formats) -> None:
+    parser = new_parser(formats)
+    parser.feed("Hello")
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: event == "call" and called.append(frame.f_code.co_name))
+    events = parser.feed(" there")
+    sys.setprofile(None)
+    assert events == [Content(" there")]
+    assert len(called) <= 2, called
 
 
 @given(

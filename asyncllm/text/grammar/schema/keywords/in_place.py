@@ -7,15 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from asyncllm.text.grammar.limits import refused
-from asyncllm.text.grammar.schema.atoms import (
-    FALSE,
-    TRUE,
-    Claim,
-    In,
-    Integer,
-    Option,
-    kind_of,
-)
+from asyncllm.text.grammar.schema.atoms import FALSE, TRUE, Claim, In, Integer, Option, kind_of
 from asyncllm.text.grammar.schema.keywords.keyword import schemas, whole
 from asyncllm.text.grammar.schema.logic import Logic, Reader
 
