@@ -1,10 +1,11 @@
-"""What the documents name exists: files, links, headings, options; and their lines are short."""
+"""What the documents name exists: files, headings, options, classes; and their lines are short."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ PATH = re.compile(r"(?<![\w./-])(?:asyncllm|tests|examples|docs|docker)/[\w./-]*
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?)$", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+#: In backticks, what is written like a class, perhaps with one of its members.
+NAME = re.compile(r"`_?[A-Z][A-Za-z]*[a-z][A-Za-z]*(?:\.\w+)?`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 #: Options of other programs that appear in the documents.
@@ -73,6 +76,13 @@ def anchors_of(path: Path) -> set[str]:
     return {heading.replace(" ", "-") for heading in kept}
 
 
+@cache
+def words_of_sources() -> set[str]:
+    """Every word of the package's code."""
+    files = (ROOT / "asyncllm").rglob("*.py")
+    return {word for path in files for word in re.findall(r"\w+", path.read_text("utf-8"))}
+
+
 def broken_links(document: Path, text: str) -> list[str]:
     broken = []
     for link in LINK.findall(text):
@@ -106,6 +116,12 @@ def test_every_option_exists(document: Path) -> None:
     assert sorted(named - known) == []
 
 
+def test_every_class_and_member_exists(document: Path) -> None:
+    named = set(NAME.findall(document.read_text(encoding="utf-8")))
+    known = words_of_sources()
+    assert sorted(name for name in named if not {*re.findall(r"\w+", name)} <= known) == []
+
+
 def test_lines_are_short(document: Path) -> None:
     """Tables apart: a row cannot be broken."""
     lines = document.read_text(encoding="utf-8").splitlines()
@@ -128,9 +144,11 @@ def test_the_readme_leads_to_every_document() -> None:
 
 
 def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
-    text = "# A b, c!\n`asyncllm/gone.py` [x](#a-b-c) [y](#nowhere) [z](gone.md) --no-such-option"
+    text = "# A b, c!\n[x](#a-b-c) [y](#nowhere) [z](gone.md)\n"
+    text += "`asyncllm/gone.py` `Gone.at` --no-such-option"
     page = tmp_path / "page.md"
     page.write_text(text)
     assert PATH.findall(text) == ["asyncllm/gone.py"]
     assert broken_links(page, text) == ["#nowhere", "gone.md"]
+    assert NAME.findall(text) == ["`Gone.at`"]
     assert OPTION.findall(text) == ["--no-such-option"]
