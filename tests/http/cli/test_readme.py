@@ -1,9 +1,10 @@
-"""README.md as a stranger uses it: every code block is pasted, from the top to the bottom.
+"""README.md and docs/ as a stranger uses them: every code block is pasted, from top to bottom.
 
 The blocks of a chapter run one after the other in one folder. Shell commands run in bash,
 with the environment's programs on PATH. Three things differ from a stranger's machine. The server
 listens on a free port and not on 8000. ``Qwen/Qwen3-0.6B`` and ``./my-checkpoint`` are folders with
-the demo model's weights, so nothing is downloaded. What NOT_RUN names is not run.
+the demo model's weights, so nothing is downloaded. What NOT_RUN names is not run, and what stands
+in two documents is run once.
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ if TYPE_CHECKING:
     from tests.support.server.serving import Server
 
 ROOT = Path(__file__).parents[3]
-README = ROOT / "README.md"
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 DEMO = ROOT / "asyncllm" / "demo" / "model"
 
-DRAWING = "HTTP/SSE client"
-#: How a command or a block begins that is not run here, and why.
+#: How a command begins that is not run here, and why.
 NOT_RUN = {
     "make serve": "downloads PyTorch and serves until it is stopped",
     "make test": "runs these tests",
@@ -43,15 +43,20 @@ NOT_RUN = {
     "pip install": "downloads packages",
     "git clone": "needs the network",
     "docker": "needs Docker",
-    DRAWING: "is a drawing",
+    "asyncllm kernels": "needs a GPU or a compiler, and minutes",
+    "asyncllm serve Qwen/Qwen3-0.6B --device cuda": "needs a GPU",
 }
+#: Languages of blocks that nobody pastes: drawings and formulas, and other programs' files.
+NOT_CODE = {"text", "nginx"}
 SHELLS = {"", "bash", "console", "sh", "shell"}
 
 
 class Snippet(NamedTuple):
+    """``place`` is the document and the line where it begins."""
+
     language: str
     text: str
-    line: int
+    place: str
 
     @property
     def reason(self) -> str | None:
@@ -75,22 +80,35 @@ def commands(block: str) -> Iterator[str]:
     assert not command, f"this command has no end: {command}"
 
 
-def chapters(text: str) -> dict[str, list[Snippet]]:
-    """By heading, what is to be run: Python blocks as they are, shell blocks command by command."""
-    found: dict[str, list[Snippet]] = {}
-    snippets: list[Snippet] = []
-    tokens = MarkdownIt().parse(text)
+def snippets(document: Path) -> Iterator[tuple[str, Snippet]]:
+    """With the chapter: Python blocks as they are, shell blocks command by command."""
+    chapter = name = str(document.relative_to(ROOT))
+    tokens = MarkdownIt().parse(document.read_text(encoding="utf-8"))
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
-        if token.type == "heading_open" and token.tag in {"h1", "h2"} and following is not None:
-            snippets = found.setdefault(following.content, [])
+        if token.type == "heading_open" and token.tag == "h2" and following is not None:
+            chapter = f"{name}: {following.content}"
         elif token.type in {"fence", "code_block"}:
             assert token.map is not None
-            block = Snippet(token.info.strip(), token.content, token.map[0] + 1)
-            if block.language in SHELLS and not block.text.startswith(DRAWING):
-                snippets += [block._replace(text=one) for one in commands(block.text)]
+            block = Snippet(token.info.strip(), token.content, f"{name}:{token.map[0] + 1}")
+            if block.language in NOT_CODE:
+                continue
+            if block.language in SHELLS:
+                for command in commands(block.text):
+                    yield chapter, block._replace(text=command)
             else:
-                snippets.append(block)
-    return {heading: snippets for heading, snippets in found.items() if snippets}
+                yield chapter, block
+
+
+def chapters() -> dict[str, list[Snippet]]:
+    """What is to be run, by chapter; those in which nothing is are left out."""
+    found: dict[str, list[Snippet]] = {}
+    seen: set[str] = set()
+    for document in DOCUMENTS:
+        for chapter, snippet in snippets(document):
+            if snippet.reason is None and snippet.text not in seen:
+                found.setdefault(chapter, []).append(snippet)
+            seen.add(snippet.text)
+    return found
 
 
 class Desk:
@@ -129,9 +147,9 @@ class Desk:
         if snippet.language in SHELLS:
             self._shell(text)
         elif snippet.language == "python":
-            exec(compile(text, f"README.md:{snippet.line}", "exec"), {"__name__": "__main__"})
+            exec(compile(text, snippet.place, "exec"), {"__name__": "__main__"})
         else:
-            pytest.fail(f"README.md:{snippet.line}: nobody knows how to run {snippet.language!r}")
+            pytest.fail(f"{snippet.place}: nobody knows how to run {snippet.language!r}")
 
     def _shell(self, command: str) -> None:
         done = subprocess.run(
@@ -195,32 +213,28 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: Server) -> Itera
     made.stop()
 
 
-CHAPTERS = chapters(README.read_text(encoding="utf-8"))
+CHAPTERS = chapters()
 
 
 @pytest.mark.timeout(300)  # several processes that import torch
-@pytest.mark.parametrize("heading", CHAPTERS)
-def test_everything_that_can_be_pasted_runs(heading: str, desk: Desk) -> None:
-    for snippet in CHAPTERS[heading]:
-        if snippet.reason is None:
-            print(f"-- README.md:{snippet.line}: {snippet.text}")
-            desk.run(snippet)
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_everything_that_can_be_pasted_runs(chapter: str, desk: Desk) -> None:
+    for snippet in CHAPTERS[chapter]:
+        print(f"-- {snippet.place}: {snippet.text}")
+        desk.run(snippet)
 
 
 def test_most_of_it_is_run() -> None:
-    run = [one.text for chapter in CHAPTERS.values() for one in chapter if one.reason is None]
+    run = [snippet.text for chapter in CHAPTERS.values() for snippet in chapter]
     for part in ("openai", "AsyncLLM", "LLM(", "asyncllm serve", "asyncllm generate", "curl"):
         assert any(part in text for text in run), part
 
 
-def test_every_file_that_is_named_exists() -> None:
-    text = README.read_text(encoding="utf-8")
-    named = re.findall(r"`python (?:-m )?(examples[/.][\w/.]+)`?", text)
-    named += re.findall(r"\]\((?!https?:|#)([^)#]+)\)", text)
+def test_every_example_that_is_named_exists() -> None:
+    texts = [document.read_text(encoding="utf-8") for document in DOCUMENTS]
+    named = re.findall(r"`python (examples/[\w/.]+)", "\n".join(texts))
     assert named
-    for name in named:
-        path = name.replace(".", "/") + ".py" if name.startswith("examples.") else name
-        assert (ROOT / path).exists(), name
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_commands_are_cut_out_of_blocks() -> None:

@@ -1,0 +1,154 @@
+"""What the documents name exists: files, headings, options, classes; and their lines are short."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from asyncllm.cli.commands import batch, bench, chat, generate, kernels, replay, serve
+from asyncllm.cli.parser import CommandParser
+
+ROOT = Path(__file__).parents[3]
+#: Without CHANGELOG.md, which also names what is no more.
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+MAX_COLUMNS = 120
+
+#: What begins like a path of this repository: a folder of it, then a file or a folder.
+PATH = re.compile(r"(?<![\w./-])(?:asyncllm|tests|examples|docs|docker)/[\w./-]*[\w/]")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+?)$", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+#: In backticks, what is written like a class, perhaps with one of its members.
+NAME = re.compile(r"`_?[A-Z][A-Za-z]*[a-z][A-Za-z]*(?:\.\w+)?`")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+#: Options of other programs that appear in the documents.
+OTHER_PROGRAMS = {
+    "--build",
+    "--build-arg",
+    "--extra-index-url",
+    "--gpus",
+    "--index-url",
+    "--profile",
+    "--quick",
+    "--rounds",
+    "--suite",
+    "--target",
+    "--tokens",
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def program() -> argparse.ArgumentParser:
+    """The parser of ``asyncllm``, without what is not an option of a command."""
+    parser = CommandParser(prog="asyncllm")
+    commands = parser.add_subparsers()
+    for command in (serve, chat, generate, batch, bench, replay, kernels):
+        command.add_command(commands)
+    return parser
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Of a parser and all of its commands."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from options_of(command)
+
+
+def anchors_of(path: Path) -> set[str]:
+    """Where links into a document can point, as GitHub names headings."""
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text))
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+@cache
+def words_of_sources() -> set[str]:
+    """Every word of the package's code."""
+    files = (ROOT / "asyncllm").rglob("*.py")
+    return {word for path in files for word in re.findall(r"\w+", path.read_text("utf-8"))}
+
+
+def broken_links(document: Path, text: str) -> list[str]:
+    broken = []
+    for link in LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name).resolve() if name else document
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.fixture(params=DOCUMENTS, ids=name_of)
+def document(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def test_every_path_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert [name for name in PATH.findall(text) if not (ROOT / name).exists()] == []
+
+
+def test_every_link_leads_somewhere(document: Path) -> None:
+    assert broken_links(document, document.read_text(encoding="utf-8")) == []
+
+
+def test_every_option_exists(document: Path) -> None:
+    known = {*options_of(program()), *OTHER_PROGRAMS}
+    named = set(OPTION.findall(document.read_text(encoding="utf-8")))
+    assert sorted(named - known) == []
+
+
+def test_every_class_and_member_exists(document: Path) -> None:
+    named = set(NAME.findall(document.read_text(encoding="utf-8")))
+    known = words_of_sources()
+    assert sorted(name for name in named if not {*re.findall(r"\w+", name)} <= known) == []
+
+
+def test_lines_are_short(document: Path) -> None:
+    """Tables apart: a row cannot be broken."""
+    lines = document.read_text(encoding="utf-8").splitlines()
+    wide = [i for i, line in enumerate(lines, 1) if len(line) > MAX_COLUMNS and line[0] != "|"]
+    assert wide == []
+
+
+def test_the_readme_leads_to_every_document() -> None:
+    """Directly or by way of other documents."""
+    found, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        found.add(page)
+        links = LINK.findall(page.read_text(encoding="utf-8"))
+        pages = {
+            (page.parent / link.partition("#")[0]).resolve() for link in links if ":" not in link
+        }
+        waiting += [link for link in pages - found if link.suffix == ".md" and link.exists()]
+    assert [name_of(path) for path in DOCUMENTS if path not in found] == []
+
+
+def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
+    text = "# A b, c!\n[x](#a-b-c) [y](#nowhere) [z](gone.md)\n"
+    text += "`asyncllm/gone.py` `Gone.at` --no-such-option"
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert PATH.findall(text) == ["asyncllm/gone.py"]
+    assert broken_links(page, text) == ["#nowhere", "gone.md"]
+    assert NAME.findall(text) == ["`Gone.at`"]
+    assert OPTION.findall(text) == ["--no-such-option"]
