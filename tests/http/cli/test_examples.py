@@ -37,6 +37,7 @@ RUNS = {
     "bench_scheduler.py": Run("--quick", r"longest +10000 +\d"),
     "embeddings.py": Run("", r"^ *0\.\d+  (What is 27 \+ 45|How much is)"),
     "openai_client.py": Run("{url}/llm/v1", "27 [+] 45 = 72"),
+    "profile_token.py": Run("--quick", r" 8( +\d+\.\d){2} +\d+(.|\n)*to its tokens: \d\.\d\d"),
     "quickstart.py": Run("", "72(.|\n)*tenalp"),
     "race.py": Run("", "3 cancelled, 3 aborted in the engine"),
     "simulate.py": Run("--quick", r"first token +p50 \d+\.\d ms(.|\n)*simulated +\d+ s"),
