@@ -39,6 +39,7 @@ from asyncllm.text import Tokenizer
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.parsing import Formats
 from asyncllm.types import TokenDelta
+from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.messages import NO_TOKEN, StepResult, decode_plan, encode, pack, unpack
 
 CONCURRENCY = (1, 16, 64)
@@ -56,7 +57,7 @@ class InstantExecutor:
     async def start(self) -> EngineLimits:
         raise RuntimeError("the benchmark gives the engine its limits")
 
-    def submit(self, plan: bytes) -> asyncio.Future[bytes]:
+    def submit(self, plan: bytes, on_result: ResultHandler) -> None:
         decoded = decode_plan(plan)
         for admit in decoded.admits:
             self._known[admit.slot] = len(unpack(admit.tokens))
@@ -66,9 +67,8 @@ class InstantExecutor:
             else NO_TOKEN
             for slot, start, q_len in unpack(decoded.rows, 3).tolist()
         ]
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        future.set_result(encode(StepResult(decoded.step, pack(sampled), (), None, 0.0, 0.0)))
-        return future
+        result = encode(StepResult(decoded.step, pack(sampled), (), None, 0.0, 0.0))
+        asyncio.get_running_loop().call_soon(on_result, result)
 
     def flush(self) -> None:
         pass

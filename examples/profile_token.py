@@ -91,12 +91,17 @@ class CountingScheduler(Scheduler):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.turns: list[int] = []
+        self.warm = asyncio.Event()  # all rows have run for some steps
 
     def sent(self) -> None:
         self.sent_in = getattr(self.loop, "turns", 0)
 
     def apply(self, result: StepResult, now: float) -> Applied:
         self.turns.append(getattr(self.loop, "turns", 0) - self.sent_in + 1)
+        if len(self.running) < self.limits.max_num_seqs:
+            self.turns.clear()
+        elif len(self.turns) > 20:
+            self.warm.set()
         return super().apply(result, now)
 
 
@@ -132,8 +137,7 @@ async def streaming(rows: int) -> AsyncIterator[tuple[AsyncLLM, CountingSchedule
         command = [sys.executable, __file__, "--read", port, "--rows", str(rows)]
         client = await asyncio.create_subprocess_exec(*command)
         try:
-            while llm.stats.generation_tokens < 20 * rows or len(scheduler.running) < rows:
-                await asyncio.sleep(0.05)
+            await scheduler.warm.wait()
             yield llm, scheduler
         finally:
             client.kill()

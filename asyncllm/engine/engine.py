@@ -1,4 +1,4 @@
-"""The engine: requests in, steps out, tokens delivered; one coroutine on the event loop."""
+"""The engine: requests in, steps out, tokens delivered; on the event loop, without a task."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextvars import Context
 from typing import Final
 
 from asyncllm.config import EngineLimits
@@ -17,14 +19,14 @@ from asyncllm.engine.requests.prompt_reader import reader_of
 from asyncllm.engine.requests.requests import Request, Requests
 from asyncllm.engine.requests.reservations import Reservation, Reservations
 from asyncllm.engine.requests.stream import OutputStream
-from asyncllm.engine.scheduling.scheduler import Applied, Scheduler
+from asyncllm.engine.scheduling.scheduler import Emitted, Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.steps import StepsInFlight
 from asyncllm.errors import DeadlineExceeded, EngineDead, PolicyError, StepError
-from asyncllm.executor.executor import Executor
 from asyncllm.text.detokenizer import Detokenizer
 from asyncllm.types import SamplingParams, SchedulingParams, Sink
+from asyncllm.wire.executor import Executor
 from asyncllm.wire.messages import StepResult, check_params
 
 log = logging.getLogger(__name__)
@@ -38,9 +40,10 @@ DELIVERIES_PER_TURN: Final = 128
 class Engine:
     """Owns the requests and keeps up to ``steps_in_flight`` steps with the executor.
 
-    Two steps in flight: step N+1 is planned before N's tokens are known, which lengths allow. When
-    N is back the loop applies it and submits N+2 first, and only then detokenizes and delivers N,
-    so the device never waits for text.
+    The executor calls ``_on_result`` on the loop. In that same turn of the loop the engine applies
+    the result, plans and submits the next step, and only then detokenizes and delivers, so the
+    device never waits for text. With two steps in flight, step N+1 is planned before N's tokens are
+    known, which lengths allow.
     """
 
     def __init__(
@@ -65,14 +68,17 @@ class Engine:
         self._detokenizer = detokenizer
         self._clock = clock
         self._scheduler = scheduler
-        self._wake = asyncio.Event()
         self._requests = Requests(scheduler, self.stats, self.history, clock)
-        most = limits.steps_in_flight
-        self._steps = StepsInFlight(executor, most, self._wake.set, self.stats, self.history)
+        self._steps = StepsInFlight(
+            executor, limits.steps_in_flight, self._on_result, self.stats, self.history
+        )
+        self._outcomes: deque[bytes | EngineDead] = deque()  # of steps, not looked at yet
+        self._undelivered: tuple[list[Emitted], StepResult] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scheduled = False  # ``_advance`` is called in the next turn of the loop
         self._next_id = 0
         self._stopped = asyncio.Event()
         self._dead: str | None = None
-        self._task: asyncio.Task[None] | None = None
         self._seeds = random.Random()
         self.stats.update_gauges(scheduler)
 
@@ -94,16 +100,12 @@ class Engine:
 
     def start(self) -> None:
         """Begin to run steps on the running event loop."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="asyncllm-engine")
-        # However it ends, cancelled by a stranger included, nobody is left waiting.
-        self._task.add_done_callback(lambda _: self._die("the engine's task has ended"))
+        self._loop = asyncio.get_running_loop()
+        self._advance_soon()
 
     async def aclose(self) -> None:
         """Stop running steps; requests still unfinished fail with EngineDead."""
         self._die("engine closed")
-        if self._task is not None:
-            await asyncio.wait([self._task])
-            self._task = None
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -214,33 +216,67 @@ class Engine:
             raise PolicyError(POLICY_FAILED) from refused
 
     def _changed(self) -> None:
-        """There are other requests than there were: let the next plan know."""
+        """Requests came or went: plan again, once for all that do so in this turn of the loop."""
         self.stats.update_gauges(self._scheduler)
-        self._wake.set()
+        self._advance_soon()
 
     # -- steps -----------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    def _on_result(self, outcome: bytes | EngineDead) -> None:
+        """The executor is done with the oldest step."""
+        self._outcomes.append(outcome)
+        if self._undelivered is None:  # else it is taken when all of the step before is delivered
+            self._advance()
+
+    def _advance_soon(self) -> None:
+        if self._loop is not None and not self._scheduled:
+            self._scheduled = True
+            # In a context of its own: whoever adds a request has no part in planning.
+            self._loop.call_soon(self._advance, context=Context())
+
+    def _advance(self) -> None:
+        """Do one thing: go on delivering a step, take the next result, or plan."""
+        self._scheduled = False
+        if self._dead is not None:
+            return
         try:
-            while self._dead is None:
-                self._wake.clear()
-                result = self._steps.take()
-                if result is None:
-                    self._fill()
-                    # A result may have landed, or a request been added, while filling.
-                    await self._wake.wait()
-                    continue
-                applied = self._apply(result)
+            if self._undelivered is not None:
+                self._deliver(*self._undelivered)
+            elif self._outcomes:
+                self._take(self._outcomes.popleft())
+            else:
                 self._fill()
-                await self._deliver(applied, result)
-                # One turn of the loop per step: sockets are served even when the next result is
-                # already there.
-                await asyncio.sleep(0)
+                return
         except EngineDead as error:
             self._die(error.message)
         except Exception:
             log.exception("the engine stopped")
             self._die("the engine stopped after an internal error; its log has the cause")
+        # What was delivered may have ended requests, which lets others run.
+        if self._undelivered is not None or self._outcomes or self._steps.has_room:
+            self._advance_soon()
+
+    def _take(self, outcome: bytes | EngineDead) -> None:
+        """Apply a result, submit what follows from it, and begin to deliver it.
+
+        Raises:
+            EngineDead: the executor has died.
+        """
+        if isinstance(outcome, EngineDead):
+            raise outcome
+        started = time.perf_counter()
+        now = self._clock()
+        result = self._steps.take(outcome, now)
+        applied = self._scheduler.apply(result, now)
+        self.stats.cpu_apply += time.perf_counter() - started
+        self._fill()
+        if applied.read:
+            self._requests.deliver_prompts(applied.read)
+        for seq in applied.failed:
+            log.error("request %d made step %d fail: %s", seq.id, result.step, result.error)
+        message = "the model could not compute this request; the server's log has the cause"
+        self._requests.fail(applied.failed, StepError, message, "step")
+        self._deliver(applied.emitted, result)
 
     def _fill(self) -> None:
         """Plan and submit until the executor has enough to do."""
@@ -256,29 +292,12 @@ class Engine:
         self._end_unranked()
         self.stats.cpu_plan += time.perf_counter() - started
 
-    def _apply(self, result: StepResult) -> Applied:
+    def _deliver(self, rows: list[Emitted], result: StepResult) -> None:
+        """Deliver as much of a step as belongs in one turn of the loop."""
         started = time.perf_counter()
-        now = self._clock()
-        self._steps.count(result, now)
-        applied = self._scheduler.apply(result, now)
-        self.stats.cpu_apply += time.perf_counter() - started
-        return applied
-
-    async def _deliver(self, applied: Applied, result: StepResult) -> None:
-        started = time.perf_counter()
-        if applied.read:
-            self._requests.deliver_prompts(applied.read)
-        rows = applied.emitted
-        for first in range(0, len(rows), DELIVERIES_PER_TURN):
-            if first:
-                self.stats.cpu_deliver += time.perf_counter() - started
-                await asyncio.sleep(0)
-                started = time.perf_counter()
-            self._requests.deliver(rows[first : first + DELIVERIES_PER_TURN], result)
-        for seq in applied.failed:
-            log.error("request %d made step %d fail: %s", seq.id, result.step, result.error)
-        message = "the model could not compute this request; the server's log has the cause"
-        self._requests.fail(applied.failed, StepError, message, "step")
+        self._requests.deliver(rows[:DELIVERIES_PER_TURN], result)
+        rest = rows[DELIVERIES_PER_TURN:]
+        self._undelivered = (rest, result) if rest else None
         self.stats.update_gauges(self._scheduler)
         self.stats.cpu_deliver += time.perf_counter() - started
 
@@ -286,7 +305,5 @@ class Engine:
         if self._dead is None:
             self._dead = cause
         self._stopped.set()
-        self._wake.set()
-        self._steps.forget()
         self._requests.fail_all(self._dead)
         self.stats.stopped()

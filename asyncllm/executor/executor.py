@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
+from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
 
 log = logging.getLogger(__name__)
@@ -34,22 +35,6 @@ class StepWorker(Protocol):
         """Answer every plan from the channel with one result, until the channel closes."""
 
 
-class Executor(Protocol):
-    """Runs encoded StepPlans in order; one future per step, resolved on the loop."""
-
-    async def start(self) -> EngineLimits:
-        """Load the model. Errors of loading are raised here."""
-
-    def submit(self, plan: bytes) -> asyncio.Future[bytes]:
-        """Never blocks. The future raises EngineDead if the executor dies first."""
-
-    def flush(self) -> None:
-        """Have the steps in flight collected without waiting for a plan behind them."""
-
-    async def close(self) -> None:
-        """Finish what is in flight and give the device's memory back."""
-
-
 class ThreadExecutor:
     """Builds and runs a ``StepWorker`` in one dedicated thread.
 
@@ -59,7 +44,7 @@ class ThreadExecutor:
 
     def __init__(self, build: Callable[[], StepWorker]):
         self._build = build
-        self._results: deque[asyncio.Future[bytes]] = deque()
+        self._handlers: deque[ResultHandler] = deque()  # of the steps in flight
         self._channel: ThreadChannel | None = None
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -82,14 +67,13 @@ class ThreadExecutor:
         self._at_exit = weakref.finalize(self, _end_thread, channel, self._thread)
         return await started
 
-    def submit(self, plan: bytes) -> asyncio.Future[bytes]:
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    def submit(self, plan: bytes, on_result: ResultHandler) -> None:
         if self._dead is not None or self._channel is None:
-            future.set_exception(self._dead or EngineDead("the executor is not running"))
-            return future
-        self._results.append(future)
+            dead = self._dead or EngineDead("the executor is not running")
+            asyncio.get_running_loop().call_soon(on_result, dead)
+            return
+        self._handlers.append(on_result)
         self._channel.send(plan)
-        return future
 
     def flush(self) -> None:
         if self._channel is not None:
@@ -111,9 +95,8 @@ class ThreadExecutor:
         self._on_death(None)
 
     def _on_result(self, message: bytes) -> None:
-        future = self._results.popleft()
-        if not future.done():
-            future.set_result(message)
+        if self._handlers:  # else it has been closed meanwhile
+            self._handlers.popleft()(message)
 
     def _on_death(self, cause: BaseException | None) -> None:
         if cause is not None:
@@ -121,10 +104,8 @@ class ThreadExecutor:
         self._dead = EngineDead(
             "the executor died; its log has the cause" if cause else "engine closed"
         )
-        while self._results:
-            future = self._results.popleft()
-            if not future.done():
-                future.set_exception(self._dead)
+        while self._handlers:
+            self._handlers.popleft()(self._dead)
 
 
 def _thread_main(

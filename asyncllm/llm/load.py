@@ -19,7 +19,7 @@ from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
-from asyncllm.executor.executor import Executor, StepWorker, ThreadExecutor
+from asyncllm.executor.executor import StepWorker, ThreadExecutor
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
@@ -34,6 +34,7 @@ from asyncllm.text.structured import StructuredOutput
 from asyncllm.text.template_file import read_template
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
+from asyncllm.wire.executor import Executor
 
 #: The name under which the built-in model is served.
 DEMO_NAME = "asyncllm-demo"

@@ -21,6 +21,7 @@ from asyncllm.models.spec import ModelSpec
 from asyncllm.sim.cost import H200, StepCost, shape_of
 from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
+from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.messages import (
     TO_DEVICE,
     TO_HOST,
@@ -41,7 +42,7 @@ class _Step:
     t_launch: float
     t_done: float
     seconds: float
-    future: asyncio.Future[bytes]
+    on_result: ResultHandler
     timer: asyncio.TimerHandle
 
 
@@ -83,19 +84,16 @@ class SimExecutor:
         """There is nothing to load."""
         return self.limits
 
-    def submit(self, plan: bytes) -> asyncio.Future[bytes]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bytes] = loop.create_future()
+    def submit(self, plan: bytes, on_result: ResultHandler) -> None:
         decoded = decode_plan(plan)
         now = self._clock()
         if self._dead is None:
             try:
-                self._begin(decoded, future, now)
+                self._begin(decoded, on_result, now)
             except BrokenPlan as error:
                 self._die(f"the simulated device refuses step {decoded.step}: {error}")
         if self._dead is not None:
-            future.set_exception(self._dead)
-        return future
+            asyncio.get_running_loop().call_soon(on_result, self._dead)
 
     def flush(self) -> None:
         """Results are never held back."""
@@ -104,7 +102,7 @@ class SimExecutor:
         """Drop what is in flight: nothing of it is real."""
         self._die("engine closed")
 
-    def _begin(self, plan: StepPlan, future: asyncio.Future[bytes], now: float) -> None:
+    def _begin(self, plan: StepPlan, on_result: ResultHandler, now: float) -> None:
         computed = self._device.take(plan)
         if plan.copies:
             self._copies.append(self._begin_copies(plan.step, unpack(plan.copies, 3), now))
@@ -116,8 +114,8 @@ class SimExecutor:
             # It takes none of the device's time.
             done = max((copies.ends for copies in self._copies), default=now)
         done = self._last_done = max(done, self._last_done)  # results come in order
-        timer = future.get_loop().call_later(max(done - now, 0.0), self._report)
-        self._steps.append(_Step(plan.step, computed, now, done, seconds, future, timer))
+        timer = asyncio.get_running_loop().call_later(max(done - now, 0.0), self._report)
+        self._steps.append(_Step(plan.step, computed, now, done, seconds, on_result, timer))
 
     def _seconds(self, computed: Computed, decode_steps: int) -> float:
         slots, starts, ends = computed.rows
@@ -164,16 +162,14 @@ class SimExecutor:
             copied=tuple((copies.step, copies.seconds) for copies in landed),
             seconds=step.seconds,
         )
-        if not step.future.done():
-            step.future.set_result(encode(result))
+        step.on_result(encode(result))
 
     def _die(self, cause: str) -> None:
         self._dead = self._dead or EngineDead(cause)
         while self._steps:
             step = self._steps.popleft()
             step.timer.cancel()
-            if not step.future.done():
-                step.future.set_exception(self._dead)
+            asyncio.get_running_loop().call_soon(step.on_result, self._dead)
 
 
 def build_sim(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.types import TokenDelta
+from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.messages import NO_TOKEN, StepPlan, StepResult, decode_plan, encode, pack, unpack
 
 
@@ -41,18 +42,16 @@ class FakeExecutor:
     async def start(self) -> EngineLimits:
         raise AssertionError("tests give the engine its limits")
 
-    def submit(self, plan: bytes) -> asyncio.Future[bytes]:
+    def submit(self, plan: bytes, on_result: ResultHandler) -> None:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[bytes] = loop.create_future()
         if self.dead:
-            future.set_exception(EngineDead("the executor stopped"))
-            return future
+            loop.call_soon(on_result, EngineDead("the executor stopped"))
+            return
         decoded = decode_plan(plan)
         self.plans.append(decoded)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        loop.call_later(self.step_seconds, self._answer, decoded, future)
-        return future
+        loop.call_later(self.step_seconds, self._answer, decoded, on_result)
 
     def flush(self) -> None:
         self.flushes += 1
@@ -60,7 +59,7 @@ class FakeExecutor:
     async def close(self) -> None:
         self.dead = True
 
-    def _answer(self, plan: StepPlan, future: asyncio.Future[bytes]) -> None:
+    def _answer(self, plan: StepPlan, on_result: ResultHandler) -> None:
         self.in_flight -= 1
         for admit in plan.admits:
             known = unpack(admit.tokens).tolist()
@@ -81,8 +80,7 @@ class FakeExecutor:
             self.has_failed.set()
         data = b"" if error else pack(tokens)
         result = StepResult(plan.step, data, (), error, now, now, (), self.step_seconds)
-        if not future.done():
-            future.set_result(encode(result))
+        on_result(encode(result))
 
 
 class CharDetokenizer:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncllm.config import EngineLimits
+from asyncllm.errors import EngineDead
 from asyncllm.sim import virtual_time
 from asyncllm.sim.cost import H200, SHAPES, StepCost
 from asyncllm.sim.executor import SimExecutor
@@ -84,7 +85,16 @@ class Driver:
     ) -> asyncio.Future[bytes]:
         plan = StepPlan(self.next_step, flat(rows), flat(pages or []), admits, flat(copies or []))
         self.next_step += 1
-        return self.executor.submit(encode(plan))
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def resolve(outcome: bytes | EngineDead) -> None:
+            if isinstance(outcome, EngineDead):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.executor.submit(encode(plan), resolve)
+        return future
 
     async def step(self, *args: Any, **kwargs: Any) -> StepResult:
         return decode_result(await self.send(*args, **kwargs))

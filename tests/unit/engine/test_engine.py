@@ -1,4 +1,4 @@
-"""The engine's coroutine against a fake executor: delivery, aborts, errors, overlap."""
+"""The engine against a fake executor: delivery, aborts, errors, overlap."""
 
 from __future__ import annotations
 
@@ -191,17 +191,16 @@ async def test_a_sink_that_raises_loses_its_own_request_only() -> None:
         assert engine.stats.finished["error"] == 1
 
 
-async def test_a_stranger_cancelling_the_engines_task_leaves_nobody_waiting() -> None:
+async def test_a_stranger_cancelling_all_tasks_does_not_stop_the_engine() -> None:
     async with running(step=0.01) as (engine, _executor):
         sink = ListSink()
-        engine.add([1], SamplingParams(max_tokens=50), sink)
+        engine.add([1], SamplingParams(max_tokens=10), sink)
         await asyncio.sleep(0.03)
-        [task] = [t for t in asyncio.all_tasks() if t.get_name() == "asyncllm-engine"]
-        task.cancel()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
         await sink.over.wait()
-        assert isinstance(sink.error, EngineDead)
-        assert not engine.alive
-        assert "ended" in await engine.stopped()
+        assert sink.error is None
+        assert engine.alive
 
 
 async def test_busy_time_is_what_the_executor_measured() -> None:

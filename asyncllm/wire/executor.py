@@ -1,0 +1,28 @@
+"""What the engine needs of an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from asyncllm.config import EngineLimits
+from asyncllm.errors import EngineDead
+
+#: Takes a step's encoded StepResult, or the error that the executor died with before it had one.
+ResultHandler: TypeAlias = Callable[[bytes | EngineDead], None]
+
+
+class Executor(Protocol):
+    """Runs encoded StepPlans in order."""
+
+    async def start(self) -> EngineLimits:
+        """Load the model. Errors of loading are raised here."""
+
+    def submit(self, plan: bytes, on_result: ResultHandler) -> None:
+        """Run a plan; never blocks. ``on_result`` is called once, later, on the event loop."""
+
+    def flush(self) -> None:
+        """Have the steps in flight collected without waiting for a plan behind them."""
+
+    async def close(self) -> None:
+        """Finish what is in flight and give the device's memory back."""
