@@ -91,30 +91,35 @@ class Requests:
 
     def deliver(self, emitted: list[Emitted], result: StepResult) -> None:
         """Hand a step's tokens, or their lack, to those who wait for them."""
-        now = self._clock()
+        now, stats, requests = self._clock(), self._stats, self._requests
         by_row = {entry.row: entry for entry in result.logprobs}
-        failures = dict(result.failures)
+        since_last: dict[float, int] = {}  # tokens by the time of their sequence's last one
         for seq, row, token, finish in emitted:
-            request = self._requests.get(seq.id)
+            request = requests.get(seq.id)
             if request is None:
                 continue  # aborted while its token was on the way
-            if row in failures:
-                self.fail([seq], ConstraintError, failures[row], "constraint")
-                continue
             if token < 0:
-                self._end_without_token(request, token, finish, now)
+                self._end_without_token(request, token, finish, dict(result.failures).get(row), now)
                 continue
             entry = by_row.get(row) if by_row else None
             logprob = None if entry is None else _token_logprob(token, entry)
+            stream = request.stream
             try:
-                finish = request.stream.push(token, finish, logprob)
+                finish = stream.push(token, finish, logprob)
             except Exception as error:
                 self._fail_delivery(seq, error)
                 continue
-            self._count_token(request, now)
+            stats.generation_tokens += 1
+            if stream.first == 0.0:
+                self._count_first_token(request, now)
+            else:
+                since_last[stream.last] = since_last.get(stream.last, 0) + 1
+            stream.last = now
             if finish is not None:
                 self._scheduler.finish(seq, now)
                 self._end(request, finish, now)
+        for last, count in since_last.items():
+            stats.inter_token_latency.observe(now - last, count)
 
     def deliver_prompts(self, parts: list[tuple[Sequence, ScoredPrompt | PooledPrompt]]) -> None:
         """Keep what a step tells of prompts, and hand over those that are complete."""
@@ -130,42 +135,43 @@ class Requests:
                 self._fail_delivery(seq, error)
 
     def _end_without_token(
-        self, request: Request, token: int, finish: FinishReason | None, now: float
+        self,
+        request: Request,
+        token: int,
+        finish: FinishReason | None,
+        failure: str | None,
+        now: float,
     ) -> None:
-        """A BAD_TOKEN, or the end of a request that was to generate nothing."""
-        if token == BAD_TOKEN or finish is None:
-            seq = request.sequence
+        """The sequence failed (``failure``: of its constraints), or was to generate nothing."""
+        seq = request.sequence
+        if failure is not None:
+            self.fail([seq], ConstraintError, failure, "constraint")
+        elif token == BAD_TOKEN or finish is None:
             log.error(
                 "request %d failed: logits that are not finite at position %d",
                 seq.id,
                 len(seq.tokens),
             )
             self.fail([seq], StepError, "the model's logits were not finite", "logits")
-            return
-        self._stats.prompt_tokens += request.sequence.num_prompt
-        try:
-            request.stream.end(finish)
-        except Exception as error:
-            self._fail_delivery(request.sequence, error)
         else:
-            self._end(request, finish, now)
+            self._stats.prompt_tokens += seq.num_prompt
+            try:
+                request.stream.end(finish)
+            except Exception as error:
+                self._fail_delivery(seq, error)
+            else:
+                self._end(request, finish, now)
 
     def _fail_delivery(self, seq: Sequence, error: Exception) -> None:
         """One bad sink must not reach the others, nor stop the steps."""
         log.error("request %d could not be delivered", seq.id, exc_info=error)
         self.drop([seq], StepError, "the output could not be delivered", "delivery")
 
-    def _count_token(self, request: Request, now: float) -> None:
-        stream, stats = request.stream, self._stats
-        stats.generation_tokens += 1
-        if stream.first == 0.0:
-            stream.first = now
-            if not request.is_part:
-                stats.prompt_tokens += request.sequence.num_prompt
-                stats.time_to_first_token.observe(now - stream.arrived)
-        else:
-            stats.inter_token_latency.observe(now - stream.last)
-        stream.last = now
+    def _count_first_token(self, request: Request, now: float) -> None:
+        request.stream.first = now
+        if not request.is_part:
+            self._stats.prompt_tokens += request.sequence.num_prompt
+            self._stats.time_to_first_token.observe(now - request.stream.arrived)
 
     # -- ends ------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ class OutputStream:
         "_detokenizer",
         "_eos_ids",
         "_params",
+        "_plain",
         "_reasoning",
         "_stop",
         "arrived",
@@ -53,7 +54,8 @@ class OutputStream:
         else:
             self._stop = StopStrings(params.stop, include)
         self._eos_ids = eos_ids
-        # Reasoning may well name a stop string; what it stops is the answer.
+        self._plain = not params.stop
+        # Stop strings end the answer; reasoning may well contain one.
         reasoning = params.reasoning if params.stop else None
         self._reasoning = None if reasoning is None else ReasoningSpan(reasoning)
 
@@ -61,6 +63,10 @@ class OutputStream:
         self, token: int, finish: FinishReason | None, logprob: TokenLogprob | None
     ) -> FinishReason | None:
         """Deliver one token; returns how the sequence ended, which a stop string may decide."""
+        logprobs = None if logprob is None else [logprob]
+        if finish is None and self._plain:
+            self.sink.emit(TokenDelta(self._detokenizer.push(token), [token], logprobs))
+            return None
         stop_reason: int | str | None = None
         if finish is FinishReason.STOP:
             # The text ends before the token that stopped it, as it does before a stop string.
@@ -84,7 +90,7 @@ class OutputStream:
             TokenDelta(
                 text=text,
                 token_ids=[token],
-                logprobs=None if logprob is None else [logprob],
+                logprobs=logprobs,
                 finish_reason=finish,
                 stop_reason=stop_reason,
                 cached_tokens=0 if finish is None else self.cached_tokens,

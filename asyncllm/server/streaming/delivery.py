@@ -6,6 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, web
@@ -162,17 +163,11 @@ class ClientDelivery(Delivery):
 class ChoiceSink:
     """The Sink of one sequence."""
 
-    __slots__ = ("_delivery", "_index")
+    __slots__ = ("emit", "fail")
 
     def __init__(self, delivery: Delivery, index: int):
-        self._delivery = delivery
-        self._index = index
-
-    def emit(self, delta: TokenDelta) -> None:
-        self._delivery.push(self._index, delta)
-
-    def fail(self, error: Exception) -> None:
-        self._delivery.end(error)
+        self.emit = partial(delivery.push, index)
+        self.fail = delivery.end
 
 
 class WholeAnswer(ClientDelivery):

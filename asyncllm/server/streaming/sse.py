@@ -114,10 +114,14 @@ class EventStream(ClientDelivery):
     def _flush(self) -> None:
         """Write what is pending, unless the client has too much to read already."""
         self._scheduled = False
-        if not self._open or self._ended.done() or self._client_is_gone():
+        transport = self._transport
+        if not self._open or self._ended.done():
+            return
+        if transport.is_closing():
+            self._client_is_gone()
             return
         last = not self._unfinished
-        unsent = self._transport.get_write_buffer_size()
+        unsent = transport.get_write_buffer_size()
         if unsent > MERGE_BYTES and not last:
             if unsent + sum(map(_size, self._pending.values())) > GIVE_UP_BYTES:
                 self._give_up("behind")
@@ -141,6 +145,8 @@ class EventStream(ClientDelivery):
     def _take_pending(self) -> bytes:
         pending, self._pending = self._pending, {}
         frames = self._reply.frames
+        if len(pending) == 1:
+            return frames(*pending.popitem())
         return b"".join([frames(index, delta) for index, delta in pending.items()])
 
     def _write(self, payload: bytes) -> None:
