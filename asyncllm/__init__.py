@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from asyncllm.beam_search_params import Beam, BeamSearchParams
     from asyncllm.client.client import Client
     from asyncllm.config import EngineConfig
-    from asyncllm.embedding_params import EmbeddingParams
     from asyncllm.engine.policy import Policy
     from asyncllm.errors import (
         AsyncLLMError,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         TokenDelta,
         Usage,
     )
+    from asyncllm.types.embedding import EmbeddingParams
 
 _HOMES = {
     "AsyncLLM": "asyncllm.llm.async_llm",
@@ -50,7 +50,7 @@ _HOMES = {
     "Client": "asyncllm.client.client",
     "Completion": "asyncllm.types",
     "DeadlineExceeded": "asyncllm.errors",
-    "EmbeddingParams": "asyncllm.embedding_params",
+    "EmbeddingParams": "asyncllm.types",
     "EngineConfig": "asyncllm.config",
     "EngineDead": "asyncllm.errors",
     "FinishReason": "asyncllm.types",

@@ -16,20 +16,15 @@ from msgspec import Meta
 
 from asyncllm.errors import BadRequest
 from asyncllm.suggest import did_you_mean
-from asyncllm.types import Pooling
 from asyncllm.validate import check_kind, check_types
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 SimProfile = Literal["auto", "h200-8b", "h200-0.6b"]
 
 _DEVICE: Final = re.compile(r"auto|cpu|sim|cuda(?::\d{1,3})?")
-
-#: Scheme, host and port, as browsers write them in an Origin header.
-_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\\@?#]+")
 
 
 #: What an option is about: ``--help`` lists the options of one group together, in this order.
@@ -39,7 +34,8 @@ Group = Literal[
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 
 
-def _doc(text: str, group: Group = "server", metavar: str | None = None) -> Meta:
+def doc(text: str, group: Group = "server", metavar: str | None = None) -> Meta:
+    """Describes a field: its documentation and its group in ``--help``."""
     return Meta(description=text, extra={"group": group, "metavar": metavar})
 
 
@@ -52,30 +48,31 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[
         str | None,
-        _doc("folder or hub id of the model; the built-in demo model by default", "model"),
+        doc("folder or hub id of the model; the built-in demo model by default", "model"),
     ] = None
-    revision: Annotated[str | None, _doc("branch, tag or commit of a hub model", "model")] = None
+    revision: Annotated[str | None, doc("branch, tag or commit of a hub model", "model")] = None
     tokenizer: Annotated[
-        str | None, _doc("folder or hub id of another tokenizer than the model's own", "model")
+        str | None, doc("folder or hub id of another tokenizer than the model's own", "model")
     ] = None
     chat_template: Annotated[
         str | None,
-        _doc("Jinja template for chats; the model's own template by default", "model", "FILE"),
+        doc("Jinja template for chats; the model's own template by default", "model", "FILE"),
     ] = None
     tool_parser: Annotated[
         str,
-        _doc("format of the model's tool calls; auto reads it off the chat template", "model"),
+        doc("format of the model's tool calls; auto reads it off the chat template", "model"),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
-        _doc("format of the model's reasoning; auto reads it off the chat template", "model"),
+        doc("format of the model's reasoning; auto reads it off the chat template", "model"),
     ] = "auto"
     load_format: Annotated[
-        LoadFormat, _doc("dummy fills in random weights instead of loading them", "for developers")
+        LoadFormat,
+        doc("dummy fills in random weights instead of loading them", "for developers"),
     ] = "auto"
     device: Annotated[
         str,
-        _doc(
+        doc(
             "where the model runs: cpu, cuda, cuda:1 (the second GPU) and so on; auto takes a GPU "
             "if there is one, else the CPU; sim only simulates the time that steps take",
             "device",
@@ -83,79 +80,78 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     sim_profile: Annotated[
         SimProfile,
-        _doc(
+        doc(
             "step times of --device sim; auto simulates an H200 with the model's own shape",
             "for developers",
         ),
     ] = "auto"
     dtype: Annotated[
         DType,
-        _doc("type to compute in; auto is bfloat16 on a GPU and float32 on a CPU", "model"),
+        doc("type to compute in; auto is bfloat16 on a GPU and float32 on a CPU", "model"),
     ] = "auto"
-    attention: Annotated[AttentionName, _doc("attention kernels", "device")] = "auto"
+    attention: Annotated[AttentionName, doc("attention kernels", "device")] = "auto"
     max_model_len: Annotated[
         int | None,
-        _doc(
-            "longest sequence in tokens, prompt and output; the model's limit by default", "model"
-        ),
+        doc("longest sequence in tokens, prompt and output; the model's limit by default", "model"),
     ] = None
     kv_cache_tokens: Annotated[
         int | None,
-        _doc("size of the KV cache in tokens; what fits in free memory by default", "memory"),
+        doc("size of the KV cache in tokens; what fits in free memory by default", "memory"),
     ] = None
     gpu_memory_utilization: Annotated[
-        float, _doc("share of the GPU's memory to use for weights and KV cache", "memory")
+        float, doc("share of the GPU's memory to use for weights and KV cache", "memory")
     ] = 0.9
-    page_size: Annotated[int, _doc("tokens per page of the KV cache", "for developers")] = 16
-    max_num_seqs: Annotated[int, _doc("most sequences that run at once", "scheduling")] = 256
+    page_size: Annotated[int, doc("tokens per page of the KV cache", "for developers")] = 16
+    max_num_seqs: Annotated[int, doc("most sequences that run at once", "scheduling")] = 256
     max_num_batched_tokens: Annotated[
         int | None,
-        _doc("most tokens in one step; 8192 on a GPU, 1024 on a CPU by default", "scheduling"),
+        doc("most tokens in one step; 8192 on a GPU, 1024 on a CPU by default", "scheduling"),
     ] = None
     prefill_chunk: Annotated[
         int | None,
-        _doc("most prompt tokens of one sequence in one step; no limit by default", "scheduling"),
+        doc("most prompt tokens of one sequence in one step; no limit by default", "scheduling"),
     ] = None
     itl_target_ms: Annotated[
         float,
-        _doc(
+        doc(
             "longest time between two tokens while prompts are processed, in milliseconds; never "
             "less than twice a decode-only step; 0: no target, prompts fill whole steps",
             "scheduling",
         ),
     ] = 27.0
     prefix_caching: Annotated[
-        bool, _doc("keep the KV cache of prompts for later requests with the same prefix", "memory")
+        bool,
+        doc("keep the KV cache of prompts for later requests with the same prefix", "memory"),
     ] = True
     host_kv_gib: Annotated[
         float,
-        _doc(
+        doc(
             "CPU memory for KV cache pages that the GPU has no room for, in GiB; 0: none", "memory"
         ),
     ] = 0.0
     policy: Annotated[
         PolicyName,
-        _doc(
+        doc(
             "who is served next: fair (equal shares for each tenant), aged (shortest prompt "
             "first, nobody starves), fcfs (in order of arrival), longest (longest output first)",
             "scheduling",
         ),
     ] = "fair"
     max_waiting: Annotated[
-        int, _doc("most waiting requests; further ones are refused with 429", "limits")
+        int, doc("most waiting requests; further ones are refused with 429", "limits")
     ] = 4096
     max_waiting_tokens: Annotated[
-        int, _doc("most waiting prompt tokens; further requests are refused with 429", "limits")
+        int, doc("most waiting prompt tokens; further requests are refused with 429", "limits")
     ] = 4_000_000
     cuda_graphs: Annotated[
         bool,
-        _doc(
+        doc(
             "run steps as CUDA graphs; without, the start is faster and steps are slower", "device"
         ),
     ] = True
     max_decode_steps: Annotated[
         int | None,
-        _doc(
+        doc(
             "most tokens of a sequence computed in one step while few run and none wait; 4 with "
             "CUDA graphs, else 1 by default",
             "for developers",
@@ -163,18 +159,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     steps_in_flight: Annotated[
         int,
-        _doc("2 plans a step while the one before still runs, 1 does not", "for developers"),
+        doc("2 plans a step while the one before still runs, 1 does not", "for developers"),
     ] = 2
     cpu_threads: Annotated[
-        int | None, _doc("threads of CPU kernels; PyTorch's choice by default", "device")
+        int | None, doc("threads of CPU kernels; PyTorch's choice by default", "device")
     ] = None
     kernel_cache: Annotated[
         str | None,
-        _doc("folder of compiled Triton kernels; Triton's own by default", "device", "FOLDER"),
+        doc("folder of compiled Triton kernels; Triton's own by default", "device", "FOLDER"),
     ] = None
     trace: Annotated[
         str | None,
-        _doc("record scheduling in this file, for asyncllm replay", "for developers", "FILE"),
+        doc("record scheduling in this file, for asyncllm replay", "for developers", "FILE"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -231,8 +227,10 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     never exceeds what the KV cache holds, so every admitted sequence can finish when it runs alone.
     ``itl_target`` is in seconds, 0 for none. ``host_pages`` is the size of the host tier, 0 for
     none; ``page_copy_seconds`` a first guess of what moving one page between the tiers takes.
-    ``max_decode_steps`` is the most tokens that one plan may decode of each row. ``step_sizes`` are
-    the numbers of tokens, rising, that steps with prompts are padded to, where padding costs time.
+    ``max_decode_steps`` is the most tokens that one plan may decode of each row, which it does only
+    with at most ``multi_step_rows`` rows: then launching a step, and the way of its result to the
+    loop and back, take long compared with the step itself. ``step_sizes`` are the numbers of
+    tokens, rising, that steps with prompts are padded to, where padding costs time.
     ``embedding_size`` is the size of a final hidden state, and so of an embedding.
     """
 
@@ -254,107 +252,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_decode_steps: int = 1
+    multi_step_rows: int = 8
     step_sizes: tuple[int, ...] = ()
     embedding_size: int = 0
-
-
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The HTTP side of ``asyncllm serve``.
-
-    Raises:
-        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
-    """
-
-    host: Annotated[str, _doc("address to listen on; 0.0.0.0 is reachable from other machines")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, _doc("port to listen on; 0 picks a free one")] = 8000
-    served_model_name: Annotated[
-        tuple[str, ...],
-        _doc("name of the model for clients; may be repeated; the model's own by default"),
-    ] = ()
-    api_key: Annotated[
-        tuple[str, ...],
-        _doc("key that clients must send; may be repeated; by default no key is needed"),
-    ] = ()
-    api_key_file: Annotated[
-        str | None, _doc("file with further API keys, one per line", metavar="FILE")
-    ] = None
-    isolate_keys: Annotated[
-        bool,
-        _doc(
-            "share cached prefixes only between requests with the same API key; else cached_tokens "
-            "and response times tell one key's clients whether another's sent a prompt"
-        ),
-    ] = False
-    cors_origin: Annotated[
-        tuple[str, ...],
-        _doc("web origin that may call the server, such as https://example.org; * for all"),
-    ] = ()
-    strict: Annotated[
-        bool, _doc("refuse requests with unknown fields, instead of ignoring the fields")
-    ] = False
-    pooling: Annotated[
-        Pooling,
-        _doc("hidden state that becomes an embedding by default: the last token's, or the mean"),
-    ] = "last"
-    log_level: Annotated[LogLevel, _doc("least severe messages to log, on stderr", "logging")] = (
-        "info"
-    )
-    log_requests: Annotated[
-        bool,
-        _doc(
-            "log a line for each request: route, tenant, tokens, times; never its text", "logging"
-        ),
-    ] = False
-    max_body_bytes: Annotated[int, _doc("largest accepted request body, in bytes", "limits")] = (
-        8 * 1024 * 1024
-    )
-    max_bodies_bytes: Annotated[
-        int,
-        _doc(
-            "most bytes of request bodies being read at once, over all connections; further ones "
-            "wait, and get 503 if that takes long",
-            "limits",
-        ),
-    ] = 256 * 1024 * 1024
-    request_seconds: Annotated[
-        float,
-        _doc("how long a request may take to arrive, and a connection may be idle", "limits"),
-    ] = 75.0
-    drain_seconds: Annotated[
-        float, _doc("how long running requests may take to finish after SIGTERM", "limits")
-    ] = 30.0
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if not 0 <= self.port < 2**16:
-            raise BadRequest(f"port must be between 0 and 65535, not {self.port}", param="port")
-        if not all(self.api_key):
-            raise BadRequest("api_key must not be empty", param="api_key")
-        if self.isolate_keys and not self.api_key and self.api_key_file is None:
-            raise BadRequest("isolate_keys needs api_key or api_key_file", param="isolate_keys")
-        if not all(self.served_model_name):
-            raise BadRequest("served_model_name must not be empty", param="served_model_name")
-        for origin in self.cors_origin:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise BadRequest(
-                    f"cors_origin must be like https://example.org or *, not {origin!r}",
-                    param="cors_origin",
-                )
-        if self.log_requests and self.log_level not in ("debug", "info"):
-            raise BadRequest(
-                f"log_requests logs at level info, which log_level {self.log_level} leaves out",
-                param="log_requests",
-            )
-        if self.max_body_bytes < 1:
-            raise BadRequest("max_body_bytes must be at least 1", param="max_body_bytes")
-        if self.max_bodies_bytes < 1:
-            raise BadRequest("max_bodies_bytes must be at least 1", param="max_bodies_bytes")
-        if not 0 < self.request_seconds < math.inf:
-            raise BadRequest("request_seconds must be positive", param="request_seconds")
-        if not 0 <= self.drain_seconds < math.inf:
-            raise BadRequest("drain_seconds must not be negative", param="drain_seconds")
 
 
 def engine_config(

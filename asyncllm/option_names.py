@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.config import EngineConfig
+from asyncllm.server_config import ServerConfig
 from asyncllm.types import SamplingParams
 
 _FIELDS: Final = {

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from asyncllm import AsyncLLM
-from asyncllm.config import EngineLimits, ServerConfig
+from asyncllm.config import EngineLimits
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Fair
 from asyncllm.engine.scheduling.scheduler import Applied, Scheduler
@@ -30,6 +30,7 @@ from asyncllm.executor.executor import ThreadExecutor
 from asyncllm.llm.loop_thread import new_event_loop
 from asyncllm.server.app import create_app
 from asyncllm.server.http.connection import Listener
+from asyncllm.server_config import ServerConfig
 from asyncllm.wire.messages import NO_TOKEN, StepResult, decode_plan, encode, pack, unpack
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
 

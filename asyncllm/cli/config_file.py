@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.config import EngineConfig
+from asyncllm.server_config import ServerConfig
 from asyncllm.suggest import did_you_mean
 from asyncllm.types import SamplingParams
 

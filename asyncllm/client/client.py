@@ -23,7 +23,6 @@ from asyncllm.client.answers import (
     decode_frame,
 )
 from asyncllm.client.requests import changed_fields, sampling_fields, scheduling_fields
-from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
 from asyncllm.max_tokens import default_max_tokens
 from asyncllm.types import (
@@ -36,6 +35,7 @@ from asyncllm.types import (
     is_single,
     plain_prompt,
 )
+from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:

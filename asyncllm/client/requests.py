@@ -11,8 +11,8 @@ from asyncllm.text.grammar import Choice, Ebnf, JsonObject, JsonSchema, Regex, S
 from asyncllm.types import SchedulingParams
 
 if TYPE_CHECKING:
-    from asyncllm.embedding_params import EmbeddingParams
     from asyncllm.types import SamplingParams
+    from asyncllm.types.embedding import EmbeddingParams
 
 #: What a server works out by itself, from its chat template.
 _OF_TEMPLATES: Final = ("reasoning", "shown_special_tokens")

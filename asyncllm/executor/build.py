@@ -233,7 +233,7 @@ def _forward(
         limits.max_num_seqs,
         _captured_tokens(config, model),
     )
-    graphed = GraphedForward(programs, eager, sampler, table, device, limits.max_decode_steps)
+    graphed = GraphedForward(programs, eager, sampler, table, device, limits)
     try:
         graphed.capture()
     except RuntimeError as error:

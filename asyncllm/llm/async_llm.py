@@ -7,8 +7,6 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from asyncllm.beam_search_params import Beam, BeamSearchParams
-from asyncllm.config import ServerConfig
-from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.requests.mailbox import Mailbox
 from asyncllm.engine.token_constraints import is_prepared, prepare
@@ -17,6 +15,7 @@ from asyncllm.llm.beam_search import BeamSearch
 from asyncllm.llm.embedding import embed
 from asyncllm.llm.generation import Batch, Intake, collect, read_request, tenant_of
 from asyncllm.llm.served_model import ServedModel
+from asyncllm.server_config import ServerConfig
 from asyncllm.text.bad_words import bad_word_ids
 from asyncllm.types import (
     Completion,
@@ -29,6 +28,7 @@ from asyncllm.types import (
     is_single,
     plain_prompt,
 )
+from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:

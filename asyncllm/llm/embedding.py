@@ -14,9 +14,9 @@ from asyncllm.types import is_single
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.embedding_params import EmbeddingParams
     from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.types import Prompt, SchedulingParams
+    from asyncllm.types.embedding import EmbeddingParams
 
 
 async def embed(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 import numpy as np
 
 from asyncllm.config import EngineConfig, engine_config
-from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
 from asyncllm.types import SamplingParams, is_single
+from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ from asyncllm.server.service import SERVICE, Service
 if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
 
-    from asyncllm.config import ServerConfig
     from asyncllm.server.http.errors import ErrorWriter
     from asyncllm.server.model import Model
+    from asyncllm.server_config import ServerConfig
 
 ROUTES: Final = (
     *openai_routes.ROUTES,

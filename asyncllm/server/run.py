@@ -20,8 +20,8 @@ from asyncllm.server.throughput_log import log_throughput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.config import ServerConfig
     from asyncllm.server.model import Model
+    from asyncllm.server_config import ServerConfig
 
 log = logging.getLogger(__name__)
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from asyncllm.config import ServerConfig
     from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.server.chat.requests import GeneratingFields
     from asyncllm.server.model import Model
     from asyncllm.server.streaming.delivery import Job
+    from asyncllm.server_config import ServerConfig
     from asyncllm.types import SchedulingParams
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -16,8 +16,9 @@ from asyncllm.cli.options import (
 )
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.results import replace_file
-from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
+from asyncllm.server_config import ServerConfig
 
 if TYPE_CHECKING:
     import argparse

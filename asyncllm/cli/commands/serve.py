@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_config_options, add_model, config_from_args
 from asyncllm.cli.progress import LoadingBar
-from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.config import EngineConfig
+from asyncllm.server_config import ServerConfig
 from asyncllm.startup.preload import preload_cuda
 
 if TYPE_CHECKING:

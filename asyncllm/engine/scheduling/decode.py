@@ -16,11 +16,8 @@ from asyncllm.engine.scheduling.sequence import SeqState
 from asyncllm.engine.scheduling.step import Step
 from asyncllm.engine.scheduling.step_time import StepShape
 
-#: A step computes more than one token a row when at most so many decode: then launching it, and
-#: the way of its result to the loop and back, are long against the step itself.
-MULTI_STEP_ROWS = 8
-#: And only if all of it takes no longer than this, in seconds: so much later the first of its
-#: tokens gets to whoever waits for it.
+#: A step decodes several tokens of each row only if it takes no longer than this, in seconds: the
+#: first of them is delivered that much later.
 MULTI_STEP_SECONDS = 5e-3
 
 
@@ -85,7 +82,7 @@ class DecodePlanner:
     def _decode_steps(self, slots: Ints, starts: Ints, num_waiting: int) -> int:
         """How many tokens each row may yield: one, unless nothing else is to be done."""
         batch, most = self._batch, self._limits.max_decode_steps
-        if most == 1 or not 0 < len(slots) <= MULTI_STEP_ROWS:
+        if most == 1 or not 0 < len(slots) <= self._limits.multi_step_rows:
             return 1
         if batch.prefilling or num_waiting or self._copies.outstanding:
             return 1
@@ -111,6 +108,3 @@ class DecodePlanner:
                     step.new_pages += (seq.slot, len(seq.pages) - 1, page)
                 elif not self._make_room(step, now):
                     break
-
-
-__all__ = ["MULTI_STEP_ROWS", "MULTI_STEP_SECONDS", "DecodePlanner"]

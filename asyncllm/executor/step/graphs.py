@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.engine.scheduling.decode import MULTI_STEP_ROWS
+from asyncllm.config import EngineLimits
 from asyncllm.executor.device import Device
 from asyncllm.executor.sampling.sampler import Level, Sampled, Sampler
 from asyncllm.executor.step.eager import Samples, StepForward
@@ -58,17 +58,20 @@ class GraphedForward:
         sampler: Sampler,
         table: SlotTable,
         device: Device,
-        max_decode_steps: int,
+        limits: EngineLimits,
     ):
         self._programs = programs
         self._otherwise = otherwise
         self._sampler = sampler
         self._table = table
         self._device = device
-        self._max_decode_steps = max_decode_steps
+        self._max_decode_steps = limits.max_decode_steps
+        self._multi_step_rows = limits.multi_step_rows
         #: What differs between steps; every graph reads it from the beginning.
         self._flat = torch.zeros(
-            programs.max_ints * max_decode_steps, dtype=torch.int32, device=device.torch_device
+            programs.max_ints * limits.max_decode_steps,
+            dtype=torch.int32,
+            device=device.torch_device,
         )
         self._graphs: dict[_Kind, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -78,7 +81,7 @@ class GraphedForward:
         size = self._programs.size_of(step)
         if size is None or step.reads_prompts:
             return self._otherwise(step, decode_steps)
-        level = _captured_level(self._sampler.level(step.slots, step.lengths), size)
+        level = self._captured_level(self._sampler.level(step.slots, step.lengths), size)
         if level is Level.EAGER:
             sampled = [
                 self._sample_eagerly(size, step.continued(after)) for after in range(decode_steps)
@@ -93,9 +96,9 @@ class GraphedForward:
         """Capture what nearly all steps need; the rest is captured when it is first met."""
         # The largest first: the others then find their memory in its pool.
         for size in reversed(self._programs.decode_sizes):
-            for level in dict.fromkeys(_captured_level(level, size) for level in DRAWN_LEVELS):
+            for level in dict.fromkeys(self._captured_level(level, size) for level in DRAWN_LEVELS):
                 self._capture(_Kind(size, level))
-                if size.rows <= MULTI_STEP_ROWS and self._max_decode_steps > 1:
+                if size.rows <= self._multi_step_rows and self._max_decode_steps > 1:
                     self._capture(_Kind(size, level, self._max_decode_steps))
         for size in reversed(self._programs.mixed_sizes):
             self._capture(_Kind(size, Level.FILTER))
@@ -155,14 +158,13 @@ class GraphedForward:
             tokens.append(self._sampler.draw(logits, rows.slots, rows.lengths, level, relay=relay))
         return torch.stack(tokens) if decode_steps > 1 else tokens[0].unsqueeze(0), rows.slots
 
+    def _captured_level(self, level: Level, size: Size) -> Level:
+        """The level of the graph that runs a step of this one.
 
-def _captured_level(level: Level, size: Size) -> Level:
-    """The level of the graph that runs a step of this one.
-
-    A graph that can do more costs a few microseconds, and one fewer to capture saves thousands of
-    them; for the smallest decode steps those few matter.
-    """
-    is_small = size.rows <= MULTI_STEP_ROWS and not size.mixed
-    if level is Level.EAGER or (level is Level.GREEDY and is_small):
-        return level
-    return Level.FILTER
+        A graph that can do more costs a few microseconds a step, and saves thousands of them at the
+        start, as one fewer is captured. Only for the smallest decode steps those few matter.
+        """
+        is_small = size.rows <= self._multi_step_rows and not size.mixed
+        if level is Level.EAGER or (level is Level.GREEDY and is_small):
+            return level
+        return Level.FILTER

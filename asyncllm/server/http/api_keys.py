@@ -14,7 +14,7 @@ from asyncllm.errors import BadRequest, Unauthorized
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.config import ServerConfig
+    from asyncllm.server_config import ServerConfig
 
 _TENANT: Final = web.RequestKey("asyncllm_tenant", str)
 

@@ -18,8 +18,8 @@ from asyncllm.server.service import SERVICE, Service
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.embedding_params import EmbeddingParams
     from asyncllm.server.streaming.delivery import Job
+    from asyncllm.types.embedding import EmbeddingParams
 
 
 async def ollama_embed(request: web.Request) -> web.StreamResponse:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from asyncllm.embedding_params import EmbeddingParams
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.scheduling import expect_prompts
@@ -22,6 +21,7 @@ from asyncllm.server.openai.prompts import check_truncation, truncate
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.delivery import ClientDelivery, Job
+from asyncllm.types.embedding import EmbeddingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

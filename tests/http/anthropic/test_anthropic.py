@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from asyncllm.config import ServerConfig
+from asyncllm.server_config import ServerConfig
 from tests.http.responses.test_responses import CALLS, make_llm, seen
 from tests.support.server.describing import check
 from tests.support.server.fake_llm import MAX_LEN, FakeLLM

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from asyncllm.cli.batch_file import BadItem, Item, Result, answered_lines, read_items, run_batch
-from asyncllm.config import ServerConfig
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import EngineDead, QueueFull
+from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import EMBEDDING_SIZE, FakeLLM
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -13,8 +13,8 @@ import msgspec
 from aiohttp.test_utils import TestClient, TestServer
 
 from asyncllm import AsyncLLM
-from asyncllm.config import ServerConfig
 from asyncllm.server.app import create_app
+from asyncllm.server_config import ServerConfig
 
 #: Seconds of the loop's CPU time between two turns of another task; most requests take a tenth.
 MOST = 0.15

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncllm.config import ServerConfig
 from asyncllm.errors import BadRequest
+from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Server, serving
 
 PAGE = "https://app.example.org"

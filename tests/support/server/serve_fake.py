@@ -6,9 +6,9 @@ import json
 import sys
 from typing import Any
 
-from asyncllm.config import ServerConfig
 from asyncllm.errors import ModelError
 from asyncllm.server.run import run
+from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
 
 

@@ -13,10 +13,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.config import EngineLimits, ServerConfig
+from asyncllm.config import EngineLimits
 from asyncllm.llm import load as loading
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server.run import run
+from asyncllm.server_config import ServerConfig
 
 if TYPE_CHECKING:
     from asyncllm.wire.thread_channel import ThreadChannel

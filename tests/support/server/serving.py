@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import uvloop
 from aiohttp import web
 
-from asyncllm.config import ServerConfig
 from asyncllm.server.app import create_app
 from asyncllm.server.http.connection import Listener
+from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
 
 if TYPE_CHECKING:

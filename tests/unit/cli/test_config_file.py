@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from asyncllm.__main__ import main
-from asyncllm.config import EngineConfig, ServerConfig
+from asyncllm.config import EngineConfig
 from asyncllm.llm.async_llm import AsyncLLM
+from asyncllm.server_config import ServerConfig
 
 FILES = {
     "c.yaml": "model: org/m\nmax-num-seqs: 8\napi_key: [a, b]\nprefix_caching: no\n"

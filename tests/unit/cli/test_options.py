@@ -17,8 +17,9 @@ from asyncllm.__main__ import main
 from asyncllm.cli.options import add_config_options, config_from_args, given_options
 from asyncllm.cli.parser import CommandParser
 from asyncllm.cli.sampling import add_sampling_options, sampling_params
-from asyncllm.config import GROUPS, EngineConfig, ServerConfig
+from asyncllm.config import GROUPS, EngineConfig
 from asyncllm.errors import ModelError
+from asyncllm.server_config import ServerConfig
 from asyncllm.types import SamplingParams
 
 

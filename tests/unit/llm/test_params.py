@@ -11,9 +11,9 @@ import pytest
 
 from asyncllm import BadRequest, EngineConfig, SamplingParams, TokenDelta
 from asyncllm.beam_search_params import BeamSearchParams
-from asyncllm.config import ServerConfig
-from asyncllm.embedding_params import EmbeddingParams
+from asyncllm.server_config import ServerConfig
 from asyncllm.types import SchedulingParams, TokenLogprob
+from asyncllm.types.embedding import EmbeddingParams
 from asyncllm.wire.messages import RowParams, encode
 
 BAD_PARAMS: list[tuple[str, Any]] = [

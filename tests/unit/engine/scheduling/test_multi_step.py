@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import repeat
 from typing import Any
 
-from asyncllm.engine.scheduling.decode import MULTI_STEP_ROWS, MULTI_STEP_SECONDS
+from asyncllm.engine.scheduling.decode import MULTI_STEP_SECONDS
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState
 from asyncllm.types import FinishReason
@@ -72,8 +72,8 @@ def test_no_row_passes_its_end() -> None:
 
 
 def test_many_rows_take_one_step_at_a_time() -> None:
-    assert decoding(count=MULTI_STEP_ROWS, max_num_seqs=16).plan().decode_steps == 4
-    assert decoding(count=MULTI_STEP_ROWS + 1, max_num_seqs=16).plan().decode_steps == 1
+    assert decoding(count=3, multi_step_rows=3).plan().decode_steps == 4
+    assert decoding(count=4, multi_step_rows=3).plan().decode_steps == 1
 
 
 def test_tokens_do_not_wait_long_for_the_rest_of_their_steps() -> None:

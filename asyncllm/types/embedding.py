@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
 from asyncllm.errors import BadRequest, StepError
-from asyncllm.types import Pooling
 from asyncllm.validate import check_kind, check_types
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+#: Which final hidden states make the vector of a prompt: its last token's, or the mean of all.
+Pooling: TypeAlias = Literal["last", "mean"]
 
 
 class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,3 @@ def embedding_params(params: EmbeddingParams | None, options: dict[str, Any]) ->
         return params or EmbeddingParams(**options)
     except TypeError as error:
         raise BadRequest(str(error), param="params") from None
-
-
-__all__ = ["EmbeddingParams", "embedding_params"]

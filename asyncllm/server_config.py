@@ -1,0 +1,116 @@
+"""ServerConfig: the HTTP side of ``asyncllm serve``, described as ``EngineConfig`` is."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from asyncllm.config import doc
+from asyncllm.errors import BadRequest
+from asyncllm.types import Pooling
+from asyncllm.validate import check_types
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+#: Scheme, host and port, as browsers write them in an Origin header.
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\\@?#]+")
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP side of ``asyncllm serve``.
+
+    Raises:
+        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
+    """
+
+    host: Annotated[str, doc("address to listen on; 0.0.0.0 is reachable from other machines")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, doc("port to listen on; 0 picks a free one")] = 8000
+    served_model_name: Annotated[
+        tuple[str, ...],
+        doc("name of the model for clients; may be repeated; the model's own by default"),
+    ] = ()
+    api_key: Annotated[
+        tuple[str, ...],
+        doc("key that clients must send; may be repeated; by default no key is needed"),
+    ] = ()
+    api_key_file: Annotated[
+        str | None, doc("file with further API keys, one per line", metavar="FILE")
+    ] = None
+    isolate_keys: Annotated[
+        bool,
+        doc(
+            "share cached prefixes only between requests with the same API key; else cached_tokens "
+            "and response times tell one key's clients whether another's sent a prompt"
+        ),
+    ] = False
+    cors_origin: Annotated[
+        tuple[str, ...],
+        doc("web origin that may call the server, such as https://example.org; * for all"),
+    ] = ()
+    strict: Annotated[
+        bool, doc("refuse requests with unknown fields, instead of ignoring the fields")
+    ] = False
+    pooling: Annotated[
+        Pooling,
+        doc("hidden state that becomes an embedding by default: the last token's, or the mean"),
+    ] = "last"
+    log_level: Annotated[LogLevel, doc("least severe messages to log, on stderr", "logging")] = (
+        "info"
+    )
+    log_requests: Annotated[
+        bool,
+        doc("log a line for each request: route, tenant, tokens, times; never its text", "logging"),
+    ] = False
+    max_body_bytes: Annotated[int, doc("largest accepted request body, in bytes", "limits")] = (
+        8 * 1024 * 1024
+    )
+    max_bodies_bytes: Annotated[
+        int,
+        doc(
+            "most bytes of request bodies being read at once, over all connections; further ones "
+            "wait, and get 503 if that takes long",
+            "limits",
+        ),
+    ] = 256 * 1024 * 1024
+    request_seconds: Annotated[
+        float,
+        doc("how long a request may take to arrive, and a connection may be idle", "limits"),
+    ] = 75.0
+    drain_seconds: Annotated[
+        float, doc("how long running requests may take to finish after SIGTERM", "limits")
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if not 0 <= self.port < 2**16:
+            raise BadRequest(f"port must be between 0 and 65535, not {self.port}", param="port")
+        if not all(self.api_key):
+            raise BadRequest("api_key must not be empty", param="api_key")
+        if self.isolate_keys and not self.api_key and self.api_key_file is None:
+            raise BadRequest("isolate_keys needs api_key or api_key_file", param="isolate_keys")
+        if not all(self.served_model_name):
+            raise BadRequest("served_model_name must not be empty", param="served_model_name")
+        for origin in self.cors_origin:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise BadRequest(
+                    f"cors_origin must be like https://example.org or *, not {origin!r}",
+                    param="cors_origin",
+                )
+        if self.log_requests and self.log_level not in ("debug", "info"):
+            raise BadRequest(
+                f"log_requests logs at level info, which log_level {self.log_level} leaves out",
+                param="log_requests",
+            )
+        if self.max_body_bytes < 1:
+            raise BadRequest("max_body_bytes must be at least 1", param="max_body_bytes")
+        if self.max_bodies_bytes < 1:
+            raise BadRequest("max_bodies_bytes must be at least 1", param="max_bodies_bytes")
+        if not 0 < self.request_seconds < math.inf:
+            raise BadRequest("request_seconds must be positive", param="request_seconds")
+        if not 0 <= self.drain_seconds < math.inf:
+            raise BadRequest("drain_seconds must not be negative", param="drain_seconds")

@@ -1,0 +1,28 @@
+"""The types that every layer shares: parameters, prompts and outputs."""
+
+from asyncllm.types.embedding import EmbeddingParams as EmbeddingParams
+from asyncllm.types.embedding import Pooling as Pooling
+from asyncllm.types.embedding import embedding_params as embedding_params
+from asyncllm.types.outputs import Completion as Completion
+from asyncllm.types.outputs import FinishReason as FinishReason
+from asyncllm.types.outputs import PromptLogprob as PromptLogprob
+from asyncllm.types.outputs import Sink as Sink
+from asyncllm.types.outputs import TokenDelta as TokenDelta
+from asyncllm.types.outputs import TokenLogprob as TokenLogprob
+from asyncllm.types.outputs import Usage as Usage
+from asyncllm.types.params import MAX_BAD_WORD_LENGTH as MAX_BAD_WORD_LENGTH
+from asyncllm.types.params import MAX_BAD_WORDS as MAX_BAD_WORDS
+from asyncllm.types.params import MAX_LOGIT_BIAS as MAX_LOGIT_BIAS
+from asyncllm.types.params import MAX_LOGPROBS as MAX_LOGPROBS
+from asyncllm.types.params import MAX_STOP_LENGTH as MAX_STOP_LENGTH
+from asyncllm.types.params import MAX_STOP_STRINGS as MAX_STOP_STRINGS
+from asyncllm.types.params import Int32 as Int32
+from asyncllm.types.params import Int64 as Int64
+from asyncllm.types.params import Reasoning as Reasoning
+from asyncllm.types.params import SamplingParams as SamplingParams
+from asyncllm.types.params import SchedulingParams as SchedulingParams
+from asyncllm.types.prompts import Prompt as Prompt
+from asyncllm.types.prompts import is_chat as is_chat
+from asyncllm.types.prompts import is_conversation as is_conversation
+from asyncllm.types.prompts import is_single as is_single
+from asyncllm.types.prompts import plain_prompt as plain_prompt

@@ -1,0 +1,107 @@
+"""What the engine delivers, and where to."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended; the values are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """Natural-log probabilities at one position, before temperature and filters.
+
+    ``top`` lists (token id, logprob) of the likeliest tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class PromptLogprob(TokenLogprob, frozen=True):
+    """The same for a token of the prompt, which has so many likelier ones before it, and itself."""
+
+    rank: int = 1
+
+
+class TokenDelta(msgspec.Struct):
+    """What one step (or several merged ones) added to one sequence.
+
+    ``text`` may be empty while a character or a possible stop string is incomplete.
+    ``finish_reason`` is set on the last delta only; ``stop_reason`` then is the stop string or the
+    stop token id that ended the sequence (None for the model's own end-of-sequence token).
+    ``logprobs`` has one entry per token id when they were asked for. ``cached_tokens``, set on the
+    last delta, is how many tokens of the prompt were not computed, as their KV was cached.
+    ``prompt_logprobs``, where they were asked for, are in the first delta, which comes with or
+    before the first token: one entry per prompt token, None for the first. They are unpacked when
+    they are looked at, each time. ``hidden``, float32 [hidden_size], is the prompt's pooled hidden
+    state, where that was asked for (``engine/pooling.py``).
+    """
+
+    text: str = ""
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: Sequence[PromptLogprob | None] | None = None
+    hidden: bytes | None = None
+
+    def merge(self, later: TokenDelta) -> None:
+        """Append a later delta of the same sequence to this one, in place."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        if later.logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += later.logprobs
+        if later.finish_reason is not None:
+            self.finish_reason = later.finish_reason
+            self.stop_reason = later.stop_reason
+            self.cached_tokens = later.cached_tokens
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
+        if later.hidden is not None:
+            self.hidden = later.hidden
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one or more sequences; ``cached_tokens`` of the prompt were not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Completion(msgspec.Struct):
+    """The whole answer to one prompt, as ``generate()`` returns it."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    logprobs: list[TokenLogprob] | None
+    usage: Usage
+    prompt_logprobs: Sequence[PromptLogprob | None] | None = None
+
+
+class Sink(Protocol):
+    """Where the engine delivers one sequence's output, on the event loop.
+
+    Both calls must return at once and never raise: one engine task serves every request. After a
+    delta with a ``finish_reason``, or after ``fail``, nothing more is delivered.
+    """
+
+    def emit(self, delta: TokenDelta) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
