@@ -45,6 +45,3 @@ class PolicyGuard(Policy):
             return []
         failures, self._failures = list(self._failures.values()), {}
         return failures
-
-
-__all__ = ["PolicyGuard"]

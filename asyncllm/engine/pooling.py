@@ -39,6 +39,3 @@ class PooledHidden:
         """What to deliver, once all is there."""
         assert self._sum is not None, "a row has a position at least"
         return TokenDelta(hidden=(self._sum / self._count).astype("<f4").tobytes())
-
-
-__all__ = ["PooledHidden", "PooledParams"]

@@ -14,13 +14,13 @@ from asyncllm.types import is_single
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.llm.async_llm import AsyncLLM
+    from asyncllm.llm.model import Model
     from asyncllm.types import Prompt, SchedulingParams
     from asyncllm.types.embedding import EmbeddingParams
 
 
 async def embed(
-    llm: AsyncLLM,
+    llm: Model,
     prompts: Prompt | Sequence[Prompt],
     params: EmbeddingParams,
     scheduling: SchedulingParams | None,
@@ -34,7 +34,7 @@ async def embed(
 
 
 async def _embed_all(
-    llm: AsyncLLM,
+    llm: Model,
     prompts: Sequence[Any],
     params: EmbeddingParams,
     scheduling: SchedulingParams | None,
@@ -67,7 +67,7 @@ async def _embed_all(
     return np.stack([params.vector(state) for state in hidden])
 
 
-async def _encode_all(llm: AsyncLLM, prompts: Sequence[Any]) -> list[list[int]]:
+async def _encode_all(llm: Model, prompts: Sequence[Any]) -> list[list[int]]:
     """Token ids of each prompt; the texts are tokenized together."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(await llm.encode_all(texts) if texts else ())
@@ -75,6 +75,3 @@ async def _encode_all(llm: AsyncLLM, prompts: Sequence[Any]) -> list[list[int]]:
         next(encoded) if isinstance(prompt, str) else await llm.encode_prompt(prompt)
         for prompt in prompts
     ]
-
-
-__all__ = ["embed"]

@@ -21,7 +21,7 @@ from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.async_llm import AsyncLLM
+    from asyncllm.llm.model import Model
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def tenant_of(scheduling: SchedulingParams | None) -> str:
 
 
 async def read_request(
-    llm: AsyncLLM, prompt: Prompt, params: object, reservation: Reservation
+    llm: Model, prompt: Prompt, params: object, reservation: Reservation
 ) -> tuple[list[int], SamplingParams]:
     """Token ids and parameters of one request, to be submitted at once.
 
@@ -50,7 +50,7 @@ async def read_request(
 
 
 async def collect(
-    llm: AsyncLLM,
+    llm: Model,
     prompt_ids: Sequence[int],
     params: SamplingParams,
     scheduling: SchedulingParams | None,
@@ -81,7 +81,7 @@ class Intake:
     The queue's policy then sees them together; what does not fit waits here, and is never refused.
     """
 
-    def __init__(self, llm: AsyncLLM):
+    def __init__(self, llm: Model):
         self._llm = llm
         self._places = asyncio.Semaphore(llm.limits.max_waiting)
         self._turn = asyncio.Lock()
@@ -168,7 +168,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    async def run(self, llm: AsyncLLM, intake: Intake) -> list[Completion]:
+    async def run(self, llm: Model, intake: Intake) -> list[Completion]:
         """The answers in the order of the prompts; the first error cancels what is unfinished.
 
         Raises:

@@ -174,6 +174,3 @@ class ServedModel:
                 "synchronous code"
             )
         return parts
-
-
-__all__ = ["ServedModel"]

@@ -25,6 +25,3 @@ def reader_of(seq: Sequence) -> PromptReader | None:
     if seq.pool_from >= 0:
         return PooledHidden(seq.num_prompt)
     return PromptScores(tuple(seq.tokens), seq.prompt_logprobs) if seq.reading else None
-
-
-__all__ = ["PromptReader", "reader_of"]

@@ -249,6 +249,3 @@ def _tell(request: Request, error: AsyncLLMError) -> None:
 def _token_logprob(token: int, entry: RowLogprobs) -> TokenLogprob:
     top = tuple(zip(entry.top_ids, entry.top_logprobs, strict=True))
     return TokenLogprob(token, entry.sampled, top)
-
-
-__all__ = ["Request", "Requests"]

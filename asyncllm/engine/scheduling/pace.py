@@ -162,6 +162,3 @@ def _demand(prompts: list[_Work], steps: int) -> float:
     due = sorted((steps - work.output, work.prompt) for work in prompts)
     sums = accumulate(tokens for _, tokens in due)
     return max(tokens / (slack + 1) for tokens, (slack, _) in zip(sums, due, strict=True))
-
-
-__all__ = ["EvenPace", "GreedyPace", "Pace"]

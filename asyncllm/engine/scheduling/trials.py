@@ -84,6 +84,3 @@ class Trials:
         while self._groups and not self._current:
             self._current = [trial for trial in self._groups.popleft() if not trial.passed]
         return bool(self._current)
-
-
-__all__ = ["MOST_FAILURES", "Trials"]
