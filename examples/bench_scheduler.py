@@ -24,7 +24,8 @@ from tqdm import tqdm
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES
-from asyncllm.engine.scheduling.scheduler import Planned, Scheduler
+from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.waiting import WaitingQueue
 from asyncllm.types import SamplingParams, SchedulingParams

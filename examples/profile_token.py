@@ -25,7 +25,8 @@ from asyncllm import AsyncLLM
 from asyncllm.config import EngineLimits
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Fair
-from asyncllm.engine.scheduling.scheduler import Applied, Scheduler
+from asyncllm.engine.scheduling.outcome import Applied
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.executor.executor import ThreadExecutor
 from asyncllm.llm.loop_thread import new_event_loop
 from asyncllm.server.app import create_app

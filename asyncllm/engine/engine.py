@@ -19,7 +19,8 @@ from asyncllm.engine.requests.prompt_reader import reader_of
 from asyncllm.engine.requests.requests import Request, Requests
 from asyncllm.engine.requests.reservations import Reservation, Reservations
 from asyncllm.engine.requests.stream import OutputStream
-from asyncllm.engine.scheduling.scheduler import Emitted, Scheduler
+from asyncllm.engine.scheduling.outcome import Emitted
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.steps import StepsInFlight

@@ -11,7 +11,8 @@ from asyncllm.cache.manager import KVCacheManager
 from asyncllm.cache.node import Node
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES, Policy
-from asyncllm.engine.scheduling.scheduler import Applied, Planned, Scheduler
+from asyncllm.engine.scheduling.outcome import Applied, Planned
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
 from asyncllm.replay.page_ids import PageIds, Place
 from asyncllm.replay.trace_file import (

@@ -9,7 +9,8 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.scheduling.scheduler import Planned, Scheduler
+from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.step_time import StepShape
 from asyncllm.replay.figures import Figures
 from asyncllm.replay.workload import Live, Workload

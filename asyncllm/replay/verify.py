@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from asyncllm.engine.policy import POLICIES, Policy
-from asyncllm.engine.scheduling.scheduler import Planned
+from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 from asyncllm.replay.figures import Figures, percentile
 from asyncllm.replay.record import digest_of

@@ -11,7 +11,7 @@ from operator import attrgetter
 import msgspec
 
 from asyncllm.engine.requests.stream import OutputStream
-from asyncllm.engine.scheduling.scheduler import Planned
+from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.timeline import Event
 

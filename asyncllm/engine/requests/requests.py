@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from asyncllm.engine.requests.history import History, RequestTrace
 from asyncllm.engine.requests.prompt_reader import PromptReader
 from asyncllm.engine.requests.stream import OutputStream
-from asyncllm.engine.scheduling.scheduler import Emitted, Scheduler
+from asyncllm.engine.scheduling.outcome import Emitted
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import AsyncLLMError, ConstraintError, EngineDead, StepError

@@ -1,9 +1,9 @@
 """The scheduler: which rows the next step computes, and what a finished step means.
 
 Iteration-level scheduling (Yu et al., ORCA, OSDI 2022) without phases: a step is a list of rows,
-each some next positions of one sequence, and a decode row is merely a row of length one. Decode
-rows come first; chunks of as many prompts as fit share what is left of the step (Agrawal et al.,
-Sarathi-Serve, OSDI 2024), in the order of a policy.
+each with the next positions of one sequence; a decode row has one position. Decode rows come first.
+Prompt chunks share the rest of the step (Agrawal et al., Sarathi-Serve, OSDI 2024), in the order of
+a policy.
 
 Pure: no torch, no I/O, no clock. The same calls in the same order give the same plans.
 """
@@ -11,7 +11,7 @@ Pure: no torch, no I/O, no clock. The same calls in the same order give the same
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple, Self
+from typing import Self
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
@@ -22,6 +22,7 @@ from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.decode import DecodePlanner
 from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.outcome import Applied, Emitted, Planned
 from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
@@ -35,49 +36,16 @@ from asyncllm.wire.messages import (
     NO_TOKEN,
     PooledPrompt,
     ScoredPrompt,
-    StepPlan,
     StepResult,
     unpack,
 )
-
-
-class Planned(NamedTuple):
-    """A step to submit, the sequences that it admits, and the tokens it computes."""
-
-    message: StepPlan
-    admitted: list[Sequence]
-    num_tokens: int
-
-
-class Emitted(NamedTuple):
-    """One new token of one sequence; ``row`` is its row in the step.
-
-    A BAD_TOKEN (the row's logits were not finite, or its constraints left no token) is emitted
-    once, and ends the sequence. A NO_TOKEN ends one that was to generate nothing.
-    """
-
-    seq: Sequence
-    row: int
-    token: int
-    finish: FinishReason | None
-
-
-class Applied(NamedTuple):
-    """The new tokens in row order, or the sequences that have made a step fail, which end here.
-
-    ``read`` is what was wanted of prompts, which comes before the tokens.
-    """
-
-    emitted: list[Emitted]
-    failed: list[Sequence]
-    read: list[tuple[Sequence, ScoredPrompt | PooledPrompt]]
 
 
 class Scheduler:
     """Owns every sequence's state, slots and, through the cache manager, pages.
 
     Steps are applied in the order in which they were planned. A sequence that ended or was
-    preempted keeps slot and pages until no step in flight has a row of it.
+    preempted keeps its slot and pages until no step in flight has a row of it.
     """
 
     def __init__(
@@ -93,33 +61,23 @@ class Scheduler:
         self._copies = PageCopies(cache, times)
         self._guard = guard = PolicyGuard(policy)
         self._trials = Trials()
-        self._admission = Admission(
-            limits, cache, guard, self._forecast, self._copies, self._trials
-        )
+        forecast, copies = self._forecast, self._copies
+        self._admission = Admission(limits, cache, guard, forecast, copies, self._trials)
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
-        evenly = policy.evenly and not limits.itl_target  # which gives steps their size
-        pace = EvenPace(limits, self._forecast, times) if evenly else GreedyPace()
-        self._prefill = PrefillPlanner(
-            limits, cache, guard, times, self._copies, self._admission, self._batch, pace
-        )
-        self._decode = DecodePlanner(
-            limits,
-            cache,
-            self._forecast,
-            self._copies,
-            self._admission,
-            self._batch,
-            self._make_room,
-        )
+        evenly = policy.evenly and not limits.itl_target  # a target gives steps their size
+        pace = EvenPace(limits, forecast, times) if evenly else GreedyPace()
+        parts = copies, self._admission, self._batch
+        self._prefill = PrefillPlanner(limits, cache, guard, times, *parts, pace)
+        self._decode = DecodePlanner(limits, cache, forecast, *parts, self._make_room)
         self._in_flight: deque[Step] = deque()
         self._landed = -1
-        #: Out of ``running``; by the step after which slot and pages come back.
+        #: Sequences that left ``running``, by the step after which their slots and pages are free.
         self._settling: dict[int, list[Sequence]] = {}
-        self._num_preempted = 0  # of those settling: they will wait again
+        self._num_preempted = 0  # of those settling; they will wait again
 
     @classmethod
     def create(cls, limits: EngineLimits, policy: Policy) -> Self:
-        """A scheduler with an empty cache, which knows nothing of the device's speed yet."""
+        """A scheduler with an empty cache and no step times yet."""
         cache = KVCacheManager(
             limits.num_pages,
             limits.page_size,
@@ -130,16 +88,16 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that do not run, for whatever reason."""
+        """Requests that are not running, for any reason."""
         return self._admission.num_waiting + self._num_preempted
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens to be prefilled of those in the queue."""
+        """Tokens that the requests in the queue have to prefill."""
         return self._admission.queue.num_tokens
 
     def waiting_for(self, tenant: str) -> tuple[int, int]:
-        """Requests that a tenant has in the queue, and their tokens."""
+        """How many requests a tenant has in the queue, and their tokens."""
         return self._admission.queue.waiting_for(tenant)
 
     @property
@@ -147,11 +105,11 @@ class Scheduler:
         return self._batch.num_free
 
     def expected_wait(self) -> float:
-        """Seconds until a request that arrives now has its first step, about."""
+        """Estimated seconds until a request that arrives now has its first step."""
         return self._wait((self.num_waiting, self.num_waiting_tokens))
 
     def least_seconds(self, seq: Sequence) -> float:
-        """Seconds until a sequence that arrives now can be finished at best, about."""
+        """Estimated seconds until a sequence that arrives now can be finished at best."""
         shortest = seq.max_length if seq.surely_full else max(seq.min_length, seq.num_prompt + 1)
         service = self._forecast.service(seq.num_prompt, shortest - seq.num_prompt)
         return self._wait(self._admission.queue.ahead_of(seq)) + service
@@ -168,9 +126,9 @@ class Scheduler:
         self._admission.push(seq)
 
     def finish(self, seq: Sequence, now: float) -> None:
-        """End a sequence now, wherever it is; tokens of it still in flight are dropped.
+        """End a sequence, running or waiting; its tokens still in flight are dropped.
 
-        What it has computed stays in the prefix cache.
+        Its computed pages stay in the prefix cache.
         """
         if seq.state is SeqState.FINISHED:
             return
@@ -187,7 +145,7 @@ class Scheduler:
         seq.state = SeqState.FINISHED
 
     def policy_failures(self) -> list[tuple[Ranked, Exception]]:
-        """Sequences that the policy has failed on since the last call, to be ended by the caller.
+        """Sequences that the policy raised for since the last call; the caller ends them.
 
         Until then they are last in the queue.
         """
@@ -199,7 +157,7 @@ class Scheduler:
         """The next step, or None when nothing can run before another event.
 
         Args:
-            number: of the step, one more than the last's.
+            number: the step's, one more than the last.
             now: seconds; only timelines depend on it.
         """
         step = Step(number)
@@ -215,15 +173,15 @@ class Scheduler:
             self._copies.back_up()
         elif self._in_flight or not self._copies.outstanding:
             return None
-        # Without rows it waits for the copies, which are all there is to wait for.
+        # A plan without rows only waits for the copies.
         self._in_flight.append(step)
         message = step.message(self._copies.send(number))
         return Planned(message, step.admitted, step.shape.num_tokens * step.decode_steps)
 
     def _run_trials(self, step: Step, now: float) -> None:
-        """See to it that none but the group on trial runs."""
+        """Let only the group on trial run."""
         while self._admission.make_room():
-            pass  # whoever was about to enter waits, and leaves its pages to the group
+            pass  # those about to enter wait again, and leave their pages to the group
         if not self._trials.advance():
             return
         for seq in list(self.running.values()):
@@ -231,12 +189,12 @@ class Scheduler:
         self._admission.stop_sharing()
 
     def _make_room(self, step: Step, now: float) -> bool:
-        """Take pages from somebody; False when some are on their way back already."""
+        """Take pages from a sequence; False when some are already on their way back."""
         if self._settling or self._copies.outstanding:
             return False
         if self._admission.make_room():
             return True
-        # The oldest is never a victim, so there is always progress.
+        # The oldest is never preempted, so there is always progress.
         _, *others = sorted(self.running.values(), key=lambda seq: seq.id)
         if not others:
             raise RuntimeError("the KV cache cannot hold one sequence of max_model_len")
@@ -244,12 +202,12 @@ class Scheduler:
         return True
 
     def _loss(self, seq: Sequence) -> tuple[int, int, int]:
-        """What preempting costs: least urgent first, then least work to do again, then youngest."""
+        """Order of preemption: least urgent first, then least work to repeat, then youngest."""
         _, computed_here, _ = self._batch.work(seq)
         return (-seq.priority, computed_here, -seq.id)
 
     def _preempt(self, seq: Sequence, step: Step, now: float) -> None:
-        """Back to the queue with its tokens; its full pages stay cached as long as they can."""
+        """Send a sequence back to the queue with its tokens; its full pages stay cached."""
         seq.timeline.note(now, step.number, "preempted", len(seq.tokens))
         step.drop_pages(seq.slot)
         self.num_preemptions += 1
@@ -260,7 +218,7 @@ class Scheduler:
     # -- results ---------------------------------------------------------------------------------
 
     def apply(self, result: StepResult, now: float) -> Applied:
-        """Take in the outcome of the oldest step in flight.
+        """Take in the result of the oldest step in flight.
 
         Rows of ended sequences, and rows that sampled nothing, give no tokens.
 
@@ -273,8 +231,8 @@ class Scheduler:
         emitted: list[Emitted] = []
         failed: list[Sequence] = []
         parts: list[ScoredPrompt | PooledPrompt] = [*result.prompts, *result.pooled]
-        told = [(step.chunks[part.row - len(step.decodes)].seq, part) for part in parts]
-        read = [(seq, part) for seq, part in told if _counts(seq)]
+        owners = [(step.chunks[part.row - len(step.decodes)].seq, part) for part in parts]
+        read = [(seq, part) for seq, part in owners if _counts(seq)]
         if result.error is not None:
             failed = self._fail(step, now)
         elif step.has_rows:
@@ -294,12 +252,12 @@ class Scheduler:
     def _take_tokens(
         self, step: Step, tokens: list[int], unmet: set[int], now: float
     ) -> list[Emitted]:
-        """``unmet``: rows without a token as none was allowed; what they computed is fine."""
+        """``unmet``: rows whose constraints allowed no token; their KV is valid."""
         emitted = []
         decodes, finished = step.decodes, SeqState.FINISHED
         for first in range(0, step.decode_steps * len(decodes), len(decodes) or 1):
             for row, seq in enumerate(decodes, first):
-                if tokens[row] == BAD_TOKEN:  # also if nobody wants the token any more
+                if tokens[row] == BAD_TOKEN:  # also of sequences that have ended
                     seq.failed |= row not in unmet
                 if seq.state is not finished and not seq.suspect:
                     emitted.append(self._take_token(seq, row, tokens[row], now))
@@ -315,7 +273,7 @@ class Scheduler:
         return emitted
 
     def _take_first_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
-        """The token after what was prefilled, unless the sequence was to have none."""
+        """The token after the prompt, unless the sequence was to generate none."""
         if len(seq.tokens) < seq.max_length or token == BAD_TOKEN:
             return self._take_token(seq, row, token, now)
         self.finish(seq, now)
@@ -337,9 +295,9 @@ class Scheduler:
         return Emitted(seq, row, token, finish)
 
     def _fail(self, step: Step, now: float) -> list[Sequence]:
-        """Nothing that the step's sequences have computed is trusted; returns those that end.
+        """Distrust all KV of the step's sequences; returns the sequences that end.
 
-        One that was alone in the step does. Of several, each is tried again.
+        A sequence that was alone in the step ends. Of several, each is tried again.
         """
         rows = {seq.id: seq for seq in (*step.decodes, *(chunk.seq for chunk in step.chunks))}
         alive = [seq for seq in rows.values() if _counts(seq)]
@@ -357,7 +315,7 @@ class Scheduler:
         return causes
 
     def _leave(self, seq: Sequence) -> None:
-        """Out of the batch; slot and pages follow when no step in flight has a row of it."""
+        """Leave the batch; slot and pages follow when no step in flight has a row of it."""
         del self.running[seq.id]
         self._batch.stop(seq)
         self._admission.left(seq)
@@ -384,5 +342,5 @@ class Scheduler:
 
 
 def _counts(seq: Sequence) -> bool:
-    """Whether what a step says of a sequence is still wanted, and to be believed."""
+    """Whether results of a sequence are still wanted, and trusted."""
     return seq.state is not SeqState.FINISHED and not seq.suspect

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from asyncllm import SamplingParams
 from asyncllm.__main__ import main
 from asyncllm.engine.policy import POLICIES, Policy
-from asyncllm.engine.scheduling.scheduler import Planned, Scheduler
+from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.replay.record import RecordedScheduler
 from asyncllm.replay.trace_file import (
     FORMAT,

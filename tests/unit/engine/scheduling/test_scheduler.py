@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from asyncllm.engine.policy import Aged, LongestFirst, Policy
-from asyncllm.engine.scheduling.scheduler import Applied, Scheduler
+from asyncllm.engine.scheduling.outcome import Applied
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack
