@@ -1,4 +1,4 @@
-"""Admission: who waits, for what, and who may enter the batch."""
+"""Admission: which requests wait, for what, and which may enter the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.trials import Trials
 from asyncllm.engine.scheduling.waiting import OUTPUT_COST, WaitingQueue
 
-#: The share of the pages that admissions leave free, for rows that grow beyond what was expected.
+#: The share of the pages that admissions leave free, for rows that grow more than expected.
 WATERMARK = 0.01
 
 
@@ -25,16 +25,16 @@ class Entry(enum.Enum):
     """What became of the head of the queue."""
 
     ADMITTED = enum.auto()  # it has its pages and may take a slot
-    WAITS = enum.auto()  # for pages, or for its prefix; others may be tried
-    STEP_FULL = enum.auto()  # nothing more fits into this step
+    WAITS = enum.auto()  # for pages, or for its prefix; the next one may be tried
+    STEP_FULL = enum.auto()
 
 
 class Admission:
-    """Owns the waiting queue, and the promises made to those that left it.
+    """Owns the waiting queue, and the pages promised to sequences that left it.
 
-    Output is expected, not reserved: a newcomer enters when the pages that it and all running
-    sequences are expected to take are there, and some to spare. Should they turn out not to be,
-    the scheduler preempts.
+    Pages for output are expected, not reserved: a sequence enters when the pages that it and all
+    running sequences are expected to take are available, with a margin. When pages run out all the
+    same, the scheduler preempts.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Admission:
         self._forecast = forecast
         self._copies = copies
         self._trials = trials
-        #: Waiting for a prefix that somebody is computing or loading, by its last page.
+        #: Sequences that wait for a prefix being computed or loaded, by its last page.
         self._sharing: dict[Node, list[Sequence]] = {}
-        #: Sequences with pages, running or about to, and the pages they are expected to take yet.
+        #: Sequences with pages, running or about to, and the pages they are still expected to take.
         self._num_inside = 0
         self._promised = 0
-        #: The head of the queue that did not fit, and the pages it could have had.
+        #: The id of the queue's head that did not fit, and the pages that were available.
         self._blocked = (-1, 0)
         self._watermark = max(1, int(limits.num_pages * WATERMARK))
         self._waits = WaitClock()
@@ -68,16 +68,16 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Those in the queue, and those that wait for their prefix."""
+        """Requests in the queue, and those that wait for their prefix."""
         return len(self.queue) + self._num_sharing + self._copies.num_loading
 
     def push(self, seq: Sequence) -> None:
-        """``seq`` joins the queue, in its policy's place."""
+        """``seq`` joins the queue, at the place that the policy gives it."""
         seq.timeline.wait_from(self._waits)
         self.queue.push(seq)
 
     def wait_seconds(self, ahead: tuple[int, int], num_free_slots: int, num_running: int) -> float:
-        """Seconds until a newcomer has its first step, with such requests and tokens before it."""
+        """Estimated seconds to a newcomer's first step, with (requests, tokens) ``ahead``."""
         seq = self.queue.peek()
         if seq is not None and self._is_blocked(seq):
             return self._forecast.wait(*ahead, 0, num_running)  # pages are scarcer than slots
@@ -98,7 +98,7 @@ class Admission:
             self._waits.reason = "pages" if self._is_blocked(seq) else "budget"
 
     def drop(self, seq: Sequence) -> None:
-        """``seq`` ends while it waits, for whatever it is."""
+        """``seq`` ends while it waits."""
         if seq in self.queue:
             seq.timeline.wait_until()
             self.queue.remove(seq)
@@ -108,13 +108,13 @@ class Admission:
             self._num_sharing -= 1
 
     def stop_sharing(self) -> None:
-        """Those whose prefix has been computed, or will not be, take their places again."""
+        """Sequences whose prefix has been computed, or will not be, rejoin the queue."""
         for node in [node for node in self._sharing if node.ready or not node.linked]:
             for seq in self._sharing.pop(node):
                 if seq.state is not SeqState.WAITING:
                     continue  # it has ended
                 more = self._cache.pending_below(seq, node)
-                if more is not None:  # the next chunk is on its way already
+                if more is not None:  # the next chunk is already being computed
                     self._sharing.setdefault(more, []).append(seq)
                 else:
                     self._num_sharing -= 1
@@ -123,7 +123,7 @@ class Admission:
     # -- entering --------------------------------------------------------------------------------
 
     def head(self, num_free_slots: int) -> Sequence | None:
-        """Who is to enter next; None when nobody can."""
+        """The sequence to enter next; None when none can."""
         if self._trials.active:
             waiting = (seq for seq in self._trials.group if seq in self.queue)
             seq = next(waiting, None) if num_free_slots else None
@@ -131,8 +131,8 @@ class Admission:
         loaded = self._copies.oldest_loaded
         if loaded is not None:
             return loaded
-        # Who is loading must find a slot. Those who share come back through the queue; they are
-        # bounded, as each is looked at when what it waits for has landed.
+        # Loading sequences must find a slot. The number that share a prefix is bounded, because
+        # each of them is looked at when its prefix has landed.
         if num_free_slots <= self._copies.num_loading or self._num_sharing >= self._most_sharing:
             return None
         seq = self.queue.peek()
@@ -161,7 +161,7 @@ class Admission:
         return Entry.WAITS if load else Entry.ADMITTED
 
     def make_room(self) -> bool:
-        """Have somebody who was about to enter wait for pages again; False when there is none."""
+        """Send a loaded sequence back to the queue for its pages; False when there is none."""
         seq = self._copies.newest_loaded
         if seq is None:
             return False
@@ -174,7 +174,7 @@ class Admission:
         if len(seq.pages) <= seq.expected_pages:
             self._promised -= 1
             return
-        # It has outgrown what was expected, and charged for: expect, and charge, anew.
+        # It has outgrown its expected length: expect, and charge, anew.
         length = max(self._forecast.length(seq), len(seq.pages) * self._limits.page_size)
         expected = self._cache.pages_for(length)
         more = (expected - seq.expected_pages) * self._limits.page_size
@@ -183,12 +183,12 @@ class Admission:
         seq.expected_pages = expected
 
     def left(self, seq: Sequence) -> None:
-        """``seq`` leaves the batch; nothing is promised to it any more."""
+        """``seq`` leaves the batch, and with it the pages promised to it."""
         self._num_inside -= 1
         self._promised -= max(0, seq.expected_pages - len(seq.pages))
 
     def settle(self, seq: Sequence, cost: float) -> None:
-        """Its stay in the batch has cost so much, which was charged in advance."""
+        """Replace what was charged in advance for its stay in the batch by its real cost."""
         self.queue.charge(seq, cost - seq.charged)
         seq.charged = 0.0
 
@@ -209,9 +209,9 @@ class Admission:
         return room.fit(cached, min(len(seq.tokens) - cached, self._limits.prefill_chunk)) > 0
 
     def _place(self, seq: Sequence, match: Match, *, load: bool) -> bool:
-        """Give a newcomer its pages, if those it is expected to need would be there.
+        """Give a newcomer its pages, if the pages it is expected to need are available.
 
-        With ``load``, those of the prefix; its host part is being loaded then.
+        With ``load``, only those of the prefix, and start to load its host part.
         """
         self._cache.hold(seq, match)
         expected = self._cache.pages_for(self._forecast.length(seq))
@@ -232,19 +232,19 @@ class Admission:
         self._promised += max(0, seq.expected_pages - len(seq.pages))
 
     def _forgo(self, seq: Sequence) -> None:
-        """Pages are not loaded for ``seq`` any more, or no more its own."""
+        """``seq``, loading or loaded, gives its pages up."""
         self._copies.abandon(seq)
         self.left(seq)
         self.settle(seq, 0.0)
         self._cache.release(seq, 0)
 
     def _pages_for_newcomer(self) -> int:
-        """Pages that it may count on; all there are when it would be alone, so that it can run."""
+        """Pages that a newcomer may take; all available ones when it would be alone."""
         spoken_for = self._promised + self._watermark if self._num_inside else 0
         return self._cache.num_available - spoken_for
 
     def _is_blocked(self, seq: Sequence) -> bool:
-        """Whether it did not fit before, and there are no more pages now."""
+        """Whether ``seq`` did not fit before, and there are no more pages now."""
         blocked, pages = self._blocked
         return blocked == seq.id and self._pages_for_newcomer() <= pages
 

@@ -1,7 +1,7 @@
 """RunningBatch: how far each running sequence is, as columns over slots.
 
-A step touches every running row, so this is the one place where the scheduler works on arrays: the
-decode rows of a step come out of a few numpy calls, however many there are.
+A step touches every running row, so this part of the scheduler works on arrays: a few numpy calls
+make the decode rows of a step, however many there are.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class RunningBatch:
     Attributes:
         sequences: by slot; kept until the slot is free again.
         computed: int32 [slots].
-        first: int32 [slots]; the first position that was not cached at the admission.
-        known: int32 [slots]; tokens known at the admission. Positions up to there are prefilled in
-            chunks, every later one is a decode row.
-        stop_at: int32 [slots]; the position that is never computed: its token is the last.
+        first: int32 [slots]; the first position that was not cached at admission.
+        known: int32 [slots]; tokens known at admission. Positions before are prefilled in chunks,
+            each later one is a decode row.
+        stop_at: int32 [slots]; the position of the last token, which is never computed.
         capacity: int32 [slots]; positions that the pages have room for.
-        last_step: int64 [slots]; the newest step with a row of it. While that is in flight, slot
-            and pages stay its own.
-        decoding: the sequences that every step continues, in the order of its rows.
-        prefilling: those of which prompt chunks are still to be planned, in order of admission.
+        last_step: int64 [slots]; the newest step with a row of the sequence. While that is in
+            flight, the sequence keeps slot and pages.
+        decoding: sequences with a decode row in every step, in the order of the rows.
+        prefilling: sequences with prompt chunks still to be planned, in order of admission.
     """
 
     def __init__(self, num_slots: int, page_size: int):
@@ -43,8 +43,8 @@ class RunningBatch:
         self.prefilling: dict[int, Sequence] = {}
         self._decoding: dict[int, Sequence] = {}
         self._free = list(range(num_slots - 1, -1, -1))
-        # The decode rows as an array and a list, made anew when they change. Steps in flight
-        # refer to the list, so it is never changed in place.
+        # The decode rows as an array and a list, made anew when they change: steps in flight keep
+        # the old list.
         self._slots: Ints | None = None
         self.decoding: list[Sequence] = []
 
@@ -83,23 +83,23 @@ class RunningBatch:
         return self._slots
 
     def grown(self, seq: Sequence) -> None:
-        """``seq`` has been given more pages."""
+        """``seq`` has more pages."""
         self.capacity[seq.slot] = len(seq.pages) * self.page_size
 
     def remaining(self, seq: Sequence) -> tuple[int, int]:
-        """The position from which its prompt is still to be computed, and how much there is."""
+        """The first prompt position still to be computed, and how many there are."""
         start = int(self.computed[seq.slot])
         return start, int(self.known[seq.slot]) - start
 
     def work(self, seq: Sequence) -> tuple[int, int, int]:
-        """Known tokens that are computed; positions computed here; tokens generated here."""
+        """Known tokens computed; positions computed and tokens generated since admission."""
         slot = seq.slot
         computed = int(self.computed[slot])
         generated = len(seq.tokens) - int(self.known[slot])
         return min(computed, len(seq.tokens)), computed - int(self.first[slot]), generated
 
     def landed(self, seq: Sequence) -> int:
-        """Positions whose step is known to be done: those before the last token that it sampled."""
+        """Positions whose steps are known to be done: those before the last sampled token."""
         generated = len(seq.tokens) - int(self.known[seq.slot])
         return len(seq.tokens) - 1 if generated else 0
 

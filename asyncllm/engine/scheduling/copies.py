@@ -1,4 +1,4 @@
-"""PageCopies: which pages are on their way between the device and the host, and for whom."""
+"""PageCopies: the pages being copied between device and host, and the sequences that wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Batch:
     loads: list[tuple[Sequence, Copies]] = field(default_factory=list)
 
     def message(self) -> bytes:
-        """As ``StepPlan.copies`` wants them."""
+        """In the format of ``StepPlan.copies``."""
         flat: list[int] = []
         for copies in self.saves:
             for page, host in copies.pages:
@@ -41,8 +41,8 @@ class _Batch:
 class PageCopies:
     """Copies planned, sent and acknowledged.
 
-    A sequence whose prefix is loaded is LOADING until the acknowledgment. Then it is the next to
-    enter, unless it must give its pages up before.
+    A sequence whose prefix is being loaded is LOADING until the acknowledgment. Then it is the next
+    to enter, unless it must give its pages up before.
     """
 
     def __init__(self, cache: KVCacheManager, times: StepTimeModel):
@@ -60,7 +60,7 @@ class PageCopies:
 
     @property
     def outstanding(self) -> bool:
-        """Whether some copy is not acknowledged yet."""
+        """Whether a copy is not acknowledged yet."""
         return bool(self._sent or self._unsent.saves or self._unsent.loads)
 
     def back_up(self) -> None:
@@ -86,11 +86,11 @@ class PageCopies:
         return True
 
     def pages_for(self, seq: Sequence) -> int:
-        """How many pages were just asked for ``seq``."""
+        """How many pages are about to be loaded for ``seq``."""
         return sum(len(copies.pages) for other, copies in self._unsent.loads if other is seq)
 
     def send(self, step: int) -> bytes:
-        """All copies that were not sent yet, for the plan of ``step``."""
+        """The copies that were not sent yet, for the plan of ``step``."""
         if not (self._unsent.saves or self._unsent.loads):
             return b""
         batch, self._unsent = self._unsent, _Batch()
@@ -111,11 +111,11 @@ class PageCopies:
                 self._loaded[seq.id] = seq
 
     def is_for(self, seq: Sequence) -> bool:
-        """Whether something is being or was loaded for a sequence that has not entered yet."""
+        """Whether pages are being or were loaded for a sequence that has not entered yet."""
         return seq.state is SeqState.LOADING or seq.id in self._loaded
 
     def abandon(self, seq: Sequence) -> None:
-        """Such a sequence enters or ends; copies under way go on."""
+        """A loading or loaded sequence enters or ends; its copies go on."""
         if self._loaded.pop(seq.id, None) is None:
             self._num_loading -= 1
 

@@ -1,4 +1,4 @@
-"""Decode: the rows of a step that continue sequences by a token, and the pages they need."""
+"""Decode: the rows of a step that continue sequences by one token, and the pages they need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DecodePlanner:
     """Gives every sequence that generates its next row. Owns nothing.
 
     Args:
-        make_room: takes pages from somebody; False when some are on their way back already.
+        make_room: takes pages from a sequence; False when some are already on their way back.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class DecodePlanner:
         self._make_room = make_room
 
     def plan(self, step: Step, now: float, num_waiting: int) -> None:
-        """One row for each sequence that generates; those without a page for it sit it out.
+        """One row for each sequence that generates; those without a page for it skip this step.
 
         Args:
-            num_waiting: requests that do not run.
+            num_waiting: requests that are not running.
         """
         batch = self._batch
         slots = batch.slots()
@@ -80,7 +80,7 @@ class DecodePlanner:
         batch.add_decodes(slots, starts, step.number, decode_steps)
 
     def _decode_steps(self, slots: Ints, starts: Ints, num_waiting: int) -> int:
-        """How many tokens each row may yield: one, unless nothing else is to be done."""
+        """How many tokens each row yields: one, unless there is nothing else to do."""
         batch, most = self._batch, self._limits.max_decode_steps
         if most == 1 or not 0 < len(slots) <= self._limits.multi_step_rows:
             return 1
@@ -90,12 +90,12 @@ class DecodePlanner:
             return 1
         pages = len(slots) * self._cache.pages_for(most + self._limits.page_size)
         if self._cache.num_available < pages:
-            return 1  # nobody is to be preempted for it
-        # All or one: every other number would be one more graph to capture.
+            return 1  # no sequence is preempted for it
+        # All or one: each other number would be one more graph to capture.
         return most if (batch.stop_at[slots] - starts).min() >= most else 1
 
     def _grow(self, slots: Ints, step: Step, now: float) -> None:
-        """Pages for the next tokens of ``slots``; sequences that get none sit this step out."""
+        """Pages for the next tokens of ``slots``; sequences that get none skip this step."""
         batch = self._batch
         for seq in [batch.sequences[slot] for slot in slots.tolist()]:
             assert seq is not None, "a running slot has a sequence"

@@ -1,11 +1,11 @@
-"""Forecast: how long outputs will be, and so what requests will need and how long they wait."""
+"""Forecast: expected lengths of outputs, and expected times of waiting and service."""
 
 from __future__ import annotations
 
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 
-#: What outputs are expected to be before any has been seen.
+#: Expected tokens of an output before any has ended.
 FIRST_GUESS = 256.0
 #: The weight of the newest output in the mean, and of the newest decode step.
 NEWEST = 1 / 32
@@ -21,18 +21,18 @@ class Forecast:
         self.decode_seconds = 0.0
 
     def saw_output(self, num_tokens: int) -> None:
-        """A sequence ended, for whatever reason, after so many tokens of output."""
+        """A sequence ended, for any reason, after ``num_tokens`` of output."""
         self._output += (num_tokens - self._output) * NEWEST
 
     def saw_decode_step(self, seconds: float) -> None:
-        """A step without prompt chunks took so long."""
+        """A step without prompt chunks took ``seconds``."""
         weight = NEWEST if self.decode_seconds else 1.0
         self.decode_seconds += (seconds - self.decode_seconds) * weight
 
     def length(self, seq: Sequence) -> int:
-        """Tokens that ``seq`` is expected to come to, never fewer than one more than it has.
+        """The expected final length of ``seq``, at least one token more than it has.
 
-        One that comes back after a preemption has shown to be longer than expected.
+        An output that is long already is expected to double.
         """
         if seq.surely_full:
             return seq.max_length
@@ -41,10 +41,10 @@ class Forecast:
         return min(max(expected, len(seq.tokens) + 1), seq.max_length)
 
     def wait(self, num_ahead: int, tokens_ahead: int, num_free: int, num_rows: int) -> float:
-        """Seconds until a request that arrives now has its first step, about.
+        """Estimated seconds until a request that arrives now has its first step.
 
         Args:
-            num_ahead, tokens_ahead: requests to be served before, and what they have to prefill.
+            num_ahead, tokens_ahead: requests served before it, and their tokens to prefill.
             num_free: how many can begin without waiting for others to end.
             num_rows: how many run at once.
         """
@@ -53,5 +53,5 @@ class Forecast:
         return prompts + turns * self._output * self.decode_seconds
 
     def service(self, num_prompt: int, num_output: int) -> float:
-        """Seconds from the first step to the last token, about, if nobody's prompt delays it."""
+        """Estimated seconds from first step to last token, if no other prompt delays it."""
         return self._times.prefill_seconds(num_prompt) + num_output * self.decode_seconds

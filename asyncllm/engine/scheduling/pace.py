@@ -1,4 +1,4 @@
-"""Pace: how many prompt tokens a step is to have, where nobody waits for a first token."""
+"""Pace: how many prompt tokens each step of a batch computes, where TTFT does not matter."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 from asyncllm.engine.scheduling.waiting import WaitingQueue
 
-#: A step has so many prompt tokens or none, and as many as take so many seconds: attending to a
-#: chunk, however small, takes 20 us a layer on an H200.
+#: A step has at least this many prompt tokens, and as many as take this long, or none: prefill
+#: attention costs at least 20 us a layer on an H200, however small the chunk.
 CHUNK, CHUNK_SECONDS = 512, 10e-3
-#: So many steps pass until it is asked again whether prompts are to begin.
+#: Steps between two decisions whether prompts begin.
 PAUSE = 4
-#: Requests that come within so many steps of each other are a batch.
+#: Requests that arrive within this many steps of each other are a batch.
 GAP = 16
-#: So many rows take as long as one.
+#: Up to this many rows, a decode step takes as long as with one.
 FEW_ROWS = 16
-#: The share of all pages that a batch may take: some are kept free for those that run.
+#: The share of all pages that a batch may take; the rest is for rows that grow.
 PAGES_SHARE = 0.9
 
 
@@ -33,14 +33,7 @@ class Pace(Protocol):
     def prompt_tokens(
         self, step: int, num_decodes: int, waiting: WaitingQueue, batch: RunningBatch
     ) -> float:
-        """At most so many prompt tokens for a step; 0 only if there are decode rows.
-
-        Args:
-            step: its number.
-            num_decodes: of its decode rows.
-            waiting: who is not in the batch yet.
-            batch: who is.
-        """
+        """The most prompt tokens for step number ``step``; 0 only if there are decode rows."""
 
 
 class GreedyPace:
@@ -54,29 +47,28 @@ class GreedyPace:
 
 
 class EvenPace:
-    """In as few rows as end a batch as soon as it can end.
+    """Finishes a batch as early as possible with as few rows at once as possible.
 
-    A batch takes as many steps as its longest output has tokens. Prompts at once would make all of
-    them rows first, and leave few to most steps; yet another row costs the more, the more there
-    are. So prompts wait while the rows that there are will do: if the longest of them begins
-    whenever a row ends, nothing ends too late (list scheduling, longest first; Graham, SIAM Journal
-    on Applied Mathematics 17, 1969). If not, prompts are taken, and none too late for its output to
-    end with the longest one (earliest deadline first; the demand bound of Baruah, Rosier and
-    Howell, Real-Time Systems 2, 1990).
+    A batch takes at least as many steps as its longest output has tokens. With all prompts first,
+    the first steps have many rows and most steps few; but each row costs more, the more there are.
+    So prompts wait while the present rows suffice: while all outputs end in time if the longest
+    waiting one begins whenever a row ends (list scheduling, longest first; Graham, SIAM Journal on
+    Applied Mathematics 17, 1969). Otherwise prompts are taken early enough for each output to end
+    with the longest one (earliest deadline first; the demand bound of Baruah, Rosier and Howell,
+    Real-Time Systems 2, 1990).
 
-    Nobody waits for what is not known or not part of the batch: prompts are taken at once if an
-    output may end before its last token, if there are not slots and pages for all at a time, or if
-    one has come later than the rest.
+    Prompts are taken at once if an output may end before its last token, if there are not slots and
+    pages for the whole batch, or if a request has come later than the batch.
 
-    Qwen3 on an H200, 256 prompts and outputs of 100 to 1,024 tokens, output tokens per second; with
-    as many tokens in every step, prompt and output, as a first form of this had it; and so:
+    Qwen3 on an H200, 256 prompts and outputs of 100 to 1,024 tokens, output tokens per second. With
+    "equal tokens", every step had the same number of prompt and output tokens.
 
     |      | prompts at once | equal tokens    | few rows            |
     |------|-----------------|-----------------|---------------------|
     | 8B   | 10,472          | 10,748 - 10,761 | **11,010 - 11,031** |
     | 0.6B | 28,909          | 29,486 - 29,504 | **29,583 - 29,827** |
 
-    Predicted were 2.3 % for 8B: products of 208 rows take a fifth longer than those of 192.
+    2.3 % were predicted for 8B: a matmul with 208 rows takes a fifth longer than with 192.
     """
 
     def __init__(self, limits: EngineLimits, forecast: Forecast, times: StepTimeModel):
@@ -94,7 +86,7 @@ class EvenPace:
         if num_decodes and step < self._next:
             return 0
         if len(waiting) > batch.num_free:
-            self._joined = step  # all who wait for a slot are of the batch, and may be thousands
+            self._joined = step  # requests that wait for a slot belong to the batch
             return math.inf
         begun = batch.prefilling.values()
         if self._has_later(step, num_decodes, waiting) or not (waiting or begun):
@@ -107,9 +99,9 @@ class EvenPace:
             return math.inf
         steps = max(work.output for work in works)
         demand = _demand(prompts, steps)
-        # What is due until it is asked again must fit in a step.
+        # The prompt tokens due before the next decision must fit in one step.
         is_early = demand * PAUSE <= self._limits.max_num_batched_tokens
-        if num_decodes > FEW_ROWS and is_early and _will_do(rows, prompts, steps):
+        if num_decodes > FEW_ROWS and is_early and _suffice(rows, prompts, steps):
             self._next = step + PAUSE
             return 0
         per_token = self._times.cost.per_token
@@ -117,14 +109,14 @@ class EvenPace:
         return math.ceil(max(demand, chunk))
 
     def _has_later(self, step: int, num_decodes: int, waiting: WaitingQueue) -> bool:
-        """Whether somebody waits who came after the batch."""
+        """Whether a waiting request came after the batch."""
         newest = max((seq.id for seq in waiting), default=-1)
         if newest > self._newest and (not num_decodes or step - self._joined <= GAP):
             self._newest, self._joined = newest, step
         return newest > self._newest
 
     def _fit(self, works: list[_Work]) -> bool:
-        """Whether there are pages for all of them at a time."""
+        """Whether there are pages for all of them at once."""
         page_size = self._limits.page_size
         pages = sum(-(-work.length // page_size) for work in works)
         return pages <= PAGES_SHARE * self._limits.num_pages
@@ -135,9 +127,7 @@ class EvenPace:
 
 
 class _Work(NamedTuple):
-    """Of a sequence: tokens of prompt and output that are left, its length in the end, and whether
-    that is certain.
-    """
+    """A sequence's remaining prompt and output tokens, its final length, and if that is certain."""
 
     prompt: int
     output: int
@@ -145,8 +135,8 @@ class _Work(NamedTuple):
     certain: bool
 
 
-def _will_do(rows: list[_Work], prompts: list[_Work], steps: int) -> bool:
-    """Whether, with no more rows than there are, all outputs end in so many steps."""
+def _suffice(rows: list[_Work], prompts: list[_Work], steps: int) -> bool:
+    """Whether all outputs end within ``steps`` steps with no more rows than now."""
     ends = [row.output for row in rows]
     heapq.heapify(ends)
     for output in sorted((work.output for work in prompts), reverse=True):
@@ -158,7 +148,7 @@ def _will_do(rows: list[_Work], prompts: list[_Work], steps: int) -> bool:
 
 
 def _demand(prompts: list[_Work], steps: int) -> float:
-    """Prompt tokens a step with which none comes too late for its output to end in so many."""
+    """Prompt tokens per step with which every output can end within ``steps`` steps."""
     due = sorted((steps - work.output, work.prompt) for work in prompts)
     sums = accumulate(tokens for _, tokens in due)
     return max(tokens / (slack + 1) for tokens, (slack, _) in zip(sums, due, strict=True))

@@ -17,10 +17,7 @@ from asyncllm.engine.scheduling.step_time import MIN_CHUNK, PrefillRoom, StepTim
 
 
 class PrefillPlanner:
-    """Fills steps with chunks of prompts, and lets those enter whose turn it is.
-
-    Owns nothing: sequences that enter are ``admitted`` in the step, and have slot and pages.
-    """
+    """Fills steps with prompt chunks, and admits waiting sequences in their turn. Owns nothing."""
 
     def __init__(
         self,
@@ -43,13 +40,13 @@ class PrefillPlanner:
         self._pace = pace
 
     def plan(self, step: Step, now: float) -> None:
-        """Chunks of the prompts that come first, running or waiting, until the step is full."""
+        """Chunks of the first prompts, admitted or waiting, until the step is full."""
         num_decodes, waiting = step.shape.num_tokens, self._admission.queue
         pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
         budget = int(min(self._limits.max_num_batched_tokens - num_decodes, pace))
         room = self._times.room(step.shape, self._limits.itl_target, budget)
         mine = sorted(self._batch.prefilling.values(), key=self._turn)
-        mine.reverse()  # so that equals keep their order when they are popped
+        mine.reverse()  # popped from the end, equals keep their order
         fits = True
         while fits and room.tokens > 0:
             head = self._admission.head(self._batch.num_free)
@@ -101,10 +98,7 @@ class PrefillPlanner:
         return q_len == fitting
 
     def _unpadded(self, step: Step, q_len: int) -> int:
-        """As much of a step's last chunk as leaves nothing to pad, unless that is next to nothing.
-
-        Padding would take the time of prompt tokens, and those left out now come all the sooner.
-        """
+        """Trim the last chunk to a graph size, unless fewer than MIN_CHUNK tokens remain."""
         sizes, before = self._limits.step_sizes, step.shape.num_tokens
         above = bisect_right(sizes, before + q_len)
         if not 0 < above < len(sizes):

@@ -19,7 +19,7 @@ FOREVER = float("inf")
 class SeqState(enum.Enum):
     """WAITING (also after a preemption, tokens kept) -> LOADING -> WAITING -> RUNNING -> FINISHED.
 
-    LOADING is for those whose prefix comes back from the host.
+    LOADING: its prefix is being copied back from the host.
     """
 
     WAITING = enum.auto()
@@ -31,29 +31,28 @@ class SeqState(enum.Enum):
 class Sequence:
     """Everything the scheduler knows of a request; owned by the scheduler, on the loop.
 
-    How far it is computed is a matter of its slot (``batch.py``) while it has one.
+    How far it is computed is kept by slot, in ``RunningBatch``.
 
     Attributes:
         tokens: prompt and output so far; int32, only grows.
-        max_length: the sequence ends when it holds so many tokens.
-        surely_full: nothing but its length can end it.
+        max_length: the sequence ends when it has this many tokens.
+        surely_full: only its length can end it.
         arrival, deadline: seconds of the scheduler's clock.
-        slot: where its state lives on the device; -1 without one. It is kept, like the pages, until
-            no step in flight has a row of the sequence, whatever its state.
+        slot: its place on the device; -1 for none. In any state, it keeps slot and pages until no
+            step in flight has a row of it.
         pages, node, first_own, salt: the cache's (``cache.manager.PageHolder``).
-        num_cached: tokens it did not have to compute when it was first admitted.
-        prompt_logprobs: how many alternatives are wanted with each prompt token's logprob; -1: no
-            logprobs are.
-        pool_from: the first position whose hidden state is wanted; -1: none is.
-        num_read: positions of the prompt of which what was wanted of each is known.
+        num_cached: prompt tokens found in the cache when it was first admitted.
+        prompt_logprobs: alternatives wanted with each prompt token's logprob; -1: no logprobs.
+        pool_from: the first position whose hidden state is wanted; -1: none.
+        num_read: prompt positions whose logprobs or hidden states have been read.
         expected_pages: how many pages it was admitted for.
-        account: the account that pays for it; None until the queue has asked its policy.
+        account: the account that pays for it; None until the queue has asked the policy.
         compiled: its grammar, which the executor looks up by its key while the sequence lives.
-        charged: what its account has been charged for it (``engine/scheduling/waiting.py``).
-        failed: something it computed is not to be trusted.
-        num_failures: how many steps failed that it was in.
-        suspect: a step with it failed, and its slot is not free yet. What is in flight of it counts
-            for nothing.
+        charged: the cost charged to its account for it (``engine/scheduling/waiting.py``).
+        failed: some of its KV is not to be trusted.
+        num_failures: how many failed steps it was in.
+        suspect: a step with it failed, and its slot is not free yet; its results in flight are
+            ignored.
         timeline: what happened to it, and when.
     """
 

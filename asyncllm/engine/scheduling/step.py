@@ -23,11 +23,11 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """What a plan says, and whom its rows belong to: first ``decodes``, then ``chunks``.
+    """A plan, and the sequences of its rows: first ``decodes``, then ``chunks``.
 
-    ``decode_rows`` is the decode rows' part of ``StepPlan.rows``; the lists of ints are flat, as
-    they travel. Each decode row yields ``decode_steps`` tokens; ``shape`` is that of one of them.
-    ``reads`` says that more than that is wanted of prompts, which ``shape`` does not tell.
+    ``decode_rows`` is the decode rows' part of ``StepPlan.rows``; the lists of ints are flat, as in
+    the message. Each decode row yields ``decode_steps`` tokens; ``shape`` is that of one of these
+    steps. ``reads``: logprobs or hidden states of prompts are wanted, which ``shape`` leaves out.
     """
 
     number: int
@@ -51,18 +51,18 @@ class Step:
         self.admitted.append(seq)
         tokens = seq.tokens.tobytes()
         scored = seq.prompt_logprobs if seq.reading else -1
-        # What landed before a preemption is not wanted again.
+        # Hidden states that were read before a preemption are not read again.
         pooled = seq.pool_from if seq.pool_from < 0 else max(seq.pool_from, seq.num_read)
         self.admits.append(Admit(seq.slot, tokens, seq.num_prompt, seq.row_params, scored, pooled))
         self.add_pages(seq, 0)
 
     def add_pages(self, seq: Sequence, first: int) -> None:
-        """The device learns of the pages from index ``first`` on."""
+        """Tell the device the pages from index ``first`` on."""
         for index in range(first, len(seq.pages)):
             self.new_pages += (seq.slot, index, seq.pages[index])
 
     def drop_pages(self, slot: int) -> None:
-        """Its owner was preempted, and the slot may have another one by the end of this plan."""
+        """The slot's owner was preempted; this plan may give the slot to another sequence."""
         rest = [entry for entry in _triples(self.new_pages) if entry[0] != slot]
         self.new_pages = [value for entry in rest for value in entry]
 

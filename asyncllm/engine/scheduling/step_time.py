@@ -21,23 +21,23 @@ from collections.abc import Iterable
 from operator import mul
 from typing import NamedTuple
 
-# Where arithmetic may start to show: between 128 and 320 tokens on bf16 GPUs (their FLOP/s over
-# bytes/s), lower for fp8 weights and on CPUs. Cells' means blur the bend; no finer grid is needed.
+# Tokens from which a matmul may be bound by arithmetic: 128 to 320 on bf16 GPUs (their FLOP/s over
+# bytes/s), fewer for fp8 weights and on CPUs. Cells' means blur the bend; no finer grid is needed.
 KNEES = (0, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512)
-# Relative ridge of (base, per_token, per_kv, per_pair). It matters only for what the steps seen
-# cannot tell apart: then the base and the tokens are held responsible before attention is.
+# Relative ridge of (base, per_token, per_kv, per_pair). Where the observed steps cannot separate
+# two causes, it prefers base and token cost to attention.
 RIDGE = (1e-6, 1e-6, 1e-4, 1e-4)
 MAX_CELLS = 128
-MEMORY = 16.0  # a cell's means forget over about so many of its own observations
-LEAST_WEIGHT = 1 / 32  # of a cell that the machine has outgrown
-HICCUP = 3.0  # a step slower than its like by this factor says nothing about the next one
-TOLERANCE = 0.10  # smoothed relative error above which the machine is taken to have changed
+MEMORY = 16.0  # observations over which a cell's means forget
+LEAST_WEIGHT = 1 / 32  # of a cell whose steps no longer occur
+HICCUP = 3.0  # a step slower than similar ones by this factor is an outlier
+TOLERANCE = 0.10  # smoothed relative error above which the machine is assumed to have changed
 MIN_OBSERVATIONS = 8
 REFIT_SOON, REFIT_LATE = 32, 512  # observations between two fits: at least, at most
-UNEXPLORED_TOKENS = 512  # a step may have so many tokens whatever was measured
+UNEXPLORED_TOKENS = 512  # a step may always have this many tokens, whatever was measured
 MIN_CHUNK = 16
-# A longer step would speed its prompts up by less than this share: that is what decode rows cost of
-# it. Beyond, a longer step only makes those rows wait.
+# Prompt chunks fill a step until its decode rows are this share of its cost. A longer step would
+# hardly speed prompts up, and make the decode rows wait.
 DECODE_SHARE = 1 / 11
 
 
@@ -84,7 +84,7 @@ class _Cell:
         self.updated = 0
 
     def add(self, shape: StepShape, seconds: float) -> None:
-        """A step far slower than the others is clipped; one far faster shows they were hiccups."""
+        """A step far slower than the others is clipped; after one far faster, they are dropped."""
         if seconds * HICCUP < self.seconds:
             self.weight = 0.0
         elif self.weight and seconds > HICCUP * self.seconds:
@@ -98,13 +98,13 @@ class _Cell:
 
 
 class PrefillRoom:
-    """What is left of one step for prompt chunks. Made by ``StepTimeModel.room``."""
+    """The tokens and seconds left in one step for prompt chunks. Made by ``StepTimeModel.room``."""
 
     __slots__ = ("_fresh", "_num_tokens", "cost", "seconds", "tokens")
 
     def __init__(self, tokens: int, seconds: float, cost: StepCost, num_tokens: int) -> None:
-        self.tokens = max(0, tokens)  # at most so many more, whatever they cost
-        self.seconds = max(0.0, seconds)  # left of the step's time
+        self.tokens = max(0, tokens)
+        self.seconds = max(0.0, seconds)
         self.cost = cost
         self._num_tokens = num_tokens  # of the step so far
         self._fresh = True
@@ -162,12 +162,12 @@ class StepTimeModel:
         return self.cost is not UNKNOWN
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """A step of this shape took so many seconds of device time."""
+        """A step of this shape took ``seconds`` of device time."""
         num_tokens, kv_tokens, attention = shape
-        if num_tokens <= 0 or not 1e-9 < seconds < 1e9:  # no step's time; squares would overflow
+        if num_tokens <= 0 or not 1e-9 < seconds < 1e9:  # squares would overflow
             return
         self._observations += 1
-        # Attention comes in coarser cells (factors of four): it is linear and has a wide range.
+        # Attention has coarser cells (factors of four): it is linear, with a wide range.
         key = (num_tokens.bit_length(), kv_tokens.bit_length(), int(attention).bit_length() // 2)
         cell = self._cells.get(key) or self._add_cell(key)
         cell.add(shape, seconds)
@@ -186,22 +186,24 @@ class StepTimeModel:
         return self.cost.seconds(*shape)
 
     def prefill_seconds(self, num_tokens: int, start: int = 0) -> float:
-        """What so many prompt tokens from position ``start`` add to steps that are already busy."""
+        """Seconds that prompt tokens from position ``start`` add to steps beyond the knee."""
         return self.cost.per_token * num_tokens + self.cost.per_pair * _pairs(start, num_tokens)
 
     def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
         """What a step with these decode rows has left for prompts.
 
-        The step may take until the decode rows' own cost is a small share of it, but at most
-        ``target`` seconds; or twice its decode rows' time where that is more, so that prompts
-        always get half a step. ``ceiling`` is what the fixed token budget has left, and
-        all that binds when nobody decodes, or there is no target (0). The model is not trusted far
-        beyond what was measured: a step has at most twice the tokens of the largest one so far (or
-        512). While not fitted, prompts get 512, 256 or 128 tokens a step: few, so that the first
-        long one freezes nobody, and different, so that there is something to fit.
+        Prompt chunks fill the step until the decode rows are a small share of its cost. No step
+        exceeds ``target`` seconds, or twice the time of its decode rows alone if that is longer:
+        prompts always get half a step. ``ceiling`` is what is left of the fixed token budget; it
+        alone limits steps without decode rows, or without a target (0).
+
+        The model is not trusted far beyond what was measured: a step has at most twice the tokens
+        of the largest one so far (or 512). While not fitted, prompts get 512, 256 or 128 tokens a
+        step: few, so that the first long prompt delays nobody much, and of different sizes, so that
+        there is something to fit.
         """
         if decodes.num_tokens == 0 or target == 0.0:
-            return PrefillRoom(ceiling, 0.0, UNKNOWN, 0)  # at no cost, so only tokens bind
+            return PrefillRoom(ceiling, 0.0, UNKNOWN, 0)  # free, so only tokens count
         if not self.fitted:
             limit = UNEXPLORED_TOKENS >> self._observations % 3
             return PrefillRoom(min(ceiling, limit), 0.0, UNKNOWN, 0)
@@ -216,13 +218,13 @@ class StepTimeModel:
         )
 
     def copy_seconds(self, num_pages: int) -> float:
-        """Expected time of moving so many pages between device and host; 0.0 while unknown."""
+        """Expected seconds of moving pages between device and host; 0.0 while unknown."""
         if not self._copied_pages:
             return 0.0
         return num_pages * self._copied_seconds / self._copied_pages
 
     def observe_copy(self, num_pages: int, seconds: float) -> None:
-        """A copy of so many pages took so long. Large copies count for more than small ones."""
+        """A copy of pages took ``seconds``. Large copies weigh more than small ones."""
         if num_pages > 0 and 0.0 < seconds < math.inf:
             keep = 1.0 - 1.0 / MEMORY
             self._copied_pages = keep * self._copied_pages + num_pages
@@ -238,7 +240,7 @@ class StepTimeModel:
     def _fit_is_due(self, since: int) -> bool:
         if self._error > 3.0 * TOLERANCE or since >= REFIT_LATE:
             return True
-        # Early on each new shape teaches much; later a fit's cost grows with the table.
+        # Early each new shape improves the fit much; later a fit costs more, with a larger table.
         soon = min(REFIT_SOON, self._observations // 4)
         if self._new_cell and since >= max(soon, len(self._cells)):
             return True
@@ -290,8 +292,7 @@ def _fit_cost(cells: list[_Cell]) -> StepCost:
         for row, value in zip(gram, gram[1], strict=True):
             row[1] = value
         fits.append((*_non_negative(gram), knee))
-    # Knees that differ by less than a 1 % error are told apart by noise alone; a small one makes
-    # no token look free.
+    # Below 1 % of error, only noise decides between knees; a small knee makes no token look free.
     enough = min(error for _, error, _ in fits) * 1.02 + 1e-4 * gram[4][4]
     (base, per_token, per_kv, per_pair), _, knee = next(fit for fit in fits if fit[1] <= enough)
     return StepCost(base, per_token, per_kv, per_pair, knee)

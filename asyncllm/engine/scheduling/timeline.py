@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Events kept of one request; of the rest only the number is known.
+#: Events kept of one request; further ones are only counted.
 MAX_EVENTS = 256
-#: What the head of the queue can be waiting for: a free slot, free pages, room in a step.
+#: What the head of the queue can wait for: a free slot, free pages, room in a step.
 WAITS = ("slots", "pages", "budget")
 
 
 class Event(NamedTuple):
-    """``time`` in seconds of the engine's clock; what ``kind`` says of ``a`` and ``b``:
+    """``time`` is in seconds of the engine's clock. ``a`` and ``b`` depend on ``kind``:
 
     - queued: a requests were waiting already
     - shares: it waits for a prefix that another request is computing
     - loading: a pages of its prefix come from the host
     - admitted: into slot a, with b tokens cached
-    - chunk: b prompt tokens are computed from position a on
-    - preempted: it lost its pages to an older request, having a tokens
-    - finished: having a tokens
+    - chunk: b prompt tokens are computed, from position a on
+    - preempted: it lost its pages to an older request, at a tokens
+    - finished: at a tokens
     """
 
     time: float
@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 
 class WaitClock:
-    """How long the queue has been waiting for what, in all; seconds by reason (``WAITS``)."""
+    """Seconds that the queue has waited in all, by reason (``WAITS``)."""
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys(WAITS, 0.0)
@@ -38,7 +38,7 @@ class WaitClock:
         self._now = 0.0
 
     def look(self, now: float) -> None:
-        """Time has passed, in which the queue was waiting for ``reason``."""
+        """Add the time since the last look to the present ``reason``."""
         if self.reason in self.sums:
             self.sums[self.reason] += now - self._now
         self._now = now
@@ -73,12 +73,12 @@ class Timeline:
         self._queued_at = dict(clock.sums)
 
     def wait_until(self) -> None:
-        """It waits no longer."""
+        """It stops waiting."""
         self._waited, self._clock = self.waited, None
 
     @property
     def waited(self) -> dict[str, float]:
-        """Seconds in the queue by what its head was waiting for; of one that waits, up to now."""
+        """Seconds in the queue so far, by what the queue's head was waiting for."""
         if self._clock is None:
             return dict(self._waited)
         since = self._queued_at

@@ -1,4 +1,4 @@
-"""Trials: which request makes steps fail, found by running the others again without it."""
+"""Trials: find the request that makes steps fail, by running suspects again in groups."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 
-#: A sequence that was in more failed steps than this is given up. Finding one cause among n takes
-#: about log2(n) of them, so this is several causes in the life of a request.
+#: A sequence is given up after more failed steps than this. Finding one cause among n sequences
+#: takes about log2(n) failed steps, so this allows for several causes in the life of a request.
 MOST_FAILURES: Final = 64
 
 
 class _Trial(NamedTuple):
-    """A suspect, and the length beyond which it is past the point where its step failed."""
+    """A suspect, which passes when it is longer than ``until``, where its step failed."""
 
     seq: Sequence
     until: int
@@ -25,13 +25,13 @@ class _Trial(NamedTuple):
 
 
 class Trials:
-    """Groups of suspects, each to be run alone; a group whose step fails is cut in two.
+    """Groups of suspects, each run alone; a group whose step fails is cut in two.
 
-    A step that fails does not say which of its requests is the cause. So all of them become
-    suspects, and run again in groups: the newcomers of that step apart from the others, then
-    halves. A group has passed when each of its sequences has got further than before, or has
-    ended. A sequence that fails in a step of its own is the cause. With n rows and one cause, about
-    log2(n) steps fail, and each innocent is computed again twice at most on average.
+    A failed step does not say which of its requests is the cause. So all of them become suspects
+    and run again in groups: first the newcomers of that step apart from the others, then halves. A
+    group has passed when each of its sequences is longer than before, or has ended. A sequence that
+    fails in a step of its own is the cause. With n rows and one cause, about log2(n) steps fail,
+    and the other sequences are computed again at most twice on average.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class Trials:
     def suspect(
         self, suspects: list[tuple[Sequence, int]], newcomers: Collection[Sequence]
     ) -> list[Sequence]:
-        """A step has failed that these were in; returns those to be given up.
+        """A step with these sequences has failed; returns those to be given up.
 
         Args:
-            suspects: with the positions of each that were computed or in flight.
+            suspects: with the number of each one's positions computed or in flight.
             newcomers: sequences that this step admitted, the likeliest cause.
         """
         given_up: list[Sequence] = []
@@ -71,13 +71,13 @@ class Trials:
         rest = [trial for trial in self._current if trial.seq.id not in failed]
         half = len(old or new) // 2
         parts = [old, new] if old and new else [(old or new)[:half], (old or new)[half:]]
-        # The last of these comes first.
+        # extendleft reverses: the last of these comes first.
         self._groups.extendleft(part for part in (rest, *parts) if part)
         self._current = []
         return given_up
 
     def advance(self) -> bool:
-        """Whether another group is to be tried from now on: the one before has passed or failed."""
+        """Whether the next group is on trial from now on: the last one has passed or failed."""
         self._current = [trial for trial in self._current if not trial.passed]
         if self._current:
             return False

@@ -8,12 +8,12 @@ from asyncllm.cache.lazy_heap import LazyHeap
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.sequence import Sequence
 
-#: A generated token costs as much as so many prompt tokens (Sheng et al., OSDI 2024).
+#: The cost of a generated token in prompt tokens (Sheng et al., OSDI 2024).
 OUTPUT_COST = 2.0
 
 
 class _Account:
-    """``served`` is what it has been charged; ``queue`` its waiting requests, by rank."""
+    """``served`` is the cost charged so far; ``queue`` has its waiting requests, by rank."""
 
     __slots__ = ("num_waiting", "queue", "served")
 
@@ -24,12 +24,12 @@ class _Account:
 
 
 class WaitingQueue:
-    """Who comes next: of the account that has been served least, the request of smallest rank.
+    """Next is the request of smallest rank, of the account that has been served least.
 
-    Every operation is O(log n) in the number waiting. An account that comes back after having had
-    nothing to ask for starts at the level of the one that had its turn last, before that was
-    charged (start-time fair queueing; Goyal, Vin and Cheng, SIGCOMM 1996): idle time is no credit,
-    and what the others were charged in advance is no debt.
+    Every operation is O(log n) in the number waiting. An idle account comes back at the level of
+    the account that was served last, before that one was charged (start-time fair queueing; Goyal,
+    Vin and Cheng, SIGCOMM 1996): idle time is no credit, and what others were charged in advance is
+    no debt.
     """
 
     def __init__(self, policy: Policy):
@@ -61,10 +61,10 @@ class WaitingQueue:
         return seq.id in self._ranks
 
     def push(self, seq: Sequence) -> None:
-        """``seq`` waits from now on."""
+        """``seq`` joins the queue."""
         rank = self._policy.rank(seq, len(seq.tokens))
         account = self._account_of(seq)
-        # Before they enter the heaps, which keep nothing but what counts.
+        # First, because the heaps drop entries that do not count.
         self._ranks[seq.id] = rank
         account.num_waiting += 1
         if account.num_waiting == 1:
@@ -75,10 +75,7 @@ class WaitingQueue:
         self._count(seq, 1)
 
     def ahead_of(self, seq: Sequence) -> tuple[int, int]:
-        """Requests of its account, and their tokens, that would come before a newcomer.
-
-        O(n) in the number waiting.
-        """
+        """Requests of its account before a newcomer, and their tokens; O(n) in those waiting."""
         rank = self._policy.rank(seq, len(seq.tokens))
         account = self._accounts.get(self._name_of(seq))
         if account is None:
@@ -87,21 +84,21 @@ class WaitingQueue:
         return len(ahead), sum(ahead.values())
 
     def served(self, seq: Sequence) -> float:
-        """What the account of ``seq`` has been charged; the one with the least comes first."""
+        """The cost charged to the account of ``seq``; the account with the least comes first."""
         account = self._accounts.get(self._name_of(seq))
         return self._level if account is None else account.served
 
     def waiting_for(self, tenant: str) -> tuple[int, int]:
-        """Requests that wait on behalf of a tenant, and their tokens."""
+        """How many requests of a tenant wait, and their tokens."""
         return self._by_tenant.get(tenant, (0, 0))
 
     def peek(self) -> Sequence | None:
-        """Whose turn it is; None when nobody waits."""
+        """The next request; None when none waits."""
         account = self._order.peek()
         return None if account is None else account.queue.peek()
 
     def remove(self, seq: Sequence) -> None:
-        """``seq`` does not wait any more."""
+        """``seq`` leaves the queue."""
         del self._ranks[seq.id]
         account = self._account_of(seq)
         account.num_waiting -= 1
@@ -111,21 +108,21 @@ class WaitingQueue:
         self._count(seq, -1)
 
     def serve(self, seq: Sequence, cost: float) -> None:
-        """It was the turn of ``seq``, which will cost its account so much."""
+        """``seq`` leaves the queue to be served, at a ``cost`` charged to its account."""
         account = self._account_of(seq)
         level = account.served
         if self._num_active > 1 or len(self) == 1:
-            # Those who come now and then must not go before the others for ever.
+            # An account with few requests must not come before the others for ever.
             level = max(level, self._level + self._last_cost / self._num_active)
         self._last_cost = cost
         self.charge(seq, cost)
         self.remove(seq)
-        # But nobody starts behind all others, for charges in advance that will be taken back.
+        # No account starts behind all others: part of the advance charges will be taken back.
         most = self._reversed.peek() or account
         self._level = min(level, most.served)
 
     def charge(self, seq: Sequence, cost: float) -> None:
-        """Correct what its account has paid for ``seq``; in all, that is ``seq.charged``."""
+        """Charge the account of ``seq`` more, or less; ``seq.charged`` is the sum."""
         account = self._account_of(seq)
         seq.charged += cost
         account.served += cost
@@ -145,7 +142,7 @@ class WaitingQueue:
             del self._by_tenant[seq.tenant]
 
     def _name_of(self, seq: Sequence) -> str:
-        """The policy is asked once: what is entered in an account must leave the same one."""
+        """The policy is asked once: a request must leave the account that it entered."""
         if seq.account is None:
             seq.account = self._policy.account(seq)
         return seq.account
@@ -162,7 +159,7 @@ class WaitingQueue:
         return account
 
     def _sweep(self) -> None:
-        """Forget accounts that would begin level anyway, and half of the idle ones in any case."""
+        """Forget idle accounts below the level, where they would start again, and at least half."""
         idle = sorted(a.served for a in self._accounts.values() if not a.num_waiting)
         gone = max(self._level, idle[len(idle) // 2]) if idle else self._level
         self._accounts = {
