@@ -33,8 +33,8 @@ from asyncllm.wire.messages import StepResult, check_params
 log = logging.getLogger(__name__)
 
 POLICY_FAILED: Final = "the scheduling policy failed on this request"
-#: Tokens delivered in one turn of the loop: about 5 ms of work. More are delivered in several
-#: turns, for sockets to be served in between.
+#: Tokens delivered in one turn of the loop: up to 5 ms of work. More are delivered in several
+#: turns, with sockets served in between.
 DELIVERIES_PER_TURN: Final = 128
 
 
@@ -59,8 +59,8 @@ class Engine:
         """Nothing runs before ``start``.
 
         Args:
-            detokenizer: as ``Tokenizer.detokenizer``, makes one for a sequence.
-            clock: seconds; the executor's results must be in the same.
+            detokenizer: makes one for a sequence, like ``Tokenizer.detokenizer``.
+            clock: seconds; the executor's results must use the same.
         """
         self.limits = limits
         self.stats = EngineStats()
@@ -95,7 +95,7 @@ class Engine:
         return self._clock()
 
     async def stopped(self) -> str:
-        """Wait until no more steps will run; returns why."""
+        """Wait until the engine has ended; returns why."""
         await self._stopped.wait()
         return self._dead or ""
 
@@ -123,9 +123,9 @@ class Engine:
         """Queue a request; its output goes to ``sink``. Returns the id that ``abort`` takes.
 
         Args:
-            arrival: of the request that this one is a part of, in the engine's time. A part has
-                that one's place in the queue and its deadline; it is not refused for want of room,
-                and not counted as a request.
+            arrival: when the request that this one is a part of arrived, in the engine's time. A
+                part has that request's place in the queue and its deadline; it is not refused when
+                the queue is full, and not counted as a request.
             reservation: gives the request its place; else it is refused when the queue is full.
 
         Raises:
@@ -136,7 +136,7 @@ class Engine:
             PolicyError: the scheduling policy raised an exception for it.
             EngineDead: the executor is gone.
 
-        Whatever it raises, nothing of the request is left behind.
+        If it raises, nothing of the request is left behind.
         """
         if self._dead is not None:
             raise EngineDead(self._dead)
@@ -181,14 +181,15 @@ class Engine:
         return seq.id
 
     def abort(self, request_id: int) -> None:
-        """Drop a request; it is not in the next plan. Unknown and ended ids are ignored."""
+        """Drop a request before the next plan. Unknown and ended ids are ignored."""
         if self._requests.abort(request_id):
             self._changed()
 
     def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
-        """What happened to a request that lives, or ended not long ago; None for others.
+        """What happened to a request; None when it is unknown or forgotten.
 
-        Looking the steps up takes longer than all else: ``steps`` says whether they are wanted.
+        Args:
+            steps: include the steps that ran meanwhile, which takes longest.
         """
         return self._requests.trace(request_id, steps=steps)
 
@@ -198,11 +199,10 @@ class Engine:
         self._changed()
 
     def _end_unranked(self, newcomer: Sequence | None = None) -> None:
-        """End the requests that the policy has failed on.
+        """End the requests that the policy has raised for.
 
         Raises:
-            PolicyError: the newcomer, which is not among the requests yet, is one of them. It is
-                left to the caller.
+            PolicyError: the newcomer is one of them; the caller ends it.
         """
         refused: Exception | None = None
         for request, error in self._scheduler.policy_failures():

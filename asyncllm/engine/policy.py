@@ -1,28 +1,27 @@
-"""Policies: who is served next. Small pure classes; write your own by overriding a method or two.
+"""Policies: which request is served next. Write your own by overriding one or two methods.
 
 A policy orders requests by ``rank``, the smallest first, and may sort them into accounts that get
-equal shares. It is asked when a request starts to wait and when prompt chunks compete for a step,
-and must answer from its arguments alone.
+equal shares. It is called when a request starts to wait and when prompt chunks compete for a step,
+and must be a pure function of its arguments.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-#: One class of priority is worth so many seconds of waiting.
+#: Seconds of waiting that one class of priority is worth.
 PRIORITY_SECONDS = 5.0
-#: So many tokens left to prefill are worth one second of waiting.
+#: Tokens left to prefill that one second of waiting is worth.
 AGEING_TOKENS = 4096.0
 
 
 class Ranked(Protocol):
-    """What a policy may look at.
+    """A request, as a policy sees it.
 
     Attributes:
-        arrival, deadline: seconds; the deadline is infinite for those without.
+        arrival, deadline: seconds; the deadline is infinite for requests without one.
         priority: lower is more urgent.
-        tenant: on whose behalf.
-        num_prompt, max_length: tokens of the prompt, and the most that the sequence may come to.
+        num_prompt, max_length: tokens of the prompt, and the most that prompt and output may have.
     """
 
     @property
@@ -43,7 +42,7 @@ class Policy:
     """First come, first served; the base of all others.
 
     Attributes:
-        evenly: prompts of a batch may wait as long as it ends no later for that (see
+        evenly: prompts of a batch may wait as long as the batch ends no later for that (see
             ``engine/scheduling/pace.py``).
     """
 
@@ -53,23 +52,22 @@ class Policy:
         """The place in the order of service, smallest first.
 
         Args:
-            remaining: tokens that are still to be prefilled.
+            remaining: tokens still to be prefilled.
         """
         return request.arrival
 
     def account(self, request: Ranked) -> str:
-        """The account that pays for it; each account with requests waiting gets the same share."""
+        """The account of the request; each account with waiting requests gets the same share."""
         return ""
 
 
 class Aged(Policy):
     """Shortest remaining prompt first, with priorities, deadlines and ageing.
 
-    A request's rank is the time of its arrival plus a handicap, so it can be overtaken only by
-    those that arrive at most ``handicap`` seconds after it: one second for each AGEING_TOKENS of
-    its prompt, and PRIORITY_SECONDS for each class that it is less urgent than they are. Its wait
-    is thus bounded by the work that arrived up to then, whatever comes later. Nearer deadlines go
-    first where they are earlier than that.
+    A request's rank is the time of its arrival plus a handicap: one second for each AGEING_TOKENS
+    of its prompt, and PRIORITY_SECONDS for each class of priority. So only requests that arrive at
+    most ``handicap`` seconds later can overtake it, and its wait is bounded by the work that has
+    arrived by then. A deadline earlier than that is the rank instead.
     """
 
     def rank(self, request: Ranked, remaining: int) -> float:
@@ -78,7 +76,7 @@ class Aged(Policy):
 
 
 class Fair(Aged):
-    """The same within each tenant, and equal shares among tenants, by tokens.
+    """``Aged`` within each tenant, and equal shares of tokens among tenants.
 
     Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024):
     see ``engine/scheduling/waiting.py``.
@@ -91,8 +89,8 @@ class Fair(Aged):
 class LongestFirst(Policy):
     """Longest output first, for batches whose ``max_tokens`` are what will be generated.
 
-    It keeps the last steps of a batch from running with few rows. New arrivals can starve old
-    ones, so it is not for serving.
+    It keeps the last steps of a batch from running with few rows. New requests can starve old ones,
+    so it is not for serving.
     """
 
     evenly = True

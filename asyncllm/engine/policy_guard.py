@@ -1,17 +1,17 @@
-"""A policy that cannot stop the scheduler: what it raises fails the request it was asked about."""
+"""PolicyGuard: errors of a policy fail the request in question, not the scheduler."""
 
 from __future__ import annotations
 
 from asyncllm.engine.policy import Policy, Ranked
 
-#: The rank of a request that the policy could not rank; it ends before that matters.
+#: The rank of a request that the policy raised for; the request ends before that matters.
 LAST = float("inf")
 
 
 class PolicyGuard(Policy):
-    """Asks a policy, which may be a user's, and keeps what it raises.
+    """Asks a policy, which may be a user's, and keeps the errors that it raises.
 
-    The books of the queue would be wrong for ever if a rank were missing halfway through an update.
+    An exception halfway through an update would corrupt the waiting queue.
     """
 
     def __init__(self, policy: Policy):
@@ -40,7 +40,7 @@ class PolicyGuard(Policy):
             return ""
 
     def take_failures(self) -> list[tuple[Ranked, Exception]]:
-        """The requests that the policy failed on since the last call, each with the first error."""
+        """Requests that the policy raised for since the last call, each with its first error."""
         if not self._failures:
             return []
         failures, self._failures = list(self._failures.values()), {}

@@ -1,4 +1,4 @@
-"""Pooled hidden states of one prompt: how they are asked for, and put together as chunks land."""
+"""Pooled hidden states of one prompt: the parameters, and the sum over its chunks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from asyncllm.wire.messages import PooledPrompt
 
 
 class PooledParams(SamplingParams, frozen=True, kw_only=True):
-    """Of a request that generates nothing, and whose first delta has its ``hidden``."""
+    """Parameters of a request that generates nothing; its first delta has the ``hidden`` state."""
 
     pooling: Pooling = "last"
     max_tokens: Int32 | None = 0
     temperature: float = 0.0
 
     def first_wanted(self, num_prompt: int) -> int:
-        """The first position of a prompt whose hidden state is part of the vector."""
+        """The first prompt position whose hidden state is part of the vector."""
         return 0 if self.pooling == "mean" else num_prompt - 1
 
 
 class PooledHidden:
-    """The mean of what was asked for. Rows tell of each position once, preempted or not."""
+    """The mean of the wanted hidden states. Each position comes once, even after a preemption."""
 
     def __init__(self, num_prompt: int):
         self._num_prompt = num_prompt
@@ -29,7 +29,7 @@ class PooledHidden:
         self._count = 0
 
     def add(self, part: PooledPrompt) -> bool:
-        """Take in what one row has computed; returns whether that was the last."""
+        """Take in the part of one row; returns whether that was the last."""
         total = np.frombuffer(part.total, dtype="<f4").astype(np.float64)
         self._sum = total if self._sum is None else self._sum + total
         self._count += part.end - part.start

@@ -1,4 +1,4 @@
-"""What the engine counts about itself: plain numbers, cheap enough for every step.
+"""The engine's counters: plain numbers, cheap enough for every step.
 
 The metrics route turns them into Prometheus families when it is scraped; nothing here locks or
 allocates per token.
@@ -10,6 +10,7 @@ import time
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
-#: For what should take microseconds: five limits for each factor of ten, from 1 us to 6.3 s.
+#: For times of microseconds: five limits for each factor of ten, from 1 us to 6.3 s.
 FINE_BUCKETS = tuple(
     float(f"{step}e{power}") for power in range(-6, 1) for step in (1, 1.6, 2.5, 4, 6.3)
 )
@@ -47,17 +48,13 @@ class Histogram:
         self.total += value * times
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """(upper bound as text, observations at or below it), as Prometheus wants them."""
-        pairs = []
-        seen = 0
-        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
-            seen += count
-            pairs.append((str(bound), seen))
-        return pairs
+        """(upper bound as text, observations at or below it), in the format of Prometheus."""
+        bounds = (*map(str, self.bounds), "+Inf")
+        return list(zip(bounds, accumulate(self.counts), strict=True))
 
 
 class Distribution:
-    """A histogram for the metrics, and the latest observations themselves for exact percentiles."""
+    """A histogram for the metrics, and the latest observations for exact percentiles."""
 
     #: Observations remembered: those of a minute of the fastest steps.
     KEPT = 1 << 16
@@ -78,11 +75,8 @@ class Distribution:
         self.count += 1
 
     def percentile(self, percent: float, since: int = 0) -> float | None:
-        """Of what was observed when ``count`` had reached ``since``, as far as it is remembered.
-
-        None when there is nothing.
-        """
-        # A copy made at once: this may be another thread than the one that observes.
+        """A percentile of the kept observations after the first ``since``; None without any."""
+        # One atomic copy: another thread may be observing.
         latest, count = np.frombuffer(self._latest.tobytes()), self.count
         wanted = count - since
         if wanted <= 0:
@@ -101,20 +95,18 @@ def _tokens() -> Histogram:
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine measured of itself over a stretch of time.
+    """What the engine measured over some time; None for what was not measured.
 
     Attributes:
-        seconds: how long that was.
-        steps: that ended in it.
-        busy_share: of the time, in which the device ran steps.
-        launch_gap_us: mean and p99; how long the device had nothing to do between two steps
-            although the second had been submitted before the first was known to be done.
-        result_lag_ms: p99 and longest; from a step's result to the event loop looking at it.
+        seconds: the length of that time.
+        steps: how many ended in it.
+        busy_share: the share of the time in which the device ran steps.
+        launch_gap_us: mean and p99 of the device's idle time between two steps, where the second
+            was submitted before the first was known to be done.
+        result_lag_ms: p99 and maximum of the time from a step's result to the loop's taking it.
         plan_us, apply_us, deliver_us: of the event loop, per step.
         launch_us, collect_us: of the executor thread, per step, without its waits for the device.
-        loop_share: of the time, in which the event loop's thread computed, whatever it was.
-
-    What was not measured is None.
+        loop_share: the share of the time in which the event loop's thread computed anything.
     """
 
     seconds: float
@@ -131,7 +123,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums at one time, to be given back to ``EngineStats.since``; ``time`` in seconds."""
+    """The sums at one time, for ``EngineStats.since``; ``time`` in seconds."""
 
     time: float
     steps: int
@@ -146,10 +138,10 @@ class EngineStats:
     """Gauges are set after each step; counters only grow. Times are in seconds.
 
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
-    with the free ones they add up to ``pages_total``. ``prompt_tokens`` are those of prompts whose
-    answer has begun. Of the ``admitted_tokens`` of prompts that began to run, ``cached_tokens`` did
-    not have to be computed. ``finished`` counts requests by finish reason, "deadline" and "error"
-    included, and ``errors`` those that ended with an error by its cause.
+    with the free ones they add up to ``pages_total``. ``prompt_tokens`` counts prompts whose answer
+    has begun. Of the ``admitted_tokens`` of prompts that began to run, ``cached_tokens`` were in
+    the prefix cache. ``finished`` counts requests by finish reason, "deadline" and "error"
+    included, and ``errors`` the failed ones by cause.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
@@ -204,7 +196,7 @@ class EngineStats:
             self._active_since = now
 
     def step_done(self, result: StepResult, now: float, *, followed: bool) -> None:
-        """``followed``: the next step had been submitted when this result was looked at."""
+        """``followed``: the next step had been submitted when this result was taken."""
         self.steps += 1
         self.step_errors += result.error is not None
         self.device_busy += result.seconds
@@ -218,7 +210,7 @@ class EngineStats:
         self._followed = followed
 
     def update_gauges(self, scheduler: Scheduler) -> None:
-        """Set them to what is so now."""
+        """Set the gauges."""
         cache = scheduler.cache
         self.running = len(scheduler.running)
         self.waiting = scheduler.num_waiting
@@ -230,11 +222,11 @@ class EngineStats:
         self.host_pages_used = cache.num_host_used
 
     def stopped(self) -> None:
-        """No request is left, and none will come."""
+        """The engine has ended, and with it all requests."""
         self.running = self.waiting = self.pages_held = 0
 
     def snapshot(self) -> Snapshot:
-        """Where things stand now."""
+        """The sums now."""
         return Snapshot(
             time=time.perf_counter(),
             steps=self.steps,

@@ -1,4 +1,4 @@
-"""Constraints on tokens, made ready once for all sequences of a request."""
+"""Constraints on tokens, prepared once for all sequences of a request."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class CompiledGrammar(Protocol):
 
     @property
     def key(self) -> bytes:
-        """Its name for those who sample."""
+        """Its name for the sampler."""
 
 
 class PreparedParams(SamplingParams, frozen=True, kw_only=True):
-    """Parameters whose constraints on tokens are in the form that travels, and checked.
+    """Parameters whose constraints on tokens are checked, and encoded for the executor.
 
     Attributes:
-        compiled: the grammar that ``constraints`` names. Whoever samples looks it up by its key,
-            which works for as long as anybody has it.
+        compiled: the grammar that ``constraints`` names. The sampler looks it up by its key, in a
+            table of weak references: this keeps it alive.
     """
 
     constraints: Constraints = Constraints()
@@ -38,9 +38,9 @@ class PreparedParams(SamplingParams, frozen=True, kw_only=True):
 
 
 def is_prepared(params: SamplingParams) -> bool:
-    """Whether nothing is asked for that ``prepare`` would have to look at."""
-    asked = (params.logit_bias, params.allowed_token_ids, params.grammar)
-    return asked == (None, None, None) and not params.bad_words and not _limits_reasoning(params)
+    """Whether there is nothing left for ``prepare`` to do."""
+    fields = (params.logit_bias, params.allowed_token_ids, params.grammar)
+    return fields == (None, None, None) and not params.bad_words and not _limits_reasoning(params)
 
 
 def prepare(
@@ -75,10 +75,9 @@ def prepare(
         reasoning=params.reasoning if grammar is not None or _limits_reasoning(params) else None,
     )
     fields: dict[str, Any] = msgspec.structs.asdict(params)
-    made = {"logit_bias": None, "allowed_token_ids": None, "bad_words": (), "grammar": None}
-    fields |= made
+    fields |= {"logit_bias": None, "allowed_token_ids": None, "bad_words": (), "grammar": None}
     if params.reasoning is not None:
-        # Where it ends still matters to stop strings.
+        # Stop strings still need to know where it ends.
         fields["reasoning"] = msgspec.structs.replace(params.reasoning, max_tokens=None)
     return PreparedParams(**fields, constraints=constraints, compiled=grammar)
 
@@ -88,7 +87,7 @@ def _limits_reasoning(params: SamplingParams) -> bool:
 
 
 def _mask(params: SamplingParams, banned: list[int], limits: EngineLimits) -> bytes:
-    """Bits of the tokens that are allowed and not banned; nothing if these are all."""
+    """Bits of the tokens that are allowed and not banned; empty if all are."""
     if params.allowed_token_ids is None and not banned:
         return b""
     allowed = np.zeros(-(-limits.vocab_size // 32) * 32, dtype=np.uint8)
@@ -117,5 +116,5 @@ def _check_ids(name: str, ids: Collection[int], limits: EngineLimits) -> None:
 
 
 def _array(ids: Collection[int]) -> npt.NDArray[np.int32]:
-    # Through array(): numpy takes twice as long for a tuple.
+    # Through array(): np.array takes twice as long for a tuple.
     return np.frombuffer(array("i", ids), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Whether a request can be served, ever and now, found out before it costs anything."""
+"""Checks of a request before it costs anything: can it be served at all, and in time?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Checked(NamedTuple):
 
 
 def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLimits) -> Checked:
-    """What a request comes down to that can be served.
+    """Check a request.
 
     Raises:
         BadRequest: it can never be served (empty, too long, a token id out of range).
@@ -53,12 +53,9 @@ def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLi
 
 
 def _token_array(prompt_ids: Seq[int], vocab_size: int) -> array[int]:
-    """A prompt in int32; it may be long, so no token of it is looked at in Python.
-
-    Raises: as ``check_request`` does.
-    """
+    """A prompt in int32, without a loop in Python. Raises like ``check_request``."""
     try:
-        # Takes half as long as making an array of the ids themselves.
+        # Twice as fast as array("i", prompt_ids).
         prompt = array("i", struct.pack(f"{len(prompt_ids)}i", *prompt_ids))
         known = bool(np.frombuffer(prompt, np.uint32).max() < vocab_size)  # negative is large
     except struct.error:
@@ -71,11 +68,7 @@ def _token_array(prompt_ids: Seq[int], vocab_size: int) -> array[int]:
 
 
 def check_deadline(left: float, needed: float) -> None:
-    """Whether an answer that takes at least ``needed`` seconds can be there in ``left``.
-
-    Raises:
-        DeadlineExceeded: it cannot.
-    """
+    """Raise DeadlineExceeded if ``left`` seconds do not suffice for the ``needed`` ones."""
     if needed > left:
         raise DeadlineExceeded(
             f"the deadline of {left * 1000:.0f} ms cannot be met: the answer would take at "

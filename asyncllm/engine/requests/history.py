@@ -1,4 +1,4 @@
-"""History: the latest steps, and what happened to the latest requests."""
+"""History: the latest steps, and traces of the latest requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.timeline import Event
 
-#: How many steps, and how many requests that ended, are remembered.
+#: How many steps and ended requests are kept.
 KEPT_STEPS = 4096
 KEPT_REQUESTS = 1024
 
@@ -23,9 +23,7 @@ WAITING = (SeqState.WAITING, SeqState.LOADING)
 
 
 class StepRecord(msgspec.Struct):
-    """One step. Times in seconds of the engine's clock; ``begun`` and ``seconds`` are 0 until it is
-    done. Its ``num_rows`` rows have ``num_tokens`` tokens.
-    """
+    """One step. Times are seconds of the engine's clock; ``begun``, ``seconds`` are 0 until done."""
 
     step: int
     planned: float
@@ -42,7 +40,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         outcome: its finish reason, "abort", "deadline" or "error"; "running" or "waiting" while
             it lives.
         waited: seconds in the queue, by what the head of the queue was waiting for.
-        started, first_token, ended: None for what has not happened.
+        started, first_token, ended: None before.
         events: what the scheduler did with it.
         num_events_dropped: events beyond those kept.
         steps: those of the latest steps that ran between its start and its end.
@@ -66,7 +64,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History:
-    """Written by the engine; bounded, and cheap enough to be always on."""
+    """Bounded, and cheap enough to be always on."""
 
     def __init__(self) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
@@ -78,25 +76,25 @@ class History:
         self._steps.append(StepRecord(plan.message.step, now, num_rows, plan.num_tokens))
 
     def done(self, step: int, begun: float, seconds: float) -> None:
-        """Its result is there. Steps end in order, so it is one of the latest."""
+        """A step has ended. Steps end in order, so it is one of the latest."""
         record = self._steps[step - self._steps[-1].step - 1]
         record.begun, record.seconds = begun, seconds
 
     def ended(self, seq: Sequence, stream: OutputStream, outcome: str, now: float) -> None:
-        """A request is over."""
+        """A request has ended."""
         self._requests[seq.id] = _explain(seq, stream, outcome, now)
         if len(self._requests) > KEPT_REQUESTS:
             self._requests.popitem(last=False)
 
     def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
-        """Of a request that ended not long ago."""
+        """The trace of a request that has ended; None when it is forgotten."""
         trace = self._requests.get(request_id)
         return self._with_steps(trace) if trace is not None and steps else trace
 
     def live_trace(
         self, seq: Sequence, stream: OutputStream, *, steps: bool = True
     ) -> RequestTrace:
-        """Of a request that lives."""
+        """The trace of a request that lives."""
         outcome = "waiting" if stream.started == 0.0 or seq.state in WAITING else "running"
         trace = _explain(seq, stream, outcome, None)
         return self._with_steps(trace) if steps else trace

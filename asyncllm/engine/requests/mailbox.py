@@ -9,7 +9,7 @@ from asyncllm.types import TokenDelta
 
 
 class Mailbox:
-    """A one-slot sink: deltas merge while the reader is busy, so it can never fall behind."""
+    """A sink of one slot: deltas merge while the reader is busy, so nothing piles up."""
 
     def __init__(self) -> None:
         self._delta: TokenDelta | None = None

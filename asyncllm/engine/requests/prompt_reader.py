@@ -1,4 +1,4 @@
-"""What is wanted of a prompt beside tokens: which parts of it come, and what they add up to."""
+"""What a request may want of its prompt: its logprobs, or its hidden state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from asyncllm.types import TokenDelta
 
 
 class PromptReader(Protocol):
-    """Takes in what the device tells of a prompt, chunk by chunk."""
+    """Puts together what the device computes of a prompt, chunk by chunk."""
 
     def add(self, part: Any) -> bool:
-        """Take in what one row has computed; returns whether that was the last."""
+        """Take in the part of one row; returns whether that was the last."""
 
     def delta(self) -> TokenDelta:
         """What to deliver, once all is there."""

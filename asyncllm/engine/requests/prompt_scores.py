@@ -15,7 +15,7 @@ class PromptScores(Sequence[PromptLogprob | None]):
     """One entry per prompt token, None for the first.
 
     Entries are made when they are looked at: for a long prompt they are hundreds of thousands of
-    objects, which nobody on the event loop may wait for.
+    objects, which would block the event loop.
     """
 
     def __init__(self, prompt: tuple[int, ...], num_top: int):
@@ -25,15 +25,15 @@ class PromptScores(Sequence[PromptLogprob | None]):
         self._ids = np.zeros(shape, dtype=np.int32)
 
     def add(self, part: ScoredPrompt) -> bool:
-        """Take in what one row has computed; returns whether that was the last.
+        """Take in the part of one row; returns whether that was the last.
 
-        Positions that were computed before, which a preemption undid, may come again.
+        After a preemption, positions may come again.
         """
         rows = slice(part.start - 1, part.end - 1)
         count = part.end - part.start
         if count:
             logprobs = np.frombuffer(part.logprobs, dtype="<f4").reshape(count, -1)
-            # There are as many columns as the vocabulary has tokens, if those are fewer.
+            # A vocabulary smaller than the number of alternatives has fewer columns.
             columns = logprobs.shape[1]
             if columns < self._logprobs.shape[1]:
                 self._logprobs = self._logprobs[:, :columns]

@@ -1,4 +1,4 @@
-"""The requests that are alive: what each is given, what is counted of it, and how it ends."""
+"""The live requests: what is delivered to each, what is counted, and how each ends."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Request:
-    """One sequence on its way.
+    """One sequence and its output.
 
     Attributes:
-        is_part: of another request, which is counted instead of it.
-        reader: of what is wanted of the prompt, until it is delivered.
-        expiry: what ends it when its deadline has passed.
+        is_part: it is part of another request, which is counted instead.
+        reader: of its prompt, until the result is delivered; None when nothing is wanted.
+        expiry: the timer of its deadline.
     """
 
     sequence: Sequence
@@ -45,10 +45,9 @@ class Request:
 
 
 class Requests:
-    """Owns every request from the moment it is accepted until it has ended, however it ends.
+    """Owns every request from its acceptance to its end.
 
-    What ends before the scheduler says so (at a stop string, aborted, failed) the scheduler is told
-    to drop.
+    The scheduler is told of requests that end before it says so (stop string, abort, failure).
     """
 
     def __init__(
@@ -65,11 +64,11 @@ class Requests:
         self._requests: dict[int, Request] = {}
 
     def add(self, request: Request) -> None:
-        """It was accepted, and goes to the scheduler next."""
+        """A request was accepted."""
         self._requests[request.sequence.id] = request
 
     def trace(self, request_id: int, *, steps: bool) -> RequestTrace | None:
-        """What happened to a request that lives, or ended not long ago; None for others."""
+        """What happened to a request; None when it is unknown or forgotten."""
         request = self._requests.get(request_id)
         if request is None:
             return self._history.trace(request_id, steps=steps)
@@ -78,11 +77,11 @@ class Requests:
     # -- delivery --------------------------------------------------------------------------------
 
     def started(self, admitted: Iterable[Sequence], now: float) -> None:
-        """These sequences are in the batch, for the first time or again."""
+        """These sequences were admitted, for the first time or again."""
         for seq in admitted:
             request = self._requests[seq.id]
             stream = request.stream
-            if stream.started == 0.0:  # not when it comes back from a preemption
+            if stream.started == 0.0:  # not after a preemption
                 stream.started = now
                 stream.cached_tokens = seq.num_cached
                 if not request.is_part:
@@ -91,14 +90,14 @@ class Requests:
                     self._stats.queue_time.observe(now - stream.arrived)
 
     def deliver(self, emitted: list[Emitted], result: StepResult) -> None:
-        """Hand a step's tokens, or their lack, to those who wait for them."""
+        """Hand a step's tokens, or failures, to the sinks."""
         now, stats, requests = self._clock(), self._stats, self._requests
         by_row = {entry.row: entry for entry in result.logprobs}
         since_last: dict[float, int] = {}  # tokens by the time of their sequence's last one
         for seq, row, token, finish in emitted:
             request = requests.get(seq.id)
             if request is None:
-                continue  # aborted while its token was on the way
+                continue  # aborted while the token was in flight
             if token < 0:
                 self._end_without_token(request, token, finish, dict(result.failures).get(row), now)
                 continue
@@ -123,7 +122,7 @@ class Requests:
             stats.inter_token_latency.observe(now - last, count)
 
     def deliver_prompts(self, parts: list[tuple[Sequence, ScoredPrompt | PooledPrompt]]) -> None:
-        """Keep what a step tells of prompts, and hand over those that are complete."""
+        """Keep parts of prompts' logprobs or hidden states, and deliver those that are complete."""
         for seq, part in parts:
             request = self._requests.get(seq.id)
             reader = None if request is None else request.reader
@@ -164,7 +163,7 @@ class Requests:
                 self._end(request, finish, now)
 
     def _fail_delivery(self, seq: Sequence, error: Exception) -> None:
-        """One bad sink must not reach the others, nor stop the steps."""
+        """A sink that raises loses its own request only."""
         log.error("request %d could not be delivered", seq.id, exc_info=error)
         self.drop([seq], StepError, "the output could not be delivered", "delivery")
 
@@ -177,7 +176,7 @@ class Requests:
     # -- ends ------------------------------------------------------------------------------------
 
     def abort(self, request_id: int) -> bool:
-        """Drop a request that nobody waits for any more; returns whether it lived."""
+        """Drop a request; returns whether it lived."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
@@ -187,9 +186,9 @@ class Requests:
         return True
 
     def fail_all(self, message: str) -> None:
-        """The engine is dead: tell everybody, and leave the scheduler, which may be broken, alone.
+        """The engine is dead: fail all requests, without the scheduler, which may be broken.
 
-        Nobody is left waiting, whatever else goes wrong here.
+        Sinks come first: nobody is left waiting, whatever else goes wrong here.
         """
         requests, self._requests = list(self._requests.values()), {}
         for request in requests:
@@ -209,7 +208,7 @@ class Requests:
     def fail(
         self, sequences: list[Sequence], kind: type[AsyncLLMError], message: str, cause: str
     ) -> None:
-        """End requests with an error of their own each: raising one adds to its traceback.
+        """End requests, each with its own error object, as raising one adds to its traceback.
 
         Args:
             cause: one of ``stats.ERROR_CAUSES``, or "deadline".

@@ -1,4 +1,4 @@
-"""Places in the waiting queue, held for requests whose prompts are still being made."""
+"""Reservations: places in the waiting queue for requests that are still being tokenized."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from typing import Protocol, Self
 from asyncllm.config import EngineLimits
 from asyncllm.errors import QueueFull
 
-#: One tenant may fill the queue until it has this many times the room that is left.
+#: One tenant may fill the queue until it holds this multiple of the room that is left.
 TENANT_SHARE = 8
-#: Retry-After is the time in which this share of the queue is served, and at least a second.
+#: Retry-After is the time in which this share of the queue is served, at least a second.
 RETRY_SHARE = 0.1
 
 
 class Queue(Protocol):
-    """What is asked of the scheduler."""
+    """The scheduler, as far as it is needed here."""
 
     @property
     def num_waiting(self) -> int: ...
-
     @property
     def num_waiting_tokens(self) -> int: ...
-
     @property
     def num_free_slots(self) -> int: ...
 
@@ -32,10 +30,10 @@ class Queue(Protocol):
 
 
 class Reservations:
-    """Decides who may join the queue, and counts those who may and have not joined yet.
+    """Decides which requests may join the queue, and counts those that may and have not yet.
 
     Tokenizing takes a while. Without reservations, all requests that arrive in that time would
-    find the same free places. The scheduler knows nothing of them.
+    find the same free places. The scheduler does not know of reservations.
     """
 
     def __init__(self, queue: Queue, limits: EngineLimits):
@@ -47,20 +45,17 @@ class Reservations:
         self._limits = limits
 
     def make(self, num_tokens: int, num_requests: int, tenant: str) -> Reservation:
-        """Reserve places for prompts that have at least this many tokens in all.
-
-        Args:
-            tenant: who asks; "" is nobody in particular.
+        """Reserve places for prompts of at least ``num_tokens`` in all; no tenant is "".
 
         Raises:
-            QueueFull: not now; ``retry_after`` says when.
+            QueueFull: there is no room now; ``retry_after`` says when.
         """
         reservation = Reservation(self, tenant)
         reservation.expect(num_tokens, num_requests)
         return reservation
 
     def check(self, num_tokens: int, num_requests: int, tenant: str) -> None:
-        """Whether such prompts may join the queue, beside all that is reserved. Raises as ``make``.
+        """Raise as ``make`` unless the queue has room beside all reservations.
 
         A tenant may have a multiple of the room that is left in the queue, so that there is always
         some for another (dynamic thresholds; Choudhury and Hahne, IEEE/ACM ToN 1998).
@@ -68,7 +63,7 @@ class Reservations:
         queue = self._queue
         waiting = queue.num_waiting + self.num_requests
         tokens = queue.num_waiting_tokens + self._num_tokens
-        # Requests that the next plan takes in are not waiting.
+        # Requests that the next plan admits do not count as waiting.
         places = self._limits.max_waiting + queue.num_free_slots - waiting
         room = self._limits.max_waiting_tokens - tokens
         fits = num_requests <= places and (waiting == 0 or num_tokens <= room)
@@ -86,7 +81,7 @@ class Reservations:
         )
 
     def count(self, tenant: str, num_requests: int, num_tokens: int) -> None:
-        """For ``Reservation`` only: a tenant has more reserved, or less."""
+        """For ``Reservation`` only: a tenant has reserved more, or less."""
         self.num_requests += num_requests
         self._num_tokens += num_tokens
         if not tenant:
@@ -101,7 +96,7 @@ class Reservation:
     """Places for one or several requests; leaving its context gives back those that are left.
 
     Attributes:
-        num_requests, num_tokens: what is still reserved. Without requests there are no tokens.
+        num_requests, num_tokens: reserved and not taken; without requests there are no tokens.
     """
 
     __slots__ = ("_reservations", "_tenant", "num_requests", "num_tokens")
@@ -113,10 +108,7 @@ class Reservation:
         self._tenant = tenant
 
     def expect(self, num_tokens: int, num_requests: int | None = None) -> None:
-        """More is known now: change it to prompts with at least this many tokens in all.
-
-        Args:
-            num_requests: None leaves their number as it is.
+        """Change it to prompts of at least ``num_tokens`` in all; None keeps ``num_requests``.
 
         Raises:
             QueueFull: that does not fit; nothing is reserved any more.
@@ -130,7 +122,7 @@ class Reservation:
         self._set(num_requests, num_tokens)
 
     def take(self, num_tokens: int) -> None:
-        """One of the requests joins the queue now, with a prompt of ``num_tokens``.
+        """One of the requests joins the queue, with a prompt of ``num_tokens``.
 
         Raises:
             QueueFull: it is longer than expected, and the queue has no room for that.

@@ -1,4 +1,4 @@
-"""One sequence's way out: tokens to text, stop strings, and delivery to its sink."""
+"""The output of one sequence: tokens to text, stop strings, and delivery to its sink."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class OutputStream:
     Attributes:
         arrived, started, first, last: ``clock()`` seconds of arrival, first step, first token and
             latest token; 0 before that.
-        cached_tokens: tokens of the prompt that were not computed.
+        cached_tokens: tokens of the prompt found in the prefix cache.
     """
 
     __slots__ = (
@@ -99,14 +99,14 @@ class OutputStream:
         return finish
 
     def _push_beyond(self, reasoning: ReasoningSpan, token: int, text: str) -> str:
-        """Have stop strings looked for in what is not reasoning."""
+        """Look for stop strings in what is not reasoning."""
         if not reasoning.accept(token, text.encode() if reasoning.reads_text else b""):
             return self._stop.push(text)
         if not reasoning.beyond:
             return text
-        beyond = reasoning.beyond.decode()  # it begins behind a marker, so with a whole character
+        beyond = reasoning.beyond.decode()  # it follows a marker, so it is whole characters
         return text.removesuffix(beyond) + self._stop.push(beyond)
 
     def end(self, finish: FinishReason) -> None:
-        """Deliver the end of a sequence that was to generate nothing."""
+        """Deliver the end of a sequence that generates nothing."""
         self.sink.emit(TokenDelta(finish_reason=finish, cached_tokens=self.cached_tokens))
