@@ -1,4 +1,4 @@
-"""A heap whose entries may go stale: they are skipped when they come up."""
+"""A heap whose entries may become stale: they are skipped when they come up."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 class LazyHeap(Generic[T]):
     """Items by rank, smallest first, first pushed first among equals.
 
-    ``current(rank, item)`` tells whether an entry still counts, so that an item is taken out, or
-    changes its rank, without a search. Everything is O(log n), amortised: there are never more
-    entries than twice the most that ever counted, and 64.
+    ``current(rank, item)`` tells whether an entry still counts, so an item is removed, or gets
+    another rank, without a search. Everything is O(log n), amortised: there are at most twice as
+    many entries as ever counted at once, plus 64.
     """
 
     def __init__(self, current: Callable[[float, T], bool]):
@@ -32,11 +32,11 @@ class LazyHeap(Generic[T]):
             self._tidy_at = 2 * len(self._entries) + 64
 
     def __iter__(self) -> Iterator[tuple[float, T]]:
-        """Ranks and items, in no order; an item may come more than once."""
+        """Ranks and items in any order; an item may come more than once."""
         return ((rank, item) for rank, _, item in self._entries if self._current(rank, item))
 
     def clear(self) -> None:
-        """Let go of everything; nothing in it counts any more."""
+        """Remove all entries."""
         self._entries.clear()
 
     def peek(self) -> T | None:

@@ -1,4 +1,4 @@
-"""Which sequence holds which KV pages, and which pages are kept for those to come."""
+"""KVCacheManager: the KV pages of each sequence, and the pages kept for later ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class PageHolder(Protocol):
     """The part of a sequence that the cache works on.
 
     Attributes:
-        tokens: int32; what its positions hold.
-        salt: sequences of different salts share nothing.
-        pages: its block table, in order of position.
-        node: the end of its path in the prefix tree, locked; None while it holds nothing.
+        tokens: int32; by position.
+        salt: sequences with different salts share nothing.
+        pages: its block table.
+        node: the end of its path in the prefix tree, locked; None while it holds no pages.
         first_own: the topmost node of the path that it added itself.
     """
 
@@ -29,10 +29,7 @@ class PageHolder(Protocol):
 
 
 class Copies(NamedTuple):
-    """Page copies of one step that are under way: (device page, host page) of each.
-
-    ``nodes`` says whose they are, in the same order.
-    """
+    """Page copies of one step: the nodes, and (device page, host page) of each."""
 
     nodes: list[Node]
     pages: list[tuple[int, int]]
@@ -65,12 +62,12 @@ class KVCacheManager:
 
     @property
     def num_cached(self) -> int:
-        """Pages no live sequence uses, kept for reuse of their prefix."""
+        """Pages that no live sequence uses, kept for reuse of their prefix."""
         return self._tree.num_cached
 
     @property
     def num_available(self) -> int:
-        """Pages that a sequence could be given now."""
+        """Pages that a sequence could take now."""
         return self._pages.num_free + self._tree.num_cached
 
     @property
@@ -89,19 +86,16 @@ class KVCacheManager:
     # -- one sequence ----------------------------------------------------------------------------
 
     def match(self, holder: PageHolder, most: int | None = None) -> Match:
-        """What is known of the holder's tokens; of the first ``most`` of them, where that is given.
-
-        Either way the last of them is to be computed.
-        """
+        """The cached prefix of the holder's tokens, or of the first ``most``, without the last."""
         known = holder.tokens if most is None else holder.tokens[:most]
         return self._tree.match(known if self.prefix_caching else array("i"), holder.salt)
 
     def pending_below(self, holder: PageHolder, node: Node) -> Node | None:
-        """The last page of the holder's tokens after ``node``, of its path, being written."""
+        """The last page below ``node``, on the path of the holder's tokens, being written."""
         return self._tree.pending_below(node, holder.tokens) if node.linked else None
 
     def hold(self, holder: PageHolder, match: Match) -> None:
-        """Lock the device part of a match and make it the beginning of the block table."""
+        """Lock the device part of a match, with which the block table then begins."""
         previous = holder.node
         self._tree.lock(match.node)
         if previous is not None:
@@ -111,12 +105,12 @@ class KVCacheManager:
         holder.pages = list(match.pages)
 
     def num_shared(self, holder: PageHolder) -> int:
-        """How many pages its block table begins with that it found in the tree."""
+        """How many pages at the beginning of its block table are the tree's."""
         assert holder.node is not None, "it holds pages"
         return holder.node.depth
 
     def extend(self, holder: PageHolder, num_tokens: int) -> bool:
-        """Make room for positions ``0 .. num_tokens-1``; False when there are not enough pages."""
+        """Take pages for positions ``0 .. num_tokens-1``; False when there are not enough."""
         missing = self.pages_for(num_tokens) - len(holder.pages)
         if missing <= 0:
             return True
@@ -127,7 +121,7 @@ class KVCacheManager:
         return True
 
     def grow(self, holder: PageHolder) -> int | None:
-        """One page more, which is returned; None when there is none."""
+        """Take one more page, which is returned; None when there is none."""
         page = self._pages.take_one()
         if page is None:
             taken = self._take(1)
@@ -140,8 +134,8 @@ class KVCacheManager:
     def begin(self, holder: PageHolder, num_tokens: int) -> None:
         """A step that computes positions up to ``num_tokens`` is planned.
 
-        Its full pages are entered in the tree, for others to wait for; as long as they are new.
-        Where another computes them too, whose will be kept is seen at release.
+        Its new full pages are entered in the tree, for others to wait for. If another sequence
+        computes the same pages, release decides which are kept.
         """
         if self.prefix_caching:
             self._enter(holder, num_tokens // self.page_size, ready=False)
@@ -154,16 +148,16 @@ class KVCacheManager:
     def release(self, holder: PageHolder, num_tokens: int) -> None:
         """Give the pages up; the full ones of ``num_tokens`` computed positions stay cached.
 
-        No step in flight may still use them.
+        No step in flight may use them.
         """
         self.commit(holder, num_tokens)
         self._let_go(holder)
 
     def discard(self, holder: PageHolder) -> None:
-        """Give the pages up, and trust nothing that the holder has written."""
+        """Give the pages up, and forget all that the holder has computed."""
         if holder.first_own is not None:
             self._tree.forget(holder.first_own)
-        if holder.node is not None:  # ready in the sense that no step writes it any more
+        if holder.node is not None:  # no step writes it any more
             self._tree.set_path_ready(holder.node, holder.node.depth)
         self._let_go(holder)
 
@@ -177,13 +171,13 @@ class KVCacheManager:
             child = node.children.get(self._key(holder, index))
             if child is None or not child.ready or child.page == NO_PAGE:
                 break
-            self._tree.lock_child(child)  # somebody else has computed it, too, and was faster
+            self._tree.lock_one(child)  # another sequence has computed it, too, and was faster
             node = child
         holder.node = node
         self._enter(holder, num_pages, ready=True)
 
     def _enter(self, holder: PageHolder, num_pages: int, *, ready: bool) -> None:
-        """Have the tree take the first ``num_pages`` pages; as far as they are new to it."""
+        """Give the tree those of the first ``num_pages`` pages that are new to it."""
         assert holder.node is not None, "it holds pages"
         size, first = self.page_size, holder.node.depth
         tokens = holder.tokens[first * size : num_pages * size]
@@ -199,7 +193,7 @@ class KVCacheManager:
         node, own = end, holder.pages[end.depth :]
         for page in reversed(holder.pages[: end.depth]):
             if node.page != page:
-                own.append(page)  # the tree has another's, of the same tokens
+                own.append(page)  # the tree has another page of the same tokens
             assert node.parent is not None, "roots have no page"
             node = node.parent
         self._pages.give_back(own)
@@ -224,31 +218,31 @@ class KVCacheManager:
     # -- the host tier ---------------------------------------------------------------------------
 
     def back_up(self, most: int) -> Copies:
-        """Start to copy cached pages to the host, at most so many, ahead of their eviction."""
+        """Start to copy up to ``most`` cached pages to the host, ahead of their eviction."""
         nodes = self._tree.back_up(most)
         return Copies(nodes, [(node.page, node.host) for node in nodes])
 
     def backed_up(self, copies: Copies) -> None:
-        """Those copies are done."""
+        """Copies of ``back_up`` are done."""
         for node in copies.nodes:
             self._tree.backed_up(node)
 
     def load(self, holder: PageHolder, match: Match) -> Copies | None:
-        """Start to bring the host pages of a match that is held; None when there is no room.
+        """Start to load the host pages of a match that is held; None when there is no room.
 
-        The holder keeps a lock on them until ``release``.
+        The holder keeps them locked until ``release``.
         """
         pages = self._take(len(match.host))
         if pages is None:
             return None
         self._tree.load(match.host, pages)
         for node in match.host:
-            self._tree.lock_child(node)
+            self._tree.lock_one(node)
         holder.node = match.host[-1]
         holder.pages += pages
         return Copies(match.host, [(node.page, node.host) for node in match.host])
 
     def loaded(self, copies: Copies) -> None:
-        """Those copies are done."""
+        """Copies of ``load`` are done."""
         for node in copies.nodes:
             self._tree.set_ready(node)

@@ -16,16 +16,16 @@ class Node(msgspec.Struct, eq=False, gc=False):
         depth: how many pages its path has, itself included; 0 of roots.
         tick: logical time of its last use.
         locks: users of the device page: sequences on this node or below it, a copy to the host.
-        on_device: children with a device page.
+        on_device: how many children have a device page.
         host: its host page or NO_PAGE; valid unless ``saving``.
         saving: a copy of the device page to the host page is under way.
-        linked: found by ``match``; an unlinked node's pages go with its last lock, and it has no
-            children.
+        linked: ``match`` finds it. An unlinked node has no children, and its pages are free after
+            its last lock.
     """
 
-    # A struct, which is made in C: a long prompt needs hundreds at once. And the garbage collector
-    # does not know it, which would else walk through all there are, tens of thousands, and stop
-    # everything for as long as 70 ms: so whoever unlinks a node has to cut its cycles.
+    # A struct is made in C: a long prompt needs hundreds at once. With gc=False the collector does
+    # not traverse tens of thousands of nodes, which would stop everything for up to 70 ms; so code
+    # that unlinks a node must cut its reference cycles.
     parent: Node | None
     key: bytes
     page: int
@@ -39,15 +39,15 @@ class Node(msgspec.Struct, eq=False, gc=False):
     linked: bool = True
     children: dict[bytes, Node] = msgspec.field(default_factory=dict)
 
-    __repr__ = object.__repr__  # a struct's would tell of the whole tree
+    __repr__ = object.__repr__  # a struct's would show the whole tree
 
     def evictable(self, *, leaf: bool = True) -> bool:
-        """Nobody uses the device page; of a leaf also: no descendant needs it to stay."""
+        """The device page is unused; with ``leaf``, also no child has a device page."""
         unused = self.locks == 0 and self.ready and self.linked and self.page != NO_PAGE
         return unused and not (leaf and self.on_device)
 
     def host_evictable(self) -> bool:
-        """The host page is a mere copy, or the end of a branch."""
+        """The host page is only a copy, or the end of a branch."""
         if self.host == NO_PAGE or self.saving:
             return False
         return self.ready if self.page != NO_PAGE else not self.children

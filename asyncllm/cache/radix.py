@@ -1,8 +1,8 @@
-"""The prefix tree: KV pages by the tokens they hold, kept for requests that begin alike.
+"""The prefix tree: KV pages by their tokens, for requests with the same prefix.
 
-A radix tree over page-aligned tokens (Zheng et al., SGLang, 2024) whose every edge is one page, so
-that no edge is ever split and each page's state is one node's: on the device, in host memory, on
-its way from one to the other, or in both. Plain ints and bytes; no torch.
+A radix tree over page-aligned tokens (Zheng et al., SGLang, 2024). Each edge is one page, so no
+edge is ever split, and a node has the state of one page: on the device, in host memory, in both, or
+being copied. Plain ints and bytes; no torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Match(NamedTuple):
     Attributes:
         node: the end of the part on the device, a root when there is none.
         pages: that part's device pages.
-        host: the nodes after it whose pages are in host memory only.
-        pending: the last of the nodes after those whose pages a step or a copy is writing.
+        host: the next nodes, whose pages are in host memory only.
+        pending: the last of the nodes after these whose pages a step or a copy is writing.
     """
 
     node: Node
@@ -33,10 +33,10 @@ class Match(NamedTuple):
 
 
 class PrefixTree:
-    """Owns every page it is given until it evicts it back into the allocators.
+    """Owns the pages it is given until it evicts them back into the allocators.
 
     Eviction takes the least recently used leaf, in O(log n). ``num_cached`` counts device pages
-    that nobody has locked.
+    without a lock.
     """
 
     def __init__(self, page_size: int, pages: PageAllocator, host_pages: PageAllocator):
@@ -46,8 +46,8 @@ class PrefixTree:
         self._host_pages = host_pages
         self._roots: dict[bytes, Node] = {}
         self._clock = 0
-        #: Cached pages that the host may not have, in the order in which they fell out of use.
-        #: (An OrderedDict finds its first key at once, a dict only after those that were deleted.)
+        #: Cached pages that the host may not have, least recently used first. (The first key of an
+        #: OrderedDict is found at once; a dict first skips all deleted ones.)
         self._unsaved: OrderedDict[Node, None] = OrderedDict()
         self._leaves = LazyHeap[Node](lambda tick, node: node.tick == tick and node.evictable())
         self._host_leaves = LazyHeap[Node](
@@ -61,11 +61,11 @@ class PrefixTree:
     # -- looking up ------------------------------------------------------------------------------
 
     def match(self, tokens: array[int], salt: bytes) -> Match:
-        """The longest prefix of ``tokens`` (int32) known under ``salt``, short of the last one.
+        """The longest cached prefix of ``tokens`` (int32) under ``salt``, without the last token.
 
-        The last token is left out because something must be computed to sample the next.
+        The last token has to be computed to sample the next one.
         """
-        # A root that is new is kept from its first lock on.
+        # A new root is kept from its first lock on.
         node = end = self._roots.get(salt) or Node(None, salt, NO_PAGE, ready=True)
         pages: list[int] = []
         host: list[Node] = []
@@ -89,10 +89,10 @@ class PrefixTree:
         return Match(end, pages, host, pending)
 
     def pending_below(self, node: Node, tokens: array[int]) -> Node | None:
-        """The last of the nodes after ``node``, on the path of ``tokens``, being written."""
+        """The last node below ``node``, on the path of ``tokens``, being written."""
         pending: Node | None = None
         size = self.page_size
-        # Page by page, for what follows is long and only the next pages are looked at.
+        # Bytes of one page at a time: the rest is long, and only a few pages are looked at.
         for start in range(node.depth * size, (len(tokens) - 1) // size * size, size):
             child = node.children.get(tokens[start : start + size].tobytes())
             if child is None or (child.ready and (pending is not None or child.page == NO_PAGE)):
@@ -109,12 +109,11 @@ class PrefixTree:
     ) -> list[Node]:
         """Add a chain of locked nodes below ``parent``, whose pages become the tree's.
 
-        It ends before a page of the same tokens that is there already, and does not even begin
-        where nobody could find it. A page that is only in host memory takes the given one as its
-        device page.
+        It ends before the first page whose tokens are there already; below an unlinked node it is
+        empty. A node that is only in host memory gets the given device page.
 
         Args:
-            parent: locked, and with it its ancestors.
+            parent: locked, like its ancestors.
             tokens: int32 [len(pages) * page_size].
 
         Returns:
@@ -133,7 +132,7 @@ class PrefixTree:
                 parent.children[key] = node
             elif node.page == NO_PAGE:
                 node.page, node.ready, node.tick, node.locks = page, ready, self._clock, 1
-                self._offer_host(node)  # the device page is locked, and not to be had
+                self._offer_host(node)
             else:
                 break
             parent.on_device += 1
@@ -145,11 +144,11 @@ class PrefixTree:
         """Keep the device pages of ``node`` and its ancestors."""
         walker: Node | None = node
         while walker is not None:
-            self._lock_one(walker)
+            self.lock_one(walker)
             walker = walker.parent
 
     def unlock(self, node: Node) -> None:
-        """Undo one ``lock``; the pages count as used just now."""
+        """Undo one ``lock``; the pages become the most recently used."""
         self._clock += 1
         walker: Node | None = node
         while walker is not None:
@@ -173,10 +172,9 @@ class PrefixTree:
             self._offer_host(node)
 
     def set_path_ready(self, node: Node, depth: int) -> None:
-        """Those of the first ``depth`` pages of a path that a step was writing hold their KV now.
+        """The first ``depth`` pages of the path to ``node`` hold their KV now.
 
-        Args:
-            node: the end of the path; its pages are written from the top down.
+        Pages of a path are written from the top down.
         """
         walker: Node | None = node
         while walker is not None and not walker.ready:
@@ -185,7 +183,7 @@ class PrefixTree:
             walker = walker.parent
 
     def forget(self, node: Node) -> None:
-        """No one shall find ``node`` and what is below it; who uses it may go on doing so."""
+        """Unlink ``node`` and all below it; present users may go on using them."""
         if not node.linked:
             return
         self._unlink(node)
@@ -199,8 +197,8 @@ class PrefixTree:
     def evict(self, count: int) -> bool:
         """Return the ``count`` least recently used device pages to the allocator.
 
-        Pages that the host has a copy of can come back; others are forgotten, and with them what
-        the host has of their continuations. False when fewer could be had.
+        Pages with a copy in host memory can come back. Others are forgotten, with all host pages
+        below them. False when fewer could be evicted.
         """
         while count > 0 and (node := self._leaves.pop()):
             count -= 1
@@ -212,10 +210,10 @@ class PrefixTree:
         return count <= 0
 
     def back_up(self, count: int) -> list[Node]:
-        """Give up to ``count`` cached pages a host page, those unused for longest first.
+        """Give up to ``count`` cached pages a host page, the least recently used first.
 
-        The copies still have to be made, and reported by ``backed_up``; the device pages stay, but
-        when they are evicted nothing is lost.
+        The caller makes the copies, and reports them with ``backed_up``. The device pages stay;
+        when they are evicted, nothing is lost.
         """
         started: list[Node] = []
         while len(started) < count and self._unsaved:
@@ -225,21 +223,21 @@ class PrefixTree:
                 if host is None:
                     break
                 node.host, node.saving = host, True
-                self._lock_one(node)
+                self.lock_one(node)
                 started.append(node)
             del self._unsaved[node]
         return started
 
     def backed_up(self, node: Node) -> None:
-        """The copy that ``back_up`` asked for is done."""
+        """A copy of ``back_up`` is done."""
         node.saving = False
         self._unlock_one(node)
         self._offer_host(node)
 
     def load(self, nodes: list[Node], pages: list[int]) -> None:
-        """Give nodes that are only in host memory (a chain, downwards) their device pages.
+        """Give a downward chain of nodes, only in host memory, device pages.
 
-        The copies still have to be made; ``set_ready`` reports each.
+        The caller makes the copies, and reports each with ``set_ready``.
         """
         for node, page in zip(nodes, pages, strict=True):
             assert node.page == NO_PAGE, "only on the host"
@@ -249,11 +247,8 @@ class PrefixTree:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def lock_child(self, node: Node) -> None:
-        """Keep the device page of ``node``, whose ancestors the caller has locked."""
-        self._lock_one(node)
-
-    def _lock_one(self, node: Node) -> None:
+    def lock_one(self, node: Node) -> None:
+        """Keep the device page of ``node``, but not those of its ancestors."""
         if node.parent is None:
             self._roots.setdefault(node.key, node)
         if node.locks == 0 and node.ready and node.linked and node.page != NO_PAGE:
@@ -265,7 +260,7 @@ class PrefixTree:
         if node.locks:
             return
         if not node.linked:
-            if node.ready:  # else a copy or a step still writes the page
+            if node.ready:  # else a copy or a step is still writing the page
                 self._free(node)
         elif node.page != NO_PAGE:
             self.num_cached += node.ready
@@ -291,7 +286,7 @@ class PrefixTree:
         self._offer(parent)
 
     def _remove(self, node: Node) -> None:
-        """Take a node without device pages below it out, with all that is below it."""
+        """Remove a node without device pages below it, and all nodes below it."""
         self._unlink(node)
         for below in _take_apart(node):
             self._free(below)
@@ -318,7 +313,7 @@ class PrefixTree:
             node.host = NO_PAGE
 
     def _take_host(self, tick: int) -> int | None:
-        """A host page, if need be of a page that was used before ``tick``."""
+        """A host page; if none is free, one that was used before ``tick``."""
         while not self._host_pages.num_free:
             node = self._host_leaves.pop()
             if node is None:
@@ -344,7 +339,7 @@ class PrefixTree:
 
 
 def _take_apart(node: Node) -> list[Node]:
-    """Unlink a node and all that is below it, which is returned, from each other."""
+    """Unlink a node and all nodes below it from each other; returns them."""
     nodes = [node]
     for below in nodes:  # which grow
         nodes += below.children.values()

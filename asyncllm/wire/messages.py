@@ -1,7 +1,7 @@
-"""What the loop and the ranks say to each other: msgspec structs, encoded once, never changed.
+"""The messages between the event loop and the ranks: immutable msgspec structs.
 
-Arrays travel as little-endian int32 bytes, so that packing and unpacking cost one copy however many
-rows a step has. Rank 0's thread and tensor-parallel peers read the same bytes.
+Arrays are little-endian int32 bytes, so packing and unpacking cost one copy, however many rows a
+step has. Rank 0's thread and tensor-parallel peers read the same bytes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ TO_DEVICE = 1
 
 
 class Constraints(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Which tokens a sequence may have, and which it prefers; empty fields ask for nothing.
+    """The tokens that a sequence may have or prefers; empty fields constrain nothing.
 
     Attributes:
         bias_ids, biases: int32 and float32 [k], k <= MAX_LOGIT_BIAS; no id twice.
         mask: int32 [ceil(vocab / 32)]; bit i % 32 of word i // 32 is 0 if token i is never allowed.
-        bad_words: sequences of two tokens or more that are not to be generated; all differ.
-        grammar: the key by which ``executor.restriction.Grammars`` knows it.
-        reasoning: what comes before the grammar, or is of limited length.
+        bad_words: different sequences of two or more tokens that are not to be generated.
+        grammar: its key in the sampler's table of grammars.
+        reasoning: comes before the grammar, or is of limited length.
     """
 
     bias_ids: bytes = b""
@@ -46,9 +46,9 @@ class Constraints(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class RowParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The part of SamplingParams that acts on logits, with every default resolved.
 
-    ``seed`` is always set; ``logprobs`` is -1 for none. Until the sequence holds ``min_length``
-    tokens, prompt included, the tokens in ``stop_ids`` are not sampled; with a grammar they are,
-    where it allows for nothing else.
+    ``seed`` is always set; ``logprobs`` is -1 for none. Until the sequence has ``min_length``
+    tokens, prompt included, the tokens in ``stop_ids`` are not sampled, unless a grammar allows
+    nothing else.
     """
 
     temperature: float
@@ -66,12 +66,12 @@ class RowParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A sequence takes a slot; ``tokens`` is int32 [num_tokens], all that is known of it.
+    """A sequence takes a slot; ``tokens`` is int32 [num_tokens], all its tokens so far.
 
     The first ``num_prompt`` are the prompt; more follow when a preempted sequence comes back.
     ``prompt_logprobs`` is -1, or how many of the likeliest tokens are wanted with the logprob of
-    each prompt token that its rows compute. ``pool_from`` is -1, or the position from which on the
-    prompt's hidden states are wanted.
+    each prompt token that its rows compute. ``pool_from`` is -1, or the first position of the
+    prompt whose hidden state is wanted.
     """
 
     slot: int
@@ -83,23 +83,23 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One iteration of the model over a mixed batch, and page copies to run beside it.
+    """One step of the model over a mixed batch, and page copies to run at the same time.
 
-    A plan without rows asks for nothing but to wait for the copies under way.
+    A plan without rows only waits for the copies under way.
 
     Attributes:
         step: number of the step, counting up from 0.
-        rows: int32 [n, 3] of (slot, start, q_len). A row whose start lies beyond the tokens its
-            slot was admitted with is a decode row: its one input token is the last one sampled for
-            that slot, which only the device knows. A row that reaches the end of the known tokens
-            samples the next one.
+        rows: int32 [n, 3] of (slot, start, q_len). A row that starts beyond the tokens its slot was
+            admitted with is a decode row: its input token is the last one sampled for that slot,
+            which only the device knows. A row that reaches the end of the known tokens samples the
+            next one.
         new_pages: int32 [m, 3] of (slot, index in the block table, page).
         admits: sequences that enter a slot, before any of their rows.
-        copies: int32 [k, 3] of (TO_HOST or TO_DEVICE, device page, host page). No step touches the
-            device pages until a result acknowledges the copies, except to read the sources; so they
-            need no ordering with the steps' kernels.
+        copies: int32 [k, 3] of (TO_HOST or TO_DEVICE, device page, host page). Until a result
+            acknowledges the copies, steps only read their source pages; so copies need no ordering
+            with the steps' kernels.
         decode_steps: how many tokens each row yields, one after the other (multi-step decoding).
-            More than one only if all rows are decode rows; pages for all tokens are there.
+            More than one only if all rows are decode rows; there are pages for all tokens.
     """
 
     step: int
@@ -111,7 +111,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Logprobs of one row: the sampled token's, then the likeliest tokens', best first."""
+    """Logprobs of one row: of the sampled token, and of the likeliest tokens, best first."""
 
     row: int
     sampled: float
@@ -122,14 +122,14 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ScoredPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Logprobs of the prompt tokens that one row's positions predict.
 
-    Each row with prompt tokens of a sequence that asked has one, be it empty. Values that are not
-    finite are passed on: what they spoil is found out when the row samples.
+    Each row with prompt tokens of a sequence that wants them has one, maybe empty. Values that are
+    not finite are passed on: the row fails when it samples.
 
     Attributes:
         row: of the plan.
         start, end: tokens at positions start .. end-1 are scored; position 0 never is.
-        logprobs: float32 [n, 1 + k]; the token's own, then the k likeliest tokens', best first.
-        ids: int32 [n, 1 + k]; the token's rank, 1 for the likeliest, then those tokens' ids.
+        logprobs: float32 [n, 1 + k]; of the token, then of the k likeliest tokens, best first.
+        ids: int32 [n, 1 + k]; the token's rank, 1 for the likeliest, then the k tokens' ids.
     """
 
     row: int
@@ -140,13 +140,13 @@ class ScoredPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PooledPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The sum of the hidden states of one row, as far as they were asked for.
+    """The sum of the wanted hidden states of one row.
 
     Attributes:
         row: of the plan.
-        start, end: it is of the prompt's positions start .. end-1; at least one.
-        total: float32 [hidden_size]; states as the output projection takes them. Values that are
-            not finite are passed on.
+        start, end: the prompt's positions start .. end-1; at least one.
+        total: float32 [hidden_size]; states before the output projection. Values that are not
+            finite are passed on.
     """
 
     row: int
@@ -161,19 +161,18 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         step: the plan's number.
         tokens: int32 [decode_steps * n]: one token of each row, then each row's next, and so on;
-            NO_TOKEN or BAD_TOKEN where there is none. Ignore what follows the end of a sequence.
-        logprobs: for the rows that asked for them; ``row`` counts as ``tokens`` does.
-        copied: plans whose copies are done, each in one result: (its step, the seconds they took).
-        seconds: the device's time for the step, without what ran before it.
+            NO_TOKEN or BAD_TOKEN for none. Tokens after the end of a sequence are ignored.
+        logprobs: for the rows that want them; ``row`` is an index of ``tokens``.
+        copied: the plans whose copies are done: (step, the seconds they took), once each.
+        seconds: the device's time for this step alone.
         error: None, or what went wrong; then no row of this step has advanced.
         t_launch, t_done: seconds of the engine's clock; launched, and seen to be done.
         launch_seconds, collect_seconds: the executor thread's time for launching the step, and for
-            reading its outcome once it was there.
-        idle_seconds: how long the device had nothing to do between the step before and this one;
-            None when that is not known.
-        prompts: for the rows with tokens of prompts that are scored.
+            reading its finished outcome.
+        idle_seconds: the device's idle time before this step; None if unknown.
+        prompts: for the rows with prompt tokens whose logprobs are wanted.
         pooled: for the rows with positions whose hidden states are wanted.
-        failures: rows, counted as ``tokens`` are, whose constraints leave no token, and why.
+        failures: (index of ``tokens``, why) of rows whose constraints leave no token.
     """
 
     step: int
@@ -193,7 +192,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PlanHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The part of a StepPlan that does not come from requests, so that it can always be decoded."""
+    """The part of a StepPlan that does not come from requests, and so can always be decoded."""
 
     step: int
     rows: bytes
@@ -210,11 +209,7 @@ decode_result = msgspec.msgpack.Decoder(StepResult).decode
 
 
 def check_params(params: RowParams) -> None:
-    """Make sure that the executor can decode what it will be sent for a request.
-
-    Raises:
-        BadRequest: it cannot; the message says which value is out of range.
-    """
+    """Raise BadRequest, naming the value out of range, unless the executor can decode these."""
     try:
         _decode_params(encode(params))
     except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
@@ -222,7 +217,7 @@ def check_params(params: RowParams) -> None:
 
 
 def pack(values: Iterable[int]) -> bytes:
-    """int32 bytes of Python ints; rows of several are given one after the other."""
+    """int32 bytes of Python ints; rows are given flat."""
     # array() takes a list of ints in a third of the time that numpy needs.
     return array("i", values).tobytes()
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from queue import SimpleQueue
 
-#: Tells the worker to collect what is in flight: no plan stands ready to be launched behind it.
+#: Tells the worker to collect the steps in flight: no further plan is about to come.
 FLUSH = b""
 
 

@@ -23,7 +23,7 @@ WAITING = (SeqState.WAITING, SeqState.LOADING)
 
 
 class StepRecord(msgspec.Struct):
-    """One step. Times are seconds of the engine's clock; ``begun``, ``seconds`` are 0 until done."""
+    """One step; times in seconds of the engine's clock, 0 for ``begun`` and ``seconds`` until done."""
 
     step: int
     planned: float
