@@ -1,7 +1,7 @@
-"""EngineConfig: every choice about a run, in one frozen struct.
+"""EngineConfig: every option of a run. EngineLimits: the limits that follow from it and the model.
 
-A field's ``Meta`` description is its documentation: the command line is generated from it. There is
-no configuration through environment variables.
+The command line is generated from the fields and their ``Meta`` descriptions. There is no
+configuration through environment variables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SimProfile = Literal["auto", "h200-8b", "h200-0.6b"]
 _DEVICE: Final = re.compile(r"auto|cpu|sim|cuda(?::\d{1,3})?")
 
 
-#: What an option is about: ``--help`` lists the options of one group together, in this order.
+#: ``--help`` lists the options of one group together, in this order.
 Group = Literal[
     "model", "memory", "scheduling", "device", "server", "limits", "logging", "for developers"
 ]
@@ -40,7 +40,7 @@ def doc(text: str, group: Group = "server", metavar: str | None = None) -> Meta:
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What to serve and how. ``None`` and ``"auto"`` are filled in once the model is known.
+    """What to serve and how. ``None`` and ``"auto"`` are resolved when the model is known.
 
     Raises:
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
@@ -221,17 +221,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine works with, once device and model are known.
+    """The engine's limits, once device and model are known.
 
-    ``device`` is "cpu", "cuda" or "sim", ``dtype`` the type of the computation. ``max_model_len``
-    never exceeds what the KV cache holds, so every admitted sequence can finish when it runs alone.
-    ``itl_target`` is in seconds, 0 for none. ``host_pages`` is the size of the host tier, 0 for
-    none; ``page_copy_seconds`` a first guess of what moving one page between the tiers takes.
-    ``max_decode_steps`` is the most tokens that one plan may decode of each row, which it does only
-    with at most ``multi_step_rows`` rows: then launching a step, and the way of its result to the
-    loop and back, take long compared with the step itself. ``step_sizes`` are the numbers of
-    tokens, rising, that steps with prompts are padded to, where padding costs time.
-    ``embedding_size`` is the size of a final hidden state, and so of an embedding.
+    Attributes:
+        device: "cpu", "cuda" or "sim".
+        dtype: of the computation.
+        max_model_len: never more than the KV cache holds, so every sequence can finish alone.
+        itl_target: seconds; 0 for none.
+        host_pages: size of the host tier; 0 for none.
+        page_copy_seconds: a first guess of the time to move one page between the tiers.
+        max_decode_steps: the most tokens that one plan may decode of each row.
+        multi_step_rows: the most rows for which it decodes more than one: with few rows, launching
+            a step and returning its result take long compared with the step itself.
+        step_sizes: the numbers of tokens, rising, that steps with prompts are padded to, where
+            padding costs time.
+        embedding_size: of a final hidden state, and so of an embedding.
     """
 
     device: str
@@ -260,7 +264,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 def engine_config(
     model: str | PathLike[str] | None, config: EngineConfig | None, options: dict[str, Any]
 ) -> EngineConfig:
-    """The configuration of a model that is given as ``AsyncLLM`` takes it.
+    """The configuration, from the arguments of ``AsyncLLM``.
 
     Raises:
         BadRequest: an argument is of the wrong type, or an option is unknown or has a bad value.

@@ -1,4 +1,4 @@
-"""What is asked of embeddings: prompts as vectors, made of the model's final hidden states."""
+"""Parameters of embeddings: prompts as vectors, made of the model's final hidden states."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: Which final hidden states make the vector of a prompt: its last token's, or the mean of all.
+#: The vector of a prompt is the final hidden state of its last token, or the mean of all.
 Pooling: TypeAlias = Literal["last", "mean"]
 
 
 class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How hidden states, those after the last norm, become a vector.
+    """How hidden states (after the last norm) become a vector.
 
     Attributes:
-        pooling: ``last`` takes the last token's; ``mean`` the mean of all tokens', and then nothing
-            of the prompt is taken from the prefix cache.
+        pooling: ``last`` takes the hidden state of the last token; ``mean`` the mean over all
+            tokens, which uses nothing of the prefix cache.
         normalize: scale the vector to length 1.
-        dimensions: keep so many of its first elements, before that; None keeps all. It makes sense
-            for models that are trained for it (Kusupati et al., Matryoshka, NeurIPS 2022).
+        dimensions: keep only its first elements, before normalizing; None keeps all. For models
+            that are trained for it (Kusupati et al., Matryoshka, NeurIPS 2022).
 
     Raises:
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
@@ -41,11 +41,7 @@ class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest("dimensions must be at least 1", param="dimensions")
 
     def check(self, size: int) -> None:
-        """Whether vectors of a model whose hidden states have ``size`` elements can be so.
-
-        Raises:
-            BadRequest: they have fewer ``dimensions``.
-        """
+        """Raise BadRequest if hidden states of ``size`` elements have fewer ``dimensions``."""
         if self.dimensions is not None and self.dimensions > size:
             raise BadRequest(
                 f"dimensions must be at most {size}, the size of the model's hidden states",
@@ -53,7 +49,7 @@ class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def vector(self, hidden: bytes) -> npt.NDArray[np.float32]:
-        """float32 [dimensions], of a pooled hidden state as ``TokenDelta`` has it.
+        """float32 [dimensions], of ``TokenDelta.hidden``.
 
         Raises:
             StepError: it is not finite.
@@ -63,14 +59,14 @@ class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
         vector = np.frombuffer(hidden, dtype="<f4")[: self.dimensions]
         if not np.isfinite(vector).all():
             raise StepError("the model's hidden states were not finite")
-        # In float64: the squares of float32 may be too large for it.
+        # In float64: the squares may overflow float32.
         length = np.linalg.norm(vector.astype(np.float64)) if self.normalize else 1.0
         scaled: np.ndarray = (vector / length if length > 0 else vector).astype(np.float32)
         return scaled
 
 
 def embedding_params(params: EmbeddingParams | None, options: dict[str, Any]) -> EmbeddingParams:
-    """Whichever is given; raises BadRequest when both are, or an option is none."""
+    """The one that is given; raises BadRequest for both, or an unknown option."""
     check_kind("params", params, EmbeddingParams)
     if params is not None and options:
         raise BadRequest("give either params or options, not both", param="params")

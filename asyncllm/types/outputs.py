@@ -10,7 +10,7 @@ import msgspec
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended; the values are OpenAI's words."""
+    """Why a sequence ended; the values are OpenAI's."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -29,7 +29,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(TokenLogprob, frozen=True):
-    """The same for a token of the prompt, which has so many likelier ones before it, and itself."""
+    """The same for a token of the prompt; ``rank`` is 1 for the likeliest token."""
 
     rank: int = 1
 
@@ -37,15 +37,17 @@ class PromptLogprob(TokenLogprob, frozen=True):
 class TokenDelta(msgspec.Struct):
     """What one step (or several merged ones) added to one sequence.
 
-    ``text`` may be empty while a character or a possible stop string is incomplete.
-    ``finish_reason`` is set on the last delta only; ``stop_reason`` then is the stop string or the
-    stop token id that ended the sequence (None for the model's own end-of-sequence token).
-    ``logprobs`` has one entry per token id when they were asked for. ``cached_tokens``, set on the
-    last delta, is how many tokens of the prompt were not computed, as their KV was cached.
-    ``prompt_logprobs``, where they were asked for, are in the first delta, which comes with or
-    before the first token: one entry per prompt token, None for the first. They are unpacked when
-    they are looked at, each time. ``hidden``, float32 [hidden_size], is the prompt's pooled hidden
-    state, where that was asked for (``engine/pooling.py``).
+    Attributes:
+        text: may be empty while a character or a possible stop string is incomplete.
+        logprobs: one entry per token id; None if not wanted.
+        finish_reason: set on the last delta only.
+        stop_reason: the stop string or the stop token id that ended the sequence; None for the
+            model's own end-of-sequence token.
+        cached_tokens: on the last delta, the tokens of the prompt whose KV was cached.
+        prompt_logprobs: if wanted, in the first delta, with or before the first token: one entry
+            per prompt token, None for the first. They are unpacked each time they are looked at.
+        hidden: float32 [hidden_size]; if wanted, the prompt's pooled hidden state
+            (``engine/pooling.py``).
     """
 
     text: str = ""
@@ -98,8 +100,8 @@ class Completion(msgspec.Struct):
 class Sink(Protocol):
     """Where the engine delivers one sequence's output, on the event loop.
 
-    Both calls must return at once and never raise: one engine task serves every request. After a
-    delta with a ``finish_reason``, or after ``fail``, nothing more is delivered.
+    Both calls must return at once and never raise: they run between two steps of all requests.
+    After a delta with a ``finish_reason``, or after ``fail``, nothing more is delivered.
     """
 
     def emit(self, delta: TokenDelta) -> None: ...

@@ -11,7 +11,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.validate import check_types
 
 MAX_STOP_STRINGS = 32
-#: Characters of all stop strings together: each new token's text is held against each of them.
+#: Characters of all stop strings together: each new token's text is compared with each of them.
 MAX_STOP_LENGTH = 4096
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -23,17 +23,17 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """How an output may begin with reasoning, which its grammar is not about.
+    """The reasoning with which an output may begin, before the part that a grammar applies to.
 
     Attributes:
-        start_ids: tokens each of which begins it, as the first token of the output.
-        end_ids: tokens each of which ends it.
+        start_ids: any of these tokens begins it, as the first token of the output.
+        end_ids: any of these tokens ends it.
         start_texts, end_texts: markers of several tokens that do the same. Before a grammar only
             ``start_ids`` begin it.
         is_open: the prompt has begun it already.
-        max_tokens: so many tokens of the output, markers included, are followed by ``closing_ids``
-            if its end has not come before; None is off.
-        closing_ids: the marker that ends it when it must, token by token; by default the first of
+        max_tokens: if it has not ended within this many tokens, markers included, ``closing_ids``
+            follow; None is off.
+        closing_ids: the tokens of the marker that ends it then; by default the first of
             ``end_ids``.
 
     Raises:
@@ -62,30 +62,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         min_p: drop tokens less likely than ``min_p`` times the likeliest; 0 is off.
         presence_penalty, frequency_penalty: OpenAI's, over generated tokens, -2 to 2.
         repetition_penalty: Hugging Face's, over prompt and generated tokens; 1 is off.
-        logit_bias: what is added to the logits of single tokens, by id; -100 to 100.
+        logit_bias: added to the logits of single tokens, by id; -100 to 100.
         allowed_token_ids: the only tokens that may be sampled; None is off. An end-of-sequence
             token that is not among them cannot be sampled either.
-        bad_words: what may not be generated: words, each with and without a space before it, or
-            the token ids of one. A word that is made of other tokens than the tokenizer makes of
-            it, or that begins in the prompt, is not noticed.
-        grammar: what the output must be, a ``GrammarSpec`` of ``asyncllm.text.grammar``. It decides
-            where the output may end, so ``ignore_eos`` does nothing; ``min_tokens`` yields where
-            only the end is left.
-        reasoning: what may come before the grammar begins, and how much of it.
+        bad_words: words that are not to be generated, each with and without a space before it, or
+            the token ids of one. A word that begins in the prompt, or that the model writes with
+            other tokens than the tokenizer does, is not noticed.
+        grammar: a ``GrammarSpec`` of ``asyncllm.text.grammar`` that the output matches. It decides
+            where the output may end, so ``ignore_eos`` does nothing, and ``min_tokens`` is ignored
+            where only the end is allowed.
+        reasoning: may come before the grammar.
         max_tokens: most tokens to generate; 0 only scores the prompt. With None a chat may fill the
             context, and an answer to raw text or token ids ends after 256 tokens, with
             ``finish_reason`` "length".
-        min_tokens: neither a stop token nor the end of a stop string among so many tokens.
+        min_tokens: no stop token and no end of a stop string comes before this many tokens.
         stop: strings that end the text (they are not part of it); a single one may stand alone.
         stop_token_ids: further token ids that end the sequence.
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         include_stop_str_in_output: keep the stop string at the end of the text.
         skip_special_tokens: leave special tokens out of the text.
-        shown_special_tokens: ids of those that stay in it all the same.
-        seed: makes sampling repeatable, whatever else runs beside it.
-        logprobs: None for none; n for the sampled token's and the n likeliest tokens'.
-        prompt_logprobs: the same for each token of the prompt but the first. Such a prompt is
-            computed even where it is cached.
+        shown_special_tokens: ids of special tokens that stay in it all the same.
+        seed: makes sampling repeatable, whatever else runs at the same time.
+        logprobs: None for none; n for those of the sampled token and the n likeliest tokens.
+        prompt_logprobs: the same for each token of the prompt but the first. The prompt is computed
+            even where it is cached.
 
     Raises:
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
@@ -160,7 +160,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             closed = most is None or reasoning.end_ids or reasoning.closing_ids
             _check(bool(closed), "reasoning", "closed by some token to be limited")
             _check(most is None or most >= 0, "reasoning", "of at least 0 tokens")
-        # Whether the ids exist is known where the model is.
+        # ``prepare``, which knows the model, checks that the ids exist.
         _check(self.allowed_token_ids != (), "allowed_token_ids", "made of at least one token id")
         _check(len(words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} words")
         most = MAX_BAD_WORD_LENGTH
@@ -170,15 +170,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """When a request is served, and with whom it shares.
+    """When a request is served, and which requests it shares with.
 
     Attributes:
         priority: its class, -10 to 10; lower is served earlier (see ``engine/policy.py``).
         deadline_ms: milliseconds from its arrival in which it must be finished. It is refused when
-            that cannot be, and dropped when they have passed.
-        tenant: who asks; the ``fair`` policy gives each tenant the same share.
-        cache_salt: requests share cached prefixes only with those of the same salt.
-        isolated: and only with those of the same tenant that are isolated, too.
+            that is impossible, and dropped when they have passed.
+        tenant: the ``fair`` policy gives each tenant the same share.
+        cache_salt: requests share cached prefixes only with the same salt.
+        isolated: it also shares them only with isolated requests of the same tenant.
 
     Raises:
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
@@ -202,8 +202,8 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def salt(self) -> bytes:
-        """What prefixes are cached under: equal for those who share them, and for nobody else."""
-        # JSON lets lone surrogates through.
+        """Equal for requests that share cached prefixes, and only for these."""
+        # JSON allows lone surrogates.
         salt = self.cache_salt.encode("utf-8", "surrogatepass")
         if not self.isolated:
             return salt

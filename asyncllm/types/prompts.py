@@ -1,4 +1,4 @@
-"""Prompts as callers may give them."""
+"""Prompts: text, token ids or chat messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, TypeAlias, TypeGuard
 
 from asyncllm.errors import BadRequest
 
-#: What a caller may hand in as a prompt: text, token ids, or chat messages.
+#: A prompt as callers may give it: text, token ids, or chat messages.
 Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
 
 
 def plain_prompt(prompt: Prompt) -> str | list[int] | list[dict[str, Any]]:
-    """A prompt as the text, token ids or messages that it is; arrays and tensors become lists.
+    """A prompt as plain text, token ids or messages; arrays and tensors become lists.
 
     Raises:
         BadRequest: it is none of the three.
@@ -31,7 +31,7 @@ def plain_prompt(prompt: Prompt) -> str | list[int] | list[dict[str, Any]]:
 
 
 def is_single(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
-    """Whether it is one prompt, and not a list of them. An array of numbers is one prompt.
+    """Whether it is one prompt, not a list of prompts. An array of numbers is one prompt.
 
     Raises:
         BadRequest: it is neither.
