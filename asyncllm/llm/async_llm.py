@@ -1,4 +1,4 @@
-"""AsyncLLM: a model inside an asyncio program. Everything else is built on it."""
+"""AsyncLLM: a model inside an asyncio program, on which everything else is built."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class AsyncLLM(ServedModel):
                 print(delta.text, end="")
 
     It installs no signal handlers and forks nothing; several can live in one process. (Only the
-    number of CPU threads is PyTorch's, and so the process's.) All methods belong to the event loop
-    it was started on. Cancelling a task that awaits ``generate`` or iterates ``stream`` cancels the
-    request. Close it: an engine that is merely dropped keeps its thread and its memory.
+    number of CPU threads is shared by the process.) All methods belong to the event loop it was
+    started on. Cancelling a task that awaits ``generate`` or iterates ``stream`` cancels the
+    request. Close it: an engine that is only dropped keeps its thread and its memory.
     """
 
     # -- generation ------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class AsyncLLM(ServedModel):
         scheduling: SchedulingParams | None = None,
         reservation: Reservation | None = None,
     ) -> BeamSearch:
-        """A search that was accepted, and is still to be run.
+        """A search that was accepted and is still to be run.
 
         Args:
             reservation: gives the search its place in the queue, when it is run.
@@ -181,10 +181,10 @@ class AsyncLLM(ServedModel):
             self.abort(request_id)
 
     async def prepare(self, params: SamplingParams) -> SamplingParams:
-        """Parameters ready to be submitted: what takes long to make is made off the loop.
+        """Parameters ready to be submitted; grammars are compiled off the loop.
 
         Raises:
-            BadRequest: it cannot be made.
+            BadRequest: a constraint is invalid.
         """
         parts = self._own
         if is_prepared(params):
@@ -212,25 +212,25 @@ class AsyncLLM(ServedModel):
         return self._own.engine.add(prompt_ids, params, sink, scheduling, reservation=reservation)
 
     def reserve(self, num_tokens: int = 1, num_requests: int = 1, tenant: str = "") -> Reservation:
-        """Places in the queue for prompts of at least this many tokens in all, until they are made.
+        """Reserve places in the queue, for prompts of at least ``num_tokens`` in all.
 
-        It is a context manager: leaving it gives back the places that no request has taken.
+        A context manager: leaving it gives back the places that no request has taken.
 
         Raises:
-            QueueFull: not now; ``retry_after`` says when.
+            QueueFull: there is no room now; ``retry_after`` says when.
         """
         return self._own.engine.reservations.make(num_tokens, num_requests, tenant)
 
     @property
     def num_reserved(self) -> int:
-        """Places in the queue that are held for requests which are not in it yet."""
+        """Reserved places in the queue."""
         return self._started.engine.reservations.num_requests
 
     def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
-        """What happened to a request, as ``submit`` named it; None when that is forgotten.
+        """What happened to a request, by the id that ``submit`` gave; None when it is forgotten.
 
         Args:
-            steps: whether the steps that it ran beside are part of it.
+            steps: include the steps that ran meanwhile.
         """
         return self._started.engine.trace(request_id, steps=steps)
 
@@ -247,8 +247,8 @@ class AsyncLLM(ServedModel):
         """Token ids of a prompt in any of its three forms.
 
         Args:
-            reservation: for requests of this prompt. It learns how long the prompt is at least,
-                before time is spent on tokenizing.
+            reservation: for requests of this prompt. It is told a lower bound of the prompt's
+                length before time is spent on tokenizing.
 
         Raises:
             BadRequest: it is none of the three, or too long.
@@ -272,18 +272,18 @@ class AsyncLLM(ServedModel):
     async def encode_all(
         self, texts: Seq[str], *, add_special_tokens: bool = True, any_length: bool = False
     ) -> list[list[int]]:
-        """Token ids of each text; off the loop, unless it is a single short one.
+        """Token ids of each text; off the loop, except for a single short text.
 
         Raises:
-            BadRequest: so many bytes cannot fit the context, whatever the tokens are, and
-                ``any_length`` is not said to be fine.
+            BadRequest: a text has too many bytes for the context, whatever its tokens are; not with
+                ``any_length``.
         """
         if not any_length:
             self._least_tokens(texts)
         return await self._started.tokenizer.encode_async(texts, add_special_tokens)
 
     def _least_tokens(self, texts: Seq[str]) -> int:
-        """A lower bound, from the number of bytes, of the tokens of the longest text."""
+        """A lower bound, from its bytes, for the tokens of the longest text."""
         tokenizer = self._started.tokenizer
         longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         least = tokenizer.min_tokens(longest)
@@ -307,7 +307,7 @@ class AsyncLLM(ServedModel):
 
         Args:
             reservation: as in ``encode_prompt``.
-            any_length: they may be more than the context holds.
+            any_length: allow more tokens than the context holds.
 
         Raises:
             BadRequest: the model has no template, or the template refuses the messages.

@@ -1,9 +1,9 @@
-"""Beam search: the likeliest continuations of a prompt, by their whole probability.
+"""Beam search: the continuations of a prompt with the highest total probability.
 
-The search of transformers' ``generate(num_beams=...)``, and so its results. Each step asks the
-engine for one token of every beam, with the likeliest alternatives. A beam's full pages are in the
-prefix cache, where those that continue it find them, so only its last page is computed again; and
-beams that begin alike share those pages.
+The same search, and so the same results, as transformers' ``generate(num_beams=...)``. Each step
+asks the engine for one token of every beam, with the likeliest alternatives. A beam's full pages
+are in the prefix cache, so only its last page is computed again; beams with the same beginning
+share pages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Hypothesis(NamedTuple):
-    """``entries`` are the logprobs of its tokens, where they are wanted."""
+    """A beam; ``entries`` are the logprobs of its tokens, if wanted."""
 
     tokens: tuple[int, ...] = ()
     logprob: float = 0.0
@@ -39,14 +39,14 @@ class _Hypothesis(NamedTuple):
 
 
 class _OneToken(SamplingParams, frozen=True, kw_only=True):
-    """What a step asks for: more alternatives than callers may."""
+    """The parameters of a step, with more alternatives than callers may have."""
 
     def __post_init__(self) -> None:
         pass
 
 
 class BeamSearch:
-    """One search. What is wrong with the request is found out when it is made."""
+    """One search; it is checked when it is made."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class BeamSearch:
         self._tokenizer = tokenizer
         self._prompt = tuple(prompt_ids)
         self._params = params
-        # Enough that there are beams to go on with, should all the others end.
+        # Enough that beams are left to continue, even if all others end.
         self._num_candidates = max(2, 1 + len(self._ends)) * params.beam_width
         count = min(self._num_candidates, engine.limits.vocab_size)
         self._step = _OneToken(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=count)
@@ -149,7 +149,7 @@ class BeamSearch:
         try:
             for beam, collector in zip(running, collectors, strict=True):
                 tokens = self._prompt + beam.tokens
-                # Its first part takes the place of the whole search.
+                # The first part takes the place of the whole search.
                 reservation, self._reservation = self._reservation, None
                 engine_id = self._engine.add(
                     tokens,
@@ -178,7 +178,7 @@ class BeamSearch:
     def _longer(
         self, total: float, beam: _Hypothesis, token: int, logprob: float, place: TokenLogprob
     ) -> _Hypothesis:
-        """A beam with one token more, of those that were likely at its place."""
+        """A beam with one more token; ``place`` has the likely tokens there."""
         entries, wanted = beam.entries, self._params.logprobs
         if wanted is not None:
             entries = (*entries, TokenLogprob(token, logprob, place.top[:wanted]))

@@ -1,4 +1,4 @@
-"""Embeds prompts in this process: requests that generate nothing, and their hidden states."""
+"""Embeddings: requests that generate nothing, and deliver their hidden states."""
 
 from __future__ import annotations
 

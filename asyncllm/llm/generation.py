@@ -1,4 +1,4 @@
-"""Whole answers to prompts, for AsyncLLM, LLM and the command line: one, or a batch of them."""
+"""Whole answers to one prompt or a batch, for AsyncLLM, LLM and the command line."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How often a full queue is asked again, in seconds.
+#: Seconds between two attempts to enter a full queue.
 RETRY_SECONDS: Final = 0.05
 
 
 def tenant_of(scheduling: SchedulingParams | None) -> str:
-    """Raises BadRequest if it is something else."""
+    """The tenant, "" for none; raises BadRequest if ``scheduling`` has another type."""
     checked = check_kind("scheduling", scheduling, SchedulingParams)
     return "" if checked is None else checked.tenant
 
@@ -76,9 +76,9 @@ async def collect(
 
 
 class Intake:
-    """How batches enter the engine's queue: in their order, as much of them as it takes.
+    """Lets batches into the engine's queue, in order and as far as there is room.
 
-    The queue's policy then sees them together; what does not fit waits here, and is never refused.
+    What does not fit waits here instead of being refused.
     """
 
     def __init__(self, llm: Model):
@@ -87,7 +87,7 @@ class Intake:
         self._turn = asyncio.Lock()
 
     async def run(self, work: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> None:
-        """Do ``work`` on every item, on as many at once as may be in the queue.
+        """Do ``work`` on every item, on at most ``max_waiting`` at once.
 
         The first error cancels the rest and is raised as it is, not in a group.
         """
@@ -101,7 +101,7 @@ class Intake:
             raise errors.exceptions[0] from None
 
     async def encode(self, prompt: Prompt, tenant: str = "") -> list[int]:
-        """Token ids of a prompt, when the queue has room for so many: submit them at once.
+        """Wait until the queue has room for a prompt; its token ids, to be submitted at once.
 
         Raises:
             BadRequest: the prompt can never be served.
@@ -124,7 +124,7 @@ class Intake:
         params: SamplingParams | None = None,
         scheduling: SchedulingParams | None = None,
     ) -> Completion:
-        """What ``AsyncLLM.generate`` gives for one prompt, as soon as the queue has room for it."""
+        """``AsyncLLM.generate`` for one prompt, as soon as the queue has room for it."""
         llm = self._llm
         ready = await llm.prepare(params or llm.default_params)
         ids = await self.encode(prompt, tenant_of(scheduling))
@@ -136,7 +136,7 @@ class Batch:
     """Prompts to be answered together.
 
     Attributes:
-        answers: those that are there already, by the index of the prompt.
+        answers: those finished so far, by the index of the prompt.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Batch:
 
 @contextmanager
 def naming(index: int) -> Iterator[None]:
-    """Say which prompt it is that is refused."""
+    """Add the index of a refused prompt to the error."""
     try:
         yield
     except BadRequest as error:

@@ -53,10 +53,10 @@ class LLM:
         """Load the model; takes what ``AsyncLLM`` takes.
 
         Args:
-            policy: who is served next. Where neither it nor a ``config`` is given, those with the
+            policy: which request is served next. By default, without a ``config``, the one with the
                 most ``max_tokens``: a batch ends sooner when its longest answers begin first.
-                Without a ``config``, prompts also fill whole steps (``itl_target_ms`` 0): nobody
-                watches the tokens come.
+                Without a ``config``, prompts also fill whole steps (``itl_target_ms`` 0), as
+                nobody reads along.
 
         Raises:
             BadRequest: an option has a bad value.
@@ -239,7 +239,7 @@ class LLM:
 
 
 class Speed:
-    """Tokens that a model has generated since now, and how fast."""
+    """Tokens that a model generates from now on, and how fast."""
 
     def __init__(self, stats: EngineStats):
         self._stats = stats

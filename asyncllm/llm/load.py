@@ -41,7 +41,7 @@ DEMO_NAME = "asyncllm-demo"
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What exists while a model is loaded."""
+    """All parts of a loaded model."""
 
     spec: ModelSpec
     tokenizer: Tokenizer
@@ -67,7 +67,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def name_of(model: str | None) -> str:
-    """How clients call it: ``DEMO_NAME``, the name of its folder, or its hub id."""
+    """The model's name for clients: ``DEMO_NAME``, the name of its folder, or its hub id."""
     if model is None:
         return DEMO_NAME
     path = Path(model)
@@ -77,13 +77,13 @@ def name_of(model: str | None) -> str:
 async def load(
     config: EngineConfig, policy: Policy, progress: Callable[[int, int], None] | None
 ) -> Loaded:
-    """Find and load everything; cancelling it stops at the next tensor and leaves nothing behind.
+    """Find and load everything; cancelling stops at the next tensor and leaves nothing behind.
 
     Raises:
         ModelError: the model cannot be found or served; the message says why.
     """
     template_source = None
-    if config.chat_template is not None:  # first, as it may be wrong, and a download takes long
+    if config.chat_template is not None:  # first: it may be wrong, and a download takes long
         template_source = await asyncio.to_thread(read_template, config.chat_template)
     folder = await _find(config.model, config.revision)
     text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
@@ -92,7 +92,7 @@ async def load(
     abandoned = threading.Event()
 
     def report(done: int, total: int) -> None:
-        """Called from the executor thread for each tensor: the place to stop loading early."""
+        """Called in the executor thread for each tensor; stops loading when abandoned."""
         if abandoned.is_set():
             raise EngineDead("loading was abandoned")
         if progress is not None:
@@ -123,8 +123,8 @@ async def load(
     scheduler = recorded or Scheduler.create(limits, policy)
     engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
     engine.start()
-    # What is loaded stays, and a full collection that walks through it takes 60 ms. Closing undoes
-    # this, so that what is then left behind in cycles is found.
+    # A full collection that traverses everything loaded takes 60 ms. Closing undoes this, so that
+    # reference cycles left behind are then collected.
     gc.collect()
     gc.freeze()
     text_parts = tokenizer, template, reader, structured
@@ -139,7 +139,7 @@ def _executor(
     bill: StartupBill,
     structured: StructuredOutput,
 ) -> tuple[Executor, Callable[[], float]]:
-    """What will run the steps, and the clock that its times are in."""
+    """The executor, and the clock of its times."""
     if config.device == "sim":
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), clock

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How often a waiting caller looks up, in seconds.
+#: Seconds between two ticks for a waiting caller.
 TICK_SECONDS: Final = 0.1
-#: How long a program that exits without closing waits for what is being closed then.
+#: How long a program that exits without closing waits for the resource to close.
 EXIT_SECONDS: Final = 5.0
 
 
 class LoopThread:
     """An event loop in a thread of its own, with an async context manager open on it.
 
-    Neither the thread nor its loop refers to this object: once it is dropped, the resource is
-    closed and the thread ends. A program that exits waits for what is being closed, but the thread
-    is a daemon, so it exits even if closing hangs, or was forgotten.
+    Neither the thread nor its loop refers to this object: when it is dropped, the resource is
+    closed and the thread ends. A program that exits waits for the closing, but the thread is a
+    daemon, so it exits even if closing hangs or was forgotten.
     """
 
     def __init__(self, resource: AbstractAsyncContextManager[Any]):
@@ -51,7 +51,7 @@ class LoopThread:
         try:
             opened.result()
         except BaseException:
-            # An interrupt while it opens: give up opening, and be gone before the interpreter is.
+            # An interrupt while it opens: give up, and end the thread before the interpreter exits.
             self._stop()
             with suppress(RuntimeError):  # the loop is closed: opening has failed by itself
                 self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in main])
@@ -128,7 +128,7 @@ def _thread_main(
             opened.set_exception(error)
         elif threading.main_thread().is_alive():
             raise
-        # Else the interpreter is exiting: its thread pools are gone, which closing may have needed.
+        # Else the interpreter is exiting, and closing may have needed its thread pools.
     finally:
         atexit.unregister(end_at_exit)
 

@@ -24,7 +24,7 @@ from asyncllm.validate import check_kind
 
 
 class ServedModel:
-    """Owns what is loaded, from ``start`` to ``aclose``; ``AsyncLLM`` asks it for answers."""
+    """Owns everything loaded, from ``start`` to ``aclose``; the base of ``AsyncLLM``."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ServedModel:
         Args:
             model: folder or hub id; the built-in demo model when None.
             config: the whole configuration, instead of ``model`` and ``options``.
-            policy: who is served next: a policy of your own, or the name of one.
+            policy: which request is served next: a policy of your own, or the name of one.
             progress: called from a thread with bytes of weights loaded so far, and in all.
             options: fields of ``EngineConfig``.
 
@@ -63,7 +63,7 @@ class ServedModel:
     # -- life ------------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Load the model; returns once it can serve. Does nothing when it is loaded already.
+        """Load the model; returns when it can serve. Does nothing if it is loaded.
 
         Raises:
             ModelError: the model cannot be found or served; the message says why.
@@ -107,14 +107,14 @@ class ServedModel:
         return not self._closed and (self._parts is None or self._parts.engine.alive)
 
     async def stopped(self) -> str:
-        """Wait until a started engine serves no more, closed or dead; returns why."""
+        """Wait until a started engine is closed or dead; returns why."""
         return await self._started.engine.stopped()
 
     # -- what is served --------------------------------------------------------------------------
 
     @property
     def model_name(self) -> str:
-        """How clients call the model: its hub id, the name of its folder, or ``asyncllm-demo``."""
+        """The model's name for clients: its hub id, the name of its folder, or ``asyncllm-demo``."""
         return self._model_name
 
     @property
@@ -144,12 +144,12 @@ class ServedModel:
 
     @property
     def startup(self) -> StartupBill:
-        """What loading took, phase by phase."""
+        """The time of each phase of loading."""
         return self._started.startup
 
     @property
     def default_params(self) -> SamplingParams:
-        """Used where a request says nothing: what the model's generation_config.json asks for."""
+        """Defaults of requests: those of the model's generation_config.json."""
         return self._started.default_params
 
     @property
@@ -162,7 +162,7 @@ class ServedModel:
 
     @property
     def _own(self) -> Loaded:
-        """The same for what only the event loop may do that it was started on.
+        """``_started``, for methods that only the loop it was started on may call.
 
         Raises:
             RuntimeError: another loop is running, or none.

@@ -23,7 +23,7 @@ WAITING = (SeqState.WAITING, SeqState.LOADING)
 
 
 class StepRecord(msgspec.Struct):
-    """One step; times in seconds of the engine's clock, 0 for ``begun`` and ``seconds`` until done."""
+    """One step. ``begun`` and ``seconds`` are 0 until it is done; times are of the engine's clock."""
 
     step: int
     planned: float
