@@ -114,7 +114,7 @@ class ServedModel:
 
     @property
     def model_name(self) -> str:
-        """The model's name for clients: its hub id, the name of its folder, or ``asyncllm-demo``."""
+        """The name for clients: the model's hub id, the name of its folder, or ``asyncllm-demo``."""
         return self._model_name
 
     @property

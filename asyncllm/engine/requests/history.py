@@ -23,7 +23,7 @@ WAITING = (SeqState.WAITING, SeqState.LOADING)
 
 
 class StepRecord(msgspec.Struct):
-    """One step. ``begun`` and ``seconds`` are 0 until it is done; times are of the engine's clock."""
+    """One step. ``begun`` and ``seconds`` are 0 until it is done. Times by the engine's clock."""
 
     step: int
     planned: float
