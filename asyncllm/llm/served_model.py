@@ -114,7 +114,7 @@ class ServedModel:
 
     @property
     def model_name(self) -> str:
-        """The name for clients: the model's hub id, the name of its folder, or ``asyncllm-demo``."""
+        """The name for clients: a hub id, the name of a folder, or ``asyncllm-demo``."""
         return self._model_name
 
     @property

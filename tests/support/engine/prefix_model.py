@@ -196,7 +196,7 @@ class TreeMachine(RuleBasedStateMachine):
         if taken is not None:
             self.tree.load(match.host, taken)
             for node, entry, page in zip(match.host, hosts, taken, strict=True):
-                self.tree.lock_child(node)
+                self.tree.lock_one(node)
                 entry.page, entry.ready, entry.users = page, False, 1
             self.loads.append((match.host, hosts))
             user.node, user.num_found = match.host[-1], len(pages) + len(hosts)
