@@ -23,7 +23,7 @@ DOCUMENTS = [
 MAX_COLUMNS = 120
 
 #: What begins like a path of this repository: a folder of it, then a file or a folder.
-PATH = re.compile(r"(?<![\w./-])(?:asyncllm|tests|examples|docs|docker)/[\w./-]*[\w/]")
+PATH = re.compile(r"(?<![\w./-])(?:asyncllm|tests|examples|tools|docs|docker)/[\w./-]*[\w/]")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?)$", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
