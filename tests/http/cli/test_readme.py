@@ -43,7 +43,8 @@ NOT_RUN = {
     "pip install": "downloads packages",
     "git clone": "needs the network",
     "docker": "needs Docker",
-    "asyncllm kernels": "needs a GPU or a compiler, and minutes",
+    "asyncllm kernels": "needs a compiler, and minutes",
+    "python -m tools.tune_kernels": "needs a GPU",
     "asyncllm serve Qwen/Qwen3-0.6B --device cuda": "needs a GPU",
 }
 #: Languages of blocks that nobody pastes: drawings and formulas, and other programs' files.

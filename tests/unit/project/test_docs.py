@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from asyncllm.cli.commands import batch, bench, chat, generate, kernels, replay, serve
-from asyncllm.cli.parser import CommandParser
+from asyncllm.__main__ import main
 
 ROOT = Path(__file__).parents[3]
 #: Without CHANGELOG.md, which also names what is no more.
@@ -23,7 +22,7 @@ DOCUMENTS = [
 MAX_COLUMNS = 120
 
 #: What begins like a path of this repository: a folder of it, then a file or a folder.
-PATH = re.compile(r"(?<![\w./-])(?:asyncllm|tests|examples|docs|docker)/[\w./-]*[\w/]")
+PATH = re.compile(r"(?<![\w./-])(?:asyncllm|tests|examples|tools|docs|docker)/[\w./-]*[\w/]")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?)$", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
@@ -31,6 +30,10 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 NAME = re.compile(r"`_?[A-Z][A-Za-z]*[a-z][A-Za-z]*(?:\.\w+)?`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
+COMMANDS = (
+    *("serve", "chat", "generate", "batch", "replay"),
+    *("bench offline", "bench serve", "kernels build"),
+)
 #: Options of other programs that appear in the documents.
 OTHER_PROGRAMS = {
     "--build",
@@ -51,22 +54,14 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def program() -> argparse.ArgumentParser:
-    """The parser of ``asyncllm``, without what is not an option of a command."""
-    parser = CommandParser(prog="asyncllm")
-    commands = parser.add_subparsers()
-    for command in (serve, chat, generate, batch, bench, replay, kernels):
-        command.add_command(commands)
-    return parser
-
-
-def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Of a parser and all of its commands."""
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from options_of(command)
+@cache
+def options() -> set[str]:
+    """All that ``--help`` of the commands lists."""
+    text = StringIO()
+    for command in COMMANDS:
+        with redirect_stdout(text), pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+    return set(OPTION.findall(text.getvalue()))
 
 
 def anchors_of(path: Path) -> set[str]:
@@ -111,9 +106,8 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 def test_every_option_exists(document: Path) -> None:
-    known = {*options_of(program()), *OTHER_PROGRAMS}
     named = set(OPTION.findall(document.read_text(encoding="utf-8")))
-    assert sorted(named - known) == []
+    assert sorted(named - options() - OTHER_PROGRAMS) == []
 
 
 def test_every_class_and_member_exists(document: Path) -> None:
