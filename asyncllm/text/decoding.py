@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from asyncllm.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from asyncllm.text.detokenizer import ByteDetokenizer, WindowDetokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,22 +20,7 @@ if TYPE_CHECKING:
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Decoding(Protocol):
-    """One tokenizer's way back to text. Ids without a token decode to nothing."""
-
-    #: Length in bytes that no token's text exceeds; None when a token can stand for any length.
-    max_token_bytes: int | None
-
-    def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def detokenizer(
-        self, prompt_ids: Sequence[int], *, skip_special: bool, shown: tuple[int, ...] = ()
-    ) -> Detokenizer: ...
-
-
-def decoding_of(backend: tokenizers.Tokenizer) -> Decoding:
+def decoding_of(backend: tokenizers.Tokenizer) -> ByteDecoding | GenericDecoding:
     """The fastest exact decoding for this tokenizer."""
     spelling = spelling_of(backend.decoder)
     if spelling is None:
@@ -152,6 +137,7 @@ class ByteDecoding:
             return TokenBytes(backend, spelling.spell, self._special_ids.difference(shown))
 
         self._without_special = without_special
+        #: No token's text is longer; None when a token can stand for a text of any length.
         self.max_token_bytes = _max_token_bytes(backend, spelling)
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str:

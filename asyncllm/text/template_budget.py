@@ -219,6 +219,3 @@ def _size_of(value: Any) -> int:
 
 def _bits(value: Any) -> int:
     return value.bit_length() if isinstance(value, int) else 1
-
-
-__all__ = ["BudgetedSandbox", "TooMuchWork", "Work"]

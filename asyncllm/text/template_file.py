@@ -28,6 +28,3 @@ def read_template(path: str) -> str:
     except (jinja2.TemplateError, RecursionError) as error:
         raise ModelError(f"chat_template {path}: {error}") from error
     return source
-
-
-__all__ = ["read_template"]
