@@ -12,7 +12,7 @@ from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.schema.atoms import Atom, Bound, In, Integer, Multiple
 
-#: The library looks at all remainders: with 10,000 of them for 70 ms, with a million for minutes.
+#: The library looks at all remainders: 10,000 of them take 70 ms, a million takes minutes.
 MAX_MULTIPLE = 10_000
 
 
@@ -21,12 +21,12 @@ class NumberShape:
     """A range of numbers.
 
     Attributes:
-        low, high: the bounds, None for none, and whether they are excluded themselves.
+        low, high: the bounds, None for none, and whether they are exclusive.
         integer: whether there is no fraction (True), or must be one (False).
-        multiple: a number of which all are multiples.
-        values: the only values, as they are written; bounds and all have been applied to them.
-        excluded: numbers that are not in it.
-        path: where the multiple comes from.
+        multiple: all numbers are multiples of it.
+        values: the only values, as texts; all other conditions have been applied to them.
+        excluded: numbers that are not in the range.
+        path: the place of the multiple in the schema.
     """
 
     low: Decimal | None = None
@@ -49,14 +49,14 @@ class NumberShape:
         return self.low > self.high
 
     def certain(self) -> bool:
-        """Whether ``terms``, where there are any, are known to have a text each.
+        """Whether each of ``number_regex.terms`` certainly has a text.
 
-        A bound, or a number between two of them, can be written in the digits that ``_side`` gives.
+        The digits allowed there suffice to write a bound, or a number between two bounds.
         """
         return not self.excluded and self.integer is not False
 
     def holds(self, value: Decimal) -> bool:
-        """Whether a number is inside; ``values`` do not matter."""
+        """Whether a number is in the range, whatever the ``values``."""
         if self.low is not None and (
             value < self.low or (self.low_exclusive and value == self.low)
         ):
@@ -71,7 +71,7 @@ class NumberShape:
 
 
 def fold(atoms: list[Atom]) -> list[NumberShape]:
-    """The ranges that atoms leave together, none of them clearly empty."""
+    """The ranges of numbers of which all atoms hold, without those that are clearly empty."""
     shape = NumberShape()
     inside: list[Any] | None = None
     outside: set[Decimal] = set()
@@ -112,7 +112,7 @@ def fold(atoms: list[Atom]) -> list[NumberShape]:
 
 
 def _split(shape: NumberShape, holes: list[Decimal]) -> list[NumberShape]:
-    """A shape with holes as ranges between them."""
+    """The ranges between the holes of a shape."""
     parts = []
     for hole in holes:
         parts.append(_with_bound(shape, hole, lower=False, exclusive=True))
@@ -135,12 +135,12 @@ def _with_bound(shape: NumberShape, value: Decimal, *, lower: bool, exclusive: b
 
 
 def inline_schema(shape: NumberShape) -> str | None:
-    """A shape with a multiple as a schema of the library's own; None if it is empty.
+    """A schema for the library's own compiler, of a shape with a multiple; None if it is empty.
 
-    The library computes remainders digit by digit, which no small regular expression does.
+    The library computes remainders digit by digit, which no small regular expression can.
 
     Raises:
-        BadRequest: the library cannot do it.
+        BadRequest: the library does not support it.
     """
     assert shape.multiple is not None
     integer = shape.integer is True or shape.multiple == shape.multiple.to_integral_value()
