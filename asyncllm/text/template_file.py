@@ -1,4 +1,4 @@
-"""A chat template from a file of the user's, in place of the model's own."""
+"""Reads a chat template from the user's file, which replaces the model's own."""
 
 from __future__ import annotations
 
