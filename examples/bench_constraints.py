@@ -1,9 +1,9 @@
-"""What constraints on the output cost: tokens per second with all rows constrained, and with none.
+"""The cost of constraints on the output: tokens per second with all rows constrained, and with none.
 
     python examples/bench_constraints.py [--model FOLDER] [--device cpu] [--rows 16 64] [--quick]
 
-Each kind of constraint runs in turns with none, so that a machine that is busy at times is so for
-both. All rows have the same number of tokens to make, and no constraint ends one early.
+Constrained and unconstrained runs alternate, so that other load on the machine affects both. All
+rows generate the same number of tokens; no constraint ends one early.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.text.grammar import JsonSchema, Regex
 
-#: Answers that are longer than what is measured.
+#: Answers are longer than the tokens measured.
 LISTS = {
     "type": "array",
     "minItems": 200,
@@ -35,7 +35,7 @@ LISTS = {
 
 
 def kinds(vocab: int, num_tokens: int) -> dict[str, dict[str, Any]]:
-    """What is asked for, by name."""
+    """The sampling parameters of each constraint, by name."""
     draw = random.Random(0)
     ids = draw.sample(range(vocab), min(vocab, 1300))
     return {
@@ -49,14 +49,16 @@ def kinds(vocab: int, num_tokens: int) -> dict[str, dict[str, Any]]:
     }
 
 
-async def seconds(llm: AsyncLLM, prompts: list[list[int]], num_tokens: int, **asked: Any) -> float:
-    """How long it takes to answer all prompts at once."""
+async def seconds(
+    llm: AsyncLLM, prompts: list[list[int]], num_tokens: int, **constraint: Any
+) -> float:
+    """Seconds to answer all prompts at once."""
     started = time.perf_counter()
     await asyncio.gather(
         *(
             llm.generate(
                 prompt,
-                SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=seed, **asked),
+                SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=seed, **constraint),
             )
             for seed, prompt in enumerate(prompts)
         )
@@ -65,24 +67,24 @@ async def seconds(llm: AsyncLLM, prompts: list[list[int]], num_tokens: int, **as
 
 
 async def measure(llm: AsyncLLM, rows: int, tokens: int, rounds: int, bar: tqdm[Any]) -> None:
-    """Print a table for so many rows; each run moves the bar."""
+    """Print a table for a number of rows; each run moves the bar."""
     vocab = llm.limits.vocab_size
     draw = random.Random(1)
     prompts = [[draw.randrange(vocab) for _ in range(16)] for _ in range(rows)]
 
-    async def once(**asked: Any) -> float:
-        took = await seconds(llm, prompts, tokens, **asked)
+    async def once(**constraint: Any) -> float:
+        took = await seconds(llm, prompts, tokens, **constraint)
         bar.update()
         return took
 
     await seconds(llm, prompts, tokens)
     tqdm.write(f"\n{rows} rows of {tokens} tokens, best and median of {rounds} rounds")
     tqdm.write(f"{'':>24} {'none, tok/s':>12} {'with it':>9} {'share':>6} {'median':>7}")
-    for name, asked in kinds(vocab, tokens).items():
+    for name, constraint in kinds(vocab, tokens).items():
         plain, constrained = [], []
         for _ in range(rounds):
             plain.append(await once())
-            constrained.append(await once(**asked))
+            constrained.append(await once(**constraint))
         share = min(plain) / min(constrained)
         median = statistics.median(p / c for p, c in zip(plain, constrained, strict=True))
         count = rows * tokens

@@ -1,4 +1,4 @@
-"""Bad words as the token ids that a text has where it contains them."""
+"""Bad words as token ids."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 async def bad_word_ids(
     tokenizer: Tokenizer, words: Sequence[str | tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Each word's tokens at the beginning of a text and after a space, as vLLM has them.
+    """Each word's tokens at the beginning of a text and after a space, as in vLLM.
 
-    What is given as token ids stays as it is. A word whose tokens are none is left out: it cannot
-    be generated.
+    Words given as token ids stay as they are. A word without tokens is left out.
 
     Raises:
         BadRequest: a word has an unpaired surrogate.

@@ -15,14 +15,14 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True)
 class MessageForm:
-    """What one template takes; the defaults are what most do.
+    """The form of messages that one template takes; the defaults suit most templates.
 
     Attributes:
         keep_parts: content given as a list of text parts stays a list; otherwise the texts are
             joined with newlines.
         keep_developer: the role "developer" stays; otherwise it becomes "system".
         parse_arguments: the arguments of tool calls become objects; otherwise they stay JSON text.
-        no_content: what an assistant's message without content gets: nothing, "" or None.
+        no_content: added to an assistant's message without content: nothing, "" or None.
     """
 
     keep_parts: bool = False
@@ -31,10 +31,10 @@ class MessageForm:
     no_content: Mapping[str, str | None] = field(default_factory=dict)
 
     def apply(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Copies of the messages in this form; the caller's are left alone.
+        """Copies of the messages in this form.
 
-        Keys that are None are dropped, as transformers does: templates test whether a key is there.
-        Reasoning sent under any of its names is found under the usual ones.
+        Keys that are None are dropped, as in transformers: templates test for the key. Reasoning
+        sent under any of its names appears under the usual ones.
 
         Raises:
             BadRequest: a message is not an object with a role, a content part is not text, or

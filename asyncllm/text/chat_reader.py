@@ -1,4 +1,4 @@
-"""How the text that one model generates in chats is read: its formats, and their tokens."""
+"""Reads the chat text of one model: its formats, and the tokens of their markers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from asyncllm.text.parsing import Formats
     from asyncllm.text.tokenizer import Tokenizer
 
-#: So many tokens at the end of a prompt tell whether the answer starts within reasoning.
+#: Tokens at the end of a prompt that tell whether the answer starts within reasoning.
 _TAIL = 64
-#: A template that keeps a model from reasoning ends with an empty one, and at most so many tokens.
+#: A template that disables reasoning ends with empty reasoning, at most so many tokens before the
+#: end of the prompt.
 _CLOSED = 4
 
 
@@ -28,9 +29,9 @@ class ChatReader:
 
     Attributes:
         formats: how the model writes reasoning and tool calls.
-        shown: ids of the special tokens that a parser has to see in the text.
+        shown: ids of the special tokens that a parser must see in the text.
         reasoning_starts, reasoning_ends: ids of the tokens that begin and end reasoning; empty if
-            that takes several.
+            the markers are several tokens.
     """
 
     def __init__(self, formats: Formats, tokenizer: Tokenizer):
@@ -56,11 +57,11 @@ class ChatReader:
     def reasoning(
         self, prompt_ids: Sequence[int], budget: int | None, continued: str = ""
     ) -> Reasoning | None:
-        """How the answer to a prompt may begin; None when it has no reasoning.
+        """The reasoning that the answer to a prompt may begin with; None for no reasoning.
 
         Args:
             budget: most tokens of reasoning; None for no limit.
-            continued: the beginning of the answer, if that is what the prompt ends with.
+            continued: the beginning of the answer, if the prompt ends with it.
         """
         parser = self.parser(prompt_ids, continued=continued)
         markers = self._markers
@@ -76,11 +77,11 @@ class ChatReader:
         tools: Sequence[Mapping[str, Any]] = (),
         continued: str = "",
     ) -> Parser | None:
-        """For the answer to one prompt; None when all of it is content.
+        """A parser for the answer to one prompt; None if the answer is all content.
 
         Args:
-            tools: those that may be called.
-            continued: the beginning of the answer, if that is what the prompt ends with.
+            tools: the tools that may be called.
+            continued: the beginning of the answer, if the prompt ends with it.
         """
         if not tools and self.formats.reasoning is None:
             return None
@@ -91,7 +92,7 @@ class ChatReader:
     def places(
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool, shown: tuple[int, ...]
     ) -> TokenPlaces:
-        """Where the tokens of an answer are in its text; the text is made as for the parser.
+        """The places of an answer's tokens in the text that the parser gets.
 
         Args:
             shown: special tokens that are not skipped.

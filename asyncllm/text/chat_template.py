@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-#: A long conversation of a model's own template takes some ten steps for each message, of about a
-#: microsecond: this one ends within the time for which the event loop may stand still,
+#: Rendering on the event loop. A model's own template takes some ten steps a message, of about a
+#: microsecond each.
 INLINE: Final = Work(steps=10_000, seconds=0.02)
-#: and this one is far beyond what a request needs, and takes seconds of one thread.
+#: Rendering in a thread: far more than a request needs.
 MOST: Final = Work(steps=1_000_000, seconds=2.0)
-#: Of a conversation of two messages.
+#: Rendering a conversation of two messages.
 _PROBE: Final = Work(steps=20_000, seconds=1.0)
 
 # Names of templates for requests with tools, the best first.
 _WITH_TOOLS = ("tool_use", "default")
 
-# The same mark as transformers: its space shows whether a template strips the message.
+# The same marker as in transformers: its space shows whether a template strips the message.
 _OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
     """The chat template of one model, compiled once.
 
-    Renders what transformers' ``apply_chat_template(tokenize=False)`` renders. A template is asked
-    once, with probes, which form of messages it takes; see ``_Template``.
+    Renders the same text as transformers' ``apply_chat_template(tokenize=False)``. Probes find out
+    once which form of messages a template takes; see ``_Template``.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ChatTemplate:
         Args:
             sources: the template. Of several, "tool_use" serves requests with tools and "default"
                 all others.
-            special_tokens: what templates see as ``bos_token``, ``eos_token``, ...
+            special_tokens: the variables ``bos_token``, ``eos_token``, ... of templates.
 
         Raises:
             ModelError: a template does not compile, or does not come to an end.
@@ -58,7 +58,7 @@ class ChatTemplate:
             sources = {"default": sources}
         self._sources = dict(sources)
         environment = template_environment()
-        # What transformers passes to every template; a variable of a request overrides it.
+        # The variables that transformers passes to every template; a request's override them.
         defaults = {**(special_tokens or {}), "tools": None, "documents": None}
         try:
             self._templates = {
@@ -97,11 +97,11 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """Of the template for requests with tools; "" when there is none."""
+        """The source of the template for requests with tools; "" if there is none."""
         return next((self._sources[name] for name in _WITH_TOOLS if name in self._sources), "")
 
     async def render_async(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
-        """What ``render`` returns; what takes long is done in a thread, one after the other."""
+        """Like ``render``; long renderings run in a thread, one after the other."""
         try:
             return self.render(messages, work=INLINE, **options)
         except TooMuchWork:
@@ -175,9 +175,9 @@ class ChatTemplate:
 class _Template:
     """A compiled template, and the form of messages that it takes.
 
-    Content as a list of parts is kept for templates that print a list's text. For tool calls the
-    first form counts that makes the template print the call: most take any, DeepSeek's older ones
-    want arguments as JSON text and None as content. The role "developer" is kept for templates that
+    Content stays a list of parts for templates that print a list's text. For tool calls, the first
+    form is taken with which the template prints the call: most take any, DeepSeek's older ones want
+    arguments as JSON text and None as content. The role "developer" stays for templates that
     mention it.
     """
 
@@ -238,7 +238,7 @@ def _configured_sources(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _open_final_message(message: dict[str, Any]) -> str:
-    """Mark where the final message's text ends; return that text."""
+    """Put a marker behind the final message's text; return that text."""
     match message.get("content"):
         case str(text):
             message["content"] = text + _OPEN_END
@@ -250,12 +250,12 @@ def _open_final_message(message: dict[str, Any]) -> str:
 
 
 def _cut_open_end(rendered: str, final_text: str) -> str:
-    """The rendered text up to the mark."""
+    """The rendered text up to the marker."""
     end = rendered.rfind(_OPEN_END.strip())
     if end < 0 or final_text.strip() not in rendered:
         raise BadRequest(
             "the chat template changes the final message: it cannot be continued",
             param="messages",
         )
-    # A template that strips messages stripped the mark's space, and would have stripped the text's.
+    # A template that stripped the marker's space would have stripped the text's, too.
     return rendered[:end] if rendered.startswith(_OPEN_END, end) else rendered[:end].rstrip()

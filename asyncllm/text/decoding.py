@@ -1,4 +1,4 @@
-"""From token ids to text: what each kind of tokenizer decoder does, and how to do it piecewise."""
+"""From token ids to text, whole or piece by piece, for each kind of tokenizer decoder."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from asyncllm.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from asyncllm.text.detokenizer import ByteDetokenizer, WindowDetokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,22 +20,7 @@ if TYPE_CHECKING:
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Decoding(Protocol):
-    """One tokenizer's way back to text. Ids without a token decode to nothing."""
-
-    #: Length in bytes that no token's text exceeds; None when a token can stand for any length.
-    max_token_bytes: int | None
-
-    def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def detokenizer(
-        self, prompt_ids: Sequence[int], *, skip_special: bool, shown: tuple[int, ...] = ()
-    ) -> Detokenizer: ...
-
-
-def decoding_of(backend: tokenizers.Tokenizer) -> Decoding:
+def decoding_of(backend: tokenizers.Tokenizer) -> ByteDecoding | GenericDecoding:
     """The fastest exact decoding for this tokenizer."""
     spelling = spelling_of(backend.decoder)
     if spelling is None:
@@ -45,12 +30,12 @@ def decoding_of(backend: tokenizers.Tokenizer) -> Decoding:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a decoder spells tokens as bytes, when a text is just its tokens' bytes in a row.
+    """How a decoder spells tokens as bytes, if a text is the concatenation of its tokens' bytes.
 
     Attributes:
         spell: a token's content -> the bytes it adds to the text.
-        single_bytes: the contents that spell the bytes 0 to 255.
-        strip_first_space: whether a space at the very beginning of a text is dropped.
+        single_bytes: the contents of the tokens for the bytes 0 to 255.
+        strip_first_space: a space at the very beginning of a text is dropped.
     """
 
     spell: Callable[[str], bytes]
@@ -113,10 +98,7 @@ def _byte_fallback(*, strip_first_space: bool) -> Spelling:
 
 
 class TokenBytes(dict[int, bytes]):
-    """Token id -> the bytes it adds to the text, filled in as tokens are met.
-
-    A plain dict lookup once a token is known: this is read for every generated token.
-    """
+    """Token id -> the bytes it adds to the text; filled on demand, as every new token reads it."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, spell: Callable[[str], bytes], hidden: frozenset[int]
@@ -128,7 +110,7 @@ class TokenBytes(dict[int, bytes]):
     def __missing__(self, token_id: int) -> bytes:
         content = content_of(self._backend, token_id)
         if content is None:
-            return b""  # not stored: there is no end of ids without a token
+            return b""  # not stored: ids without a token are unlimited
         spelled = self[token_id] = self._spell(content)
         return spelled
 
@@ -136,9 +118,9 @@ class TokenBytes(dict[int, bytes]):
 class ByteDecoding:
     """Decoding by joining bytes.
 
-    The text of any ids is the UTF-8 of their bytes, malformed bytes becoming U+FFFD. The tokenizers
-    library agrees but for byte fallback, where one malformed byte makes it give up the whole run of
-    byte tokens around it, characters already delivered included.
+    The text is the UTF-8 of the bytes, malformed bytes becoming U+FFFD. The tokenizers library
+    agrees except for byte fallback: there one malformed byte spoils the whole run of byte tokens
+    around it, characters already delivered included.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling):
@@ -146,12 +128,13 @@ class ByteDecoding:
         self._all = TokenBytes(backend, spelling.spell, frozenset())
         self._special_ids = special_ids(backend)
 
-        # A model needs one or two of these: what is shown depends on how it writes.
+        # A model needs one or two of these: the tokens shown depend on its formats.
         @lru_cache(maxsize=8)
         def without_special(shown: tuple[int, ...]) -> TokenBytes:
             return TokenBytes(backend, spelling.spell, self._special_ids.difference(shown))
 
         self._without_special = without_special
+        #: No token's text is longer; None when a token can stand for a text of any length.
         self.max_token_bytes = _max_token_bytes(backend, spelling)
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool) -> str:
@@ -176,7 +159,7 @@ class ByteDecoding:
 class GenericDecoding:
     """Decoding by the tokenizers library, for decoders that look at a token's neighbours."""
 
-    #: Enough tokens before a text for its first token not to be taken for a text's first.
+    #: Tokens of context, so that the first new token is not decoded like the first of a text.
     CONTEXT = 4
 
     max_token_bytes: int | None = None  # an unknown word of any length is one token
@@ -191,7 +174,7 @@ class GenericDecoding:
     def token_bytes(self, token_id: int) -> bytes:
         if not self._visible(token_id, skip_special=False):
             return b""
-        # What the token adds after itself: a text's first token is often decoded differently.
+        # The bytes that it adds behind itself: the first token of a text may be decoded otherwise.
         return self._decode([token_id, token_id])[len(self._decode([token_id])) :].encode()
 
     def detokenizer(
@@ -219,7 +202,7 @@ def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def content_of(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
-    """How a token is written; None for ids without one."""
+    """The content of a token; None for ids without a token."""
     in_range = 0 <= token_id < 1 << 32  # the library's integer type
     return backend.id_to_token(token_id) if in_range else None
 

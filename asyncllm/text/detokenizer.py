@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 
 class Detokenizer(Protocol):
-    """The text of one sequence, as far as it is certain.
+    """Makes the text of one sequence, token by token.
 
-    What ``push`` and ``finish`` return, joined, is the text of the tokens pushed. A character is
-    never split; one that is still incomplete at the end is left out.
+    The results of ``push`` and ``finish``, joined, are the text of the tokens. A character is never
+    split; one that is incomplete at the end is left out.
     """
 
     def push(self, token_id: int) -> str:
-        """Take the next token; return the text that has become certain, often a word, maybe ""."""
+        """Take the next token; return the text that has become certain, maybe ""."""
         ...
 
     def finish(self) -> str:
-        """Return what was still held back. Nothing may be pushed afterwards."""
+        """Return the text held back. Nothing may be pushed afterwards."""
         ...
 
 
@@ -36,7 +36,7 @@ class ByteDetokenizer:
         self._incomplete = b""
 
     def push(self, token_id: int) -> str:
-        # What codecs.getincrementaldecoder("utf-8") does, minus its Python layer.
+        # Like codecs.getincrementaldecoder("utf-8"), without its Python layer.
         data = self._incomplete + self._bytes_of[token_id]
         text, used = utf_8_decode(data, "replace", False)
         self._incomplete = data[used:]
@@ -50,10 +50,10 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other decoder: decode a short window of tokens, deliver what it gained.
+    """For any other decoder: decodes a short window of tokens and returns the new text.
 
-    Exact for every decoder whose text only grows at the end and that looks at most at the tokens of
-    the previous delivery to decode the next.
+    Exact for every decoder that only appends text, and looks back no further than the tokens of the
+    previous delivery.
     """
 
     # A character has at most 4 bytes, hence 4 tokens: a U+FFFD after that many is in the text.

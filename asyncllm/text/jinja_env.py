@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def template_environment() -> BudgetedSandbox:
-    """A sandbox for templates that come with a model: they are code from strangers."""
+    """A sandbox for a model's templates, which are untrusted code."""
     environment = BudgetedSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
@@ -67,7 +67,7 @@ class _GenerationTag(Extension):
 
 
 class _Namespace(Namespace):
-    """A namespace that cannot pass for another class by way of a ``__class__`` of its own."""
+    """A namespace without attributes such as ``__class__``, which would disguise it."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, args = args[0], args[1:]  # so that a template may call an attribute "self"

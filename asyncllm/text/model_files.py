@@ -81,10 +81,10 @@ def _load(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
 def _add_configured_tokens(
     backend: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]
 ) -> None:
-    """Add what only tokenizer_config.json knows, as transformers does.
+    """Add the tokens that only tokenizer_config.json has, like transformers.
 
-    Its ``add_bos_token`` is not read: beside a tokenizer.json the post-processor in there decides,
-    in transformers 5 as well.
+    Its ``add_bos_token`` is not read: the post-processor in tokenizer.json decides, in transformers
+    5 as well.
     """
     listed = config.get("added_tokens_decoder") or {}
     for token_id in sorted(listed, key=int):

@@ -1,4 +1,4 @@
-"""Where the reasoning at the beginning of an output is, by its tokens."""
+"""Finds the tokens of the reasoning at the beginning of an output."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
 
 
 class ReasoningSpan:
-    """Follows one output.
+    """Follows the tokens of one output.
 
-    Markers that are several tokens are found by the text of these, for a model may write them with
-    other tokens than the tokenizer does.
+    Markers of several tokens are found by text, as a model may write them with other tokens than
+    the tokenizer.
 
     Attributes:
-        inside: whether the next token is part of the reasoning, as far as is known before it.
-        at_start: nothing has come yet, so reasoning may begin.
-        length: how many tokens were part of it, as its markers are.
-        beyond: what the latest token says after the marker that it has completed.
-        reads_text: whether ``accept`` has to be told the texts of tokens.
+        inside: whether the next token is part of the reasoning, unless it begins or ends it.
+        at_start: no token has come yet, so reasoning may begin.
+        length: the number of tokens of the reasoning, its markers included.
+        beyond: the text of the latest token behind the marker that it has completed.
+        reads_text: whether ``accept`` needs the texts of tokens.
     """
 
     __slots__ = (
@@ -36,25 +36,25 @@ class ReasoningSpan:
         "reads_text",
     )
 
-    def __init__(self, asked: Reasoning):
-        self.inside = asked.is_open
+    def __init__(self, reasoning: Reasoning):
+        self.inside = reasoning.is_open
         self.at_start = True
         self.length = 0
         self.beyond = b""
-        self._starts = frozenset(() if asked.is_open else asked.start_ids)
-        self._ends = frozenset(asked.end_ids)
-        # Those with which the output may still begin.
-        self._begins = () if asked.is_open else tuple(map(str.encode, asked.start_texts))
-        self._end_texts = tuple(map(str.encode, asked.end_texts))
+        self._starts = frozenset(() if reasoning.is_open else reasoning.start_ids)
+        self._ends = frozenset(reasoning.end_ids)
+        # The markers with which the output may still begin.
+        self._begins = () if reasoning.is_open else tuple(map(str.encode, reasoning.start_texts))
+        self._end_texts = tuple(map(str.encode, reasoning.end_texts))
         self.reads_text = bool(self._begins or self._end_texts)
-        self._text = b""  # the latest, as far as a marker may begin in it
+        self._text = b""  # the end of the text, in which a marker may have begun
         self._num_tokens = 0
 
     def accept(self, token: int, text: bytes = b"") -> bool:
-        """Take the next token; whether it is part of the reasoning, as its markers are.
+        """Take the next token; return whether it is part of the reasoning or its markers.
 
         Args:
-            text: of the token; only looked at if ``reads_text``.
+            text: of the token; only read if ``reads_text``.
         """
         self._num_tokens += 1
         self.beyond = b""
@@ -66,12 +66,12 @@ class ReasoningSpan:
         elif not (self._begins and self._begin(text)):
             return False
         else:
-            text = b""  # it is in ``_text`` already, as far as it matters
+            text = b""  # ``_text`` has it already
         self.inside = token not in self._ends and not self._ended(text)
         return True
 
     def _begin(self, text: bytes) -> bool:
-        """Whether the output so far is a marker that begins reasoning, and what follows it."""
+        """Whether the output so far starts with a marker that begins reasoning."""
         so_far = (self._text + text).lstrip()
         for marker in self._begins:
             if so_far.startswith(marker):
@@ -83,7 +83,7 @@ class ReasoningSpan:
         return False
 
     def _ended(self, text: bytes) -> bool:
-        """Whether the reasoning has a marker that ends it, now that it goes on with a text."""
+        """Whether a text completes a marker that ends the reasoning."""
         if not self._end_texts:
             return False
         so_far = self._text + text

@@ -1,4 +1,4 @@
-"""Stop strings: where a text ends, and how much of it may be shown before that is known."""
+"""Stop strings: cuts a text, and holds back text that may begin a stop string."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ class StopStrings:
     """Cuts one sequence's text at the first stop string, however the text is cut into pieces.
 
     The stop string that is complete first wins; of several that end at the same character, the
-    longest. So a sequence can end with the very token that completes a stop string.
+    longest. So a sequence ends with the token that completes a stop string.
 
     Attributes:
         matched: the stop string that ended the text; None so far. Nothing is delivered after it.
@@ -29,14 +29,14 @@ class StopStrings:
             return ""
         if not self._partial and self._first_chars.isdisjoint(text):
             return text
-        # With include the partial match was shown already: it is text whether it grows or not.
+        # With include the partial match was shown already: it is text in any case.
         held = len(self._partial)
         shown = held if self._include else 0
         text = self._partial + text
         found = [
             (at + len(stop), at, stop)
             for stop in self._stops
-            # Whatever is complete in what was held has been passed over.
+            # Stop strings that are complete in the held text have been passed over.
             if (at := text.find(stop, max(0, held - len(stop) + 1))) >= 0
         ]
         if found:
@@ -46,21 +46,21 @@ class StopStrings:
         return self._hold(text, shown)
 
     def pass_over(self, text: str) -> str:
-        """``push`` of text that ends nothing, even if a stop string is complete in it.
+        """Take text without ending at a stop string that is complete in it.
 
-        One that only begins in it may still be completed by what is pushed later.
+        Later text may complete a stop string that begins in it.
         """
         shown = len(self._partial) if self._include else 0
         return self._hold(self._partial + text, shown)
 
     def _hold(self, text: str, shown: int) -> str:
-        """Keep the end of the text that may grow into a stop string; of it, ``shown`` was shown."""
+        """Hold the end of the text that may begin a stop string; ``shown`` of it was shown."""
         partial_at = len(text) - max(_overlap(text, stop) for stop in self._stops)
         self._partial = text[partial_at:]
         return text[shown:] if self._include else text[:partial_at]
 
     def finish(self) -> str:
-        """The text has ended: return what was held back for a stop string that did not come."""
+        """The text has ended: return the text held back."""
         held, self._partial = self._partial, ""
         return "" if self._include else held
 

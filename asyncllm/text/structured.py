@@ -1,7 +1,7 @@
-"""Structured output of one model: grammars compiled for requests, and matchers for their sequences.
+"""Structured output of one model: grammars for requests, and matchers for their sequences.
 
-Requests come in on the event loop, sequences are sampled in the executor's thread; both get to the
-same compiled grammars.
+Requests come in on the event loop, sequences are sampled in the executor's thread; both share the
+compiled grammars.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_THREADS = 8
 
 
 class StructuredOutput:
-    """Serves once it is ``open``; the library of grammars is imported with the first one."""
+    """Works once it is ``open``; the grammar library is imported with the first grammar."""
 
     def __init__(self) -> None:
         self._model: tuple[Tokenizer, int, tuple[int, ...]] | None = None
@@ -41,13 +41,13 @@ class StructuredOutput:
         self._model = tokenizer, vocab_size, eos_ids
 
     async def compile(self, spec: Any) -> Grammar:
-        """The grammar of a ``GrammarSpec``; compiled off the loop, once.
+        """The grammar of a ``GrammarSpec``; compiled once, off the loop.
 
-        Sequences can be sampled under it while somebody has it.
+        Sequences can be sampled under it as long as the caller keeps it.
 
         Raises:
-            BadRequest: there is no such grammar, or not for this model.
-            QueueFull: too many that take long are being compiled.
+            BadRequest: the spec has no grammar, or this model does not support grammars.
+            QueueFull: too many large grammars are being compiled.
         """
         compiler = self._compiler
         if compiler is None:
@@ -57,20 +57,20 @@ class StructuredOutput:
         return await compiler.compile_async(spec, param="grammar")
 
     def matcher(self, grammar: bytes) -> Matcher:
-        """At the start of the grammar with this key. Compiles nothing.
+        """A matcher at the start of the grammar with this key, which was compiled before.
 
         Raises:
-            LookupError: nobody has it.
+            LookupError: the grammar is no longer kept.
         """
         return self._open_compiler().known(grammar).matcher()
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text."""
+        """The bytes that a token adds to the text."""
         assert self._model is not None, "requests come when the model is known"
         return self._model[0].token_bytes(token)
 
     def fill(self, matchers: Sequence[Matcher], masks: np.ndarray) -> None:
-        """Write the masks of their next tokens; int32 [len(matchers), ceil(vocab / 32)]."""
+        """Write the masks of the next tokens; int32 [len(matchers), ceil(vocab / 32)]."""
         if self._filler is None:
             from asyncllm.text.grammar.matcher import MaskFiller
 

@@ -1,8 +1,8 @@
-"""A Jinja sandbox in which a template can do only so much work.
+"""A Jinja sandbox that bounds the work of a template.
 
-Templates come with models, and messages with requests: neither may stop the event loop or take all
-memory. Iterations of loops, calls and filters are counted, and text by its length; operations of a
-huge result are refused before they run.
+Templates come with models, and messages with requests: neither may block the event loop or take all
+memory. Iterations, calls, filters and the length of text are counted; an operation with a huge
+result is refused before it runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WIDE: Final = re.compile(r"%[^a-zA-Z%]*(?:\d{5}|\*)|\{[^{}]*(?:\d{5}|\{)")
 
 
 class Work(NamedTuple):
-    """How much a rendering may do; ``seconds`` are those of its thread on the CPU."""
+    """The most that a rendering may do; ``seconds`` are CPU time of its thread."""
 
     steps: int
     seconds: float
@@ -69,18 +69,18 @@ class _Rendering(threading.local):
 
 
 class BudgetedSandbox(ImmutableSandboxedEnvironment):
-    """Counts what templates do within ``budget``; threads that render at once count apart."""
+    """Counts the work of templates within ``budget``, in each thread separately."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._rendering = _Rendering()
-        del self.globals["lipsum"]  # makes as much text as it is told to
+        del self.globals["lipsum"]  # makes text of any length
 
     @contextmanager
     def budget(self, work: Work) -> Iterator[None]:
-        """What this thread renders inside raises ``TooMuchWork`` when it takes more."""
+        """Within this, rendering in this thread raises ``TooMuchWork`` when it takes more."""
         self._rendering.budget = _Budget(work)
         try:
             yield
@@ -88,29 +88,29 @@ class BudgetedSandbox(ImmutableSandboxedEnvironment):
             self._rendering.budget = None
 
     def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
-        """The names that a template finds: a dict, as each rendering copies them.
+        """A template's globals as a dict: each rendering copies them.
 
         Jinja makes a ``ChainMap``, which takes five times as long to copy.
         """
         return {**self.globals, **(d or {})}
 
     def limit_filters(self) -> None:
-        """Count what the filters do that there are now."""
+        """Count the work of all filters added so far."""
         for name, function in self.filters.items():
             self.filters[name] = self._limited(name, function)
 
     @property
     def counted(self) -> bool:
-        """Read in each iteration of a loop, which it counts. True."""
+        """True; reading it counts one iteration of a loop."""
         self._spend(1)
         return True
 
     def join_text(self, *values: Any) -> str:
-        """What the operator ~ does."""
+        """The operator ~."""
         return self.concat(map(str, values))
 
     def concat(self, parts: Iterable[str]) -> str:
-        """What Jinja joins text with: all of a template's, and of each macro's and block's."""
+        """Join text: Jinja calls this for templates, macros and blocks."""
         texts = list(parts)
         self._spend_size(sum(map(len, texts)))
         return "".join(texts)
@@ -175,7 +175,7 @@ class BudgetedSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Counting(NodeTransformer):
-    """Has loops read ``counted``, and ~ call ``join_text``."""
+    """Makes loops read ``counted``, and ~ call ``join_text``."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -192,7 +192,7 @@ class _Counting(NodeTransformer):
 
 
 def _check_method(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what would make a huge text or list; the text itself is the first one of ``args``."""
+    """Refuse a call with a huge result; the first of ``args`` is the text of the method."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, int) and value > _MAX_NUMBER and name != "tojson":
             raise TooMuchWork
@@ -219,6 +219,3 @@ def _size_of(value: Any) -> int:
 
 def _bits(value: Any) -> int:
     return value.bit_length() if isinstance(value, int) else 1
-
-
-__all__ = ["BudgetedSandbox", "TooMuchWork", "Work"]

@@ -1,4 +1,4 @@
-"""A chat template from a file of the user's, in place of the model's own."""
+"""Reads a chat template from the user's file, which replaces the model's own."""
 
 from __future__ import annotations
 
@@ -28,6 +28,3 @@ def read_template(path: str) -> str:
     except (jinja2.TemplateError, RecursionError) as error:
         raise ModelError(f"chat_template {path}: {error}") from error
     return source
-
-
-__all__ = ["read_template"]

@@ -1,4 +1,4 @@
-"""Where in a text its tokens are."""
+"""The places of tokens in their text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 class TokenPlaces:
     """Follows the tokens of one sequence.
 
-    Text that a stop string ends or holds back is the beginning of what these tokens make.
+    A stop string may end the real text, or hold back its end; places are those in the whole text.
 
     Args:
-        detokenizer: as the sequence's own; nobody else pushes to it.
+        detokenizer: like the sequence's own, for this object alone.
         hidden: tokens that are left out of the text.
     """
 
@@ -26,9 +26,9 @@ class TokenPlaces:
         self._length = 0
 
     def next(self, token_id: int) -> tuple[int, int]:
-        """Start and end, in characters, of what the next token adds.
+        """Start and end, in characters, of the next token.
 
-        One that is a part of a character is where the character is; a hidden one is nowhere.
+        A part of a character has the place of the character; a hidden token has an empty place.
         """
         start = self._length
         self._length += len(self._detokenizer.push(token_id))

@@ -23,22 +23,22 @@ from asyncllm.text.grammar.texts import lark_of
 from asyncllm.text.grammar.vocabulary import Vocabulary
 from asyncllm.text.tokenizer import Tokenizer
 
-#: What a compiled grammar holds, with what its lexer learns: per byte of its text, and at least.
+#: Memory of a compiled grammar and its lexer's states: per byte of its text, and at least.
 _BYTES_PER_CHAR = 40
 _LEAST_BYTES = 192 * 1024
-#: What takes longer than this goes to a thread of its own, so that the others need not wait for it.
+#: A grammar that takes longer is compiled in a thread of its own, so that others need not wait.
 _QUICK_SECONDS: Final = 0.1
-#: So many may wait for that thread.
+#: Grammars that may wait for that thread.
 _MOST_SLOW: Final = 16
-#: Grammars written by hand are tried out over so many tokens: some cost nothing at first.
+#: Tokens over which grammars written by hand are tried out: some cost nothing at first.
 _TRIAL_TOKENS: Final = 4
 
 
 class GrammarCompiler:
     """Compiles grammars for one model; safe to use from several threads.
 
-    The vocabulary is built with the first grammar. A grammar is known here while anybody has it,
-    and for some time after.
+    The vocabulary is built with the first grammar. A grammar is kept while anybody has it, and for
+    some time after.
 
     Args:
         tokenizer: the model's.
@@ -79,7 +79,7 @@ class GrammarCompiler:
         """The model's vocabulary, built at first use.
 
         Raises:
-            BadRequest: this model has none that grammars can work with.
+            BadRequest: grammars cannot work with this model's vocabulary.
         """
         with self._vocabulary_lock:
             if self._vocabulary is None:
@@ -87,25 +87,25 @@ class GrammarCompiler:
             return self._vocabulary
 
     def known(self, key: bytes) -> Grammar:
-        """A grammar that somebody has; nothing is compiled.
+        """A grammar that was compiled before.
 
         Raises:
-            LookupError: nobody has it.
+            LookupError: it is no longer kept.
         """
         return self._alive[key]
 
     async def compile_async(
         self, spec: GrammarSpec, *, param: str | None = "response_format"
     ) -> Grammar:
-        """As ``compile``, in threads of the compiler's own.
+        """Like ``compile``, in the compiler's own threads.
 
         Raises:
-            QueueFull: it takes long, and so do too many others.
+            QueueFull: it takes long, and too many others that take long are waiting.
         """
         loop = asyncio.get_running_loop()
         try:
             pending = await loop.run_in_executor(self._pool, self._start, spec)
-            # Others may wait for it, too: nobody who gives up may cancel it.
+            # Others may wait for it, too: giving up must not cancel it.
             return await asyncio.shield(asyncio.wrap_future(pending))
         except BadRequest as error:
             raise BadRequest(error.message, param=param) from error
@@ -135,7 +135,7 @@ class GrammarCompiler:
         self._slow_pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, spec: GrammarSpec) -> Future[Grammar]:
-        """The grammar of a spec if that is quick to have; else it is under way."""
+        """The grammar of a spec: done, or being compiled in the thread for slow ones."""
         key = cache_key(spec)
         pending, is_mine = self._claim(key)
         if is_mine:
@@ -163,7 +163,7 @@ class GrammarCompiler:
             self._slow_pool.submit(work)
 
     def _claim(self, key: bytes) -> tuple[Future[Grammar], bool]:
-        """A grammar that is there or will be, and whether it is the caller who has to make it."""
+        """The future of a grammar, and whether the caller has to compile it."""
         with self._lock:
             if (pending := self._pending.get(key)) is not None:
                 return pending, False
@@ -185,10 +185,10 @@ class GrammarCompiler:
         *,
         give_up: bool = True,
     ) -> None:
-        """Make a grammar that was claimed, or pass on why it cannot be.
+        """Compile a claimed grammar; its future gets the grammar or the error.
 
         Raises:
-            TooSlow: it takes longer, and ``give_up`` is false.
+            TooSlow: it takes longer than ``seconds``, and ``give_up`` is false.
         """
         try:
             grammar = self._build(key, spec, seconds)
@@ -213,7 +213,7 @@ class GrammarCompiler:
         pending.set_exception(error)
 
     def _keep(self, grammar: Grammar) -> None:
-        """It is the latest that was used; drop the oldest of what is over the bounds."""
+        """Mark a grammar as used last; drop the least recently used beyond the bounds."""
         if grammar.key not in self._kept:
             self._num_bytes += grammar.num_bytes
         self._kept[grammar.key] = grammar
@@ -229,7 +229,7 @@ class GrammarCompiler:
         start = llguidance.LLMatcher(
             vocabulary.tokenizer, grammar, log_level=0, limits=oracle.limits()
         )
-        # The first mask is the dearest; made here, every matcher starts with what it has learnt.
+        # The first mask costs most: computed here, every matcher starts with its lexer states.
         mask = np.zeros(vocabulary.num_words, np.int32)
         if not start.is_error():
             start.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -245,10 +245,10 @@ class GrammarCompiler:
 
 
 def _try_out(start: llguidance.LLMatcher, mask: np.ndarray) -> None:
-    """Go some tokens into a grammar, to find out here what would hold up others later.
+    """Accept some tokens, to refuse a costly grammar here before it delays other requests.
 
     Raises:
-        BadRequest: that costs more than a sequence may.
+        BadRequest: that takes more time than a sequence may.
     """
     trial, row = start.deep_copy(), mask.copy()
     begun = time.thread_time()

@@ -1,4 +1,4 @@
-"""What one grammar may cost: bounds that a hostile request meets before the machine does."""
+"""Bounds on what one grammar may cost, which stop a hostile request early."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from asyncllm.errors import BadRequest
 
-#: Of a schema, written as JSON; tools of large agents have some 100 kB.
+#: Bytes of a schema as JSON; the tools of large agents have some 100 kB.
 MAX_SCHEMA_BYTES = 512 * 1024
-#: Nesting of a schema's objects and arrays together: a property is two levels deeper.
+#: Nested objects and arrays of a schema; each property adds two levels.
 MAX_SCHEMA_DEPTH = 128
 #: Objects, arrays and scalars of one schema together.
 MAX_SCHEMA_VALUES = 60_000
@@ -20,41 +20,41 @@ MAX_INTEGER_BITS = 512
 #: Characters of one regular expression, or of one grammar text.
 MAX_PATTERN_CHARS = 8192
 MAX_GRAMMAR_CHARS = 64 * 1024
-#: Brackets in brackets, in a pattern or a grammar text: the parsers behind recurse.
+#: Brackets in brackets, in a pattern or a grammar text: the parsers recurse.
 MAX_GROUP_DEPTH = 64
 #: The largest count in a quantifier such as {2,500}.
 MAX_REPEAT = 10_000
-#: Parts of one terminal that may be missing or repeat: "a?", "a*", "a{2,9}", "(a|)". The library
-#: takes the square of their number: 500 cost 3 ms a mask, 4096 cost 370 ms, 65,536 some 9 GB.
+#: Parts of one terminal that may be missing or repeat: "a?", "a*", "a{2,9}", "(a|)". The library's
+#: cost is quadratic in them: 500 cost 3 ms a mask, 4096 cost 370 ms, 65,536 some 9 GB.
 MAX_OPTIONAL_PARTS = 500
 #: Strings of one choice, and their characters together.
 MAX_CHOICES = 10_000
-#: Rules in rules. The library recurses along them: 1000 overflow a stack of 2 MB, 3000 one of 8 MB.
+#: Nested rules. The library recurses along them: 1000 overflow a stack of 2 MB, 3000 one of 8 MB.
 MAX_RULE_DEPTH = 300
-#: Of the text handed to the grammar library.
+#: Bytes of the text handed to the grammar library.
 MAX_RULES_BYTES = 2 * 1024 * 1024
 
 
-#: Combinations of places of intersected patterns. The library may visit all of them: 40,000 take
-#: 50 ms, 10 million 9 s.
+#: Combinations of positions in intersected patterns. The library may visit all of them: 40,000
+#: take 50 ms, 10 million 9 s.
 MAX_COMBINED_PLACES = 50_000
-#: CPU time of compiling one grammar. Schemas as people write them take 1 to 50 ms, but a garbage
-#: collection of a large program, which may fall into it, takes a second.
+#: CPU time of compiling one grammar. Usual schemas take 1 to 50 ms, but a garbage collection of a
+#: large program may come in between and takes a second.
 MAX_COMPILE_SECONDS = 3.0
 
 
 class TooSlow(BadRequest):
-    """Compiling has taken as long as it may."""
+    """Compiling has used up its time."""
 
     def __init__(self) -> None:
         super().__init__("the grammar is too costly: it takes too long to compile")
 
 
 def check_together(spreads: Iterable[int]) -> None:
-    """Refuse an intersection whose parts may be at too many combinations of places.
+    """Refuse an intersection with too many combinations of positions.
 
     Args:
-        spreads: of the patterns, as ``regex_tree.spread`` has them.
+        spreads: ``regex_tree.spread`` of each pattern.
     """
     if math.prod(1 + spread for spread in spreads) > MAX_COMBINED_PLACES:
         raise BadRequest("the patterns are too costly together: look-aheads and counts multiply")
@@ -66,11 +66,11 @@ def refused(path: str, keyword: str, reason: str) -> BadRequest:
 
 
 class Budget:
-    """Counts the steps of one compilation, so that none runs away. A step takes 1 to 30 us.
+    """Bounds the steps and the CPU time of one compilation. A step takes 1 to 30 us.
 
     Attributes:
         left: steps.
-        ends: when the thread that compiles will have used up its time, by ``time.thread_time``.
+        ends: ``time.thread_time`` of the compiling thread at which the time is used up.
     """
 
     LIMIT = 40_000
@@ -82,7 +82,7 @@ class Budget:
         self._next_look = self.left
 
     def spend(self, steps: int = 1) -> None:
-        """Raises BadRequest when nothing is left."""
+        """Raises BadRequest when no steps are left, and TooSlow when the time is over."""
         self.left -= steps
         if self.left < 0:
             raise BadRequest("the schema is too complex: its combinations of keywords multiply")
@@ -97,10 +97,10 @@ class Budget:
 
 
 def check_size(schema: Any) -> None:
-    """Refuse what is too deep or too large, without recursion and before anything else is done.
+    """Check the size and the types of a schema, without recursion, before any other work.
 
     Raises:
-        BadRequest: it is, or holds something JSON does not have.
+        BadRequest: it is too deep or too large, or holds something that JSON does not have.
     """
     num_values = num_chars = 0
     stack = [(schema, 0)]
@@ -137,10 +137,10 @@ _DEFINITION = re.compile(
 
 
 def check_nesting(text: str) -> None:
-    """Refuse a grammar text that is too long, or nested too deep for a recursive parser.
+    """Check a grammar text for a recursive parser. Brackets in strings count, too.
 
     Raises:
-        BadRequest: it is. Brackets in strings count: a bound that is too strict harms nobody.
+        BadRequest: it is too long or nested too deep.
     """
     if len(text) > MAX_GRAMMAR_CHARS:
         raise BadRequest(f"the grammar is longer than {MAX_GRAMMAR_CHARS} characters")
@@ -156,7 +156,7 @@ def check_nesting(text: str) -> None:
             raise BadRequest(f"the grammar nests deeper than {MAX_GROUP_DEPTH} brackets")
 
 
-# What a grammar text in Lark is made of, as far as it matters here.
+# The pieces of a Lark grammar that matter here.
 _PIECE = re.compile(
     r"""
       (?P<comment> //[^\n]* | \#[^\n]* )
@@ -175,10 +175,8 @@ _QUANTIFIER = re.compile(r"\\.|[?*+{]|\|(?=[|)])|\((?=\|)")
 def check_terminals(lark: str) -> None:
     """Refuse terminals and rules of more than MAX_OPTIONAL_PARTS, and intersections.
 
-    A terminal has the optional parts of the terminals that it is made of, each time it names one.
-
-    Raises:
-        BadRequest: there is one. Characters that only look like quantifiers may count.
+    The optional parts of a terminal count wherever another terminal names it. Characters that only
+    look like quantifiers may count.
     """
     own: dict[str, int] = {}
     uses: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""A compiled grammar, and one sequence's way through it."""
+"""A compiled grammar, the state of one sequence in it, and the masks of a batch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from asyncllm.text.grammar.vocabulary import Vocabulary
 Mask: TypeAlias = NDArray[np.int32] | NDArray[np.uint32]
 
 
-#: CPU time of the grammar that each mask may take, and each token that is accepted. Random outputs
-#: under the dearest real schemas take 0.5 ms a token with 128,000 tokens, most take 0.05.
+#: CPU time that each mask, and each accepted token, may take. Random outputs under the costliest
+#: real schemas take 0.5 ms a token with 128,000 tokens, most take 0.05.
 FILL_SECONDS = 1e-3
 ACCEPT_SECONDS = 1e-4
-#: What a sequence may take beyond that, all in all, before it is ended.
+#: Total time beyond that after which a sequence is ended.
 MOST_EXCESS = 0.1
-#: Where several rows of a step take more than FILL_SECONDS, every step is late by what they take
-#: together. So each is charged so many times its own excess as there are of them, but at most:
+#: If several rows take more than FILL_SECONDS, they delay the step together. So the excess of each
+#: is multiplied by their number, but at most by this:
 MOST_SHARED = 8
-#: The first masks of a sequence, for which the lexer's states are made, are not multiplied.
+#: The first masks of a sequence, which build the lexer's states, are not multiplied.
 FIRST_FILLS = 4
-#: A batch of masks that takes longer than this, and this for each row of a thread, has a row that
-#: costs too much; the rows of the next batches are timed one by one.
+#: A batch of masks that takes longer (in all, and per row of a thread) has a row that costs too
+#: much; the rows of the next batches are timed one by one.
 _SLOW_BATCH = 2e-3
 _SLOW_ROW = 1e-4
 _TIMED_BATCHES = 16
@@ -40,8 +40,8 @@ class Grammar:
     """A compiled grammar; many sequences share it, in any threads.
 
     Attributes:
-        key: what it was compiled from, in short (``spec.cache_key``).
-        num_bytes: about what it holds in memory.
+        key: ``spec.cache_key`` of its spec.
+        num_bytes: its memory, estimated.
     """
 
     __slots__ = ("__weakref__", "_start", "_vocabulary", "key", "num_bytes")
@@ -60,11 +60,11 @@ class Grammar:
 
 
 class Matcher:
-    """Where one sequence is in its grammar. Not to be used by two threads at once.
+    """The state of one sequence in its grammar. Not to be used by two threads at once.
 
-    Nothing here raises because of a grammar or a token: a matcher that fails allows the end tokens
-    only, and says why in ``error``. It fails, too, when it has taken too much time: the steps of
-    all other sequences wait for its masks.
+    No grammar and no token makes a method raise: a matcher that fails sets ``error`` and allows the
+    end tokens only. It also fails when it has taken too much time, as the steps of all other
+    sequences wait for its masks.
     """
 
     __slots__ = ("_excess", "_matcher", "_num_fills", "_times", "_vocabulary")
@@ -78,8 +78,7 @@ class Matcher:
 
     @property
     def error(self) -> str | None:
-        """Why this sequence cannot go on: a token against the grammar, or too much time. It
-        stays."""
+        """Why this sequence has failed for good: a token against the grammar, or too much time."""
         if self._excess > MOST_EXCESS:
             return "the grammar is too costly: computing which tokens may follow takes too long"
         if not self._matcher.is_error():
@@ -107,53 +106,53 @@ class Matcher:
         self.charge_fill(self.timed_fill(row.ctypes.data, row.nbytes), 1)
 
     def timed_fill(self, address: int, num_bytes: int) -> float:
-        """``fill`` by address; returns the seconds of CPU it took, which are to be charged."""
+        """``fill`` by address; returns its CPU seconds, for ``charge_fill``."""
         begun = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
         return time.thread_time() - begun
 
     def charge_fill(self, seconds: float, num_slow: int) -> None:
-        """Count what a mask took, in a step in which so many rows took too long."""
+        """Count the time of a mask, in a step in which ``num_slow`` rows took too long."""
         self._num_fills += 1
         shared = self._num_fills > FIRST_FILLS
         self._times = max(1, min(num_slow, MOST_SHARED)) if shared else 1
         self._charge(seconds, FILL_SECONDS)
 
     def _charge(self, seconds: float, allowed: float) -> None:
-        """Count the time that is more than allowed; what is left of it makes up for earlier."""
+        """Count time beyond ``allowed``; time left over reduces earlier excess."""
         if self._excess > MOST_EXCESS:
             return
         excess = seconds - allowed
         self._excess = max(0.0, self._excess + (excess * self._times if excess > 0 else excess))
 
     def accept(self, token: int) -> bool:
-        """Go on by a token; False, and an error, if the grammar does not allow it."""
+        """Accept a token; False, and an error, if the grammar does not allow it."""
         size = self._vocabulary.size
-        # What is no token at all would raise; one past the last is an error like any other.
+        # An id out of range would raise; the one past the last is an error like any other.
         begun = time.thread_time()
         accepted = self._matcher.consume_token(token if 0 <= token < size else size)
         self._charge(time.thread_time() - begun, ACCEPT_SECONDS)
         return accepted
 
     def accept_bytes(self, text: bytes) -> bool:
-        """Go on by a text, whatever its tokens; False, and an error, if it is not allowed."""
+        """Accept a text, whatever its tokens; False, and an error, if it is not allowed."""
         return all(map(self.accept, self._vocabulary.tokenizer.tokenize_bytes(text)))
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, up to an end token, could follow one after the other.
+        """How many of these tokens, up to an end token, the grammar allows in a row.
 
-        The matcher stays where it is: this is for guesses of a draft model.
+        The state does not change: this is for the guesses of a draft model.
         """
         ends = self._vocabulary.eos_ids
         text = list(takewhile(lambda token: token not in ends, tokens))
         return self._matcher.validate_tokens(text)
 
     def rollback(self, num_tokens: int) -> bool:
-        """Go back by so many accepted tokens; False, and nothing done, if there is an error."""
+        """Take back the last accepted tokens; False, and no change, if there is an error."""
         return self._matcher.rollback(num_tokens)
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next whatever the model says, as the tokenizer spells them."""
+        """The only tokens that may come next, as the tokenizer spells their text."""
         forced = self._matcher.compute_ff_bytes()
         if not forced:
             return []
@@ -161,7 +160,7 @@ class Matcher:
 
 
 class MaskFiller:
-    """Fills the masks of a batch, in threads of its own while the GIL is free."""
+    """Fills the masks of a batch in its own threads, without the GIL."""
 
     def __init__(self, vocabulary: Vocabulary, *, threads: int = 4):
         self._vocabulary = vocabulary

@@ -1,7 +1,4 @@
-"""Questions about regular languages, answered by the grammar library itself.
-
-So a string belongs to a language here exactly when the grammar admits it.
-"""
+"""Asks the grammar library about regular languages, so that answers agree with its grammars."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ import numpy as np
 
 from asyncllm.errors import BadRequest
 
-#: Begins every message about a grammar that costs too much.
+#: The beginning of every message about a grammar that costs too much.
 TOO_COSTLY = "the grammar is too costly"
-#: What the library says where one of ``limits`` is met.
+#: Parts of the library's messages when one of ``limits`` is exceeded.
 _LIMITS_MET = ("Too many items", "items; max is", "too many", "too big", "fuel")
 
 #: Tokens 0 to 255 are the bytes, 256 ends a text.
@@ -22,7 +19,7 @@ _NUM_TOKENS = 257
 
 
 class _ByteTokens:
-    """What the library wants to know of a tokenizer whose tokens are single bytes."""
+    """A tokenizer whose tokens are single bytes, in the form that the library reads."""
 
     is_tokenizer_wrapper = True  # how the library knows one
     eos_token_id = 256
@@ -40,10 +37,10 @@ def byte_tokenizer() -> llguidance.LLTokenizer:
 
 
 def limits() -> llguidance.LLParserLimits:
-    """Bounds on compiling (20 ms) and on each mask (some 15 ms); real ones need half of it.
+    """Bounds on compiling (20 ms) and on each mask (some 15 ms); real grammars need half of it.
 
-    They do not bound ambiguous grammars, whose items cost more the more there are: matchers count
-    the time that they take, too.
+    Ambiguous grammars can exceed them, as the cost of an item grows with the number of items; so
+    matchers count time, too.
     """
     return llguidance.LLParserLimits(
         initial_lexer_fuel=1_000_000,
@@ -97,13 +94,13 @@ def _matcher(expression: str) -> llguidance.LLMatcher:
 
 
 def error_text(message: str) -> str:
-    """Why the library cannot go on with a grammar, for those who have written it."""
+    """The library's error, as the author of the grammar should read it."""
     if any(limit in message for limit in _LIMITS_MET):
         return f"{TOO_COSTLY}: {first_line(message)}"
     return first_line(message)
 
 
 def first_line(message: str) -> str:
-    """The library's messages go on with excerpts of the grammar."""
+    """The first line of a message; the library adds excerpts of the grammar."""
     line = (message.strip().splitlines() or [""])[0][:300]
     return "it is too large" if line.startswith("panic") else line

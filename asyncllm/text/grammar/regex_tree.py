@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class RegexError(ValueError):
-    """The pattern is malformed, or asks for what is not a regular language."""
+    """The pattern is malformed, or not a regular language."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Look:
-    """A look-ahead at the very begin of a pattern: a second pattern for the same text."""
+    """A look-ahead at the begin of a pattern: a second pattern for the same text."""
 
     node: Node
     positive: bool
@@ -103,10 +103,10 @@ def languages(pattern: Node) -> list[tuple[Node, bool]]:
     """The texts in which a pattern is found somewhere, as trees without anchors.
 
     Returns:
-        Trees that the whole text must match (True) or must not (False); all of them hold together.
+        Trees that the whole text must match (True) or must not match (False), all together.
 
     Raises:
-        RegexError: a look-ahead elsewhere than right behind a leading ``^``.
+        RegexError: a look-ahead that is not right behind a leading ``^``.
     """
     looks: list[Look] = []
     if isinstance(pattern, Cat) and pattern.parts[:1] == (Anchor(at_begin=True),):
@@ -120,7 +120,7 @@ def languages(pattern: Node) -> list[tuple[Node, bool]]:
 
 
 def full_match(pattern: Node) -> Node:
-    """The pattern that a text matches as a whole, as with an anchor at either end."""
+    """The pattern with an anchor at either end."""
     parts = pattern.parts if isinstance(pattern, Cat) else (pattern,)
     if parts[:1] == (Anchor(at_begin=True),):
         parts = parts[1:]
@@ -166,7 +166,7 @@ def _place(node: Node) -> list[_Placed]:
 
 
 def _runs(parts: tuple[Node, ...]) -> list[Node]:
-    """The same sequence with neighbours that have no anchor as one: joins nest no deeper then."""
+    """The sequence with neighbours without anchors as one node, which keeps joins shallow."""
     runs: list[Node] = []
     for anchored, group in groupby(parts, key=has_anchor):
         nodes = tuple(group)
@@ -175,7 +175,7 @@ def _runs(parts: tuple[Node, ...]) -> list[Node]:
 
 
 def _join(left: _Placed, right: _Placed) -> _Placed | None:
-    # Before a begin, and behind an end, there is only room for nothing.
+    # Only the empty text fits before a begin or behind an end.
     before, after = left.node, right.node
     if right.begins:
         if not _nullable(before):
@@ -212,7 +212,7 @@ def _has_characters(chars: Chars) -> bool:
 
 
 class _Extent(NamedTuple):
-    """Of one node: whether its length varies, its characters, and its ``spread``."""
+    """Whether the length of a node varies, its number of characters, and its ``spread``."""
 
     varies: bool
     size: int
@@ -220,7 +220,7 @@ class _Extent(NamedTuple):
 
 
 def spread(node: Node) -> int:
-    """At how many places of a tree a text may be at the same time, roughly."""
+    """Roughly, how many positions of a tree a text may be at simultaneously."""
     return _extent(node).spread
 
 
@@ -231,7 +231,7 @@ def _extent(node: Node) -> _Extent:
         case Cat(parts):
             varies, size, places = False, 0, 0
             for part in map(_extent, parts):
-                # Where what comes before varies in length, each character may be the next one.
+                # Behind a part of varying length, each character may be the next one.
                 places += part.size if varies else part.spread
                 varies, size = varies or part.varies, size + part.size
             return _Extent(varies, size, places)

@@ -1,4 +1,4 @@
-"""What a request may ask its output to be: plain data, with a key for caches."""
+"""The kinds of structured output as plain data, with a key for caches."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Tag(msgspec.Struct, frozen=True):
 
 
 class StructuralTags(msgspec.Struct, frozen=True, tag="structural_tag"):
-    """Free text in which each trigger must go on as one of the tags.
+    """Free text in which each trigger begins one of the tags.
 
     Attributes:
         tags: the begin of each starts with one of the triggers.
-        triggers: texts that the free text cannot contain otherwise.
+        triggers: texts that occur at the begin of tags only.
         at_least_one: the output has a tag.
         stop_after_first: the output ends with the first tag.
         free_text: there may be text outside of tags; without it ``triggers`` do not matter, and
@@ -70,7 +70,7 @@ GrammarSpec: TypeAlias = JsonObject | JsonSchema | Regex | Choice | Ebnf | Struc
 
 
 def cache_key(spec: GrammarSpec) -> bytes:
-    """Equal for specs that mean the same grammar; the order of a schema's properties counts.
+    """A hash of the spec; the order of a schema's properties counts.
 
     Raises:
         BadRequest: a schema is too large or not JSON, or a text is not Unicode.

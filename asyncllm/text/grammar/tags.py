@@ -1,8 +1,8 @@
-"""The grammar of structural tags: text in which what begins like a tag must go on as one.
+"""The grammar of structural tags: text in which every trigger begins a tag.
 
 Free text is an automaton, written as left-recursive rules. Its states are ``open`` (plain text may
-begin), behind a special token that may open a tag, and ``any``, which is all of them together with
-the text after them.
+begin), one behind each special token that may open a tag, and ``any``: all of these, with or
+without text after them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from asyncllm.text.grammar.regex_write import quote
 from asyncllm.text.grammar.schema.writer import schema_rules
 from asyncllm.text.grammar.spec import StructuralTags, Tag
 
-#: Texts of tokens that are no plain text, and their ids; None for those that end a sequence.
+#: Texts and ids of special tokens; None instead of the id for a token that ends a sequence.
 SpecialTokens = Mapping[str, int | None]
 
 
 class _Body(NamedTuple):
-    """What follows a tag's trigger; ``last`` if the tag's end also ends the output."""
+    """The rest of a tag behind its trigger; ``last`` if the tag's end also ends the output."""
 
     symbols: str
     last: bool
@@ -32,10 +32,10 @@ class _Opening(NamedTuple):
     """How a trigger is recognized in free text.
 
     Attributes:
-        special: the special token that it begins with, or has behind ``before``; "" without one.
-        before: its plain text in front of ``special``; all of it without a special token.
-        after: the plain text behind a special token at its very begin. Only together do they open
-            a tag; where ``after`` is empty the special token does so alone.
+        special: the special token at its begin, or behind ``before``; "" without one.
+        before: its plain text in front of ``special``; the whole trigger without a special token.
+        after: the plain text behind a special token at its begin. Both together open a tag; if
+            ``after`` is empty, the special token alone does.
     """
 
     special: str
@@ -77,7 +77,7 @@ def _rules_of_tags_alone(spec: StructuralTags, special_tokens: SpecialTokens) ->
 def _rules_in_free_text(spec: StructuralTags, special_tokens: SpecialTokens) -> list[str]:
     openings = _openings(spec, special_tokens)
     plain = [opening.before for opening in openings if not opening.special]
-    # Texts that make a tag of a special token that is free text otherwise.
+    # Texts that open a tag behind a special token which is free text otherwise.
     guarded: dict[str, list[str]] = {}
     for opening in openings:
         if opening.after:
@@ -104,7 +104,7 @@ def _rules_in_free_text(spec: StructuralTags, special_tokens: SpecialTokens) -> 
             last.append((state, f"last{index}"))
 
     def states(prefix: str, first: str, tags: list[str]) -> None:
-        """The automaton, with options for how it starts and for tags that lead back to it."""
+        """Write the automaton that starts with ``first``; ``tags`` lead back to it."""
         opened = [first, *([f"{prefix}any other"] if free else []), *tags]
         lines.append(f"{prefix}open: {' | '.join(opened)}\n")
         anywhere = [f"{prefix}open", f"{prefix}open TEXT"]
@@ -154,7 +154,7 @@ def _openings(spec: StructuralTags, special_tokens: SpecialTokens) -> dict[_Open
         found.setdefault(opening, []).append(_body(rest, tag, index, special_tokens))
     if unused := next((trigger for trigger in triggers if trigger not in used), None):
         raise BadRequest(f"no tag begins with the trigger {unused!r}")
-    # A special token that opens a tag alone needs no text behind it to do so.
+    # A special token that also opens a tag alone needs no text behind it.
     alone = {o.special: o for o in found if o.special and not o.before and not o.after}
     merged: dict[_Opening, list[_Body]] = {}
     for opening, bodies in found.items():
@@ -171,7 +171,7 @@ def _opening(pieces: list[str], special_tokens: SpecialTokens) -> _Opening:
 
 
 def _head(index: int, opening: _Opening, special_tokens: SpecialTokens, lines: list[str]) -> str:
-    """The symbols from the state that a tag begins in up to where its body begins."""
+    """The symbols from the state in which a tag begins up to its body."""
     token = _token(opening.special, special_tokens) if opening.special else ""
     if not opening.before:
         return token
@@ -185,7 +185,7 @@ def _head(index: int, opening: _Opening, special_tokens: SpecialTokens, lines: l
 
 def _body(begin: str, tag: Tag, index: int, special_tokens: SpecialTokens) -> _Body:
     end = _split(tag.end, special_tokens)
-    # What ends the output is the engine's to read: the grammar is complete in front of it.
+    # The engine reads the token that ends the output: the grammar is complete before it.
     last = bool(end) and special_tokens.get(end[-1], -1) is None
     symbols = [
         *(_symbol(piece, special_tokens) for piece in _split(begin, special_tokens)),
@@ -200,7 +200,7 @@ def _options(bodies: Iterable[_Body]) -> str:
 
 
 def _split(text: str, special_tokens: SpecialTokens) -> list[str]:
-    """A text cut into special tokens and what is between them."""
+    """A text cut into special tokens and the plain text between them."""
     if not text:
         return []
     names = sorted((name for name in special_tokens if name and name in text), key=len)

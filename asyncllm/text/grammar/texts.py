@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import singledispatch
 
 from llguidance.gbnf_to_lark import any_to_lark
 
@@ -32,9 +31,9 @@ from asyncllm.text.grammar.spec import (
 )
 from asyncllm.text.grammar.tags import SpecialTokens, tag_rules
 
-#: Lets masks hold all tokens that go on, not just the tokenizer's own way to spell a forced text.
+#: Masks hold every token that may follow, not only the tokenizer's own spelling of forced text.
 _HEADER = '%llguidance {"no_forcing": true}\n'
-# These would reach the library's own compiler of schemas, or its options.
+# They would set the library's options, or reach its own compiler of schemas.
 _DIRECTIVE = re.compile(r"%\s*(json|regex|llguidance|lark)\b|@[A-Za-z_]")
 
 
@@ -44,28 +43,26 @@ def lark_of(spec: GrammarSpec, special_tokens: SpecialTokens, budget: Budget | N
     Raises:
         BadRequest: the spec is malformed, admits nothing, is too costly, or is not supported.
     """
-    return _HEADER + _lark_of(spec, special_tokens, budget or Budget())
+    budget = budget or Budget()
+    match spec:
+        case JsonObject():
+            text = schema_rules(True, only="object", budget=budget)
+        case JsonSchema(schema):
+            text = schema_rules(schema, budget=budget)
+        case Regex(pattern):
+            text = _regex(pattern)
+        case Choice(choices):
+            text = _choice(choices)
+        case Ebnf(grammar):
+            text = _ebnf(grammar)
+        case StructuralTags():
+            text = tag_rules(spec, special_tokens, budget)
+    return _HEADER + text
 
 
-@singledispatch
-def _lark_of(spec: GrammarSpec, special_tokens: SpecialTokens, budget: Budget) -> str:
-    raise TypeError(f"not a grammar spec: {type(spec).__name__}")
-
-
-@_lark_of.register
-def _json_object(spec: JsonObject, special_tokens: SpecialTokens, budget: Budget) -> str:
-    return schema_rules(True, only="object", budget=budget)
-
-
-@_lark_of.register
-def _json_schema(spec: JsonSchema, special_tokens: SpecialTokens, budget: Budget) -> str:
-    return schema_rules(spec.schema, budget=budget)
-
-
-@_lark_of.register
-def _regex(spec: Regex, special_tokens: SpecialTokens, budget: Budget) -> str:
+def _regex(pattern: str) -> str:
     try:
-        found = languages(full_match(parse(spec.pattern)))
+        found = languages(full_match(parse(pattern)))
     except RegexError as error:
         raise BadRequest(f"the regular expression {error}") from error
     if len(found) > 1:
@@ -82,9 +79,8 @@ def _regex(spec: Regex, special_tokens: SpecialTokens, budget: Budget) -> str:
     return f"start: T\nT: {expression}\n"
 
 
-@_lark_of.register
-def _choice(spec: Choice, special_tokens: SpecialTokens, budget: Budget) -> str:
-    choices = list(dict.fromkeys(spec.choices))
+def _choice(given: tuple[str, ...]) -> str:
+    choices = list(dict.fromkeys(given))
     if not choices:
         raise BadRequest("the choice has nothing to choose from")
     if len(choices) > MAX_CHOICES or sum(map(len, choices)) > MAX_GRAMMAR_CHARS:
@@ -100,21 +96,15 @@ def _choice(spec: Choice, special_tokens: SpecialTokens, budget: Budget) -> str:
     return "".join(lines)
 
 
-@_lark_of.register
-def _ebnf(spec: Ebnf, special_tokens: SpecialTokens, budget: Budget) -> str:
-    check_nesting(spec.grammar)
-    if found := _DIRECTIVE.search(spec.grammar):
+def _ebnf(grammar: str) -> str:
+    check_nesting(grammar)
+    if found := _DIRECTIVE.search(grammar):
         raise BadRequest(f"the grammar has {found[0]!r}, which is not supported")
     # Without blank lines, whose runs cost the library's converter the square of their length.
-    lines = [line for line in spec.grammar.splitlines() if line.strip()]
+    lines = [line for line in grammar.splitlines() if line.strip()]
     try:
         text = str(any_to_lark("\n".join(lines) + "\n"))
     except Exception as error:  # the library's converter raises whatever comes
         raise BadRequest(f"the grammar is malformed: {oracle.first_line(str(error))}") from error
     check_terminals(text)
     return text
-
-
-@_lark_of.register
-def _structural_tags(spec: StructuralTags, special_tokens: SpecialTokens, budget: Budget) -> str:
-    return tag_rules(spec, special_tokens, budget)

@@ -1,4 +1,4 @@
-"""A model's vocabulary, as the grammar library wants it."""
+"""A model's vocabulary in the form that the grammar library reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncllm.text.tokenizer import Tokenizer
 
 
 class _Tokens:
-    """The bytes of every token, as the text has them: what a grammar sees is what is sent."""
+    """The bytes that every token adds to the text: the grammar sees what is sent."""
 
     is_tokenizer_wrapper = True  # how the library knows one
     bos_token_id = None
@@ -19,7 +19,7 @@ class _Tokens:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_id: int):
         known = range(min(tokenizer.vocab_size, vocab_size))
         self.tokens = [tokenizer.token_bytes(token) for token in known]
-        # Ids without a token have no bytes, and are never allowed.
+        # Ids without a token get no bytes: they are never allowed.
         self.tokens += [b""] * (vocab_size - len(known))
         self.special_token_ids = sorted(token for token in tokenizer.special_ids if token in known)
         self.eos_token_id = eos_id
@@ -30,13 +30,13 @@ class _Tokens:
 
 
 class Vocabulary:
-    """The tokens that masks are made of. Building one takes 0.6 us per token, plus 30 ms at 150k.
+    """The tokens of masks. Building it takes 0.6 us per token, plus 30 ms at 150k.
 
     Attributes:
-        size: of the logits, which may be more than the tokenizer has.
+        size: of the logits; the tokenizer may have fewer tokens.
         num_words: 32-bit words of a mask.
         eos_ids: tokens that end a sequence.
-        special_tokens: texts of special tokens, and their ids; None for those that end a sequence.
+        special_tokens: texts and ids of special tokens; None for one that ends a sequence.
         tokenizer: the library's.
     """
 

@@ -18,16 +18,12 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[\w.:/-]+")
 _MAX_NAME = 256
-# Models close a bracket too many often enough; where a marker ends the call it can be told.
+# Models often close one bracket too many; where a marker ends the call, that is recognizable.
 _SURPLUS = re.compile(r"[ \t\r\n}\]]+")
 
 
 class CallReader:
-    """Reads calls of the tools that were offered.
-
-    A call counts from the first character of its arguments on. Until then the text is kept, and
-    given back as content, unchanged, if it does not fit or names a tool that was not offered.
-    """
+    """Reads calls of the tools that were offered; keeps their text until a call has begun."""
 
     def __init__(self, source: Source, out: Outbox, calls: CallOutput):
         self._source = source
@@ -40,10 +36,10 @@ class CallReader:
         Args:
             stops: markers that end arguments which are not JSON.
             lead: text before ``call.begin`` that is content if this is not a call.
-            announced: a marker has told that calls follow: a bracket alone may begin an answer.
+            announced: there was a marker of calls; without it, a bracket may begin an answer.
 
         Returns:
-            Whether what was read last is markup; otherwise it is content.
+            Whether the last text read is markup; otherwise it is content.
         """
         source = self._source
         source.keep(lead + call.begin)
@@ -58,7 +54,7 @@ class CallReader:
                 raise NotACall
         except NotACall:
             if source.cut_off and announced:
-                source.drop()  # there is no telling what it would have become
+                source.drop()  # half a call
                 return True
             self._out.content(source.give_back())
             return False
@@ -79,7 +75,7 @@ class CallReader:
             yield from source.take("]")
 
     def _end(self, markers: tuple[str, ...]) -> Steps[bool]:
-        """Read the end of a call, or as much of it as there is; False if content was found."""
+        """Read the end of a call, as far as it is there; False if content was found."""
         source = self._source
         surplus = yield from source.run(_SURPLUS)
         after_surplus = source.consumed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncllm.text.parsing.outbox import Outbox
     from asyncllm.text.parsing.source import Source, Steps
 
-_PLAIN = re.compile(r"[^<]+")  # no marker begins within
+_PLAIN = re.compile(r"[^<]+")  # no marker begins in it
 _MAX_HEADER = 512  # characters
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
@@ -63,7 +63,7 @@ class ChannelReader:
             yield from self._message(opener)
 
     def _begun(self, prompt: str) -> str:
-        """The header with which the prompt ends, as far as it goes; "" if it is in no message."""
+        """The unfinished header at the end of the prompt; "" if no message has begun."""
         form = self._form
         _, start, tail = prompt.rpartition(form.start)
         if not start or any(end in tail for end in form.ends):
@@ -72,7 +72,7 @@ class ChannelReader:
         return header + message
 
     def _continue_header(self, begun: str) -> Steps[None]:
-        """The text starts within a header; if that is only a role, it may start with content."""
+        """Read the rest of a header; after a role alone there may be content instead."""
         form, source = self._form, self._source
         source.keep()
         if form.channel in begun:

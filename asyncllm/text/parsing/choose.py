@@ -1,4 +1,4 @@
-"""Which formats a model writes, from its chat template; and which tokens must then be visible."""
+"""Chooses a model's formats by its chat template, and the special tokens they need visible."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from asyncllm.text.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Asked for by name: choose as the template says.
+#: A format's name that means: choose by the template.
 AUTO = "auto"
-#: Asked for by name: no format.
+#: A format's name that means: no format.
 NONE = "none"
 
-# Texts that occur in the templates of one family, all of a row; the first row that fits is taken.
+# All texts of a row occur in the templates of one family; the first row that fits is taken.
 _TOOLS_BY_TEMPLATE = (
     (("<|channel|>", "<|message|>"), "harmony"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
@@ -73,11 +73,11 @@ def choose_formats(
     tools: str = AUTO,
     reasoning: str = AUTO,
 ) -> Formats:
-    """How a model writes tool calls and reasoning.
+    """The formats in which a model writes tool calls and reasoning.
 
     Args:
         chat_template: the template's source; of several, the one for requests with tools.
-        model_type: what the model's config.json says.
+        model_type: as in the model's config.json.
         tools: the name of a format in TOOL_FORMATS, "none", or "auto": by the template, else by the
             model, else the generic "json".
         reasoning: likewise of REASONING_FORMATS; by the template, else by the model, else none.
@@ -115,10 +115,7 @@ def _by_template(template: str, rows: tuple[tuple[tuple[str, ...], str], ...]) -
 
 
 def visible_special_tokens(formats: Formats, special_tokens: Iterable[str]) -> frozenset[str]:
-    """Those of a tokenizer's special tokens that a parser has to see in the text.
-
-    All others, such as the end of a turn, should stay hidden.
-    """
+    """The special tokens that a parser must see in the text; all others should stay hidden."""
     markers = formats.markers()
     return frozenset(
         token for token in special_tokens if token and any(token in marker for marker in markers)

@@ -1,4 +1,4 @@
-"""What the parser makes of a text: events while it comes, a message of the whole."""
+"""Events of a text while it comes, and the message that they add up to."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Content(msgspec.Struct, frozen=True, gc=False, tag="content"):
-    """More of what the user reads."""
+    """More of the answer that the user reads."""
 
     text: str
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False, tag="reasoning"):
-    """More of what the model thinks."""
+    """More of the model's reasoning."""
 
     text: str
 
@@ -97,12 +97,11 @@ def message_of(events: Iterable[Event]) -> Message:
 
 
 def finish_reason(reason: FinishReason, calls: int, *, breaks_off: bool = False) -> str:
-    """OpenAI's finish_reason of a message with so many calls.
+    """OpenAI's finish_reason of a message with this number of calls.
 
-    "tool_calls" when at least one call was made and the model ended by itself. A text that was cut
-    off says so ("length") whether or not it holds calls: the last one may not be whole. The same
-    goes for "stop" if a stop string ``breaks_off`` the arguments of a call: what has been streamed
-    of it cannot be taken back, but nobody should make it.
+    "tool_calls" if there is a call and the model ended by itself. A text that was cut off has
+    "length", with calls or without: the last call may not be whole. For the same reason it is
+    "stop" if a stop string ``breaks_off`` the arguments of a call.
     """
     made = calls and reason is FinishReason.STOP and not breaks_off
     return "tool_calls" if made else reason.value

@@ -1,6 +1,6 @@
-"""How a model writes reasoning and tool calls, as data. ``registry`` describes those we know.
+"""How a model writes reasoning and tool calls, as data (``registry`` holds the known formats).
 
-Markers are literal text. Whitespace between markup is free everywhere and is not written here.
+Markers are literal text. Whitespace is allowed between all markup and is not written here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class JsonBody:
     """A call as one JSON object that holds the name and the arguments; or a list of such objects.
 
     Attributes:
-        name_keys: under one of these is the name. Under the same key there may also be an object
-            with the name and the arguments, as in OpenAI's ``{"function": {"name": ...}}``.
-        argument_keys: under one of these are the arguments: an object, or one written as a string.
-        other_keys: which further keys a call may have; None for any.
-        needs_arguments: the name alone is not a call, as the object may as well be an answer.
+        name_keys: one of these keys holds the name, or an object with the name and the arguments,
+            as in OpenAI's ``{"function": {"name": ...}}``.
+        argument_keys: one of these keys holds the arguments: an object, or its text as a string.
+        other_keys: further keys that a call may have; None for any.
+        needs_arguments: an object with a name alone is an answer, not a call.
     """
 
     name_keys: tuple[str, ...] = ("name", "function")
@@ -34,11 +34,11 @@ class JsonBody:
 
 @dataclass(frozen=True)
 class ParameterStyle:
-    """Arguments written one by one as text; what type a value has, only the tool's schema says.
+    """Arguments written one by one as text; only the tool's schema tells the type of a value.
 
     Attributes:
         key_begin, key_end, value_begin, value_end: markers around a name and its value.
-        own_lines: values stand on lines of their own: one line break on each side is markup.
+        own_lines: a value stands on lines of its own: one line break on each side is markup.
     """
 
     key_begin: str
@@ -53,12 +53,11 @@ class NamedBody:
     """A call as ``head NAME name_end ARGUMENTS``.
 
     Attributes:
-        head: stands before the name.
-        namespace: the name may begin with this, which is not part of it.
-        call_id: between name and ``name_end`` there may be this marker and an id.
-        name_end: stands between the name and the arguments.
-        parameters: how arguments are written when they are not a JSON object, which they always
-            may be.
+        head: the marker before the name.
+        namespace: a prefix that the name may have.
+        call_id: a marker that may follow the name, with an id behind it.
+        name_end: the marker between the name and the arguments.
+        parameters: how arguments are written that are not a JSON object.
     """
 
     name_end: str
@@ -75,9 +74,9 @@ class CallSyntax:
     Attributes:
         begin: the marker that opens the call. "" for a bare JSON call, which opens with its bracket
             and counts at the beginning of a line only.
-        json: the body when a bracket follows ``begin``; None if there is no such form.
-        named: the body when anything else follows.
-        end: markers that close it, one after the other. A missing one is forgiven.
+        json: the body if a bracket follows ``begin``; None if there is no such form.
+        named: the body if anything else follows.
+        end: markers that close the call, one after the other; any of them may be missing.
     """
 
     begin: str
@@ -88,7 +87,7 @@ class CallSyntax:
 
 @dataclass(frozen=True)
 class CallTemplate:
-    """How calls are to be written when a grammar forces them.
+    """How a grammar has calls written.
 
     A text is ``begin``, then calls with ``separator`` between them, then ``end``. A call is
     ``before_name``, its name, ``after_name``, the arguments as JSON, ``after_arguments``.
@@ -109,11 +108,11 @@ class ToolFormat:
     Attributes:
         name: what ``--tool-parser`` calls it.
         calls: the ways to write a call; no ``begin`` is the beginning of another.
-        template: the one that a grammar forces; reading it back gives the calls.
+        template: the way that a grammar forces; it reads back as the same calls.
         ignored: markers around calls that mean nothing by themselves.
-        separators: characters that may stand between calls, whitespace aside.
-        call_ids: what ids its chat template takes for calls: "random" as OpenAI's are; "short",
-            nine letters and digits; "named" with the name and the number of the call.
+        separators: characters that may stand between calls, in addition to whitespace.
+        call_ids: the ids that the chat template takes: "random" like OpenAI's; "short", nine
+            letters and digits; "named" with the name and the number of the call.
     """
 
     name: str
@@ -141,7 +140,7 @@ class ReasoningFormat:
     Attributes:
         name: what ``--reasoning-parser`` calls it.
         begins, ends: the markers around it; any of several.
-        answer: markers around the text that follows, for models that mark it too.
+        answer: markers around the answer that follows, for models that write them.
     """
 
     name: str
@@ -180,10 +179,10 @@ class ChannelFormat:
 
 @dataclass(frozen=True)
 class Formats:
-    """How one model writes. None: it has no reasoning, or no calls; then that markup is content.
+    """How one model writes; None for no calls, or no reasoning: such markup is content then.
 
     Raises:
-        ValueError: channels hold both: they cannot be combined with another format.
+        ValueError: a channel format, which holds calls and reasoning, is combined with another.
     """
 
     tools: ToolFormat | ChannelFormat | None = None
@@ -199,7 +198,7 @@ class Formats:
 
     @property
     def channels(self) -> ChannelFormat | None:
-        """The format of messages on channels, if it is that."""
+        """The channel format; None for any other."""
         return self.tools if isinstance(self.tools, ChannelFormat) else None
 
     def markers(self) -> frozenset[str]:

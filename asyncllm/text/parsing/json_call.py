@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class JsonCall:
-    """One object. Its keys may come in any order: arguments that come first wait for the name."""
+    """One object. Its keys may come in any order: early arguments wait for the name."""
 
     def __init__(self, source: Source, calls: CallOutput, body: JsonBody):
         self._source = source
@@ -28,7 +28,7 @@ class JsonCall:
         self._has_others = False
 
     def read(self, stops: Markers) -> Steps[bool]:
-        """Read the object; False if it is not all there. ``stops`` end arguments that are not JSON.
+        """Read the object; False if it breaks off. ``stops`` end arguments that are not JSON.
 
         Raises:
             NotACall: it does not fit, and no call has begun.
@@ -42,7 +42,7 @@ class JsonCall:
             closed = False
         if self._whole:
             rest = source.give_back()
-            # A missing bracket is forgiven, and so is what the text's end cuts off.
+            # A missing bracket is forgiven, as is one that the end of the text cuts off.
             if not closed and rest.strip() and (yield from source.peek()):
                 self._calls.content(rest)
         return closed
@@ -105,7 +105,7 @@ class JsonCall:
         return self._calls.start(self._name)
 
     def _end(self) -> None:
-        """The arguments are whole: what follows is structure, or it is content."""
+        """The arguments are whole; keep the text after them, which is structure or content."""
         self._whole = True
         self._calls.end()
         self._source.keep()
@@ -130,4 +130,4 @@ class JsonCall:
 
 
 def _drop(text: str) -> None:
-    """Structure: nobody reads it."""
+    """Discard a value of a key that is neither name nor arguments."""

@@ -1,4 +1,4 @@
-"""Collects the events of one piece of text; text of one kind in a row becomes one event."""
+"""Collects the events of one piece of text; neighbouring texts of one kind become one event."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from asyncllm.text.parsing.events import Content, End, Event, Reasoning, ToolArg
 if TYPE_CHECKING:
     from asyncllm.text.parsing.source import Emit, Source
 
-#: Makes the id of a call, of its index in the message and its tool's name.
+#: Makes the id of a call from its index in the message and its tool's name.
 NewId: TypeAlias = Callable[[int, str], str]
 
 
 class Outbox:
-    """Where the readers put what they find.
+    """Takes events from the readers.
 
     Attributes:
         calls: how many calls have begun.
         open_call: the last of them has not ended.
-        places: where in the text the content is, (start, end) of each piece; None: not recorded.
+        places: start and end, in the text, of each piece of content; None: not recorded.
     """
 
     __slots__ = (
@@ -45,7 +45,7 @@ class Outbox:
         self.open_call = False
 
     def content(self, text: str, after: int = 0) -> None:
-        """Text that was consumed last, but for so many characters ``after`` it."""
+        """Add content: the text consumed last, except for ``after`` characters behind it."""
         if self.places is not None and text:
             end = self._source.consumed - after
             self.places.append((end - len(text), end))

@@ -22,12 +22,12 @@ def read_parameters(
 ) -> Steps[bool]:
     """Read parameters, from behind the first ``key_begin``, and emit the JSON object they make.
 
-    It is written as ``json.dumps`` would. The text of a parameter that can only be a string goes on
-    as it comes; any other has to be whole. What breaks off leaves the object open.
+    It is written like ``json.dumps``. A parameter that can only be a string is emitted as it comes,
+    any other once it is whole. If the text breaks off, the object stays open.
 
     Args:
-        schema: the JSON schema of all the parameters; it tells the type of each.
-        call_end: what may come after the last one.
+        schema: the JSON schema of the parameters, which tells their types.
+        call_end: markers that may follow the last parameter.
 
     Returns:
         Whether the object was closed.
@@ -50,7 +50,7 @@ def read_parameters(
 
 
 def _value_ends(style: ParameterStyle, call_end: tuple[str, ...]) -> Markers:
-    """What ends a value. Where values have lines of their own, the next markup does so too."""
+    """The markers that end a value. Where values have lines of their own, any markup does."""
     if not style.own_lines:
         return markers_of(style.value_end)
     following = (style.value_end, style.key_begin, *call_end[:1])
@@ -99,7 +99,7 @@ def _escaped(text: str) -> str:
 
 
 def parameter_types(schema: Any, name: str) -> frozenset[str]:
-    """The types that the property ``name`` of a tool's schema may have; none if nothing says so."""
+    """The types that the property ``name`` of a tool's schema may have; none if it is unknown."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
         return frozenset()
@@ -131,7 +131,7 @@ def _each(parts: list[Any], root: Any, depth: int) -> Iterable[frozenset[str]]:
 
 
 def _resolve(reference: str, root: Any) -> Any:
-    """What a JSON pointer within the document, such as #/$defs/unit, points to."""
+    """The target of a JSON pointer within the document, such as #/$defs/unit; None without one."""
     target = root
     for step in reference.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
@@ -140,9 +140,9 @@ def _resolve(reference: str, root: Any) -> Any:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """A parameter's text as JSON: the text itself where it is JSON of one of the types.
+    """A parameter's text as JSON: the text itself if it is JSON of one of the types, else a string.
 
-    True, False and None, as Python writes them, count as well. All else is a string.
+    Python's True, False and None count as JSON.
     """
     plain = text.strip()
     for candidate in (plain, plain.lower(), "null" if plain == "None" else plain):

@@ -28,8 +28,8 @@ class Parser:
     """Splits one generated text into content, reasoning and tool calls while it comes.
 
     However the text is cut into pieces, the events add up to the same message. Text is held back
-    only while it is a real beginning of markup, and no text is lost: what does not turn out to be
-    markup is content, exactly as it was generated. Time and memory are linear in the text.
+    only while it may begin markup; if it does not, it is content, exactly as it was generated.
+    Time and memory are linear in the text.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Parser:
 
         Args:
             formats: how the model writes.
-            tools: the tools that may be called, as OpenAI's API defines them; without any, markup
-                of calls is content.
-            prompt: the rendered prompt, or its last few hundred characters: whether it ends within
-                reasoning decides how the text starts.
-            continued: the part of the prompt, at its end, that is the beginning of the message
-                itself (continue_final_message).
-            new_id: makes the ids of calls, by default such as the format wants.
+            tools: OpenAI's definitions of the tools that may be called; without any, markup of
+                calls is content.
+            prompt: the rendered prompt, or its last few hundred characters: if it ends within
+                reasoning, the text starts with reasoning.
+            continued: the end of the prompt that begins the message itself
+                (continue_final_message).
+            new_id: makes the ids of calls, by default in the form of the format.
         """
         if new_id is None:
             new_id = _NEW_ID[formats.tools.call_ids if formats.tools else "random"]
@@ -97,13 +97,13 @@ class Parser:
         return self._reader.reasoning_end
 
     def record_places(self) -> None:
-        """Have ``take_places`` know; called before the first text."""
+        """Record places for ``take_places``; called before the first text."""
         self._out.places = []
 
     def take_places(self) -> list[tuple[int, int]]:
-        """Where in the text the content is that came since the last time: pieces, start and end.
+        """Start and end, in the text, of each piece of content since the last call.
 
-        Joined they are the texts of the ``Content`` events.
+        The joined pieces are the joined texts of the ``Content`` events.
         """
         places, self._out.places = self._out.places, []
         return places or []
@@ -114,7 +114,7 @@ class Parser:
         return self._out.open_call
 
     def feed(self, text: str) -> list[Event]:
-        """Take the next piece of text; return what has become certain."""
+        """Take the next piece of text; return the events that have become certain."""
         if not text:
             return []
         waiting = self._source.waiting
@@ -131,11 +131,11 @@ class Parser:
         return self._out.drain()
 
     def finish(self, *, cut_off: bool = False) -> list[Event]:
-        """The text has ended: return what was held back, and the end. Called once, last.
+        """The text has ended: return the events held back, and the end. Called once, last.
 
         Args:
-            cut_off: it was not the model that ended it. Then markup that has begun, and of which
-                nothing is known yet, is left out; otherwise it is content.
+            cut_off: the model did not end the text. Then unfinished markup at its end is dropped;
+                otherwise it is content.
         """
         self._source.end(cut_off=cut_off)
         for _ in self._steps:
@@ -145,15 +145,15 @@ class Parser:
 
 
 def parse_all(text: str, formats: Formats, **options: Any) -> Message:
-    """The message of a whole text; ``options`` are the parser's."""
+    """The message of a whole text; ``options`` are those of ``Parser``."""
     parser = Parser(formats, **options)
     return message_of(parser.feed(text) + parser.finish())
 
 
 def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Tools as OpenAI's API defines them: the schema of the parameters by the tool's name.
+    """The schema of each tool's parameters by the tool's name; ``tools`` are OpenAI's definitions.
 
-    A function without parameters takes none.
+    A function without a schema takes no parameters.
     """
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
     functions = [tool["function"] for tool in tools if tool.get("type") == "function"]

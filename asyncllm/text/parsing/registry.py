@@ -1,4 +1,4 @@
-"""The formats we know, by the names under which they can be asked for."""
+"""The known formats by name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Text that comes in pieces, and the steps by which a parser reads it.
 
-A parser here is a generator in plain recursive-descent style that is suspended wherever the text
-runs out. Every step below does the same however the text is cut: it consumes text only when no
-further text could change what is consumed.
+A parser here is a recursive-descent generator that is suspended wherever the text runs out. A step
+consumes text only when no further text could change its decision, so cuts make no difference.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ class Markers:
         self._partial = re.compile(rf"(?:{beginnings or nothing})\Z")
 
     def find(self, text: str, pos: int, *, ended: bool) -> tuple[int, bool]:
-        """Where the first marker starts, and whether it is whole.
+        """The start of the first marker, and whether it is whole.
 
-        One that is not whole is the text's end, which more text may complete if the text has not
-        ``ended``. (length, False) when there is neither.
+        Unless the text has ``ended``, the beginning of a marker at its end is found, too.
+        (length, False) if there is neither.
         """
         whole = self._whole.search(text, pos)
         partial = None
@@ -63,7 +62,7 @@ class Markers:
         return (len(text) if partial is None else partial.start()), False
 
     def at(self, text: str, pos: int) -> str | None:
-        """The marker at ``pos``; "" if there is none; None if more text has to tell."""
+        """The marker at ``pos``; "" if there is none; None if more text is needed to tell."""
         if whole := self._whole.match(text, pos):
             return whole[0]
         if pos == len(text) or self._partial.match(text, pos):
@@ -84,13 +83,12 @@ def markers_of(*markers: str) -> Markers:
 
 
 class Source:
-    """The text, as far as it has come and is not consumed.
+    """The text that has come and is not consumed.
 
-    Text that may turn out not to be markup is read with ``keep``; ``give_back`` then returns what
-    was consumed since.
+    Text that may turn out not to be markup is read after ``keep``; ``give_back`` then returns it.
 
     Attributes:
-        cut_off: the text has ended, and not where the model would have ended it.
+        cut_off: the text has ended, but the model did not end it.
         waiting: set while nothing is held back and any text goes to ``emit`` unless a marker begins
             in it: the first characters of these markers, and ``emit``.
     """
@@ -125,16 +123,16 @@ class Source:
         self.cut_off = cut_off
 
     def keep(self, consumed: str = "") -> None:
-        """From now on keep what is consumed, after what was ``consumed`` before."""
+        """From now on keep the text that is consumed, behind the text given."""
         self._kept = [consumed]
 
     def give_back(self) -> str:
-        """What was consumed since ``keep``, "" if nothing is kept; it is kept no longer."""
+        """Stop keeping; return the text kept since ``keep``."""
         kept, self._kept = self._kept, None
         return "".join(kept or ())
 
     def drop(self) -> None:
-        """Nobody gets what is kept, nor the rest of a text that has ended."""
+        """Discard the text kept, and the rest of a text that has ended."""
         self._kept = None
         self._pos = len(self._text)
 
@@ -176,9 +174,9 @@ class Source:
         return marker
 
     def breaks_off(self, markers: Markers) -> Steps[bool]:
-        """Consume the rest if the text ends with it, and it is the beginning of a marker or "".
+        """Consume the rest of a text that has ended, if it begins a marker or is empty.
 
-        Asked only when the whole marker is not there.
+        Only called where no whole marker comes next.
         """
         yield from self.peek()
         if not self._ended or not (

@@ -1,4 +1,4 @@
-"""Reads texts in which tags mark reasoning and calls, and all else is content."""
+"""Reads texts in which tags mark reasoning and calls, and the rest is content."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ _BRACKETS = ("{", "[")
 class TaggedReader:
     """Reads a whole text.
 
-    Reasoning comes first if at all: once there is content or a call, its marker is text, and so is
-    the one that opens the answer. Within reasoning only its end is markup: a call that the model
-    thinks about is not made. Whitespace after markup belongs to the markup; at the very beginning,
-    too, if markup follows.
+    Reasoning comes first or not at all: after content or a call, its marker and that of the answer
+    are text. Within reasoning only its end is markup. Whitespace after markup belongs to the
+    markup, and so does whitespace at the very beginning if markup follows.
 
     Attributes:
         in_reasoning: whether the text now being read is reasoning.
-        reasoning_end: how many characters come before the end of the reasoning, once it is there.
+        reasoning_end: characters up to the end of the reasoning, once it is there.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class TaggedReader:
     def _read_markup(self, lead: str) -> Steps[bool]:
         """Read a call, reasoning or another marker; False if there is content instead.
 
-        ``lead``: whitespace before it, part of the content if it is that.
+        ``lead``: whitespace before it, which is content if content follows.
         """
         opening = self._openings if self._fresh else ()
         markers = markers_of(*self._markup, *opening)
@@ -107,7 +106,7 @@ class TaggedReader:
         return True
 
     def _breaks_off(self, markers: Markers) -> Steps[bool]:
-        """Whether the text ends with the beginning of a marker where one may stand."""
+        """Whether the rest of the text is the beginning of a marker."""
         more = yield from self._source.peek()
         return bool(more) and (yield from self._source.breaks_off(markers))
 
@@ -138,16 +137,16 @@ class TaggedReader:
         self.reasoning_end = source.consumed
 
     def _stops(self, call: CallSyntax) -> Markers:
-        """What ends arguments that are not JSON: the end of the call, or else the next one."""
+        """The markers that end arguments which are not JSON: the call's end, or the next call."""
         return markers_of(*(call.end or self._calls_by_begin))
 
 
 def starts_in_reasoning(form: ReasoningFormat, prompt: str, continued: str = "") -> bool:
     """Whether a text that follows ``prompt`` starts within reasoning.
 
-    It does when the template has opened it: the prompt ends with its marker (DeepSeek R1). Only the
-    very end counts, as a user's message may hold any marker. ``continued``, the end of the prompt
-    that is the message's own beginning, may open or close it as well.
+    It does if the prompt ends with the marker (DeepSeek R1). Only the very end counts, as a user's
+    message may hold any marker. ``continued``, the end of the prompt that begins the message
+    itself, may open or close reasoning as well.
     """
     opened = prompt.removesuffix(continued).rstrip().endswith(form.begins)
     last_begin = max(continued.rfind(begin) for begin in form.begins)

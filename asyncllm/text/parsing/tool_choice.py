@@ -1,4 +1,4 @@
-"""What a grammar has to enforce for a tool_choice, as data."""
+"""The structure that a grammar enforces for a tool_choice, as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ToolChoice = Literal["none", "auto", "required"]
 class CallTag(msgspec.Struct, frozen=True):
     """One tool's call: ``begin``, then JSON that the schema accepts, then ``end``.
 
-    ``strict``: the tool asks for arguments of its schema even where the model may call or not.
+    ``strict``: the tool wants its schema enforced even if calling is up to the model.
     """
 
     begin: str
@@ -34,17 +34,16 @@ class CallTag(msgspec.Struct, frozen=True):
 class CallStructure(msgspec.Struct, frozen=True):
     """A text with calls: ``begin``, calls with ``separator`` between them, ``end``.
 
-    Special tokens stand in these texts as they are written: a tokenizer has to be asked for their
-    ids (``visible_special_tokens`` names them).
+    Special tokens are written out in these texts (``visible_special_tokens`` names them).
 
     Attributes:
         tags: each call is one of these.
-        free_text: any text may come first, and the calls may be missing altogether; the structure
-            holds from ``trigger`` on. Otherwise the text is calls and nothing else.
-        trigger: what the first call begins with, whatever the tool.
+        free_text: any text may come first, and there may be no call; the structure holds from
+            ``trigger`` on. Otherwise the text is calls and nothing else.
+        trigger: the beginning of the first call, whatever the tool.
         at_most_one: there is no second call.
-        reasoning_ends: the structure holds from behind any of these when the text starts within
-            reasoning, or begins with ``reasoning_begins``.
+        reasoning_ends: if the text starts within reasoning, or with ``reasoning_begins``, the
+            structure holds from behind any of these.
     """
 
     tags: tuple[CallTag, ...]
@@ -58,10 +57,10 @@ class CallStructure(msgspec.Struct, frozen=True):
     reasoning_ends: tuple[str, ...] = ()
 
     def separate_tags(self) -> tuple[CallTag, ...]:
-        """The tags, each with all that stands around calls.
+        """The tags, each with the begin and end of the structure around it.
 
-        For grammars that know no more than tags in a row, each of which begins with the trigger.
-        Any number of them reads back as calls too; of one call it is the same text.
+        For grammars of tags in a row, each of which begins with the trigger. Any number of them
+        reads back as calls; one call is the same text.
         """
         return tuple(
             CallTag(self.begin + tag.begin, tag.schema, tag.end + self.end, tag.strict)

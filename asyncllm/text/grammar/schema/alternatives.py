@@ -1,4 +1,4 @@
-"""Objects of which a value may be one or another: how many names all of them leave open at once."""
+"""Alternatives for one object: bounds how many optional names they leave open at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.schema.atoms import Branch, Property
 from asyncllm.text.grammar.schema.objects import MAX_OPTIONAL, ObjectShape, fold
 
-#: The alternative that a subschema belongs to: the innermost, as far as its path tells.
+#: The innermost alternative in the path of a subschema.
 _ALTERNATIVE: Final = re.compile(r"(.*)/(anyOf|oneOf)/\d+(?:/|\Z)")
 
 
@@ -20,9 +20,9 @@ class _Alternative(NamedTuple):
     """One branch.
 
     Attributes:
-        optional: how many names may be left out.
-        early: how many of them come before the last one that may not.
-        tags: what the values of required names may be, where they are listed; as JSON.
+        optional: the number of optional names.
+        early: how many of them come before the last required one.
+        tags: the values of required names, as JSON, where the schema lists them.
     """
 
     branch: Branch
@@ -34,16 +34,16 @@ class _Alternative(NamedTuple):
 def check_alternatives(
     branches: Iterable[Branch], contradict: Callable[[Branch, Branch], bool]
 ) -> None:
-    """Refuse objects that together leave more names open than the library follows at once.
+    """Check the optional names of all alternatives that the library must follow at once.
 
-    It follows every alternative that what is written so far leaves, until a required member tells
-    it from the others: then what counts of one of the two is what may be written before that.
+    It follows every alternative that the text so far allows. If a required member tells two apart,
+    only the optional names before that member count.
 
     Args:
-        contradict: whether no object is of both branches; may say False when in doubt.
+        contradict: whether no object is of both branches; may be False when in doubt.
 
     Raises:
-        BadRequest: they do.
+        BadRequest: there are more than MAX_OPTIONAL.
     """
     found = [_read(branch, shape) for branch in branches if (shape := fold(branch)) is not None]
     if len(found) < 2 or sum(each.optional for each in found) <= MAX_OPTIONAL:
@@ -74,7 +74,7 @@ def _read(branch: Branch, shape: ObjectShape) -> _Alternative:
 
 
 def _listed(schema: Any) -> frozenset[bytes] | None:
-    """The texts that a schema lists, if it does."""
+    """The texts that a schema lists, as JSON; None if it lists none."""
     match schema:
         case {"const": str(value)}:
             return frozenset((msgspec.json.encode(value),))

@@ -21,14 +21,14 @@ from asyncllm.text.grammar.schema.atoms import (
 from asyncllm.text.grammar.schema.logic import Logic
 from asyncllm.text.grammar.schema.rules import Rule, Rules, Sequence, Symbol, Terminal, Times
 
-#: Positions times counters that the grammar of one array may tell apart.
+#: States (positions times counter values) in the grammar of one array.
 _MAX_STATES = 256
-#: Different values of which arrays of unique items are made.
+#: Different values that an array of unique items may have.
 _MAX_UNIQUE = 9
 
 
 class Writer(Protocol):
-    """What arrays and objects need of the grammar around them."""
+    """The parts of the schema writer that arrays and objects use."""
 
     rules: Rules
     logic: Logic
@@ -42,7 +42,7 @@ class Writer(Protocol):
 
 @dataclass
 class ArrayShape:
-    """What atoms leave together.
+    """The arrays of which all atoms hold.
 
     Attributes:
         items: claims about the item at an index.
@@ -74,7 +74,7 @@ class ArrayShape:
 
 
 def fold(logic: Logic, branch: Branch) -> ArrayShape | None:
-    """What atoms leave together, None if that is clearly nothing."""
+    """The arrays of which all atoms hold; None if there are clearly none."""
     shape = ArrayShape()
     for watched in branch:
         match watched.atom:
@@ -93,7 +93,7 @@ def fold(logic: Logic, branch: Branch) -> ArrayShape | None:
                 shape.unique = path
             case Unevaluated(watcher, claim):
                 _add_unevaluated(logic, shape, branch, watcher, claim)
-    # An item that may only be a value of which there is none ends the array before it.
+    # An item for which no value is valid ends the array before it.
     for start, claim in shape.rests:
         if claim.node.schema is (not claim.holds):
             shape.most = start if shape.most is None else min(shape.most, start)
@@ -121,7 +121,7 @@ def _add_unevaluated(
             case Contains(_, inner, _, _):
                 also.append(inner)
     if also:
-        # An item that "contains" has met counts as evaluated.
+        # An item that matches "contains" counts as evaluated.
         either = [*also, claim]
         if any(one.node.base != claim.node.base for one in either):
             raise refused(claim.node.path, "unevaluatedItems", "beside 'contains' spans resources")
@@ -203,7 +203,7 @@ def _write_counted(writer: Writer, shape: ArrayShape) -> Rule:
 def _steps(
     shape: ArrayShape, index: int, counts: tuple[int, ...], tops: list[int]
 ) -> list[tuple[Claims, tuple[int, ...]]]:
-    """The claims that the next item can make true, with the counters after it."""
+    """The claims of each kind of next item, with the counters after it."""
     base = shape.claims_at(index)
     steps = []
     for chosen in product((True, False), repeat=len(counts)):
@@ -229,7 +229,7 @@ def _steps(
 
 
 def _write_unique(writer: Writer, shape: ArrayShape) -> list[Sequence]:
-    """Arrays of different items out of a few: one rule per set of those already there."""
+    """Arrays of different items out of a few values: one rule per set of items so far."""
     assert shape.unique is not None
     values = writer.few_values(shape.claims_at(0), _MAX_UNIQUE)
     if values is None or shape.first_alike > 0 or shape.contains:

@@ -1,4 +1,4 @@
-"""What a schema says about values of one JSON type, after all logic is resolved.
+"""Atoms: conditions on values of one JSON type, which remain when all logic is resolved.
 
 A branch is a conjunction of atoms; a schema is a union of branches for each type.
 """
@@ -18,13 +18,13 @@ KINDS: tuple[Kind, ...] = ("null", "boolean", "number", "string", "array", "obje
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """That a value is valid against a subschema, or is not.
+    """That a value is valid against a subschema, or that it is not.
 
     Attributes:
         node: the subschema.
-        holds: whether it is valid.
+        holds: whether the value is valid.
         scope: the dynamic scope in which references of the subschema are resolved.
-        watchers: those ``unevaluated...`` keywords that see what this subschema evaluates.
+        watchers: the ``unevaluated...`` keywords for which this subschema evaluates parts.
     """
 
     node: Node
@@ -33,15 +33,15 @@ class Claim:
     watchers: frozenset[int] = frozenset()
 
     def unwatched(self) -> Claim:
-        """The same claim, about a value whose parts nobody watches."""
+        """The same claim without watchers."""
         return Claim(self.node, self.holds, self.scope)
 
     def same(self, holds: bool) -> tuple[Node, bool, Scope]:
-        """What makes two claims equal or opposite, whoever watches them."""
+        """A key by which claims are equal or opposite, whatever their watchers."""
         return self.node, holds, self.scope
 
 
-#: Claims about one value that hold together, in the order in which they were met.
+#: Claims about one value that hold together, in the order of the schema.
 Claims: TypeAlias = tuple[Claim, ...]
 
 
@@ -109,7 +109,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """So many items from an index on make the claim true."""
+    """From ``least`` to ``most`` items from an index on make the claim true."""
 
     start: int
     claim: Claim
@@ -162,7 +162,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Some:
-    """There is a property that ``where`` selects and whose value, or name, makes its claim true."""
+    """There is a property that ``where`` selects, whose value or name makes its claim true."""
 
     where: Matching | Others | Names
     keyword: str
@@ -200,7 +200,7 @@ Atom: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """An atom, and who sees that it evaluates items or properties."""
+    """An atom, and the ``unevaluated...`` keywords for which it evaluates items or properties."""
 
     atom: Atom
     watchers: frozenset[int]
@@ -211,13 +211,13 @@ Branch: TypeAlias = tuple[Watched, ...]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to make a keyword true: these atoms, and these claims about the same value."""
+    """One way to make a keyword true: atoms and claims about the same value."""
 
     atoms: tuple[Atom, ...] = ()
     claims: Claims = ()
 
 
-#: A keyword that is true of every value, and one that is true of none.
+#: The options of a keyword that is true of every value, and of one that is true of none.
 TRUE: list[Option] = [Option()]
 FALSE: list[Option] = []
 

@@ -1,7 +1,7 @@
-"""A schema as a document: its subschemas by place, and what $ref and $dynamicRef point to.
+"""A schema as a document: its subschemas by place, and the targets of $ref and $dynamicRef.
 
-https://json-schema.org/draft/2020-12/json-schema-core, sections 7 to 9; older drafts where they say
-the same in other words. Nothing outside the document is ever fetched.
+https://json-schema.org/draft/2020-12/json-schema-core, sections 7 to 9; older drafts where they
+mean the same. Nothing outside the document is ever fetched.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DIALECTS = frozenset(
     for draft in ("draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
 )
 
-#: Dynamic anchors met on the way to a subschema, with the node that each first stood for.
+#: Dynamic anchors on the way to a subschema, with the first node of each.
 Scope: TypeAlias = tuple[tuple[str, "Node"], ...]
 
 
@@ -44,7 +44,7 @@ class Node:
         schema: the schema, an object or a boolean.
         path: its place, a JSON pointer in a URI fragment such as ``#/properties/a``.
         base: the URI against which its references are resolved.
-        key: names the node among all; the path, unless the schema is not in the document itself.
+        key: unique; the path, unless the schema is not in the document itself.
     """
 
     schema: Any
@@ -93,7 +93,7 @@ class Document:
         return self._shared(node)
 
     def _shared(self, node: Node) -> Node:
-        """The first node with an equal schema: it means the same, as its base is the same."""
+        """The first node with an equal schema and base, which means the same."""
         found = self._same.get(node)
         if found is None:
             text = msgspec.json.encode(node.schema)
@@ -106,11 +106,11 @@ class Document:
         return Node(schema, origin.path, origin.base, f"made {self._made}")
 
     def resolve(self, node: Node) -> Node:
-        """What the $ref of a node points to."""
+        """The target of a node's $ref."""
         return self._resolve(node, "$ref")
 
     def resolve_dynamic(self, node: Node, scope: Scope) -> Node:
-        """What the $dynamicRef of a node points to, given the way to it."""
+        """The target of a node's $dynamicRef in a scope."""
         target = self._resolve(node, "$dynamicRef")
         anchor = target.schema.get("$dynamicAnchor") if isinstance(target.schema, dict) else None
         if anchor is None or not node.schema["$dynamicRef"].endswith("#" + anchor):
@@ -166,7 +166,7 @@ class Document:
         return self._nodes[path]
 
     def _scan(self, root: Node) -> Node:
-        """Enter a subschema and all below it, in whose order does not matter."""
+        """Enter a subschema and all below it, in any order."""
         found: Node | None = None
         stack = [root]
         while stack:

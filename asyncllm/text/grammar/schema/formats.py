@@ -1,8 +1,7 @@
 """Formats of strings as patterns: every match has the format.
 
-Not every text of a format matches; what is left out is rare: leap seconds, quoted local parts and
-address literals in e-mail addresses, IPv6 zone ids. https://json-schema.org/draft/2020-12,
-validation, section 7.3.
+Rare texts of a format do not match: leap seconds, quoted local parts and address literals in e-mail
+addresses, IPv6 zone ids. https://json-schema.org/draft/2020-12, validation, section 7.3.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9]|-[A-Za-z0-9]){0,31}"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]{1,20}"
-# Letters that are fine in domain names as they are, in scripts that run from left to right: Latin,
-# Greek, Cyrillic, Japanese, Chinese, Korean. Twelve of them stay below the limit when encoded.
+# Letters that domain names allow, of scripts written from left to right: Latin, Greek, Cyrillic,
+# Japanese, Chinese, Korean. Twelve of them stay below the limit when encoded.
 _LETTERS = (
     r"\u{DF}-\u{F6}\u{F8}-\u{FF}\u{3B1}-\u{3C1}\u{3C3}-\u{3C9}\u{430}-\u{45F}\u{3041}-\u{3096}"
     r"\u{30A1}-\u{30FA}\u{4E00}-\u{9FA5}\u{AC00}-\u{D7A3}"
@@ -67,7 +66,7 @@ def _ipv6() -> str:
 
 
 def _regex(depth: int) -> str:
-    """Regular expressions that ECMA 262 and others understand, with groups so deep."""
+    """Regular expressions for ECMA 262 and other dialects, with groups up to a depth."""
     atom = (
         r"(?:[^\\^$.*+?()\[\]{}|/\u{0}-\u{1F}]|\.|\\[dDwWsStnr.^$*+?()\[\]{}|/\\]"
         r"|\[\^?(?:[^\\\[\]\-^&~|\u{0}-\u{1F}]|[a-y]-z|[A-Y]-Z|[0-8]-9|\\[dDwWsS\[\]\\^\-])+\]"

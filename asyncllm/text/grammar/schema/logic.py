@@ -1,9 +1,9 @@
 """Resolves the logic of a schema: claims about a value become unions of branches of atoms.
 
-For one JSON type at a time, as keywords for other types then vanish. Without "allOf", "anyOf",
-"oneOf", "not", "if" and references, what remains is a disjunctive normal form over atoms, in which
-negations are positive again. The claims that atoms make about items and properties are left for
-later: they are the states of the grammar, so recursion ends where a set of claims comes again.
+This is done for one JSON type at a time, so keywords for other types vanish. Resolving "allOf",
+"anyOf", "oneOf", "not", "if" and references gives a disjunctive normal form over atoms, without
+negations. Claims about items and properties stay claims: sets of them are the states of the
+grammar, so recursion ends where a set of claims comes again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from asyncllm.text.grammar.schema.atoms import (
 )
 from asyncllm.text.grammar.schema.document import Document, Node
 
-#: What a keyword's value means for a claim: the options of which one must hold.
+#: Reads a keyword of a claim, given its value: one of the options returned must hold.
 Reader = Callable[["Logic", Claim, Any], list[Option]]
 
 _UNEVALUATED: Mapping[str, Kind] = {
     "unevaluatedProperties": "object",
     "unevaluatedItems": "array",
 }
-#: Keywords of other drafts that are no mere annotations.
+#: Keywords of other drafts that restrict values.
 _UNKNOWN = ("$recursiveRef", "disallow", "divisibleBy", "extends")
 _KINDS_BY_TYPE: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "integer": "number"}
 _MAX_BRANCHES = 512
@@ -71,8 +71,8 @@ class Logic:
 
     Args:
         document: where the claims' nodes come from.
-        readers: per JSON type, what keywords mean.
-        clearly_empty: whether no value makes these claims true; may say False when in doubt.
+        readers: of each JSON type, by keyword.
+        clearly_empty: whether no value makes these claims true; may be False when in doubt.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Logic:
         return self._expanded[key]
 
     def child(self, claim: Claim, *steps: str | int, holds: bool = True) -> Claim:
-        """A claim about a subschema of ``claim.node``, made where that one is made."""
+        """A claim about a subschema of ``claim.node``, in the same scope."""
         return self.follow(claim, self.document.node(claim.node, *steps), holds)
 
     def opposite(self, claim: Claim, *steps: str | int) -> Claim:
@@ -121,21 +121,21 @@ class Logic:
         return Claim(self.document.make(schema, claim.node), True, claim.scope)
 
     def disjoint(self, one: Claim, other: Claim) -> bool:
-        """Whether no value makes both true; may say False when in doubt."""
+        """Whether no value makes both true; may be False when in doubt."""
         pair = frozenset((one.same(True), other.same(True)))
         if pair not in self._disjoint:
             self._disjoint[pair] = self._clearly_empty((one.unwatched(), other.unwatched()))
         return self._disjoint[pair]
 
     def constant(self, claim: Claim, keyword: str, index: int, value: Any) -> Claim:
-        """The claim that an array or object is equal to ``value``, by its parts."""
+        """The claim that an array or object equals ``value``, part by part."""
         key = (claim.node, keyword, index)
         if key not in self._values:
             self._values[key] = self.document.make(_equal_to(value), claim.node)
         return Claim(self._values[key], True, claim.scope)
 
     def derived(self, claim: Claim, keyword: str, make: Callable[[], Any]) -> Claim:
-        """The claim that a keyword is equal to, as a schema made once."""
+        """The claim that a keyword means, by a schema that is made once."""
         key = (claim.node, keyword, -1)
         if key not in self._values:
             self._values[key] = self.document.make(make(), claim.node)
@@ -196,7 +196,7 @@ class Logic:
         choices = self._asserted(pending)
         if any(not choice.options for choice in choices):
             return None
-        # What leaves no choice comes first, so that a contradiction is met before it is multiplied.
+        # Single options come first, so that a contradiction is met before choices multiply it.
         certain = [choice for choice in choices if len(choice.options) == 1]
         open_ = [choice for choice in choices if len(choice.options) > 1]
         return _Work((*certain, *open_, *rest), work.atoms, known)
@@ -253,16 +253,16 @@ def _names_other_type(claim: Claim, kind: Kind) -> bool:
 
 
 def _values_first(schema: Mapping[str, Any]) -> list[str]:
-    """The keywords of a schema, those first that may end the matter.
+    """The keywords of a schema, first those that may exclude a type.
 
-    So a keyword is not refused where it says nothing: a pattern beside "type": "integer".
+    So a keyword is not refused where it does not apply, such as a pattern in an integer's schema.
     """
     first = [keyword for keyword in ("type", "const", "enum") if keyword in schema]
     return [*first, *(keyword for keyword in schema if keyword not in first)]
 
 
 def _contradicts(known: Branch, atoms: tuple[Atom, ...]) -> bool:
-    """Whether a property would have to be there and not be there, or be and not be something."""
+    """Whether a property would be present and absent, or make a claim true and false."""
     names = {atom.name for atom in atoms if isinstance(atom, Presence | Property)}
     if not names:
         return False
@@ -283,7 +283,7 @@ def _about(atom: Atom, names: set[str]) -> bool:
 
 
 def _merged(options: list[Option]) -> list[Option]:
-    """Options of which "it is absent" and "it is there, and so" become "if there, it is so"."""
+    """Options in which "absent" and "present, and valid" are merged to "if present, valid"."""
     absent = {
         option.atoms[0].name
         for option in options
@@ -298,7 +298,7 @@ def _merged(options: list[Option]) -> list[Option]:
     for option in options:
         match option.atoms:
             case (Presence(name, True), Property() as one) if name in absent and not option.claims:
-                # Several claims about one property stay apart: each alone may be the false one.
+                # Several claims about one property stay apart: any one of them may be false.
                 merged.add(name)
                 found.append(Option((one,)))
             case _:

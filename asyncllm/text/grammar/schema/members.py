@@ -1,4 +1,4 @@
-"""The members of an object in a row: which of them are there, commas between, how many."""
+"""The members of an object in order: optional ones, commas between them, their number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.schema.arrays import Writer
 from asyncllm.text.grammar.schema.rules import Rule, Sequence, Symbol, Times
 
-#: Properties whose number can be counted.
+#: Most properties of an object whose members are counted.
 _MAX_COUNTED = 64
 
 
@@ -27,10 +27,10 @@ class Members:
     Attributes:
         named: those with a name.
         extra: one of the others, None if there are none.
-        needs_witness: whether there is a last one that is special.
-        witness: that one, None if it is impossible.
+        needs_witness: whether a witness must come last (``ObjectShape.witness``).
+        witness: the witness, None if it is impossible.
         least, most: number of all members.
-        path: where these numbers come from.
+        path: the place of these numbers in the schema.
     """
 
     writer: Writer
@@ -63,7 +63,7 @@ class Members:
     def _nonempty(self, members: list[Member]) -> Rule:
         """Members of which there is at least one, the first of them without a comma before it.
 
-        Halved again and again: the library recurses along rules, so a chain of them must be short.
+        By halves: the library recurses along rules, so chains of rules must be short.
         """
         self.writer.logic.budget.spend()
         if members[0].required or len(members) == 1:
@@ -87,7 +87,7 @@ class Members:
         return tuple(symbols)
 
     def _counted(self) -> Rule:
-        """One rule per member to come next, whether there was one before, and the count so far."""
+        """One rule per next member, whether there was one before it, and the count so far."""
         rules = self.writer.rules
         keyword = "maxProperties" if self.most is not None else "minProperties"
         if self.least > len(self.named) + 1 and self.extra is not None:
@@ -117,7 +117,7 @@ class Members:
         return following[False, 0]
 
     def _others(self, *, started: bool, number: int) -> list[Sequence]:
-        """What may follow all members that have a name, after so many of them."""
+        """The members that may follow ``number`` members with a name."""
         lacking = max(0, self.least - number)
         room = None if self.most is None else self.most - number
         if lacking > 1 or (room is not None and room < 0):

@@ -1,8 +1,8 @@
-"""Objects: what keywords say about them, and their grammar.
+"""Objects: conditions on their properties, and their grammar.
 
-Properties that the schema names come first, in the schema's order; then all others. These may
-repeat a name, as no context-free grammar can forbid; readers keep the last. So at most one of them
-is counted for "minProperties", and one that must exist comes last.
+Properties that the schema names come first, in the schema's order; then all others. The others may
+repeat a name, which no context-free grammar can prevent; readers keep the last one. So
+"minProperties" counts at most one of them, and one that must exist comes last.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from asyncllm.text.grammar.schema.members import Member, Members
 from asyncllm.text.grammar.schema.rules import Rule, Sequence, Terminal
 from asyncllm.text.grammar.schema.strings import StringShape, json_texts
 
-#: Languages of names that one object may tell apart: their classes are all combinations.
+#: Patterns of names in one object: every combination of them is a class of names.
 _MAX_LANGUAGES = 5
-#: Members of one object that may be left out: the library follows each of them at once, with two
-#: items, and gives up at 2000 items while the answer is being made.
+#: Optional members of one object: the library follows all of them at once, with two items each,
+#: and gives up at 2000 items in the middle of the answer.
 MAX_OPTIONAL = 900
 
 
 class Writer(arrays.Writer, Protocol):
-    """What objects need of the grammar around them."""
+    """The parts of the schema writer that objects use."""
 
     def matches(self, regex: Regex, text: str) -> bool: ...
 
@@ -48,16 +48,16 @@ class Writer(arrays.Writer, Protocol):
 
 @dataclass
 class ObjectShape:
-    """What atoms leave together.
+    """The objects of which all atoms hold.
 
     Attributes:
         properties: claims about a property's value, by name, in the order of the grammar.
-        required, absent: names that must be there, and that must not.
-        matching, others: claims about the values of properties by their name.
+        required, absent: names that must be present, and names that must not.
+        matching, others: claims about the values of properties whose names match, or do not.
         names: claims about all names.
         least, most: number of properties.
-        some: properties that must exist without a name of their own.
-        witness: one of these, not to be found among the named properties.
+        some: properties that must exist, whatever their names.
+        witness: one of ``some`` that is none of the named properties.
     """
 
     properties: dict[str, list[Claim]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class ObjectShape:
 
 
 def fold(branch: Branch) -> ObjectShape | None:
-    """What atoms leave together, None if that is clearly nothing."""
+    """The objects of which all atoms hold; None if there are clearly none."""
     shape = ObjectShape()
     for watched in branch:
         match watched.atom:
@@ -152,7 +152,7 @@ def write(writer: Writer, shape: ObjectShape) -> list[Sequence]:
 
 
 def _variants(writer: Writer, shape: ObjectShape) -> list[ObjectShape]:
-    """For each property that must exist: it is one of those with a name, or the witness."""
+    """The shapes in which each property that must exist is a named one, or the witness."""
     variants = [shape]
     for some in shape.some:
         found: list[ObjectShape] = []
@@ -184,7 +184,7 @@ def _selects(writer: Writer, some: Some, name: str) -> bool:
 
 
 def _named_members(writer: Writer, shape: ObjectShape) -> list[Member] | None:
-    """The members that have a name, in order; None if a required one cannot be."""
+    """The members that have a name, in order; None if a required one is impossible."""
     members = []
     for name in shape.all_names():
         required = name in shape.required
@@ -206,7 +206,7 @@ def _named_members(writer: Writer, shape: ObjectShape) -> list[Member] | None:
 
 
 def claims_about(writer: Writer, shape: ObjectShape, name: str) -> Claims:
-    """All that is said about the value of one property."""
+    """All claims about the value of one property."""
     claims = list(shape.properties.get(name, ()))
     claims += [one.claim for one in shape.matching if writer.matches(one.regex, name)]
     for others in shape.others:
@@ -224,7 +224,7 @@ def _may_be_named(writer: Writer, shape: ObjectShape, name: str) -> bool:
 
 
 def _extras(writer: Writer, shape: ObjectShape) -> tuple[Rule | None, Rule | None]:
-    """Any member without a name of its own, and one that is the witness."""
+    """A member that the schema does not name, and the witness."""
     languages = dict.fromkeys(one.regex for one in shape.matching)
     for others in [*shape.others, *([shape.witness.where] if shape.witness else [])]:
         if isinstance(others, Others):

@@ -1,4 +1,4 @@
-"""Grammar rules as data, pruned of what leads nowhere, and written in the library's Lark dialect.
+"""Grammar rules as data: prunes rules without a finite text, and writes the library's Lark.
 
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -29,14 +29,14 @@ class Terminal:
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """A piece of grammar as it is."""
+    """A piece of Lark."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A sequence so many times."""
+    """A sequence, ``least`` to ``most`` times."""
 
     symbols: Sequence
     least: int
@@ -51,8 +51,8 @@ class Rules:
     """The rules of one grammar.
 
     Args:
-        is_empty: whether a terminal's expression matches nothing; asked for intersections only.
-        prefix: begins the names of all rules, so that several grammars can be one text.
+        is_empty: whether a terminal's expression, an intersection, matches nothing.
+        prefix: of the names of all rules, so that several grammars can share one text.
     """
 
     def __init__(self, is_empty: Callable[[str], bool], prefix: str = ""):
@@ -150,8 +150,7 @@ class Rules:
         return fruitful
 
     def _check_depth(self, root: str, fruitful: set[str]) -> None:
-        """Refuse rules that the library, which compiles a rule where it is first met, would follow
-        so deep that its stack overflows."""
+        """Refuse deep rules: the library recurses into a rule where it first meets it."""
         met = {root}
         stack = [iter(self._used(root, fruitful))]
         while stack:
@@ -190,7 +189,7 @@ class Rules:
             match symbol:
                 case Rule(name):
                     match self._rules[name]:
-                        case [(Terminal(alone),)]:  # a rule less to compile, and to follow
+                        case [(Terminal(alone),)]:  # saves a rule
                             used.add(alone)
                             texts.append(alone)
                         case _:

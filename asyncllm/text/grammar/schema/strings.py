@@ -1,4 +1,4 @@
-"""Strings: what keywords say about them, and the regular expression of their JSON form."""
+"""Strings: conditions on them, and the regular expressions of their JSON form."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class StringShape:
 
     Attributes:
         values: the only ones, None if there are others.
-        excluded: strings that are not in it.
-        inside, outside: languages that each string is in, and is not in.
+        excluded: strings that are not in the set.
+        inside, outside: languages that contain each string, and that do not.
         least, most: number of characters.
     """
 
@@ -42,7 +42,7 @@ class StringShape:
     most: int | None = None
 
     def terms(self) -> list[str]:
-        """Regular expressions, of which the JSON form matches all; "~" before one: matches not."""
+        """Regular expressions that the JSON form matches; behind "~", does not match."""
         if len(patterns := [*self.inside, *self.outside]) > 1:
             check_together(map(spread, patterns))
         languages = [json_text(node) for node in self.inside]
@@ -56,7 +56,7 @@ class StringShape:
         return languages + ["~" + text for text in refused_ones]
 
     def certain(self) -> bool:
-        """Whether there is clearly such a string; False when in doubt."""
+        """Whether the set certainly has a string; False when in doubt."""
         if self.outside or self.values is not None or len(self.inside) > 1:
             return False
         if not self.inside:  # more characters than a schema can exclude strings
@@ -83,7 +83,7 @@ def json_of(text: str) -> str:
 
 
 def fold(atoms: list[Atom], base: StringShape | None = None) -> StringShape | None:
-    """What atoms leave together, of the strings in ``base``; None if that is clearly nothing."""
+    """The strings in ``base`` of which all atoms hold; None if there are clearly none."""
     shape = StringShape() if base is None else copy.deepcopy(base)
     for atom in atoms:
         match atom:

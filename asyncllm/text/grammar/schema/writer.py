@@ -1,11 +1,11 @@
 """From a JSON Schema to a grammar of the JSON texts that are valid against it.
 
 Each set of claims about a value becomes one rule, whose options are the branches that
-``logic.Logic`` finds; the claims of their items and properties become further rules. This is how an
-alternating tree automaton is made nondeterministic, and the grammar is finite because the document
-has finitely many subschemas. Rules from which no finite text follows are pruned.
+``logic.Logic`` finds; the claims of their items and properties become further rules. This is the
+way to make an alternating tree automaton nondeterministic. The grammar is finite because the
+document has finitely many subschemas. Rules without a finite text are pruned.
 
-What is admitted is valid, always. What is valid is admitted but for choices of form: properties
+Every text that the grammar admits is valid. It leaves out valid texts of other forms: properties
 follow the schema's order, numbers have a bounded number of digits, characters are escaped only
 where they must be, and whitespace is at most a space or a new line with its indentation.
 """
@@ -22,7 +22,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.limits import Budget
 from asyncllm.text.grammar.regex_tree import Node as Regex
-from asyncllm.text.grammar.schema import arrays, numbers, objects, strings
+from asyncllm.text.grammar.schema import arrays, number_regex, numbers, objects, strings
 from asyncllm.text.grammar.schema.alternatives import check_alternatives
 from asyncllm.text.grammar.schema.atoms import KINDS, Atom, Branch, Claim, Claims, In, Kind
 from asyncllm.text.grammar.schema.document import Document
@@ -38,7 +38,7 @@ from asyncllm.text.grammar.schema.strings import StringShape
 _BREAK = r"(?: |\n {0,24}|\n\t{0,8})?"
 _OPEN_BRACE, _CLOSE_BRACE = rf"\{{{_BREAK}", rf"{_BREAK}\}}"
 _OPEN_BRACKET, _CLOSE_BRACKET = rf"\[{_BREAK}", rf"{_BREAK}\]"
-#: How deep "oneOf" looks for a property that tells its options apart, and at how many branches.
+#: Depth and branches up to which "oneOf" looks for a property that tells its options apart.
 _LOOK_DEPTH = 3
 _LOOK_BRANCHES = 16
 
@@ -137,9 +137,9 @@ class _SchemaWriter:
         return found
 
     def few_values(self, claims: Claims, most: int) -> list[Terminal] | None:
-        """The texts of all values, None if they are not null, booleans, numbers or strings, listed.
+        """All values as texts; None if the schema does not list them, or lists more than ``most``.
 
-        Equal values come once, whatever their texts.
+        Only null, booleans, numbers and strings. Equal values come once, whatever their texts.
         """
         texts: dict[Any, str] = {}
         for kind in KINDS:
@@ -207,7 +207,7 @@ class _SchemaWriter:
                 if (inline := numbers.inline_schema(shape)) is not None:
                     options.append((self.rules.inline(f"%json {inline}"),))
                 continue
-            for terms in numbers.terms(shape):
+            for terms in number_regex.terms(shape):
                 terminal = self.rules.terminal(terms, certain=shape.certain())
                 if terminal is not None:
                     options.append((terminal,))
@@ -224,7 +224,7 @@ class _SchemaWriter:
             self._depth -= 1
 
     def _clearly_no(self, kind: Kind, claims: Claims) -> bool:
-        """The same for one JSON type. Each claim is expanded alone, so once only for many pairs."""
+        """The same for one JSON type. Claims are expanded alone, hence once for many pairs."""
         try:
             found = [self.logic.expand((claim,), kind) for claim in claims]
         except BadRequest:
@@ -286,7 +286,7 @@ def _listed(kind: Kind, atoms: list[Atom]) -> dict[Any, str] | None:
                 if shape.values is None:
                     return None
                 for text in shape.values:
-                    found[Decimal(text)] = numbers.value_regex(text)
+                    found[Decimal(text)] = number_regex.value_regex(text)
             return found
         case "string":
             strings_ = strings.fold(atoms)

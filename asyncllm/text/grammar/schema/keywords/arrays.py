@@ -1,4 +1,4 @@
-"""Keywords about arrays: what they mean as options."""
+"""Readers of the keywords about arrays."""
 
 from __future__ import annotations
 

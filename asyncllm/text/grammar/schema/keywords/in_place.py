@@ -1,4 +1,4 @@
-"""Keywords about a value as a whole, whatever its type: what they mean as options."""
+"""Readers of the keywords about a value of any type."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from asyncllm.text.grammar.schema.keywords.keyword import schemas, whole
 from asyncllm.text.grammar.schema.logic import Logic, Reader
 
 _TYPES = {"null", "boolean", "number", "integer", "string", "array", "object"}
-#: Above so many options of an "anyOf", values that fit several of them are not looked at for what
-#: "unevaluatedProperties" lets pass. That only makes the grammar narrower.
+#: With more options of an "anyOf", "unevaluatedProperties" assumes that a value fits only one of
+#: them, which makes the grammar narrower.
 _MAX_WATCHED_OPTIONS = 4
 
 

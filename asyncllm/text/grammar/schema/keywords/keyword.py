@@ -1,4 +1,4 @@
-"""What the readers of keywords have in common."""
+"""Helpers of the readers of keywords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keywords about numbers: what they mean as options."""
+"""Readers of the keywords about numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncllm.text.grammar.schema.keywords.keyword import whole
 from asyncllm.text.grammar.schema.logic import Logic, Reader
 from asyncllm.text.grammar.schema.numbers import MAX_MULTIPLE, digits, exact, fits
 
-#: Bounds and multiples with more digits than this are no numbers anybody means.
+#: Most digits of a bound or multiple; real schemas have far fewer.
 _MAX_DIGITS = 64
 
 

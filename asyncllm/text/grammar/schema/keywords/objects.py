@@ -1,4 +1,4 @@
-"""Keywords about objects: what they mean as options."""
+"""Readers of the keywords about objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keywords about strings: what they mean as options."""
+"""Readers of the keywords about strings."""
 
 from __future__ import annotations
 
