@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncllm.cli.batch_file import BadItem, Item, Result, answered_lines, read_items, run_batch
+from asyncllm.cli.answer_file import keep_answered
+from asyncllm.cli.batch_file import BadItem, Item, Result, answered_id, read_items, run_batch
 from asyncllm.config import ServerConfig
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import EngineDead, QueueFull
@@ -88,14 +89,21 @@ def test_a_line_that_is_none(bad: bytes, name: str | None, part: str) -> None:
     assert isinstance(third, Item)
 
 
-def test_what_is_answered_already() -> None:
+def test_what_is_answered_already(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    def kept(content: bytes) -> tuple[set[str], bytes]:
+        path.write_bytes(content)
+        return keep_answered(path, answered_id), path.read_bytes()
+
     fine = b'{"custom_id":"a","response":{"status_code":200},"error":null}\n'
     refused = b'{"custom_id":"b","response":{"status_code":400},"error":null}\n'
     bad = b'{"custom_id":null,"response":null,"error":{}}\n'
-    assert answered_lines(fine + refused + bad + b'{"custom_id":"c","resp') == {"a": fine}
-    assert answered_lines(b"") == answered_lines(b'{"half') == {}
+    assert kept(fine + refused + bad + b'{"custom_id":"c","resp') == ({"a"}, fine)
+    assert kept(b"") == kept(b'{"half') == (set(), b"")
     with pytest.raises(ValueError, match="line 2"):
-        answered_lines(fine + b"{}\n")
+        kept(fine + refused + b"a\n")
+    assert path.read_bytes() == fine + refused + b"a\n"
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ import pytest
 from asyncllm.__main__ import main
 from asyncllm.bench import cases
 from asyncllm.bench.cases import OnlineCase, closed_loop, interference, poisson
-from asyncllm.bench.child import ServerProcess as BenchServer
-from asyncllm.bench.child import options
 from asyncllm.bench.load import Answered, Outcome, Target
 from asyncllm.bench.online import Load, deal, run_cases, summarize
 from asyncllm.bench.report import Report, decode_report
+from asyncllm.bench.server import ServerProcess as BenchServer
+from asyncllm.bench.server import options
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError
 from tests.support.server.serving import ServerProcess
@@ -270,7 +270,7 @@ def test_what_cannot_work_is_said_before_a_server_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("asyncllm.bench.child.ServerProcess.__enter__", None)
+    monkeypatch.setattr("asyncllm.bench.server.ServerProcess.__enter__", None)
     Path("bad.json").write_text("{")
     row = {"engine": "x", "model": "Qwen3-8B", "case": "c1", "out_tok_s": 1.0}
     Path("peers.json").write_text(json.dumps({"offline": [row]}))
