@@ -13,8 +13,8 @@ from asyncllm.embedding_params import EmbeddingParams, embedding_params
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
-from asyncllm.types import SamplingParams, is_single
 from asyncllm.terminal import progress_bar
+from asyncllm.types import SamplingParams, is_single
 from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:

@@ -101,7 +101,7 @@ def test_what_is_answered_already(tmp_path: Path) -> None:
     bad = b'{"custom_id":null,"response":null,"error":{}}\n'
     assert kept(fine + refused + bad + b'{"custom_id":"c","resp') == ({"a"}, fine)
     assert kept(b"") == kept(b'{"half') == (set(), b"")
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(ValueError, match="line 3"):
         kept(fine + refused + b"a\n")
     assert path.read_bytes() == fine + refused + b"a\n"
 

@@ -106,6 +106,20 @@ def test_a_script(script: str, tmp_path: Path, request: pytest.FixtureRequest) -
     assert re.search(wanted.output, done.stdout, re.MULTILINE), done.stdout[-2000:]
 
 
+@pytest.mark.parametrize("script", [*RUNS, *SERVERS])
+def test_help_of_a_script(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), "--help"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ")
+
+
 def test_an_application_with_a_model_inside(url: str) -> None:
     with urllib.request.urlopen(f"{url}/reverse/planet", timeout=20) as response:
         assert response.read() == b"tenalp\n"
