@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "batch": "answer a batch file of OpenAI's requests",
     "bench": "measure how fast a model is",
     "replay": "run the scheduler again on what serve --trace recorded",
-    "kernels": "compile GPU kernels ahead of time, or tune them",
+    "kernels": "compile GPU kernels ahead of time",
 }
 
 _EXAMPLES: Final = """\

@@ -84,7 +84,9 @@ class _Simulation:
         copied = replayed.times.copy_seconds(1) * limits.page_size / recorded.limits.page_size
         self._device = _Device(replayed, copied or limits.page_copy_seconds)
         requests = replayed.workload.requests.values()
-        self._arrivals = deque((r.now, r.id) for r in requests if r.id in self._outcomes)
+        self._arrivals = deque(
+            (r.event.now, r.event.id) for r in requests if r.event.id in self._outcomes
+        )
         self._aborts = [(o.aborted, id) for id, o in self._outcomes.items() if o.length is None]
         heapify(self._aborts)
         self._next_step = 0
@@ -111,7 +113,7 @@ class _Simulation:
     def _apply(self, now: float) -> None:
         decode_steps = self._run.next_decode_steps
         for live in self._run.next_rows:
-            length = self._outcomes[live.request.id].length
+            length = self._outcomes[live.seq.id].length
             after = -1 if length is None else length - len(live.seq.tokens) - 1
             if 0 <= after < decode_steps:
                 live.stop_next(after)

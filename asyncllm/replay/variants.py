@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncllm.config import EngineLimits, PolicyName
+from asyncllm.engine.policy import POLICIES
 from asyncllm.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class Variant:
             try:
                 changes[key] = msgspec.convert(value, KEYS[key], strict=False)
             except msgspec.ValidationError as error:
-                raise ValueError(f"{key}={value}: {error}") from None
+                names = f": it is one of {', '.join(POLICIES)}" if key == "policy" else ""
+                raise ValueError(f"{key}={value}: {error}{names}") from None
         return cls(text, changes)
 
     def policy(self, recorded: str) -> str:
@@ -83,7 +85,7 @@ class Variant:
                 f"what-if {self.name}: the budget of {budget} tokens must leave every one of "
                 f"{seqs} sequences its decode token"
             )
-        longest = max((r.max_length for r in workload.requests.values()), default=0)
+        longest = max((r.event.max_length for r in workload.requests.values()), default=0)
         num_pages = -(-tokens // size)
         if num_pages * size < longest:
             raise BadRequest(

@@ -18,7 +18,7 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.executor.memory.memory import resolve_limits
 from asyncllm.models.spec import ModelSpec
-from asyncllm.sim.cost import H200, StepCost, shape_of
+from asyncllm.sim.cost import H200, SimCost, shape_of
 from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
 from asyncllm.sim.timeline import Timeline
@@ -48,7 +48,7 @@ class SimExecutor:
     """
 
     def __init__(
-        self, limits: EngineLimits, cost: StepCost, *, clock: Callable[[], float] | None = None
+        self, limits: EngineLimits, cost: SimCost, *, clock: Callable[[], float] | None = None
     ):
         self.limits = limits
         self._cost = cost
@@ -142,7 +142,7 @@ def build_sim(
     """
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     shape = shape_of(config.sim_profile, spec)
-    cost = StepCost.of(shape, H200, itemsize=4 if dtype == "float32" else 2)
+    cost = SimCost(shape, H200, itemsize=4 if dtype == "float32" else 2)
     limits = resolve_limits(
         config,
         # Tokenizer and vocabulary are the model's own, the rest is the profile's.

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from asyncllm.bench import cases, given
-from asyncllm.bench.given import GivenPrompt
+from asyncllm.bench import cases
 from asyncllm.cli.answer_file import say
+from asyncllm.cli.given_prompts import CLIENTS, GivenPrompts
 from asyncllm.cli.options import (
     BATCH_DEFAULTS,
     add_config_options,
@@ -23,7 +23,6 @@ from asyncllm.cli.options import (
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.values import list_of, positive
 from asyncllm.config import EngineConfig
-from asyncllm.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -159,7 +158,7 @@ def run_offline(args: argparse.Namespace) -> int:
     config = config_from_args(args, EngineConfig)
     prompts = _read_prompts(args)
     chosen = _offline_cases(args) if prompts is None else []
-    if prompts is not None and any(one.at is not None for one in prompts):
+    if prompts is not None and prompts.timed:
         say("offline, all prompts are there at once: their arrival is ignored")
     earlier = _prepare(args, name_of(config.model))
     # The thread that drives the device must get the GIL back at once; the default is 5 ms.
@@ -174,7 +173,7 @@ def _offline_cases(args: argparse.Namespace) -> list[cases.OfflineCase] | None:
     """The cases that the options name; None if that depends on the device."""
     lengths = _given_lengths(args)
     if lengths or args.num_prompts:
-        return [cases.own_offline(*(lengths or LENGTHS), args.num_prompts or given.CLIENTS)]
+        return [cases.own_offline(*(lengths or LENGTHS), args.num_prompts or CLIENTS)]
     return _named(args, cases.OFFLINE) if args.cases else None
 
 
@@ -182,7 +181,7 @@ async def _measure_offline(
     args: argparse.Namespace,
     config: EngineConfig,
     chosen: list[cases.OfflineCase] | None,
-    prompts: list[GivenPrompt] | None,
+    prompts: GivenPrompts | None,
 ) -> Report:
     from asyncllm.bench.offline import report_of, run_case
     from asyncllm.llm.async_llm import AsyncLLM
@@ -191,10 +190,7 @@ async def _measure_offline(
     async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
         report = report_of(llm, time.perf_counter() - started)
         if prompts is not None:
-            try:
-                chosen = [await given.offline_case(llm, prompts)]
-            except BadRequest as error:
-                raise BadRequest(f"{args.prompts}: {error.message}") from None
+            chosen = [await prompts.offline_case(llm)]
         if chosen is None:
             chosen = _default_cases(llm.limits.device)
         for case in chosen:
@@ -262,7 +258,7 @@ def _online_cases(args: argparse.Namespace) -> list[cases.OnlineCase]:
     """The cases that are named, or those of the given loads, lengths or prompts."""
     prompts, lengths = _read_prompts(args), _given_lengths(args)
     if prompts is not None:
-        return given.online_cases(prompts, args.clients, args.rates)
+        return prompts.online_cases(args.clients, args.rates)
     if not (args.clients or args.rates or lengths or args.num_prompts):
         return _named(args, cases.online(args.seed))
     if args.cases:
@@ -270,7 +266,7 @@ def _online_cases(args: argparse.Namespace) -> list[cases.OnlineCase]:
     num_in, num_out = cases.PROMPT_TOKENS, cases.OUTPUT_TOKENS
     if lengths:
         num_in, num_out = ((n, n) for n in lengths)
-    clients = args.clients or ([] if args.rates else [given.CLIENTS])
+    clients = args.clients or ([] if args.rates else [CLIENTS])
     swept = cases.sweep(clients, args.rates, args.seed, num_in, num_out, args.num_prompts)
     return list(swept)
 
@@ -323,7 +319,7 @@ def _given_lengths(args: argparse.Namespace) -> tuple[int, int] | None:
     return args.input_len or LENGTHS[0], args.output_len or LENGTHS[1]
 
 
-def _read_prompts(args: argparse.Namespace) -> list[GivenPrompt] | None:
+def _read_prompts(args: argparse.Namespace) -> GivenPrompts | None:
     """The prompts of the file of --prompts, if it is given.
 
     Raises:
@@ -335,9 +331,8 @@ def _read_prompts(args: argparse.Namespace) -> list[GivenPrompt] | None:
         return None
     if args.cases or args.input_len:
         usage_error(args, "--prompts are run instead of --cases, and have their own --input-len")
-    from asyncllm.cli.given_prompts import read_given
-
-    return read_given(args.prompts, args.column, args.num_prompts, args.output_len or LENGTHS[1])
+    max_tokens = args.output_len or LENGTHS[1]
+    return GivenPrompts(args.prompts, args.column, args.num_prompts, max_tokens)
 
 
 def _named(args: argparse.Namespace, known: Iterable[C]) -> list[C]:

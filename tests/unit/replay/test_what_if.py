@@ -140,7 +140,7 @@ def test_the_table_has_a_column_for_each_variant(
         ("bugdet=3", "unknown key 'bugdet': known are budget, "),
         ("budget=0", "budget=0: Expected `int` >= 1"),
         ("budget=many", "budget=many: "),
-        ("policy=best", "policy=best: Invalid enum value 'best'"),
+        ("policy=best", "policy=best: Invalid enum value 'best': it is one of fair, "),
         ("prefix_caching=2", "prefix_caching=2: Expected `bool`"),
         ("", "unknown key ''"),
     ],
