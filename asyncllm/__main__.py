@@ -6,9 +6,9 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from asyncllm import __version__
 from asyncllm.cli.parser import CommandParser
 from asyncllm.errors import AsyncLLMError
+from asyncllm.version import __version__
 
 if TYPE_CHECKING:
     from argparse import Namespace

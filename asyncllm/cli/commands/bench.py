@@ -7,11 +7,17 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from asyncllm.bench import cases
 from asyncllm.cli.answer_file import say
-from asyncllm.cli.given_prompts import CLIENTS, GivenPrompts
+from asyncllm.cli.bench_cases import (
+    default_cases,
+    fitting_cases,
+    offline_cases,
+    online_cases,
+    read_prompts,
+)
 from asyncllm.cli.options import (
     BATCH_DEFAULTS,
     add_config_options,
@@ -25,11 +31,10 @@ from asyncllm.cli.values import list_of, positive
 from asyncllm.config import EngineConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from asyncllm.bench.earlier import Earlier
     from asyncllm.bench.load import Target
     from asyncllm.bench.report import OnlineRow, Report
+    from asyncllm.cli.given_prompts import GivenPrompts
     from asyncllm.cli.options import Commands
     from asyncllm.cli.parser import CommandParser
 
@@ -38,14 +43,10 @@ _LENGTHS: Final = {
     "output-len": "tokens of each answer (default: 128); with --prompts, at most",
     "num-prompts": "number of prompts",
 }
-#: Tokens of prompts and of answers by default.
-LENGTHS: Final = (512, 128)
 #: A load process with a larger CPU share may be the bottleneck.
 BUSY_CLIENT: Final = 0.7
 #: With more tokens per event, the time between events is not that between tokens.
 MANY_TOKENS: Final = 1.005
-
-C = TypeVar("C", cases.OfflineCase, cases.OnlineCase)
 
 
 def configure(parser: CommandParser) -> None:
@@ -156,8 +157,8 @@ def run_offline(args: argparse.Namespace) -> int:
     from asyncllm.llm.load import name_of
 
     config = config_from_args(args, EngineConfig)
-    prompts = _read_prompts(args)
-    chosen = _offline_cases(args) if prompts is None else []
+    prompts = read_prompts(args)
+    chosen = offline_cases(args) if prompts is None else []
     if prompts is not None and prompts.timed:
         say("offline, all prompts are there at once: their arrival is ignored")
     earlier = _prepare(args, name_of(config.model))
@@ -167,14 +168,6 @@ def run_offline(args: argparse.Namespace) -> int:
         report = runner.run(_measure_offline(args, config, chosen, prompts))
     print(tables.whole(report, earlier))
     return 0 if report.offline else 1
-
-
-def _offline_cases(args: argparse.Namespace) -> list[cases.OfflineCase] | None:
-    """The cases that the options name; None if that depends on the device."""
-    lengths = _given_lengths(args)
-    if lengths or args.num_prompts:
-        return [cases.own_offline(*(lengths or LENGTHS), args.num_prompts or CLIENTS)]
-    return _named(args, cases.OFFLINE) if args.cases else None
 
 
 async def _measure_offline(
@@ -192,7 +185,7 @@ async def _measure_offline(
         if prompts is not None:
             chosen = [await prompts.offline_case(llm)]
         if chosen is None:
-            chosen = _default_cases(llm.limits.device)
+            chosen = default_cases(llm.limits.device)
         for case in chosen:
             row = await run_case(llm, case)
             if row is None:
@@ -204,14 +197,6 @@ async def _measure_offline(
     return report
 
 
-def _default_cases(device: str) -> list[cases.OfflineCase]:
-    if device != "cpu":
-        return list(cases.OFFLINE)
-    names = ",".join(case.name for case in cases.OFFLINE)
-    say(f"on a CPU, two small cases are run; for all: --cases {names}")
-    return list(cases.OFFLINE_CPU)
-
-
 # -- serve -----------------------------------------------------------------------------------------
 
 
@@ -219,7 +204,7 @@ def run_serve(args: argparse.Namespace) -> int:
     config = config_from_args(args, EngineConfig)
     if args.url:
         refuse_engine_options(args)
-    chosen = _online_cases(args)
+    chosen = online_cases(args)
 
     from asyncllm.bench import plot, server, tables
     from asyncllm.bench.load import Target
@@ -247,41 +232,11 @@ def run_serve(args: argparse.Namespace) -> int:
         # Other engines do not tell; few vocabularies are smaller than the largest id of the cases.
         vocab_size = args.vocab_size or model.vocab_size or cases.LARGEST_ID + 1
         target = Target(model.url, model.name, vocab_size, args.api_key if args.url else None)
-        _measure_server(args, _fitting(chosen, model.max_model_len), target, report)
+        _measure_server(args, fitting_cases(chosen, model.max_model_len), target, report)
     print(tables.whole(report, earlier))
     if args.plot is not None:
         plot.draw(args.plot, report, earlier.online if earlier else ())
     return 0 if report.online and not any(row.failed for row in report.online) else 1
-
-
-def _online_cases(args: argparse.Namespace) -> list[cases.OnlineCase]:
-    """The cases that are named, or those of the given loads, lengths or prompts."""
-    prompts, lengths = _read_prompts(args), _given_lengths(args)
-    if prompts is not None:
-        return prompts.online_cases(args.clients, args.rates)
-    if not (args.clients or args.rates or lengths or args.num_prompts):
-        return _named(args, cases.online(args.seed))
-    if args.cases:
-        usage_error(args, "--cases are not run beside --clients or --rates")
-    num_in, num_out = cases.PROMPT_TOKENS, cases.OUTPUT_TOKENS
-    if lengths:
-        num_in, num_out = ((n, n) for n in lengths)
-    clients = args.clients or ([] if args.rates else [CLIENTS])
-    swept = cases.sweep(clients, args.rates, args.seed, num_in, num_out, args.num_prompts)
-    return list(swept)
-
-
-def _fitting(
-    chosen: Iterable[cases.OnlineCase], max_model_len: int | None
-) -> list[cases.OnlineCase]:
-    """The cases that fit the context, as far as the server tells its length."""
-    fitting = []
-    for case in chosen:
-        if max_model_len is None or case.longest <= max_model_len:
-            fitting.append(case)
-        else:
-            say(f"{case.name}: skipped, the context is too short for it")
-    return fitting
 
 
 def _measure_server(
@@ -308,41 +263,6 @@ def _warn(row: OnlineRow) -> None:
 
 
 # -- both ------------------------------------------------------------------------------------------
-
-
-def _given_lengths(args: argparse.Namespace) -> tuple[int, int] | None:
-    """Tokens of prompts and answers, if the options say so."""
-    if args.cases and (args.input_len or args.output_len or args.num_prompts):
-        usage_error(args, "--cases have lengths and numbers of prompts of their own")
-    if not (args.input_len or args.output_len):
-        return None
-    return args.input_len or LENGTHS[0], args.output_len or LENGTHS[1]
-
-
-def _read_prompts(args: argparse.Namespace) -> GivenPrompts | None:
-    """The prompts of the file of --prompts, if it is given.
-
-    Raises:
-        BadRequest, OSError: the file is wrong; the message has the line.
-    """
-    if args.prompts is None:
-        if args.column is not None:
-            usage_error(args, "--column is one of the file of --prompts")
-        return None
-    if args.cases or args.input_len:
-        usage_error(args, "--prompts are run instead of --cases, and have their own --input-len")
-    max_tokens = args.output_len or LENGTHS[1]
-    return GivenPrompts(args.prompts, args.column, args.num_prompts, max_tokens)
-
-
-def _named(args: argparse.Namespace, known: Iterable[C]) -> list[C]:
-    """The cases of --cases, in that order, or all."""
-    by_name = {case.name: case for case in known}
-    names = args.cases or list(by_name)
-    for name in names:
-        if name not in by_name:
-            usage_error(args, f"no case {name!r} among {', '.join(by_name)}")
-    return [by_name[name] for name in names]
 
 
 def _prepare(args: argparse.Namespace, model: str) -> Earlier | None:
