@@ -154,10 +154,10 @@ async def run_batch(
 def _most_at_once(llm: AsyncLLM) -> int:
     """Twice the running requests, so that others wait, within the limit of open files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * llm.limits.max_num_seqs
+    most = 2 * llm.limits.max_num_seqs
     if files == resource.RLIM_INFINITY:
-        return wanted
-    return max(1, min(wanted, (files - _OTHER_FILES) // 2))
+        return most
+    return max(1, min(most, (files - _OTHER_FILES) // 2))
 
 
 @asynccontextmanager

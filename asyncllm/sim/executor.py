@@ -138,7 +138,7 @@ def build_sim(
     """The executor of ``device="sim"``: an H200 with the shape that ``sim_profile`` names.
 
     Raises:
-        ModelError: the model, or the cache asked for, does not fit that GPU.
+        ModelError: the model, or the configured cache, does not fit that GPU.
     """
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     shape = shape_of(config.sim_profile, spec)

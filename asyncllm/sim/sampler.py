@@ -81,11 +81,11 @@ class SimSampler:
                 entries.append(RowLogprobs(row, even, top, (even,) * count))
         return tuple(entries)
 
-    def score(self, slot: int, num_prompt: int, wanted: int) -> None:
-        """Score the prompt in a slot, unless ``wanted`` is -1."""
+    def score(self, slot: int, num_prompt: int, num_top: int) -> None:
+        """Score the prompt in a slot, unless ``num_top`` is -1."""
         self._prompts.pop(slot, None)
-        if wanted >= 0:
-            self._prompts[slot] = (num_prompt, wanted)
+        if num_top >= 0:
+            self._prompts[slot] = (num_prompt, num_top)
 
     def prompts(
         self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray
@@ -97,13 +97,13 @@ class SimSampler:
         parts = []
         rows = zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True)
         for row, (slot, start, end) in enumerate(rows):
-            num_prompt, wanted = self._prompts.get(slot, (0, 0))
+            num_prompt, num_top = self._prompts.get(slot, (0, 0))
             if start >= num_prompt:
                 continue
             if end >= num_prompt:
                 del self._prompts[slot]
             last = min(end + 1, num_prompt)
-            shape = (last - start - 1, 1 + min(wanted, self._vocab_size))
+            shape = (last - start - 1, 1 + min(num_top, self._vocab_size))
             logprobs = np.full(shape, even, dtype="<f4")
             ids = np.maximum(np.arange(shape[1], dtype="<i4") - 1, 0)
             ids[0] = 1  # the rank

@@ -103,17 +103,17 @@ class Conversation:
             AsyncLLMError, OSError: there is no answer; the message is forgotten.
         """
         self.messages.append({"role": "user", "content": text})
-        said: list[str] = []
+        parts: list[str] = []
         try:
             # Closing the generator cancels the request after a Ctrl-C.
             with suppress(KeyboardInterrupt), closing(self._answer(self.messages)) as deltas:
                 for delta in deltas:
-                    said.append(delta.text)
+                    parts.append(delta.text)
                     print(delta.text, end="", flush=True)
         finally:
             print()
-            if said:
-                self.messages.append({"role": "assistant", "content": "".join(said)})
+            if parts:
+                self.messages.append({"role": "assistant", "content": "".join(parts)})
             else:
                 self.messages.pop()
 

@@ -22,8 +22,8 @@ HELLO = {"messages": [{"role": "user", "content": "aé"}]}
 
 
 def line(name: Any, url: str = CHAT, body: Any = HELLO, **more: Any) -> bytes:
-    asked = {"custom_id": name, "method": "POST", "url": url, "body": body, **more}
-    return json.dumps(asked).encode() + b"\n"
+    entry = {"custom_id": name, "method": "POST", "url": url, "body": body, **more}
+    return json.dumps(entry).encode() + b"\n"
 
 
 async def answers_of(
@@ -52,7 +52,7 @@ async def answers_of(
 # -- the file --------------------------------------------------------------------------------------
 
 
-def test_lines_that_are_requests() -> None:
+def test_valid_lines() -> None:
     content = line("a") + b"\n  \n" + line("é", COMPLETIONS, {"prompt": "x"}).rstrip(b"\n")
     first, second = read_items(b"\xef\xbb\xbf" + content)
     assert first == Item("a", CHAT, json.dumps(HELLO).encode())
@@ -79,7 +79,7 @@ def test_lines_that_are_requests() -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_line_that_is_none(bad: bytes, name: str | None, part: str) -> None:
+def test_an_invalid_line(bad: bytes, name: str | None, part: str) -> None:
     first, second, third = read_items(line("a") + bad + line("c"))
     assert isinstance(second, BadItem)
     assert second.custom_id == name
@@ -89,7 +89,7 @@ def test_a_line_that_is_none(bad: bytes, name: str | None, part: str) -> None:
     assert isinstance(third, Item)
 
 
-def test_what_is_answered_already(tmp_path: Path) -> None:
+def test_answered_requests_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     def kept(content: bytes) -> tuple[set[str], bytes]:
@@ -109,7 +109,7 @@ def test_what_is_answered_already(tmp_path: Path) -> None:
 # -- answers ---------------------------------------------------------------------------------------
 
 
-async def test_every_item_gets_what_the_server_says() -> None:
+async def test_every_item_gets_the_servers_response() -> None:
     content = (
         line("chat")
         + line("text", COMPLETIONS, {"prompt": ["x", "yy"], "n": 2})
@@ -164,7 +164,7 @@ async def test_more_than_the_queue_takes() -> None:
     assert Impatient.refused > 0
 
 
-async def test_names_that_are_served() -> None:
+async def test_served_model_names() -> None:
     items = read_items(line("a", body=HELLO | {"model": "gpt-x"}))
     found = await answers_of(items, served_model_name=("gpt-x",))
     assert found["a"]["response"]["body"]["model"] == "gpt-x"
@@ -191,10 +191,10 @@ def batch(*args: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    asked, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"messages": [{"role": "user", "content": "What is 27 + 45?"}]}
-    asked.write_bytes(line("sum", body=body) + b"oops\n")
-    first = batch(asked, out)
+    requests.write_bytes(line("sum", body=body) + b"oops\n")
+    first = batch(requests, out)
     assert first.returncode == 1
     assert "1 requests answered, 1 failed" in first.stderr
     lines = {found["custom_id"]: found for found in map(json.loads, out.read_text().splitlines())}
@@ -202,7 +202,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "72" in message["content"]
     assert lines[None]["error"]["message"].startswith("line 2: ")
 
-    again = batch(asked, out)
+    again = batch(requests, out)
     assert again.returncode == 1
     assert "--resume" in again.stderr
 
@@ -211,27 +211,27 @@ def test_the_command(tmp_path: Path) -> None:
     with out.open("ab") as file:
         file.write(b'{"id":"batch_req_1","custom')
     text = {"prompt": "Once upon a time", "max_tokens": 4}
-    asked.write_bytes(line("sum", body=body) + line("text", COMPLETIONS, text))
-    resumed = batch(asked, out, "--resume")
+    requests.write_bytes(line("sum", body=body) + line("text", COMPLETIONS, text))
+    resumed = batch(requests, out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "1 of 2 requests are answered already" in resumed.stderr
     mended, added = out.read_bytes().splitlines(True)
     assert mended == kept
     assert json.loads(added)["response"]["body"]["usage"]["completion_tokens"] == 4
 
-    done = batch(asked, out, "--resume")
+    done = batch(requests, out, "--resume")
     assert done.returncode == 0
     assert out.read_bytes() == mended + added
 
 
-def test_what_cannot_be_done(tmp_path: Path) -> None:
-    asked = tmp_path / "in.jsonl"
-    asked.write_bytes(line("a"))
-    assert batch(asked, asked).returncode == 2
+def test_wrong_files(tmp_path: Path) -> None:
+    requests = tmp_path / "in.jsonl"
+    requests.write_bytes(line("a"))
+    assert batch(requests, requests).returncode == 2
     assert batch(tmp_path / "none.jsonl", tmp_path / "out").returncode == 1
     other = tmp_path / "other.jsonl"
     other.write_text('{"index": 0}\n')
-    refused = batch(asked, other, "--resume")
+    refused = batch(requests, other, "--resume")
     assert refused.returncode == 1
     assert "line 1 is no answer of a batch" in refused.stderr
     assert other.read_text() == '{"index": 0}\n'

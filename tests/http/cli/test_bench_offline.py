@@ -121,7 +121,7 @@ def test_idle_time_between_steps() -> None:
     assert device.copy_stream().run(lambda: None).idle_seconds() is None
 
 
-def test_prompts_of_ones_own(
+def test_given_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncllm.bench.progress.LINE_SECONDS", 0.0)
@@ -140,7 +140,7 @@ def test_prompts_of_ones_own(
     assert "of 300 tokens" in printed, "three repetitions, on the way"
 
 
-def test_lengths_of_ones_own(tmp_path: Path) -> None:
+def test_given_lengths(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     args = ["bench", "offline", *CPU, "--input-len", "9", "--output-len", "3", "--num-prompts", "2"]
     assert main([*args, "--json", str(out)]) == 0

@@ -95,7 +95,7 @@ def test_a_command_has_defaults_of_its_own() -> None:
     assert config_from_args(parser.parse_args(["--a-number", "4"]), Example) == Example(a_number=4)
 
 
-def test_sampling_options_are_laid_over_the_models_own() -> None:
+def test_sampling_options_override_the_models_defaults() -> None:
     parser = argparse.ArgumentParser()
     add_sampling_options(parser)
     own = SamplingParams(temperature=0.6, top_k=20)

@@ -161,7 +161,7 @@ def test_a_bad_variant_is_a_usage_error(
         ("kv_cache_tokens=512", "a request may come to 8068 tokens, and the KV cache would hold"),
     ],
 )
-def test_a_variant_that_cannot_be_is_one_line(
+def test_an_impossible_variant_is_one_line(
     loaded: Replayed, variant: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", loaded.trace.path, "--what-if", variant]) == 1

@@ -49,7 +49,7 @@ def test_a_few_more_tokens_are_nearly_free_until_arithmetic_is_the_limit() -> No
     assert step_ms(COST, [*decodes, (0, 2048)]) > 5 * alone
 
 
-def test_a_row_alone_costs_what_it_adds() -> None:
+def test_every_row_adds_to_the_cost() -> None:
     rows = [(17, 1), (3000, 1), (0, 700), (512, 33)]
     base = step_ms(COST, [(0, 1)])
     added = [step_ms(COST, [(0, 1), row]) - base for row in rows]
