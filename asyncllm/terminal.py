@@ -67,7 +67,7 @@ def progress_bar(
     if unit != "bytes":
         amount = [TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}")]
     progress = Progress(
-        TextColumn("{task.description}{task.percentage:>3.0f}%"),
+        TextColumn("{task.description}{task.percentage:>3.0f}%", markup=False),
         BarColumn(),
         *amount,
         TimeElapsedColumn(),

@@ -73,7 +73,7 @@ class AnswerLines:
         self._out = out
         self._written = written
 
-    def write(self, line: bytes, *, failed: bool) -> None:
+    def write(self, line: bytes, failed: bool) -> None:
         self.failed += failed
         self._count += 1
         self._out.write(line)

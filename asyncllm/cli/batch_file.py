@@ -58,13 +58,6 @@ class BadItem(msgspec.Struct, frozen=True):
     message: str
 
 
-class Result(msgspec.Struct, frozen=True):
-    """The line for the file of answers."""
-
-    line: bytes
-    failed: bool
-
-
 class _Line(msgspec.Struct):
     custom_id: str
     method: str
@@ -127,11 +120,11 @@ async def run_batch(
     llm: AsyncLLM,
     config: ServerConfig,
     items: Iterable[Item | BadItem],
-    done: Callable[[Result], None],
+    write: Callable[[bytes, bool], None],
 ) -> None:
     """Answer every item as a server with this configuration would.
 
-    ``done`` is called with each result as it finishes.
+    ``write(line, failed)`` is called with each line for the file of answers as it finishes.
 
     Raises:
         EngineDead: the other items cannot be answered.
@@ -140,7 +133,7 @@ async def run_batch(
 
     async def work(session: aiohttp.ClientSession) -> None:
         for item in todo:
-            done(_bad(item) if isinstance(item, BadItem) else await _answer(session, item))
+            write(*(_bad(item) if isinstance(item, BadItem) else await _answer(session, item)))
 
     async with _local_server(llm, config) as session:
         try:
@@ -187,7 +180,7 @@ async def _local_server(
         await runner.cleanup()
 
 
-async def _answer(session: aiohttp.ClientSession, item: Item) -> Result:
+async def _answer(session: aiohttp.ClientSession, item: Item) -> tuple[bytes, bool]:
     """Send a request, again while the queue is full. Raises EngineDead."""
     while True:
         async with session.post(item.url, data=item.body) as response:
@@ -202,12 +195,12 @@ async def _answer(session: aiohttp.ClientSession, item: Item) -> Result:
         "request_id": response.headers["X-Request-Id"],
         "body": msgspec.Raw(body),
     }
-    return Result(_line(item.custom_id, answer, None), failed=response.status != 200)
+    return _line(item.custom_id, answer, None), response.status != 200
 
 
-def _bad(item: BadItem) -> Result:
+def _bad(item: BadItem) -> tuple[bytes, bool]:
     error = {"code": "invalid_request", "message": item.message}
-    return Result(_line(item.custom_id, None, error), failed=True)
+    return _line(item.custom_id, None, error), True
 
 
 def _line(

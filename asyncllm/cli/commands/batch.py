@@ -68,9 +68,7 @@ def run(args: argparse.Namespace) -> int:
     async def main(out: BinaryIO) -> int:
         async with AsyncLLM(config=engine, progress=LoadingBar()) as llm:
             with answer_lines(out, llm, len(todo), "request") as lines:
-                await run_batch(
-                    llm, server, todo, lambda done: lines.write(done.line, failed=done.failed)
-                )
+                await run_batch(llm, server, todo, lines.write)
             return lines.failed
 
     return append_answers(args.output, main, resume="with --resume it")

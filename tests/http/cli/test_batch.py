@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asyncllm.cli.answer_file import keep_answered
-from asyncllm.cli.batch_file import BadItem, Item, Result, answered_id, read_items, run_batch
+from asyncllm.cli.batch_file import BadItem, Item, answered_id, read_items, run_batch
 from asyncllm.config import ServerConfig
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import EngineDead, QueueFull
@@ -31,19 +31,24 @@ async def answers_of(
 ) -> dict[str | None, Any]:
     llm = llm or FakeLLM()
     await llm.start()
-    results: list[Result] = []
+    results: list[tuple[bytes, bool]] = []
     try:
-        await run_batch(llm, ServerConfig(**config), items, results.append)  # type: ignore[arg-type]
+        await run_batch(
+            llm,  # type: ignore[arg-type]
+            ServerConfig(**config),
+            items,
+            lambda line, failed: results.append((line, failed)),
+        )
     finally:
         await llm.aclose()
     assert llm.stats.running == llm.stats.waiting == 0
-    lines = [json.loads(result.line) for result in results]
-    for result, found in zip(results, lines, strict=True):
-        assert result.line.endswith(b"\n")
-        assert result.line.count(b"\n") == 1
+    lines = [json.loads(text) for text, _ in results]
+    for (text, failed), found in zip(results, lines, strict=True):
+        assert text.endswith(b"\n")
+        assert text.count(b"\n") == 1
         assert list(found) == ["id", "custom_id", "response", "error"]
         response = found["response"]
-        assert result.failed == (response is None or response["status_code"] != 200)
+        assert failed == (response is None or response["status_code"] != 200)
         assert (response is None) == (found["error"] is not None)
     assert len({found["id"] for found in lines}) == len(lines) == len(items)
     return {found["custom_id"]: found for found in lines}
@@ -175,9 +180,14 @@ async def test_a_dead_engine_ends_it() -> None:
     await llm.start()
     llm.healthy = False
     items = read_items(line("a") + line("b"))
-    results: list[Result] = []
+    results: list[bytes] = []
     with pytest.raises(EngineDead, match="the engine has stopped"):
-        await run_batch(llm, ServerConfig(), items, results.append)  # type: ignore[arg-type]
+        await run_batch(
+            llm,  # type: ignore[arg-type]
+            ServerConfig(),
+            items,
+            lambda line, failed: results.append(line),
+        )
     assert results == []
 
 
