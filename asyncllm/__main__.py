@@ -12,7 +12,7 @@ from asyncllm.version import __version__
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 #: A command's line in ``--help``. ``configure(parser)`` of asyncllm.cli.commands.NAME has the rest.
 COMMANDS: Final = {
@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Wrong usage exits with status 2.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    args = _parser(words).parse_args(words)
+    # Only the command that runs is imported.
+    command = next((word for word in words if not word.startswith("-")), "")
+    args = build_parser({command}).parse_args(words)
     run: Callable[[Namespace], int] = args.run
     try:
         return run(args)
@@ -57,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser(words: Sequence[str]) -> CommandParser:
-    """The parser of a command line; only the command in it is imported and has its options."""
+def build_parser(imported: Collection[str] = COMMANDS.keys()) -> CommandParser:
+    """The parser of the program; commands that are not imported have no options in it."""
     parser = CommandParser(
         prog="asyncllm",
         description="Serves large language models from one asyncio process.",
@@ -66,10 +68,9 @@ def _parser(words: Sequence[str]) -> CommandParser:
     )
     parser.add_argument("--version", action="version", version=f"asyncllm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    chosen = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
-        if name == chosen:
+        if name in imported:
             import_module(f"asyncllm.cli.commands.{name}").configure(command)
     return parser
 

@@ -191,8 +191,9 @@ from asyncllm.__main__ import main
 try:
     main(["serve", "--help"])
 finally:
-    heavy = {"torch", "aiohttp", "tokenizers", "jinja2", "numpy"} & sys.modules.keys()
+    heavy = {"torch", "aiohttp", "tokenizers", "jinja2", "numpy", "rich"} & sys.modules.keys()
     assert not heavy, heavy
+    assert not [name for name in sys.modules if name.startswith(("asyncllm.bench", "asyncllm.replay"))]
 """
     started = time.perf_counter()
     done = subprocess.run(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncllm.cli.commands import batch, bench, chat, generate, kernels, replay, serve
-from asyncllm.cli.parser import CommandParser
+from asyncllm.__main__ import build_parser
 
 ROOT = Path(__file__).parents[3]
 #: Without CHANGELOG.md, which also names what is no more.
@@ -49,15 +48,6 @@ OTHER_PROGRAMS = {
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def program() -> argparse.ArgumentParser:
-    """The parser of ``asyncllm``, without what is not an option of a command."""
-    parser = CommandParser(prog="asyncllm")
-    commands = parser.add_subparsers()
-    for command in (serve, chat, generate, batch, bench, replay, kernels):
-        command.add_command(commands)
-    return parser
 
 
 def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -111,7 +101,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 def test_every_option_exists(document: Path) -> None:
-    known = {*options_of(program()), *OTHER_PROGRAMS}
+    known = {*options_of(build_parser()), *OTHER_PROGRAMS}
     named = set(OPTION.findall(document.read_text(encoding="utf-8")))
     assert sorted(named - known) == []
 
