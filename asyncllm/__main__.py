@@ -1,22 +1,31 @@
-"""The command line: ``asyncllm serve | chat | generate | batch | bench | replay | kernels``."""
+"""The command line: ``asyncllm COMMAND``."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
-from asyncllm import __version__
-from asyncllm.cli.commands import batch, bench, chat, generate, kernels, replay, serve
 from asyncllm.cli.parser import CommandParser
 from asyncllm.errors import AsyncLLMError
-from asyncllm.option_names import name_options
+from asyncllm.version import __version__
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+#: A command's line in ``--help``. ``configure(parser)`` of asyncllm.cli.commands.NAME has the rest.
+COMMANDS: Final = {
+    "serve": "serve a model over HTTP, with OpenAI's API",
+    "chat": "talk to a model in the terminal",
+    "generate": "answer a file of prompts",
+    "batch": "answer a batch file of OpenAI's requests",
+    "bench": "measure how fast a model is",
+    "replay": "run the scheduler again on what serve --trace recorded",
+    "kernels": "compile GPU kernels ahead of time",
+}
 
-_EXAMPLES = """\
+_EXAMPLES: Final = """\
 examples:
   asyncllm chat                                   talk to the built-in demo model
   asyncllm serve Qwen/Qwen3-0.6B --port 8000      serve a model from the Hugging Face Hub
@@ -27,24 +36,20 @@ The model comes first, as a folder or a hub id; without one, a command runs the 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 all went well, 1 it did not, 130 interrupted.
+    """Run a command and return the exit code: 0 success, 1 failure, 130 interrupted.
 
-    Wrong usage leaves with status 2.
+    Wrong usage exits with status 2.
     """
-    parser = CommandParser(
-        prog="asyncllm",
-        description="Serves large language models from one asyncio process.",
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("--version", action="version", version=f"asyncllm {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, chat, generate, batch, bench, replay, kernels):
-        command.add_command(commands)
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    # Only the command that runs is imported.
+    command = next((word for word in words if not word.startswith("-")), "")
+    args = build_parser({command}).parse_args(words)
     run: Callable[[Namespace], int] = args.run
     try:
         return run(args)
     except AsyncLLMError as error:
+        from asyncllm.option_names import name_options
+
         print(f"asyncllm: error: {name_options(error.message, error.param)}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -52,6 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def build_parser(imported: Collection[str] = COMMANDS.keys()) -> CommandParser:
+    """The parser of the program; commands that are not imported have no options in it."""
+    parser = CommandParser(
+        prog="asyncllm",
+        description="Serves large language models from one asyncio process.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"asyncllm {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if name in imported:
+            import_module(f"asyncllm.cli.commands.{name}").configure(command)
+    return parser
 
 
 if __name__ == "__main__":

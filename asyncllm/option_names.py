@@ -1,4 +1,4 @@
-"""What fields are called on the command line: max_num_seqs is --max-num-seqs."""
+"""Names of fields on the command line: max_num_seqs is --max-num-seqs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIELDS: Final = {
     for struct in (EngineConfig, ServerConfig, SamplingParams)
     for name in struct.__struct_fields__
 }
-#: What is quoted is a name in a user's file.
+#: Quoted names are those of a user's file.
 _SNAKE_CASE: Final = re.compile(r"(?<!')\b[a-z]+(?:_[a-z]+)+\b(?!')")
 
 
@@ -24,15 +24,12 @@ def option_of(field: str) -> str:
 
 
 def name_options(message: str, param: str | None = None) -> str:
-    """An error message about fields as one about options.
+    """An error message about fields, with the names of their options.
 
     Args:
-        param: the field at fault. One without an underscore may be an ordinary word, so it is only
-            replaced where the message begins with it.
+        param: the field at fault. A name without an underscore may be an ordinary word, so it is
+            only replaced at the start of the message.
     """
     if param in _FIELDS and "_" not in param and re.match(rf"{param}\b", message):
         message = f"--{message}"
     return _SNAKE_CASE.sub(lambda m: option_of(m[0]) if m[0] in _FIELDS else m[0], message)
-
-
-__all__ = ["name_options", "option_of"]

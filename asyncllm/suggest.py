@@ -1,4 +1,4 @@
-"""The nearest known name, for errors about names that nobody knows."""
+"""The nearest known name, for errors about unknown names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    # Case and separators are no difference, and dashes in front would make short names alike.
+    # Case and separators do not matter; leading dashes would make short names similar.
     return name.lower().lstrip("-").replace("_", "-")
-
-
-__all__ = ["did_you_mean"]

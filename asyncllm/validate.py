@@ -1,4 +1,4 @@
-"""Type checks for what users pass by hand; msgspec itself only checks what it decodes."""
+"""Type checks for structs that users construct; msgspec only checks what it decodes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any, Any], ...]:
 
 
 def check_types(struct: msgspec.Struct, where: str = "") -> None:
-    """Hold every field against its annotation, bounds in ``Meta`` included.
+    """Check every field against its annotation, with the bounds in ``Meta``.
 
-    What msgspec can convert (a list for a tuple, a Decimal for a float) it does, in place. Defaults
-    must fit: most values are, and each look takes microseconds.
+    Values that msgspec can convert (a list for a tuple, a Decimal for a float) are converted in
+    place. Defaults are not checked, to save time.
 
     Args:
-        where: the field that holds the struct, if it is part of another one; errors name it.
+        where: the field of another struct that holds this one; errors name it.
 
     Raises:
-        BadRequest: one does not fit; ``param`` names it.
+        BadRequest: a value does not fit; ``param`` names the field.
     """
     for name, kind, default in _fields(type(struct)):
         value = getattr(struct, name)
@@ -44,7 +44,7 @@ def check_types(struct: msgspec.Struct, where: str = "") -> None:
 
 
 def check_kind(name: str, value: object, kind: type[T]) -> T | None:
-    """An argument that is of the type that its parameter takes, or None.
+    """Return an argument that is None or of the right type.
 
     Raises:
         BadRequest: it is neither; the message has the parameter, the expected and the given type.

@@ -1,6 +1,6 @@
 """Semantic search: which of a few sentences are nearest to a question.
 
-    python examples/embeddings.py [MODEL or URL of a server] [QUESTION]
+    python examples/embeddings.py [MODEL or URL] [QUESTION]
 
 The built-in demo model knows few words. Models that were trained for embeddings, such as
 Qwen/Qwen3-Embedding-0.6B, know what sentences mean.
@@ -8,8 +8,8 @@ Qwen/Qwen3-Embedding-0.6B, know what sentences mean.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 
 import numpy as np
 
@@ -35,7 +35,7 @@ async def nearest(llm: AsyncLLM | Client, question: str) -> list[tuple[float, st
     return [(float(cosines[i]), SENTENCES[i]) for i in np.argsort(-cosines)]
 
 
-async def main(model: str | None = None, question: str = QUESTION) -> None:
+async def main(model: str | None, question: str) -> None:
     is_url = model is not None and model.startswith(("http://", "https://"))
     async with Client(model) if model is not None and is_url else AsyncLLM(model) as llm:
         for cosine, sentence in await nearest(llm, question):
@@ -43,4 +43,8 @@ async def main(model: str | None = None, question: str = QUESTION) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:3]))
+    parser = argparse.ArgumentParser(description="Find the sentences nearest to a question.")
+    parser.add_argument("model", nargs="?", help="folder, hub id or URL of a server")
+    parser.add_argument("question", nargs="?", default=QUESTION)
+    args = parser.parse_args()
+    asyncio.run(main(args.model, args.question))

@@ -6,6 +6,7 @@ python examples/openai_client.py [URL] [QUESTION]
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 try:
@@ -17,7 +18,7 @@ URL = "http://127.0.0.1:8000/v1"
 QUESTION = "What is 27 + 45?"
 
 
-def main(url: str = URL, question: str = QUESTION) -> None:
+def main(url: str, question: str) -> None:
     client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
     try:
         model = client.models.list().data[0].id
@@ -32,4 +33,8 @@ def main(url: str = URL, question: str = QUESTION) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    parser = argparse.ArgumentParser(description="Ask a running server a question.")
+    parser.add_argument("url", nargs="?", default=URL, help=f"default: {URL}")
+    parser.add_argument("question", nargs="?", default=QUESTION)
+    args = parser.parse_args()
+    main(args.url, args.question)

@@ -7,6 +7,7 @@ A cancelled task is a cancelled request: its KV pages are free within one step.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 
@@ -33,4 +34,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Keep the first of four answers.").parse_args()
     asyncio.run(main())

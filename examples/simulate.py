@@ -15,10 +15,9 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from tqdm import tqdm
-
 from asyncllm import AsyncLLM, SamplingParams, TokenDelta
 from asyncllm.sim import virtual_time
+from asyncllm.terminal import progress_bar
 
 SYSTEM_PROMPTS = 4
 SYSTEM_TOKENS = 600
@@ -56,7 +55,7 @@ def some_tokens(rng: random.Random, mean: float, vocab_size: int) -> list[int]:
 
 
 class Answer:
-    """A sink: what the engine calls for each token. It costs less than a task that iterates."""
+    """A sink that the engine calls for each token; it costs less than a task that iterates."""
 
     def __init__(self, measured: Measured):
         self._loop = asyncio.get_running_loop()
@@ -107,15 +106,14 @@ async def main(rate: float, seconds: float) -> None:
             [rng.randrange(vocab_size) for _ in range(SYSTEM_TOKENS)] for _ in range(SYSTEM_PROMPTS)
         ]
         began, wall = loop.time(), time.perf_counter()
-        bar = tqdm(total=round(seconds), unit="s", desc="simulated", disable=None)
-        async with asyncio.TaskGroup() as people:
-            while (passed := loop.time() - began) < seconds:
-                bar.update(int(passed) - bar.n)
-                await asyncio.sleep(rng.expovariate(rate))
-                system = rng.choice(systems)
-                people.create_task(conversation(llm, system, rng.getrandbits(62), measured))
-            bar.set_description("simulated; the last chats end")
-        bar.close()
+        with progress_bar("simulated", round(seconds), "s", transient=True) as show:
+            async with asyncio.TaskGroup() as people:
+                while (passed := loop.time() - began) < seconds:
+                    show(int(passed), "")
+                    await asyncio.sleep(rng.expovariate(rate))
+                    system = rng.choice(systems)
+                    people.create_task(conversation(llm, system, rng.getrandbits(62), measured))
+                show(round(seconds), "the last chats end")
         measured.report(llm.stats.steps, loop.time() - began, time.perf_counter() - wall)
 
 

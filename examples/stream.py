@@ -5,15 +5,15 @@ python examples/stream.py [QUESTION]
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 
 from asyncllm import AsyncLLM, SamplingParams
 
 QUESTION = "Tell me a story about a dragon named Momo."
 
 
-async def main(question: str = QUESTION) -> None:
+async def main(question: str) -> None:
     async with AsyncLLM() as llm:
         messages = [{"role": "user", "content": question}]
         async for delta in llm.stream(messages, SamplingParams(max_tokens=200)):
@@ -22,4 +22,6 @@ async def main(question: str = QUESTION) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description="Print an answer while it is being generated.")
+    parser.add_argument("question", nargs="?", default=QUESTION)
+    asyncio.run(main(parser.parse_args().question))

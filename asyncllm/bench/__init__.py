@@ -1,5 +1,4 @@
-"""``asyncllm bench``: how fast a model is, offline and behind HTTP, and how that compares.
+"""``asyncllm bench``: how fast a model is, offline and behind HTTP.
 
-No torch here: a case is a list of prompts, and what runs it is ``AsyncLLM`` or any server that
-speaks OpenAI's protocol.
+A case is a list of prompts; it is run by ``AsyncLLM``, or any server with OpenAI's API.
 """

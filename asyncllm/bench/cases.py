@@ -1,4 +1,4 @@
-"""The cases: which prompts, how many tokens are wanted, and when they are sent.
+"""The cases: prompts, numbers of tokens to generate, and times to send them.
 
 Prompts are random token ids, the same in every run, so that figures of different days and engines
 can be compared.
@@ -22,7 +22,7 @@ OUTPUT_TOKENS: Range = (100, 400)
 
 
 def within(ids: list[int], vocab_size: int) -> list[int]:
-    """The same ids for most vocabularies; they wrap around in one that is too small for them."""
+    """The ids, wrapped around if the vocabulary is too small for them."""
     return ids if vocab_size > LARGEST_ID else [token % vocab_size for token in ids]
 
 
@@ -30,9 +30,9 @@ def within(ids: list[int], vocab_size: int) -> list[int]:
 
 
 class Work(NamedTuple):
-    """Prompts that are there at once; ``max_tokens`` has one number for each.
+    """Prompts that are there at once, and the tokens to generate for each.
 
-    Answers have as many tokens, unless the model may end them before (not ``ignore_eos``).
+    Without ``ignore_eos`` the model may end its answers before.
     """
 
     prompts: list[list[int]]
@@ -42,13 +42,12 @@ class Work(NamedTuple):
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence, prompt and output."""
-        pairs = zip(self.prompts, self.max_tokens, strict=True)
-        return max(len(prompt) + wanted for prompt, wanted in pairs)
+        return max(len(p) + n for p, n in zip(self.prompts, self.max_tokens, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineCase:
-    """``make(repetition)`` is its work; ``temperature`` is that of sampling."""
+    """``make(repetition)`` returns its work."""
 
     name: str
     make: Callable[[int], Work]
@@ -56,7 +55,7 @@ class OfflineCase:
 
 
 def fixed(count: int, num_in: int, num_out: int, first_seed: int) -> Callable[[int], Work]:
-    """``count`` prompts of one length, others in each repetition."""
+    """``count`` prompts of one length, different ones in each repetition."""
 
     def make(repetition: int) -> Work:
         draw = random.Random(first_seed + repetition)
@@ -81,7 +80,7 @@ def uneven(count: int, lengths: Range, seed: int) -> Callable[[int], Work]:
 
 
 def own_offline(num_in: int, num_out: int, count: int) -> OfflineCase:
-    """``count`` prompts of a length of one's own."""
+    """A case with given lengths."""
     return OfflineCase(f"{count} of {num_in}+{num_out}", fixed(count, num_in, num_out, 700))
 
 
@@ -95,6 +94,8 @@ OFFLINE: tuple[OfflineCase, ...] = (
     OfflineCase("prefill16x2k", fixed(16, 2000, 1, 600)),
     OfflineCase("offline256", uneven(256, (100, 1024), 0), temperature=0.6),
 )
+#: The default on a CPU, where the others take many minutes.
+OFFLINE_CPU: tuple[OfflineCase, ...] = (own_offline(64, 32, 1), own_offline(64, 32, 8))
 
 
 # -- online ----------------------------------------------------------------------------------------
@@ -104,12 +105,12 @@ class Shot(NamedTuple):
     """One request of an online case.
 
     Attributes:
-        at: seconds from the beginning at which it is sent; None: as soon as a client is free.
-        num_in, num_out: tokens of the prompt, and tokens wanted.
+        at: seconds from the start at which it is sent; None: as soon as a client is free.
+        num_in, num_out: tokens of the prompt, and tokens to generate.
         seed: of the prompt.
-        long: it is there for what it does to the others, and is counted apart from them.
-        given: a prompt of the user's own, as text, token ids or chat messages; None: random ids.
-            The model may end its answer before ``num_out`` tokens.
+        long: it is there to disturb the others, and is counted apart from them.
+        given: a user's own prompt, as text, token ids or chat messages; None: random ids. The model
+            may end its answer before ``num_out`` tokens.
     """
 
     at: float | None
@@ -130,8 +131,9 @@ class OnlineCase:
     """Requests over HTTP.
 
     Attributes:
-        clients: how many send one request after the other; 0: requests go out at their times.
-        rate: requests per second, where they arrive at random.
+        clients: number of clients that send one request after the other; 0: requests are sent at
+            their times.
+        rate: requests per second, if they arrive at random.
     """
 
     name: str
@@ -146,7 +148,7 @@ class OnlineCase:
 
     @property
     def most_at_once(self) -> int:
-        """Requests that may be under way together, if the server is slow."""
+        """The most requests in flight together, if the server is slow."""
         return self.clients or len(self.shots)
 
 
@@ -158,7 +160,7 @@ def closed_loop(
     name: str | None = None,
     seed: int = 0,
 ) -> OnlineCase:
-    """``count`` requests; each of the clients sends its next one when the last is answered."""
+    """``count`` requests; a client sends its next one when the last is answered."""
     name = name or f"c{clients}"
     sizes = _sizes(count, num_in, num_out, 7)
     shots = [Shot(None, *size, _prompt_seed(name, i, seed)) for i, size in enumerate(sizes)]
@@ -173,7 +175,7 @@ def poisson(
     num_in: Range = PROMPT_TOKENS,
     num_out: Range = OUTPUT_TOKENS,
 ) -> OnlineCase:
-    """``count`` requests that arrive independently of each other, ``rate`` of them per second."""
+    """``count`` requests that arrive independently of each other, ``rate`` per second."""
     name = name or f"poisson{rate:g}"
     draw = random.Random(9)
     at, shots = 0.0, []
@@ -186,7 +188,7 @@ def poisson(
 def interference(
     decoding: int, num_long: int, gap: float, name: str | None = None, seed: int = 0
 ) -> OnlineCase:
-    """Steady streams, and long prompts from half a second on, one every ``gap`` seconds."""
+    """Steady streams, and from 0.5 s on a long prompt every ``gap`` seconds."""
     name = name or f"interfere{decoding}"
     shots = [Shot(0.0, 128, 1000, _own_seed(50 + i, seed)) for i in range(decoding)]
     shots += [
@@ -211,9 +213,9 @@ def online(seed: int = 0) -> tuple[OnlineCase, ...]:
 
 
 def warm_up(cases: Sequence[OnlineCase], seed: int = 0) -> OnlineCase:
-    """Short answers, so that nothing is met for the first time in what is measured."""
+    """Short answers before the measurement, which compile and allocate everything once."""
     clients = min(64, max(case.most_at_once for case in cases))
-    # As long as those of the cases, which may be all that the context holds.
+    # Not longer than the prompts of the cases, which may just fit the context.
     shots = (shot for case in cases for shot in case.shots if not shot.long)
     num_in = max((shot.num_in for shot in shots), default=0)
     lengths = (min(100, num_in), min(1024, num_in)) if num_in else (16, 64)

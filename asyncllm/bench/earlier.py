@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from asyncllm.bench.report import OfflineRow, OnlineRow, Report, decode_report, short_name
 from asyncllm.errors import BadRequest
 
-#: What can be compared, and whether more is better.
-METRICS = {
+#: The metrics that are compared, and whether more is better.
+METRICS: Final = {
     "tok_s": True,
     "ttft_ms": False,
     "ttft_p50": False,
@@ -25,14 +25,14 @@ METRICS = {
     "long_ttft_p99": False,
     "start_s": False,
 }
-#: What takes ``start_s`` counts as a case.
-START = "start"
+#: The case that ``start_s`` counts as.
+START: Final = "start"
 
-_ONLINE = "online_"
+_ONLINE: Final = "online_"
 
 
 class Figure(NamedTuple):
-    """What one engine reached in one case; ``values`` by the names in METRICS."""
+    """The values of one engine in one case, by metric."""
 
     engine: str
     model: str
@@ -42,7 +42,7 @@ class Figure(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """One value beside an earlier one; ``ratio`` is above 1 where ours is the better."""
+    """One value and an earlier one; ``ratio`` is above 1 if ours is better."""
 
     case: str
     metric: str
@@ -60,7 +60,7 @@ class _PeerRow(msgspec.Struct):
 
 
 class Earlier:
-    """The figures of a file; ``online`` are its rows if it is of an earlier run."""
+    """The figures of a file; ``online`` are the rows of an earlier run of ours."""
 
     def __init__(self, path: Path, figures: list[Figure], online: Sequence[OnlineRow] = ()):
         self.path = path
@@ -76,7 +76,7 @@ class Earlier:
         number}, "start_s": number}}``.
 
         Raises:
-            BadRequest: it is neither; the message says where it goes wrong.
+            BadRequest: it is neither; the message says where.
             OSError: it cannot be read.
         """
         content = path.read_bytes()
@@ -96,10 +96,10 @@ class Earlier:
         return cls(path, figures)
 
     def select(self, model: str, peer: str | None = None) -> Earlier:
-        """The figures of one model, and of one engine if that is named.
+        """The figures of one model, and of one engine if it is named.
 
         Raises:
-            BadRequest: there are none; the message says what there is.
+            BadRequest: there are none; the message lists the others.
         """
         chosen = [figure for figure in self.figures if figure.model == short_name(model)]
         if not chosen:
@@ -115,7 +115,7 @@ class Earlier:
         return Earlier(self.path, chosen, self.online)
 
     def compare(self, report: Report) -> list[Comparison]:
-        """Each value of a run beside that of the engine with most tokens per second in the case."""
+        """Compare each value with the engine that has the most tokens per second in the case."""
         found: list[Comparison] = []
         for ours in _of_report(report):
             same = [f for f in self.figures if (f.online, f.case) == (ours.online, ours.case)]
@@ -158,19 +158,15 @@ def _of_peers(raw: dict[str, Any]) -> list[Figure]:
         for row in msgspec.convert(raw.get("offline", []), list[_PeerRow])
     ]
     for key, value in raw.items():
-        if key.startswith(_ONLINE):
-            figures += _online_figures(key.removeprefix(_ONLINE), value)
-    return figures
-
-
-def _online_figures(engine: str, raw: Any) -> list[Figure]:
-    figures = []
-    models = msgspec.convert(raw, dict[str, dict[str, float | dict[str, float]]])
-    for model, cases in models.items():
-        for case, numbers in cases.items():
-            if isinstance(numbers, float):  # of no case, such as start_s
-                case, numbers = START, {case: numbers}
-            values = {name: numbers[name] for name in METRICS if name in numbers}
-            if values:
-                figures.append(Figure(engine, model, True, case, values))
+        if not key.startswith(_ONLINE):
+            continue
+        models = msgspec.convert(value, dict[str, dict[str, float | dict[str, float]]])
+        for model, cases in models.items():
+            for case, numbers in cases.items():
+                if isinstance(numbers, float):  # of no case, such as start_s
+                    case, numbers = START, {case: numbers}
+                values = {name: numbers[name] for name in METRICS if name in numbers}
+                if values:
+                    engine = key.removeprefix(_ONLINE)
+                    figures.append(Figure(engine, model, True, case, values))
     return figures

@@ -1,7 +1,7 @@
-"""A process that makes load: it sends the shots it is given and tells when events came.
+"""A load process: it sends requests and records when the events of their answers arrive.
 
-One process can only read so many events a second, so a case may be dealt out to several of them
-(``online.py``). They have one clock: ``time.perf_counter`` is the system's.
+One process cannot read the events of many streams in time, so ``online.py`` deals a case out to
+several. They share a clock: ``time.perf_counter`` is the system's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import ssl
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,18 +25,14 @@ if TYPE_CHECKING:
     from ctypes import c_ulong
     from multiprocessing.connection import Connection as Pipe
 
-
-#: An answer that takes longer is given up, in seconds.
-PATIENCE = 600.0
+#: An answer that takes longer, in seconds, is a failure.
+PATIENCE: Final = 600.0
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A server with OpenAI's protocol, and what to ask it for.
+    """A model on a server with OpenAI's API; ``url`` is without /v1.
 
-    Attributes:
-        url: without /v1.
-        model: as the server calls it.
-        vocab_size: prompts have smaller token ids.
+    Prompts have token ids below ``vocab_size``.
     """
 
     url: str
@@ -46,7 +42,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Shots for one process; ``clients`` and the shots as in ``OnlineCase``."""
+    """The part of an ``OnlineCase`` for one process."""
 
     target: Target
     clients: int
@@ -54,14 +50,14 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What became of a shot.
+    """The answer to a shot.
 
     Attributes:
         long: as in the shot.
         sent: seconds of ``time.perf_counter``.
-        tokens: those that the server says it has generated; if it does not, the events.
-        times: float64 bytes; when each event with text came.
-        failure: None, or why there is no answer.
+        tokens: generated tokens, by the server's usage; without usage, the events.
+        times: float64 bytes; arrival of each event with text.
+        failure: why there is no answer, else None.
     """
 
     long: bool
@@ -72,19 +68,19 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a process did; ``cpu_share`` is its CPU time over the time it took."""
+    """The answers of a process, and its CPU time over the time it took."""
 
     answered: list[Answered]
     cpu_share: float
 
 
 def process_main(pipe: Pipe, num_done: c_ulong) -> None:
-    """Take jobs until the pipe is closed: for each, say when it is ready and wait for the time.
+    """Run jobs until the pipe is closed: for each, report "ready" and wait for the start time.
 
     Args:
-        num_done: shared memory; counts the shots of a job that have been answered, or failed.
+        num_done: shared memory; counts the answered or failed shots of a job.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     gc.disable()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         while True:
@@ -104,11 +100,11 @@ def process_main(pipe: Pipe, num_done: c_ulong) -> None:
 def request(target: Target, shot: Shot) -> bytes:
     """The bytes to send for a shot."""
     url = urlsplit(target.url)
-    path, asked = _question(target, shot)
+    path, fields = _prompt_fields(target, shot)
     body = msgspec.json.encode(
         {
             "model": target.model,
-            **asked,
+            **fields,
             "max_tokens": shot.num_out,
             "temperature": 0.0,
             "stream": True,
@@ -123,8 +119,8 @@ def request(target: Target, shot: Shot) -> bytes:
     return head.encode() + body
 
 
-def _question(target: Target, shot: Shot) -> tuple[str, dict[str, Any]]:
-    """The route for a shot's kind of prompt, and the fields that differ."""
+def _prompt_fields(target: Target, shot: Shot) -> tuple[str, dict[str, Any]]:
+    """The route for the kind of prompt, and its fields of the body."""
     given = shot.given
     if given is None:
         prompt = shot.prompt(target.vocab_size)
@@ -135,7 +131,7 @@ def _question(target: Target, shot: Shot) -> tuple[str, dict[str, Any]]:
 
 
 async def make_load(job: Job, requests: list[bytes], start: float, num_done: c_ulong) -> Outcome:
-    """Send every shot at its time, or as soon as one of the clients is free.
+    """Send every shot at its time, or as soon as a client is free.
 
     Args:
         requests: ``request`` of each shot.
@@ -169,7 +165,7 @@ async def make_load(job: Job, requests: list[bytes], start: float, num_done: c_u
 
 
 class _Connections:
-    """Connections to one server, each used for one request at a time and then for another."""
+    """Connections to one server, each used for one request after the other."""
 
     def __init__(self, target: Target):
         url = urlsplit(target.url)

@@ -1,4 +1,4 @@
-"""What this machine is called."""
+"""The name of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def describe(device: str) -> str:
-    """The kinds of GPU if ``device`` is "cuda", otherwise the CPU."""
+    """The GPU models if ``device`` is "cuda", otherwise the CPU model."""
     names = _gpus() if device == "cuda" else []
     return ", ".join(dict.fromkeys(names)) or _cpu()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
 
 from asyncllm.bench.cases import OfflineCase, Work, within
-from asyncllm.bench.progress import Progress
-from asyncllm.bench.report import OfflineRow
+from asyncllm.bench.machine import describe
+from asyncllm.bench.progress import case_progress
+from asyncllm.bench.report import OfflineRow, Report
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import AsyncLLMError
 from asyncllm.types import SamplingParams, SchedulingParams
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     from asyncllm.engine.stats import StepFigures
     from asyncllm.llm.async_llm import AsyncLLM
 
-#: The first repetition meets many things for the first time and never counts.
-REPETITIONS = 3
-#: How often progress is looked at.
-WATCH_SECONDS = 0.5
+#: The first repetition warms up and never counts.
+REPETITIONS: Final = 3
+#: How often progress is shown.
+WATCH_SECONDS: Final = 0.5
 
 
 class _Repetition(NamedTuple):
@@ -33,21 +34,33 @@ class _Repetition(NamedTuple):
     engine: StepFigures
 
 
+def report_of(llm: AsyncLLM, start_s: float) -> Report:
+    """The report of a model in this process, without rows."""
+    limits = llm.limits
+    settings = {
+        "policy": llm.config.policy,
+        "dtype": limits.dtype,
+        "KV cache tokens": limits.num_pages * limits.page_size,
+        "most sequences": limits.max_num_seqs,
+        "most tokens in a step": limits.max_num_batched_tokens,
+    }
+    machine = describe(limits.device)
+    return Report(machine=machine, model=llm.model_name, settings=settings, start_s=start_s)
+
+
 async def run_case(
     llm: AsyncLLM, case: OfflineCase, repetitions: int = REPETITIONS
 ) -> OfflineRow | None:
-    """Run a case several times; None when the model's context is too short for it.
+    """Run a case several times; None if the model's context is too short for it.
 
-    No prompt finds itself in the prefix cache, also where repetitions have the same prompts.
+    No prompt finds itself in the prefix cache, even if repetitions have the same prompts.
     """
     work = case.make(0)
     if work.longest > llm.limits.max_model_len:
         return None
     before = llm.stats.generation_tokens
-    with Progress(case.name, repetitions * sum(work.max_tokens), "tokens") as progress:
-        watching = asyncio.create_task(
-            _watch(lambda: progress.show(llm.stats.generation_tokens - before))
-        )
+    with case_progress(case.name, repetitions * sum(work.max_tokens), "tokens") as show:
+        watching = asyncio.create_task(_watch(lambda: show(llm.stats.generation_tokens - before)))
         try:
             done = [await _run(llm, case.make(i), case.temperature) for i in range(repetitions)]
         finally:
@@ -69,8 +82,8 @@ async def run_case(
 async def _run(llm: AsyncLLM, work: Work, temperature: float) -> _Repetition:
     prompts = [within(prompt, llm.limits.vocab_size) for prompt in work.prompts]
     params = [
-        SamplingParams(temperature=temperature, max_tokens=wanted, ignore_eos=work.ignore_eos)
-        for wanted in work.max_tokens
+        SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=work.ignore_eos)
+        for count in work.max_tokens
     ]
     scheduling = SchedulingParams(cache_salt=uuid4().hex)
     collectors = [Collector() for _ in prompts]
@@ -78,28 +91,23 @@ async def _run(llm: AsyncLLM, work: Work, temperature: float) -> _Repetition:
     before = llm.stats.snapshot()
     started = time.perf_counter()
     try:
-        for prompt, wanted, collector in zip(prompts, params, collectors, strict=True):
-            ids.append(llm.submit(prompt, wanted, collector, scheduling))
+        for prompt, own, collector in zip(prompts, params, collectors, strict=True):
+            ids.append(llm.submit(prompt, own, collector, scheduling))
         outputs = [await collector.whole() for collector in collectors]
     finally:
         for request_id in ids:
-            llm.abort(request_id)  # only after an error is there something left
+            llm.abort(request_id)  # does nothing, unless an error left requests running
     seconds = time.perf_counter() - started
     engine = llm.stats.since(before)
     lengths = [len(output.token_ids) for output in outputs]
     if work.ignore_eos and lengths != work.max_tokens:
         raise AsyncLLMError("the model did not generate as many tokens as it was asked for")
-    return _Repetition(seconds, statistics.median(_ttfts(llm, ids)), lengths, engine)
+    traces = [trace for trace in map(llm.trace, ids) if trace is not None]
+    ttfts = [t.first_token - t.arrived for t in traces if t.first_token is not None]
+    return _Repetition(seconds, statistics.median(ttfts), lengths, engine)
 
 
-async def _watch(look: Callable[[], None]) -> None:
+async def _watch(show: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(WATCH_SECONDS)
-        look()
-
-
-def _ttfts(llm: AsyncLLM, ids: Iterable[int]) -> Iterator[float]:
-    for request_id in ids:
-        trace = llm.trace(request_id)
-        if trace is not None and trace.first_token is not None:
-            yield trace.first_token - trace.arrived
+        show()

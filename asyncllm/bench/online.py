@@ -1,4 +1,4 @@
-"""The online cases: dealt out to processes that make the load, and what they saw put together."""
+"""The online cases: requests dealt out to load processes, and their measurements combined."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from ctypes import c_ulong
 from itertools import pairwise
 from multiprocessing.connection import wait
 from multiprocessing.sharedctypes import RawValue
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 
 from asyncllm.bench.cases import OnlineCase, warm_up
-from asyncllm.bench.load import Answered, Job, Outcome, Target, process_main
-from asyncllm.bench.progress import Progress
+from asyncllm.bench.load import Job, Outcome, Target, process_main
+from asyncllm.bench.progress import case_progress
 from asyncllm.bench.report import OnlineRow
-from asyncllm.bench.scrape import Watch
+from asyncllm.bench.scrape import figures, scrape
 from asyncllm.errors import AsyncLLMError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection as Pipe
     from multiprocessing.process import BaseProcess
 
-#: Streams for one process. It could read ten times as many in time, but those that come in one step
-#: of the server are looked at one after the other, and its clock says when.
-STREAMS = 64
-#: Every process is told when to begin so many seconds before.
-HEAD_START = 0.05
-#: How often progress is looked at.
-WATCH_SECONDS = 0.5
+#: Streams per process. It could read ten times as many, but the events of one server step are read
+#: one after the other, which delays their times.
+STREAMS: Final = 64
+#: The processes are told the start time this many seconds before.
+HEAD_START: Final = 0.05
+#: How often progress is shown.
+WATCH_SECONDS: Final = 0.5
 
 
 class _Process(NamedTuple):
-    """One that makes load, and what it shares with us (see ``process_main``)."""
+    """A load process, and the arguments of its ``process_main``."""
 
     process: BaseProcess
     pipe: Pipe
@@ -45,16 +45,10 @@ class _Process(NamedTuple):
 
 
 class Load:
-    """Processes that make load; each is started when it is first needed.
-
-    ::
-
-        with Load(target) as load:
-            row = load.run(case)
-    """
+    """A context with processes that make load; each is started when it is first needed."""
 
     def __init__(self, target: Target, most_processes: int | None = None):
-        """``most_processes``: a quarter of the machine's cores by default, the server's own."""
+        """``most_processes``: by default a quarter of the cores, as the server needs some."""
         self.target = target
         self._most = most_processes or max(1, (os.cpu_count() or 1) // 4)
         self._processes: list[_Process] = []
@@ -62,19 +56,14 @@ class Load:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for one in self._processes:
             one.pipe.close()
             one.process.terminate()
             one.process.join()
 
     def run(self, case: OnlineCase) -> OnlineRow:
-        """Make the load of one case.
+        """Run one case.
 
         Raises:
             AsyncLLMError: no request was answered; the message has the first failure.
@@ -83,15 +72,16 @@ class Load:
         for one, job in zip(processes, deal(case, self.target, len(processes)), strict=True):
             one.pipe.send_bytes(msgspec.msgpack.encode(job))
         _receive(processes)
-        watch = Watch(self.target.url, self.target.api_key)
+        before = scrape(self.target.url, self.target.api_key)
         start = time.perf_counter() + HEAD_START
         for one in processes:
             one.pipe.send_bytes(msgspec.msgpack.encode(start))
-        with Progress(case.name, len(case.shots), "requests") as progress:
-            received = _receive(processes, progress)
+        with case_progress(case.name, len(case.shots), "requests") as show:
+            received = _receive(processes, show)
         outcomes = [msgspec.msgpack.decode(data, type=Outcome) for data in received]
         row = summarize(case, outcomes, start)
-        row.engine = watch.look(row.seconds)
+        after = scrape(self.target.url, self.target.api_key)
+        row.engine = figures(before, after, row.seconds) if before and after else None
         return row
 
     def _started(self, count: int) -> list[_Process]:
@@ -101,13 +91,13 @@ class Load:
             num_done = RawValue(c_ulong)
             process = context.Process(target=process_main, args=(theirs, num_done), daemon=True)
             process.start()
-            theirs.close()  # so that its end shows here
+            theirs.close()  # so that recv raises EOFError when the process ends
             self._processes.append(_Process(process, ours, num_done))
         return self._processes[:count]
 
 
 def run_cases(target: Target, cases: Sequence[OnlineCase], seed: int = 0) -> Iterator[OnlineRow]:
-    """Warm the server up, and then run one case after the other."""
+    """Warm the server up, then run the cases one after the other."""
     with Load(target) as load:
         load.run(warm_up(cases, seed))
         for case in cases:
@@ -115,19 +105,15 @@ def run_cases(target: Target, cases: Sequence[OnlineCase], seed: int = 0) -> Ite
 
 
 def deal(case: OnlineCase, target: Target, count: int) -> list[Job]:
-    """The case in ``count`` parts, as equal as they can be."""
+    """The case in ``count`` parts of nearly equal size."""
     return [
-        Job(
-            target,
-            len(range(part, case.clients, count)),
-            list(case.shots[part::count]),
-        )
+        Job(target, len(range(part, case.clients, count)), list(case.shots[part::count]))
         for part in range(count)
     ]
 
 
 def summarize(case: OnlineCase, outcomes: Sequence[Outcome], start: float) -> OnlineRow:
-    """What the clients saw, from ``start`` (``time.perf_counter``) on.
+    """The row of a case that began at ``start`` (``time.perf_counter``).
 
     Raises:
         AsyncLLMError: no request was answered.
@@ -152,7 +138,7 @@ def summarize(case: OnlineCase, outcomes: Sequence[Outcome], start: float) -> On
         requests=len(answered),
         failed=len(answered) - len(good),
         seconds=seconds,
-        tok_s=sum(map(_counted, good)) / seconds,
+        tok_s=sum(answer.tokens for answer in good if not answer.long) / seconds,
         ttft_p50=percentile_ms(ttft, 0.5),
         ttft_p99=percentile_ms(ttft, 0.99),
         tpot_p50=percentile_ms(tpot, 0.5),
@@ -169,24 +155,21 @@ def summarize(case: OnlineCase, outcomes: Sequence[Outcome], start: float) -> On
 
 
 def percentile_ms(values: list[float], q: float) -> float | None:
-    """In milliseconds; None of nothing."""
+    """A quantile of seconds, in milliseconds; None without values."""
     if not values:
         return None
     values = sorted(values)
     return 1e3 * values[min(len(values) - 1, int(q * len(values)))]
 
 
-def _counted(answer: Answered) -> int:
-    """Its tokens, if it is not there for the others' sake."""
-    return 0 if answer.long else answer.tokens
-
-
-def _receive(processes: Sequence[_Process], progress: Progress | None = None) -> list[bytes]:
-    """What each process says next."""
+def _receive(
+    processes: Sequence[_Process], show: Callable[[int], None] | None = None
+) -> list[bytes]:
+    """The next message of each process; ``show`` is called with the answered requests meanwhile."""
     silent = {one.pipe for one in processes}
-    while progress is not None and silent:
+    while show is not None and silent:
         silent -= set(wait(silent, WATCH_SECONDS))
-        progress.show(sum(one.num_done.value for one in processes))
+        show(sum(one.num_done.value for one in processes))
     try:
         return [one.pipe.recv_bytes() for one in processes]
     except EOFError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import BadRequest
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from asyncllm.bench.cases import OnlineCase
     from asyncllm.bench.report import OnlineRow, Report
 
-_FORMATS = (".png", ".svg", ".pdf")
-_PANELS = (
-    ("time to first token, ms", (("ttft_p50", "p50"), ("ttft_p99", "p99"))),
-    ("between tokens, ms", (("itl_p50", "p50"), ("itl_p99", "p99"))),
-    ("generated tokens per second", (("tok_s", ""),)),
-)
+_FORMATS: Final = (".png", ".svg", ".pdf")
+_PANELS: Final = {
+    "time to first token, ms": {"ttft_p50": "p50", "ttft_p99": "p99"},
+    "between tokens, ms": {"itl_p50": "p50", "itl_p99": "p99"},
+    "generated tokens per second": {"tok_s": ""},
+}
 
 
 def check(path: Path, cases: Sequence[OnlineCase]) -> None:
-    """Before anything is measured: could a plot of these cases be written there?
+    """Refuse a plot that cannot be drawn, before anything is measured.
 
     Raises:
-        BadRequest: no; the message says what to do.
+        BadRequest: the message says what to do.
     """
     loads = max(
         len({case.clients for case in cases if case.clients}),
@@ -46,19 +46,18 @@ def draw(path: Path, report: Report, earlier: Sequence[OnlineRow] = ()) -> None:
     """
     from matplotlib.figure import Figure
 
-    rows = report.online
-    by_rate = sum(row.rate is not None for row in rows) > len(rows) / 2
-    points = _by_load(rows, by_rate)
+    by_rate = sum(row.rate is not None for row in report.online) > len(report.online) / 2
+    load = "rate" if by_rate else "clients"
     figure = Figure(figsize=(12, 4), layout="constrained")
     figure.suptitle(f"{report.model} on {report.machine}, {report.created}", fontsize="medium")
-    for axes, (label, curves) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
-        for i, (name, legend) in enumerate(curves):
-            _curve(axes, points, name, color=f"C{i}", marker="o", label=legend)
-            _curve(axes, _by_load(earlier, by_rate), name, color=f"C{i}", linestyle="--")
-        axes.set_xlabel("requests per second" if by_rate else "clients")
-        axes.set_ylabel(label)
+    for axes, (label, curves) in zip(figure.subplots(1, 3), _PANELS.items(), strict=True):
+        for i, (name, legend) in enumerate(curves.items()):
+            axes.plot(*_points(report.online, load, name), f"C{i}o-", label=legend)
+            axes.plot(*_points(earlier, load, name), f"C{i}--")
+        loads, _ = _points(report.online, load, "tok_s")
+        axes.set(xlabel="requests per second" if by_rate else "clients", ylabel=label)
         axes.set_xscale("log")
-        axes.set_xticks([load for load, _ in points], [f"{load:g}" for load, _ in points])
+        axes.set_xticks(loads, [f"{at:g}" for at in loads])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
@@ -67,14 +66,8 @@ def draw(path: Path, report: Report, earlier: Sequence[OnlineRow] = ()) -> None:
     figure.savefig(path)
 
 
-def _by_load(rows: Sequence[OnlineRow], by_rate: bool) -> list[tuple[float, OnlineRow]]:
-    loads = [(row.rate if by_rate else row.clients, row) for row in rows]
-    found = [(float(load), row) for load, row in loads if load is not None]
-    return sorted(found, key=lambda point: point[0])
-
-
-def _curve(axes: Any, points: list[tuple[float, OnlineRow]], name: str, **style: Any) -> None:
-    pairs = [(load, getattr(row, name)) for load, row in points]
-    shown = [(load, value) for load, value in pairs if value is not None]
-    if shown:
-        axes.plot(*zip(*shown, strict=True), **style)
+def _points(rows: Sequence[OnlineRow], load: str, name: str) -> tuple[list[Any], list[Any]]:
+    """Loads in order, and the values there, where a row has both."""
+    pairs = [(getattr(row, load), getattr(row, name)) for row in rows]
+    shown = sorted(pair for pair in pairs if None not in pair)
+    return [at for at, _ in shown], [value for _, value in shown]

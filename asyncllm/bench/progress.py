@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from asyncllm.terminal import progress_bar
 
 LINE_SECONDS: Final = 15.0
 
 
-class Progress:
-    """Of one case, in a ``with`` statement; what is drawn of it disappears at its end."""
+@contextmanager
+def case_progress(case: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with the amount done."""
+    if sys.stderr.isatty():
+        with progress_bar(case, total, unit, transient=True) as show:
+            yield lambda done: show(done, "")
+        return
+    next_line = time.monotonic() + LINE_SECONDS
 
-    def __init__(self, case: str, total: int, unit: str):
-        self._case = case
-        self._total = total
-        self._unit = unit
-        self._bar: Any = None
-        self._next_line = time.monotonic() + LINE_SECONDS
+    def print_line(done: int) -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + LINE_SECONDS
+            print(f"{case}: {done:,} of {total:,} {unit}", file=sys.stderr)
 
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(desc=self._case, total=self._total, unit=f" {self._unit}", leave=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, done: int) -> None:
-        """So much of the total is done."""
-        if self._bar is not None:
-            self._bar.update(done - self._bar.n)
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + LINE_SECONDS
-            print(f"{self._case}: {done:,} of {self._total:,} {self._unit}", file=sys.stderr)
+    yield print_line

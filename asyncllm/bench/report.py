@@ -1,4 +1,4 @@
-"""What a run of ``asyncllm bench`` found, as a file."""
+"""The figures of a run of ``asyncllm bench``, and their file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class OfflineRow(msgspec.Struct, kw_only=True):
     """One offline case.
 
     Attributes:
-        seconds: of each repetition; the best but the first counts.
+        seconds: of each repetition; the best after the first counts.
         in_tokens, out_tokens: of one repetition.
         tok_s: generated tokens per second.
-        ms_per_token: of the longest answers; for an answer of one token, the time of its prompt.
-        ttft_ms: median time to the first token, from the beginning of the repetition that counts.
-        engine: what the engine says of that repetition.
+        ms_per_token: of the longest answer; for an answer of one token, the time of its prompt.
+        ttft_ms: median time to the first token, of the repetition that counts.
+        engine: the engine's own figures of that repetition.
     """
 
     case: str
@@ -39,19 +39,18 @@ class OnlineRow(msgspec.Struct, kw_only=True):
     """One online case; times in ms, as the clients see them.
 
     Attributes:
-        requests, failed: how many were sent; how many of them were not answered, and do not count.
+        requests, failed: sent requests; unanswered ones, which do not count.
         seconds: from the first request to the last token.
         tok_s: generated tokens per second.
         ttft_*: from sending a request to its first token.
         tpot_p50: a request's mean time per token after the first.
         itl_*: between two events of a stream.
-        tokens_per_event: more than 1 where tokens share an event, or have none, as they have no
-            text: then no ITL is that of tokens.
-        long_ttft_*: of the requests that are there to disturb the others, which are not part of the
-            other times.
-        clients, rate: the load: so many at once, or so many per second.
-        client_busy: CPU share of the busiest process that made the load.
-        engine: what the engine says of that time, if the server is one of ours.
+        tokens_per_event: more than 1 if tokens share an event, or have no text; then ITL is not the
+            time between tokens.
+        long_ttft_*: of the requests that disturb the others; the other times are without them.
+        clients, rate: the load: clients at once, or requests per second.
+        client_busy: CPU share of the busiest load process.
+        engine: the engine's own figures, if the server is ours.
     """
 
     case: str
@@ -75,13 +74,13 @@ class OnlineRow(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """All of one run.
+    """The figures of one run.
 
     Attributes:
-        machine: its GPUs, or its CPU, or where the server is.
-        model: how the server calls it.
-        settings: of the engine, as far as they were chosen or are known.
-        start_s: from nothing to a model that serves; None when it was there already.
+        machine: its GPUs, its CPU, or the server's address.
+        model: its name on the server.
+        settings: of the engine, as far as they are known.
+        start_s: seconds to start the engine; None if it ran already.
         asyncllm: the version.
         created: local time, ISO 8601.
     """
@@ -105,7 +104,7 @@ def short_name(model: str) -> str:
 
 
 def decode_report(content: bytes, path: Path) -> Report:
-    """Raises BadRequest when ``content`` is not what ``Report.write`` writes."""
+    """Raises BadRequest if ``content`` is not a file of ``Report.write``."""
     try:
         return msgspec.json.decode(content, type=Report)
     except msgspec.DecodeError as error:

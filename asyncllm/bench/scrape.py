@@ -1,8 +1,8 @@
-"""What a server of ours says of itself between two looks at its /metrics."""
+"""Figures of a server of ours, from its /metrics before and after a case."""
 
 from __future__ import annotations
 
-from asyncllm.bench.served import fetch
+from asyncllm.bench.server import fetch
 from asyncllm.engine.stats import StepFigures
 
 Samples = dict[str, float]
@@ -14,32 +14,18 @@ _GAP = "asyncllm_launch_gap_seconds"
 _LAG = "asyncllm_result_lag_seconds"
 
 
-class Watch:
-    """Looks at a server at once, and later at what has changed."""
-
-    def __init__(self, url: str, api_key: str | None = None):
-        self._url = url
-        self._api_key = api_key
-        self._before = self._scrape()
-
-    def look(self, seconds: float) -> StepFigures | None:
-        """What happened since, in so many seconds; None when the server has no such metrics."""
-        after = self._scrape()
-        if not self._before or not after:
-            return None
-        return figures(self._before, after, seconds)
-
-    def _scrape(self) -> Samples:
-        try:
-            body = fetch(f"{self._url}/metrics", self._api_key)
-        except OSError:  # URLError is one
-            return {}
-        samples = parse(body.decode(errors="replace"))
-        return samples if _STEPS in samples else {}
+def scrape(url: str, api_key: str | None = None) -> Samples:
+    """The metrics of a server; nothing if it has none of ours."""
+    try:
+        body = fetch(f"{url}/metrics", api_key)
+    except OSError:  # URLError is one
+        return {}
+    samples = parse(body.decode(errors="replace"))
+    return samples if _STEPS in samples else {}
 
 
 def parse(text: str) -> Samples:
-    """Samples of Prometheus' text format, by name and labels as they are written there."""
+    """Samples of Prometheus' text format, by name with labels."""
     samples: Samples = {}
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
@@ -52,7 +38,7 @@ def parse(text: str) -> Samples:
 
 
 def figures(before: Samples, after: Samples, seconds: float) -> StepFigures:
-    """The differences; percentiles are interpolated between the limits of histograms' buckets."""
+    """The differences; percentiles are interpolated within the buckets of histograms."""
 
     def grown(name: str) -> float:
         return after.get(name, 0.0) - before.get(name, 0.0)
@@ -63,8 +49,9 @@ def figures(before: Samples, after: Samples, seconds: float) -> StepFigures:
         return 1e6 * grown(f"asyncllm_{name}_seconds_total") / max(steps, 1)
 
     gaps = grown(f"{_GAP}_count")
-    gap_p99, lag_p99 = quantile(before, after, _GAP, 0.99), quantile(before, after, _LAG, 0.99)
-    lag_max = quantile(before, after, _LAG, 1.0)
+    gap_p99, lag_p99, lag_max = (
+        quantile(before, after, name, q) for name, q in ((_GAP, 0.99), (_LAG, 0.99), (_LAG, 1.0))
+    )
     return StepFigures(
         seconds=seconds,
         steps=steps,
@@ -85,7 +72,7 @@ def figures(before: Samples, after: Samples, seconds: float) -> StepFigures:
 
 
 def quantile(before: Samples, after: Samples, name: str, q: float) -> float | None:
-    """Of what a histogram observed between two looks; the last bucket has no upper end to tell."""
+    """Of the values that a histogram observed in between; None if there are none."""
     prefix = f'{name}_bucket{{le="'
     limits = sorted(
         (float(key.removeprefix(prefix).removesuffix('"}')), value - before.get(key, 0.0))

@@ -1,7 +1,6 @@
-"""A client that reads event streams while spending next to nothing on each event.
+"""A client of event streams that spends almost no time per event, so as not to limit a benchmark.
 
-It must not be what limits a benchmark: it counts the events in what the socket has, and looks into
-none of them before the last ones.
+It counts the events in the bytes of the socket, and parses only the last ones.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ import asyncio
 import re
 import time
 from array import array
-from typing import cast
+from typing import Final, cast
 
-#: How an event begins. JSON has no bare newline, so this is not found inside of one.
-EVENT = b"\ndata:"
-DONE = re.compile(rb"\ndata: ?\[DONE\]")
+#: The start of an event. JSON has no bare newline, so it does not occur within one.
+EVENT: Final = b"\ndata:"
+DONE: Final = re.compile(rb"\ndata: ?\[DONE\]")
 #: The end of a chunked body.
-LAST_CHUNK = b"0\r\n\r\n"
-#: Bytes kept for the last look; the event with the usage and ``[DONE]`` fit.
-KEPT = 4096
+LAST_CHUNK: Final = b"0\r\n\r\n"
+#: Bytes kept of those read before; the event with the usage and ``[DONE]`` fit.
+KEPT: Final = 4096
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -26,19 +25,19 @@ _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens": *(\d+)')
 _NO_CHOICES = re.compile(rb'"choices": *\[\]')
 _CONTENT = re.compile(rb'"content": *"[^"]')
-#: A chat's end, where it brings no text.
+#: The last event of a chat, if it has no text.
 _ONLY_END = re.compile(rb'\ndata:(?![^\n]*"content": *"[^"])[^\n]*"delta"[^\n]*"finish_reason": *"')
 _ERROR = re.compile(rb'\ndata: ?\{"error"')
 
 
 class Failure(Exception):
-    """A request that was not answered; the message says how."""
+    """A request was not answered; the message says why."""
 
 
 class Reading:
-    """One answer: when its events came, by ``time.perf_counter``, and its tokens.
+    """One answer: arrival times of its events, by ``time.perf_counter``, and its tokens.
 
-    ``tokens`` is 0 until the server has said it, and if it never does.
+    ``tokens`` is 0 until the server reports its usage.
     """
 
     def __init__(self) -> None:
@@ -53,13 +52,13 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._answered: asyncio.Future[Reading] | None = None
         self._reading = Reading()
-        self._head = b""  # all that came, until it is known to be a stream
+        self._head = b""  # all bytes until the answer is known to be a stream
         self._tail = b""
         self._streaming = self._chunked = self._done = self._begun = self._has_role = False
 
     @property
     def usable(self) -> bool:
-        """Whether another request can be sent."""
+        """Another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def send(self, request: bytes) -> Reading:
@@ -92,7 +91,7 @@ class Connection(asyncio.Protocol):
             if not self._take_head():
                 return
             data, self._head = self._head, b""
-        # Events that end in what was there before have been counted.
+        # Events that end in the bytes before have been counted.
         seen = self._tail
         window = seen + data
         count = window.count(EVENT, max(0, len(seen) - len(EVENT) + 1))
@@ -108,7 +107,7 @@ class Connection(asyncio.Protocol):
             self._look_for_end(window)
         self._tail = window[-KEPT:]
         if self._done and not self._chunked:
-            self.close()  # what ends the body may be still on its way
+            self.close()  # the body ends with the connection
         if self._done and (window.endswith(LAST_CHUNK) or not self._chunked):
             self._finish()
 
@@ -123,7 +122,7 @@ class Connection(asyncio.Protocol):
     # -- the answer ------------------------------------------------------------------------------
 
     def _take_head(self) -> bool:
-        """Whether a stream has begun; ``_head`` is then its body so far, with a newline before."""
+        """True once a stream has begun; ``_head`` is then its body so far, after a newline."""
         end = self._head.find(b"\r\n\r\n")
         if end < 0:
             return False
@@ -144,7 +143,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _look_for_end(self, window: bytes) -> None:
-        """Take off the events that bring no tokens: the usage, a chat's role, marks of the end."""
+        """At the end, drop events without tokens: the usage, a chat's role, ends."""
         if DONE.search(window) is None:
             return
         self._done = True
@@ -163,12 +162,12 @@ class Connection(asyncio.Protocol):
             self._answered.set_result(self._reading)
 
     def _fail(self, message: str) -> None:
-        """The connection is not used again: what may still come belongs to this answer."""
+        """Close the connection: bytes that still arrive belong to this answer."""
         self.close()
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(Failure(message))
 
 
 def _text(data: bytes) -> str:
-    """The beginning of what a server said, on one line."""
+    """The beginning of an answer, on one line."""
     return " ".join(data[:400].decode(errors="replace").split())

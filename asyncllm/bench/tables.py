@@ -1,42 +1,41 @@
-"""Figures as text."""
+"""A report as text."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
+
+from asyncllm.terminal import table, wrapped
 
 if TYPE_CHECKING:
     from asyncllm.bench.earlier import Comparison, Earlier
     from asyncllm.bench.report import OfflineRow, OnlineRow, Report
     from asyncllm.engine.stats import StepFigures
 
-WIDTH: Final = 100
-
-_OFFLINE = ("case", "tokens in", "tokens out", "seconds", "tok/s", "ms/token", "TTFT")
-_OFFLINE_LEGEND = (
+_OFFLINE: Final = ("case", "tokens in", "tokens out", "seconds", "tok/s", "ms/token", "TTFT")
+_OFFLINE_LEGEND: Final = (
     "seconds: of the best repetition but the first; tok/s: generated; ms/token: of the longest "
     "answer; TTFT: ms to the first token, median"
 )
-_ONLINE = (
+_ONLINE: Final = (
     *("case", "asked", "failed", "seconds", "tok/s", "TTFT", "p99"),
     *("TPOT", "ITL", "p99", "max", "client"),
 )
-_ONLINE_LEGEND = (
+_ONLINE_LEGEND: Final = (
     "in ms as the clients see them, medians and p99: TTFT, from sending to the first token; TPOT, "
     "a request's mean time per token after it; ITL, between two events; client: CPU share of the "
     "busiest process that made the load"
 )
-_ENGINE = (
+_ENGINE: Final = (
     *("case", "steps", "busy", "gap", "p99", "lag p99", "max"),
     *("plan", "apply", "deliver", "launch", "collect", "loop"),
 )
-_ENGINE_LEGEND = (
+_ENGINE_LEGEND: Final = (
     "busy: share of the time in which the device ran steps; gap: us between two steps, mean and "
     "p99; lag: ms from a result to the event loop looking at it; plan, apply, deliver (event "
     "loop), launch, collect (executor thread): us per step; loop: CPU share of the event loop"
 )
-_COMPARED = ("case", "", "here", "there", "engine", "ratio")
+_COMPARED: Final = ("case", "", "here", "there", "engine", "ratio")
 
 
 def header(report: Report) -> str:
@@ -47,18 +46,17 @@ def header(report: Report) -> str:
         f"asyncllm {report.asyncllm} on {report.machine}, {report.created}",
         f"{report.model}{started}" + (f": {settings}" if settings else ""),
     ]
-    return "\n".join(map(_wrapped, lines))
+    return "\n".join(map(wrapped, lines))
 
 
 def whole(report: Report, earlier: Earlier | None) -> str:
     """All tables of a run."""
-    figures = [(row.case, row.engine) for row in report.offline]
-    figures += [(row.case, row.engine) for row in report.online]
+    rows: list[OfflineRow | OnlineRow] = [*report.offline, *report.online]
     parts = [
         header(report),
         offline_table(report.offline) if report.offline else "",
         online_table(report.online) if report.online else "",
-        engine_table(figures),
+        engine_table([(row.case, row.engine) for row in rows]),
     ]
     if earlier is not None:
         compared = earlier.compare(report)
@@ -70,22 +68,19 @@ def whole(report: Report, earlier: Earlier | None) -> str:
 
 
 def offline_table(rows: Iterable[OfflineRow]) -> str:
-    return table(
-        _OFFLINE,
-        [
-            (
-                row.case,
-                f"{row.in_tokens:,}",
-                f"{row.out_tokens:,}",
-                f"{min(row.seconds[1:] or row.seconds):.3f}",
-                f"{row.tok_s:,.1f}",
-                f"{row.ms_per_token:.3f}",
-                f"{row.ttft_ms:.1f}",
-            )
-            for row in rows
-        ],
-        _OFFLINE_LEGEND,
-    )
+    lines = [
+        (
+            row.case,
+            f"{row.in_tokens:,}",
+            f"{row.out_tokens:,}",
+            f"{min(row.seconds[1:] or row.seconds):.3f}",
+            f"{row.tok_s:,.1f}",
+            f"{row.ms_per_token:.3f}",
+            f"{row.ttft_ms:.1f}",
+        )
+        for row in rows
+    ]
+    return table(_OFFLINE, lines, _OFFLINE_LEGEND)
 
 
 def online_table(rows: Iterable[OnlineRow]) -> str:
@@ -106,45 +101,22 @@ def online_table(rows: Iterable[OnlineRow]) -> str:
         )
         if row.long_ttft_p50 is not None:
             long = (_number(row.long_ttft_p50, 1), _number(row.long_ttft_p99, 1))
-            lines.append(("  long prompts", "", "", "", "", *long, "", "", "", "", ""))
+            lines.append(("  long prompts", "", "", "", "", *long))
     return table(_ONLINE, lines, _ONLINE_LEGEND)
 
 
 def engine_table(figures: Iterable[tuple[str, StepFigures | None]]) -> str:
-    """What the engine says of itself, for each case by name; nothing if it never did."""
+    """The engine's own figures, for each case by name; nothing if there are none."""
     lines = [(case, *_engine_cells(steps)) for case, steps in figures if steps is not None]
     return table(_ENGINE, lines, _ENGINE_LEGEND) if lines else ""
 
 
 def comparison_table(compared: Iterable[Comparison]) -> str:
-    return table(
-        _COMPARED,
-        [
-            (c.case, c.metric, f"{c.ours:,.2f}", f"{c.theirs:,.2f}", c.engine, f"{c.ratio:.2f}")
-            for c in compared
-        ],
-    )
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], legend: str = "") -> str:
-    """Names to the left, numbers to the right, and below what they are."""
-    lines = [head, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    between = "  " if sum(widths) + 2 * len(widths) <= WIDTH else " "
-    text = [
-        between.join(
-            [
-                line[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
-            ]
-        ).rstrip()
-        for line in lines
+    lines = [
+        (c.case, c.metric, f"{c.ours:,.2f}", f"{c.theirs:,.2f}", c.engine, f"{c.ratio:.2f}")
+        for c in compared
     ]
-    return "\n".join([*text, _wrapped(legend)] if legend else text)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return table(_COMPARED, lines)
 
 
 def _engine_cells(steps: StepFigures) -> tuple[str, ...]:

@@ -1,28 +1,56 @@
-"""What ``batch`` and ``generate`` have in common: a file of answers, a line each as they finish."""
+"""A file of answers, one JSON line each, appended as they finish: of ``batch`` and ``generate``."""
 
 from __future__ import annotations
 
-import asyncio
+import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Hashable, Iterator
     from pathlib import Path
 
     from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.llm.llm import Speed
+
+K = TypeVar("K", bound="Hashable")
+
+
+def keep_answered(path: Path, key_of: Callable[[bytes, int], K | None]) -> set[K]:
+    """Prepare to resume: remove an incomplete last line, and lines that have no key.
+
+    Args:
+        key_of: called with a line and its number, from 1; what it raises leaves the file unchanged.
+
+    Returns:
+        The keys of the other lines.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    complete, newline, _ = content.rpartition(b"\n")  # a line's newline is written last
+    kept: dict[K, bytes] = {}
+    for number, line in enumerate(complete.split(b"\n") if newline else (), 1):
+        key = key_of(line, number)
+        if key is not None:
+            kept[key] = line + b"\n"
+    good = b"".join(kept.values())
+    if good != content:
+        # A crash leaves the old file or the new one.
+        new = path.with_name(path.name + ".new")
+        new.write_bytes(good)
+        os.replace(new, path)
+    return set(kept)
 
 
 def append_answers(
-    path: Path, main: Callable[[BinaryIO], Coroutine[None, None, int]], *, go_on: str
+    path: Path, main: Callable[[BinaryIO], Coroutine[None, None, int]], *, resume: str
 ) -> int:
-    """Run what appends to the file and returns how many have failed; returns an exit status.
+    """Run ``main``, which appends to the file and returns how many failed; returns an exit status.
 
     Args:
-        go_on: how to go on after an interruption.
+        resume: the command that resumes, for the message after an interruption.
     """
+    import asyncio
+
     from asyncllm.event_loop import new_event_loop
 
     # The thread that drives the device must get the GIL back at once; the default is 5 ms.
@@ -31,43 +59,37 @@ def append_answers(
         with path.open("ab") as out, asyncio.Runner(loop_factory=new_event_loop) as runner:
             failed = runner.run(main(out))
     except KeyboardInterrupt:
-        say(f"interrupted; {go_on} goes on from here")
+        say(f"interrupted; {resume} goes on from here")
         raise
     return 1 if failed else 0
 
 
 class AnswerLines:
-    """Writes lines as they come, and counts them on a bar.
+    """Writes lines and counts them; ``failed`` are errors."""
 
-    Attributes:
-        failed: lines that are errors.
-    """
-
-    def __init__(self, out: BinaryIO, speed: Speed, bar: Any):
+    def __init__(self, out: BinaryIO, written: Callable[[int], None]):
         self.failed = 0
+        self._count = 0
         self._out = out
-        self._speed = speed
-        self._bar = bar
+        self._written = written
 
-    def write(self, line: bytes, *, failed: bool) -> None:
-        """One more line."""
+    def write(self, line: bytes, failed: bool) -> None:
         self.failed += failed
+        self._count += 1
         self._out.write(line)
         self._out.flush()
-        self._bar.set_postfix_str(str(self._speed), refresh=False)
-        self._bar.update()
+        self._written(self._count)
 
 
 @contextmanager
 def answer_lines(out: BinaryIO, llm: AsyncLLM, total: int, unit: str) -> Iterator[AnswerLines]:
-    """A bar for so many lines, each of which answers one ``unit``; says in the end how it went."""
-    from tqdm import tqdm
-
+    """Lines that answer one ``unit`` each, with a progress bar, and a summary at the end."""
     from asyncllm.llm.llm import Speed
+    from asyncllm.terminal import progress_bar
 
     speed = Speed(llm.stats)
-    with tqdm(total=total, unit=unit) as bar:
-        lines = AnswerLines(out, speed, bar)
+    with progress_bar("", total, f"{unit}s") as show:
+        lines = AnswerLines(out, lambda count: show(count, str(speed)))
         yield lines
     say(
         f"{total - lines.failed} {unit}s answered, {lines.failed} failed: {speed.tokens:,} tokens "
@@ -76,8 +98,5 @@ def answer_lines(out: BinaryIO, llm: AsyncLLM, total: int, unit: str) -> Iterato
 
 
 def say(message: str) -> None:
-    """To the user, beside the answers."""
+    """A message to the user, on stderr."""
     print(message, file=sys.stderr)
-
-
-__all__ = ["AnswerLines", "answer_lines", "append_answers", "say"]

@@ -37,9 +37,9 @@ URLS: Final = (
     "/v1/responses",
 )
 
-#: How long handlers may take to notice that nobody waits for them any more.
+#: Time for handlers to notice that their client is gone.
 _CLOSE_SECONDS: Final = 2.0
-#: Open files that are not for requests, each of which takes two.
+#: Open files reserved for other uses; a request takes two.
 _OTHER_FILES: Final = 256
 
 
@@ -52,17 +52,10 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class BadItem(msgspec.Struct, frozen=True):
-    """A line that is no request, and why."""
+    """A line that is no valid request, and why."""
 
     custom_id: str | None
     message: str
-
-
-class Result(msgspec.Struct, frozen=True):
-    """What came of an item; ``line`` is for the file of answers."""
-
-    line: bytes
-    failed: bool
 
 
 class _Line(msgspec.Struct):
@@ -82,7 +75,7 @@ class _Named(msgspec.Struct):
 
 
 def read_items(content: bytes) -> list[Item | BadItem]:
-    """The requests of a file in their order; lines without text are none."""
+    """The requests of a file in their order, without blank lines."""
     items: list[Item | BadItem] = []
     seen: set[str] = set()
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
@@ -101,22 +94,22 @@ def read_items(content: bytes) -> list[Item | BadItem]:
 
 def _read(line: bytes, number: int) -> Item | BadItem:
     try:
-        asked = msgspec.json.decode(line, type=_Line)
-        if asked.method != "POST":
-            raise ValueError(f"the method must be POST, not {asked.method!r}")
-        if asked.url not in URLS:
-            raise ValueError(f"the url must be {' or '.join(URLS)}, not {asked.url!r}")
-        body = bytes(asked.body)
-        how = msgspec.json.decode(body, type=_Body)
-        if how.stream or how.background:
+        request = msgspec.json.decode(line, type=_Line)
+        if request.method != "POST":
+            raise ValueError(f"the method must be POST, not {request.method!r}")
+        if request.url not in URLS:
+            raise ValueError(f"the url must be {' or '.join(URLS)}, not {request.url!r}")
+        body = bytes(request.body)
+        options = msgspec.json.decode(body, type=_Body)
+        if options.stream or options.background:
             raise ValueError("answers of a batch are not streamed, nor made in the background")
     except (ValueError, RecursionError) as error:
         return BadItem(_name_of(line), f"line {number}: {error}")
-    return Item(asked.custom_id, asked.url, body)
+    return Item(request.custom_id, request.url, body)
 
 
 def _name_of(line: bytes) -> str | None:
-    """The custom_id of a line that is otherwise wrong, if it has one."""
+    """The custom_id of an invalid line, if it has one."""
     try:
         return msgspec.json.decode(line, type=_Named).custom_id
     except (ValueError, RecursionError):
@@ -127,11 +120,11 @@ async def run_batch(
     llm: AsyncLLM,
     config: ServerConfig,
     items: Iterable[Item | BadItem],
-    done: Callable[[Result], None],
+    write: Callable[[bytes, bool], None],
 ) -> None:
-    """Answer every item as the server of this configuration would.
+    """Answer every item as a server with this configuration would.
 
-    ``done`` is called with each result, in the order in which they finish.
+    ``write(line, failed)`` is called with each line for the file of answers as it finishes.
 
     Raises:
         EngineDead: the other items cannot be answered.
@@ -140,7 +133,7 @@ async def run_batch(
 
     async def work(session: aiohttp.ClientSession) -> None:
         for item in todo:
-            done(_bad(item) if isinstance(item, BadItem) else await _answer(session, item))
+            write(*(_bad(item) if isinstance(item, BadItem) else await _answer(session, item)))
 
     async with _local_server(llm, config) as session:
         try:
@@ -152,22 +145,19 @@ async def run_batch(
 
 
 def _most_at_once(llm: AsyncLLM) -> int:
-    """Enough to wait for those that run, as long as there may be so many open files."""
+    """Twice the running requests, so that others wait, within the limit of open files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * llm.limits.max_num_seqs
+    most = 2 * llm.limits.max_num_seqs
     if files == resource.RLIM_INFINITY:
-        return wanted
-    return max(1, min(wanted, (files - _OTHER_FILES) // 2))
+        return most
+    return max(1, min(most, (files - _OTHER_FILES) // 2))
 
 
 @asynccontextmanager
 async def _local_server(
     llm: AsyncLLM, config: ServerConfig
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a server that is inside this process, and has no port.
-
-    Its socket is in a folder that only this user may enter.
-    """
+    """A client of a server in this process, whose socket only this user may use."""
     runner = web.AppRunner(
         create_app(llm, config),
         handler_cancellation=True,
@@ -190,12 +180,8 @@ async def _local_server(
         await runner.cleanup()
 
 
-async def _answer(session: aiohttp.ClientSession, item: Item) -> Result:
-    """Ask until the queue has room.
-
-    Raises:
-        EngineDead: nothing is answered any more.
-    """
+async def _answer(session: aiohttp.ClientSession, item: Item) -> tuple[bytes, bool]:
+    """Send a request, again while the queue is full. Raises EngineDead."""
     while True:
         async with session.post(item.url, data=item.body) as response:
             body = await response.read()
@@ -209,12 +195,12 @@ async def _answer(session: aiohttp.ClientSession, item: Item) -> Result:
         "request_id": response.headers["X-Request-Id"],
         "body": msgspec.Raw(body),
     }
-    return Result(_line(item.custom_id, answer, None), failed=response.status != 200)
+    return _line(item.custom_id, answer, None), response.status != 200
 
 
-def _bad(item: BadItem) -> Result:
+def _bad(item: BadItem) -> tuple[bytes, bool]:
     error = {"code": "invalid_request", "message": item.message}
-    return Result(_line(item.custom_id, None, error), failed=True)
+    return _line(item.custom_id, None, error), True
 
 
 def _line(
@@ -238,22 +224,14 @@ class _Answered(msgspec.Struct):
     response: _Status | None
 
 
-def answered_lines(content: bytes) -> dict[str, bytes]:
-    """The lines of a file of answers that need not be made again, by their custom_id.
-
-    Half a line at its end is none, and so are those of requests that failed.
+def answered_id(line: bytes, number: int) -> str | None:
+    """The custom_id of a line of answers; None if the request failed, and is to be tried again.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is no answer of a batch.
     """
-    answered: dict[str, bytes] = {}
-    # The newline is written last: what follows the last one is half a line.
-    whole, newline, _ = content.rpartition(b"\n")
-    for number, line in enumerate(whole.split(b"\n") if newline else (), 1):
-        try:
-            found = msgspec.json.decode(line, type=_Answered)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"line {number} is no answer of a batch: {error}") from error
-        if found.custom_id is not None and found.response and found.response.status_code == 200:
-            answered[found.custom_id] = line + b"\n"
-    return answered
+    try:
+        found = msgspec.json.decode(line, type=_Answered)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"line {number} is no answer of a batch: {error}") from error
+    return found.custom_id if found.response and found.response.status_code == 200 else None

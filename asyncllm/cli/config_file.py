@@ -34,17 +34,14 @@ def add_config_file(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def apply_file(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Set what the file of ``--config`` says and the command line does not.
+def apply_file(parser: argparse.ArgumentParser, args: argparse.Namespace, path: Path) -> None:
+    """Set options from the file of ``--config`` that are not on the command line.
 
-    One file serves all commands: options of the server and the engine that this command does not
-    have are left out. Any other key is a usage error.
+    One file serves all commands, so options of the server and the engine that this command lacks
+    are ignored. Any other unknown key is a usage error.
     """
-    path: Path | None = getattr(args, "config", None)
     args.from_file = {}
-    if path is None:
-        return
-    # An option with a default in the parser is one of the command, not a field of a struct.
+    # Only options generated from structs have no default in the parser.
     own = {a.dest for a in parser._actions if a.default is argparse.SUPPRESS}
     fields = [field for struct in _STRUCTS for field in struct.__struct_fields__]
     shared = {*EngineConfig.__struct_fields__, *ServerConfig.__struct_fields__}
@@ -71,6 +68,3 @@ def _read(parser: argparse.ArgumentParser, path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         parser.error(f"{path} must hold options, such as 'max-num-seqs: 64'")
     return {str(key): value for key, value in content.items()}
-
-
-__all__ = ["add_config_file", "apply_file"]

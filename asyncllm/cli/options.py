@@ -1,6 +1,6 @@
-"""Command-line options generated from the fields of a msgspec Struct, and the way back.
+"""Command-line options generated from the fields of a msgspec Struct, and Structs made from them.
 
-Only options that were given reach the Struct, so its own defaults and checks stay the only ones.
+Only given options reach the Struct, so its own defaults and checks are the only ones.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 #: What ``ArgumentParser.add_subparsers()`` returns.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-#: Engine defaults of commands that work on a batch: it ends sooner when its longest answers begin
-#: first, and nobody watches single tokens come.
+#: Engine defaults for batches: they end sooner when the longest answers start first, and nobody
+#: watches the tokens arrive.
 BATCH_DEFAULTS: Final = {"policy": "longest", "itl_target_ms": 0.0}
 
 
@@ -54,17 +54,13 @@ def add_config_options(
 
     Args:
         defaults: the command's own defaults, instead of those of the structs.
-        skip: fields without an option; ``add_model`` adds the one for the model.
+        skip: fields without an option; ``add_model`` adds the model's.
     """
     add_config_file(parser)
     parser.set_defaults(defaults=defaults or {})
-    every = [field for struct in structs for field in _fields(struct) if field.name not in skip]
+    fields = [field for struct in structs for field in _fields(struct) if field.name not in skip]
     for title in GROUPS:
-        fields = [field for field in every if field.group == title]
-        if fields:
-            group = parser.add_argument_group(title)
-            for field in fields:
-                _add_field(group, field, defaults or {})
+        _add_group(parser, title, [f for f in fields if f.group == title], defaults or {})
 
 
 def add_options(
@@ -74,10 +70,7 @@ def add_options(
     title: str,
 ) -> None:
     """Add options for some fields of a struct, in a group with this title."""
-    group = parser.add_argument_group(title)
-    for field in _fields(struct):
-        if field.name in names:
-            _add_field(group, field, {})
+    _add_group(parser, title, [field for field in _fields(struct) if field.name in names], {})
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -104,8 +97,8 @@ def add_option(
 ) -> None:
     """Add the option for one field: ``max_num_seqs`` of type int is ``--max-num-seqs INT``.
 
-    A ``Literal`` becomes choices, a ``bool`` a pair ``--x / --no-x``, a ``tuple`` an option that
-    may be repeated. An option that is not given leaves no trace in the parsed arguments.
+    A ``Literal`` becomes choices, a ``bool`` the pair ``--x / --no-x``, a ``tuple`` a repeatable
+    option. Options that are not given are absent from the parsed arguments.
     """
     group.add_argument(
         option_of(name),
@@ -124,14 +117,14 @@ def given_options(args: argparse.Namespace, struct: type[msgspec.Struct]) -> dic
 
 
 def config_from_args(args: argparse.Namespace, struct: type[S]) -> S:
-    """A ``struct`` with the options that were given and its own defaults otherwise.
+    """A ``struct`` with the given options; for the others the command's defaults, then its own.
 
-    A value out of range is a usage error: it ends the program with a message and status 2.
+    A value out of range is a usage error: the program ends with a message and status 2.
     """
     defaults = vars(args).get("defaults", {})
-    own = {k: v for k, v in defaults.items() if k in struct.__struct_fields__}
+    values = {k: v for k, v in defaults.items() if k in struct.__struct_fields__}
     try:
-        return struct(**{**own, **given_options(args, struct)})
+        return struct(**values | given_options(args, struct))
     except BadRequest as error:
         file = vars(args).get("from_file", {}).get(error.param)
         where = "" if file is None else f"{file}: "
@@ -139,7 +132,7 @@ def config_from_args(args: argparse.Namespace, struct: type[S]) -> S:
 
 
 def refuse_engine_options(args: argparse.Namespace) -> None:
-    """A usage error if options are given that the server at --url decides."""
+    """Exit with a usage error if engine options are given, which the server at --url decides."""
     given = given_options(args, EngineConfig).keys() - {"model"}
     if given:
         names = ", ".join(map(option_of, sorted(given)))
@@ -147,13 +140,13 @@ def refuse_engine_options(args: argparse.Namespace) -> None:
 
 
 def usage_error(args: argparse.Namespace, message: str) -> NoReturn:
-    """Say what is wrong with the command line and leave with status 2."""
+    """Print what is wrong with the command line and exit with status 2."""
     parser: argparse.ArgumentParser = args.parser
     parser.error(message)
 
 
 class _Field(msgspec.Struct, frozen=True):
-    """A field as the command line needs it."""
+    """A field of a struct; ``kind`` is its type, ``text`` its description."""
 
     name: str
     kind: Any
@@ -177,11 +170,15 @@ def _fields(struct: type[msgspec.Struct]) -> tuple[_Field, ...]:
     return tuple(found)
 
 
-def _add_field(
-    group: argparse._ActionsContainer, field: _Field, defaults: Mapping[str, Any]
+def _add_group(
+    parser: argparse.ArgumentParser, title: str, fields: list[_Field], defaults: Mapping[str, Any]
 ) -> None:
-    text = field.text + _default_note(defaults.get(field.name, field.default))
-    add_option(group, field.name, field.kind, text, field.metavar)
+    if not fields:
+        return
+    group = parser.add_argument_group(title)
+    for field in fields:
+        text = field.text + _default_note(defaults.get(field.name, field.default))
+        add_option(group, field.name, field.kind, text, field.metavar)
 
 
 def _without_none(kind: Any) -> Any:
@@ -191,7 +188,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def _argument(kind: Any) -> dict[str, Any]:
-    """What argparse must know about a type."""
+    """The arguments of ``add_argument`` for a type."""
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(kind) is Literal:
@@ -202,14 +199,14 @@ def _argument(kind: Any) -> dict[str, Any]:
 
 
 def _for_field(kind: Any, value: Any) -> Any:
-    """A value for a field of this type; a file may have a single one where several are possible."""
+    """A value for a field of this type; a file may have a single value for a tuple."""
     if get_origin(kind) is not tuple:
         return value
     return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _default_note(default: Any) -> str:
-    # What None and () stand for is in the description itself.
+    # Descriptions say themselves what None and () stand for.
     if default in (None, ()):
         return ""
     shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default

@@ -1,4 +1,4 @@
-"""An argparse parser for short help and for errors that help: one line, and the nearest name."""
+"""An argparse parser with short help, and errors of one line that suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from asyncllm.cli.config_file import apply_file
 from asyncllm.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ _HELP_COLUMN: Final = 30
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Usage without the options that may be left out, which are listed below it anyway."""
+    """Usage without the optional options, which are listed below it anyway."""
 
     def __init__(self, prog: str, **options: Any):
         super().__init__(prog, **{"max_help_position": _HELP_COLUMN, **options})
@@ -32,7 +31,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().add_usage(usage, actions, *others, **named)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        # Examples begin with a space and stay as they are.
+        # Lines that begin with a space are examples, and are not wrapped.
         return "\n".join(
             line if line.startswith(" ") else textwrap.fill(line, width)
             for line in text.splitlines()
@@ -42,8 +41,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """A parser for ``asyncllm``, and for each of its commands.
 
-    Options and positional arguments of a command may come in any order. ``--config FILE`` gives the
-    options that the command line does not.
+    Options and positional arguments may come in any order. ``--config FILE`` supplies options that
+    the command line leaves out.
     """
 
     def __init__(self, **options: Any):
@@ -51,14 +50,14 @@ class CommandParser(argparse.ArgumentParser):
         self._intermixing = False
 
     def add_subparsers(self, **options: Any) -> Any:
-        # By default argparse would take the usage line for the program's name.
+        # argparse would take the usage line for the program's name.
         return super().add_subparsers(**{"prog": self.prog, **options})
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse a command line; without any words, a parser with sub-commands prints its help."""
-        if self._intermixing:
+        """Parse a command line; an empty one prints the help of a parser with sub-commands."""
+        if self._intermixing:  # called by parse_known_intermixed_args below
             return super().parse_known_args(args, namespace)
         words = list(sys.argv[1:] if args is None else args)
         self._check_options(words)
@@ -74,15 +73,18 @@ class CommandParser(argparse.ArgumentParser):
             self._intermixing = False
         if extra:
             self.error(f"unexpected argument {extra[0]!r}")
-        apply_file(self, parsed)
+        if getattr(parsed, "config", None) is not None:
+            from asyncllm.cli.config_file import apply_file
+
+            apply_file(self, parsed, parsed.config)
         return parsed, extra
 
     def error(self, message: str) -> NoReturn:
-        """Leave with status 2; the usage is not printed, as it would hide the message."""
+        """Exit with status 2, without the usage, which would hide the message."""
         self.exit(2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
 
     def _check_options(self, words: Iterable[str]) -> None:
-        """Refuse an unknown option first, as a typo makes argparse complain of something else."""
+        """Refuse unknown options first: after a typo argparse complains about something else."""
         known = self._option_string_actions
         for word in words:
             name = word.partition("=")[0]
@@ -105,11 +107,8 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _usage_of(action: argparse.Action) -> str | None:
-    """An argument as usage shows it; None for an option that may be left out."""
+    """An argument as usage shows it; None for an optional option."""
     name = str(action.metavar or action.dest.upper())
     if action.option_strings:
         return f"{action.option_strings[0]} {name}" if action.required else None
     return {"?": f"[{name}]", "*": f"[{name} ...]"}.get(str(action.nargs), name)
-
-
-__all__ = ["CommandParser", "HelpFormatter"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
     from asyncllm.types import Prompt
 
-    #: A prompt, what else stood beside it, and the line it ends on.
+    #: A prompt, the other values of its row, and the line it ends on.
     Found = tuple[Prompt, dict[str, Any], int]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One prompt of the file, and the line it ends on; ``rest`` is what else stood beside it."""
+    """A prompt, the other values of its row, and the line of the file it ends on."""
 
     index: int
     prompt: Prompt
@@ -30,25 +31,52 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """What the prompt is called in a line of JSON."""
+        """The prompt's key in a line of JSON."""
         is_chat = len(self.prompt) > 0 and isinstance(self.prompt[0], dict)
         return "messages" if is_chat else "prompt"
 
+    def number(self, name: str) -> float | None:
+        """The number in a column, whose name may be in upper case; None if it is empty or missing.
+
+        Raises:
+            BadRequest: it is no number, or negative.
+        """
+        value = {key.strip().lower(): value for key, value in self.rest.items()}.get(name)
+        if value in (None, ""):
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if isinstance(value, bool) or not 0 <= number < math.inf:
+            raise BadRequest(f"line {self.line}: '{name}' is not a number: {str(value)[:50]!r}")
+        return number
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The value of the column max_tokens. Raises like ``number``."""
+        number = self.number("max_tokens")
+        if number is None:
+            return None
+        if number < 1 or number != int(number):
+            raise BadRequest(f"line {self.line}: 'max_tokens' must be a whole number above 0")
+        return int(number)
+
 
 def as_chat(prompt: Prompt) -> Prompt:
-    """A text as a conversation that begins with it; a conversation as it is."""
+    """A text as a conversation that begins with it; a conversation unchanged."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def read_rows(path: Path, field: str | None = None) -> list[Row]:
     """All prompts of a file, numbered from 0.
 
-    ``.txt`` has one on each line, blank lines aside. ``.csv`` has one in the column ``field``, by
+    ``.txt`` has one on each line, except blank lines. ``.csv`` has one in the column ``field``, by
     default "prompt", in upper or lower case, or the only column. ``.jsonl`` has one under the key
     ``field``, by default "prompt" or "messages": text, token ids or chat messages.
 
     Raises:
-        BadRequest: the file is not what its name says; the message has the line.
+        BadRequest: the content does not suit the file's name; the message has the line.
         OSError: it cannot be read.
     """
     read = READERS.get(path.suffix.lower())
@@ -85,7 +113,7 @@ def _read_csv(file: TextIO, field: str | None) -> Iterator[Found]:
         raise BadRequest(f"no column {column!r} among {', '.join(columns)}; name one with --column")
     try:
         for cells in table:
-            # Cells that a line has too many are under None; those that it has too few are None.
+            # DictReader keeps surplus cells under None, and missing cells are None.
             rest = {name: cell for name, cell in cells.items() if name not in (None, column)}
             if cells[column] is None:
                 raise BadRequest(f"line {table.line_num}: too few columns")

@@ -1,28 +1,35 @@
 """The file that ``asyncllm generate`` writes: one JSON line per prompt, as they finish.
 
-A line is ``{"index", "prompt" or "messages", "text", "finish_reason", "stop_reason", "usage"}``,
-and ``"input"`` with what else stood beside the prompt; or ``{"index", "error"}``.
+A line is ``{"index", "prompt" or "messages", "text", "finish_reason", "stop_reason", "usage",
+"settings"}``, and ``"input"`` with the other values of the prompt's row; or ``{"index", "error"}``.
 """
 
 from __future__ import annotations
 
-import os
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncllm.cli.answer_file import keep_answered
 from asyncllm.errors import AsyncLLMError, BadRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from asyncllm.cli.prompts import Row
     from asyncllm.types import Completion
 
 
-def answer_line(row: Row, answer: Completion) -> bytes:
-    """The line for a prompt that was answered."""
+def fingerprint(settings: Mapping[str, Any], row: Row) -> str:
+    """A short name for the settings that a prompt is answered with, its own max_tokens included."""
+    content = msgspec.json.encode([settings, row.max_tokens], order="deterministic")
+    return blake2b(content, digest_size=6).hexdigest()
+
+
+def answer_line(row: Row, answer: Completion, settings: str) -> bytes:
+    """The line of an answered prompt; ``settings`` is their ``fingerprint``."""
     line: dict[str, Any] = {
         "index": row.index,
         row.key: row.prompt,
@@ -30,6 +37,7 @@ def answer_line(row: Row, answer: Completion) -> bytes:
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
         "usage": answer.usage,
+        "settings": settings,
     }
     if row.rest:
         line["input"] = row.rest
@@ -37,41 +45,37 @@ def answer_line(row: Row, answer: Completion) -> bytes:
 
 
 def error_line(row: Row, error: AsyncLLMError) -> bytes:
-    """The line for a prompt that failed; the next run tries it again."""
+    """The line of a failed prompt; the next run tries it again."""
     return msgspec.json.encode({"index": row.index, "error": error.message}) + b"\n"
 
 
-def recover(path: Path, rows: Sequence[Row]) -> set[int]:
-    """Make ready to go on where an interrupted run stopped.
-
-    Half a line at the end of the file, and the lines of prompts that failed, are taken out.
+def recover(path: Path, rows: Sequence[Row], settings: Mapping[str, Any]) -> set[int]:
+    """Prepare to resume an interrupted run: keep only complete lines of answers.
 
     Returns:
         The indexes of the prompts that are answered already.
 
     Raises:
-        BadRequest: these are not results for ``rows``; the file is left as it is.
+        BadRequest: these are not answers to ``rows`` with ``settings``; the file is unchanged.
     """
-    content = path.read_bytes() if path.exists() else b""
-    # The newline is written last: what follows the last one is half a line.
-    lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
-    answered: dict[int, bytes] = {}
-    for number, line in enumerate(lines, 1):
+
+    def index_of(line: bytes, number: int) -> int | None:
         try:
             result = msgspec.json.decode(line, type=_Result)
         except msgspec.DecodeError as error:
             raise _mismatch(path, number, str(error)) from error
         if result.index >= len(rows):
             raise _mismatch(path, number, f"there are only {len(rows)} prompts")
-        if result.error is None:
-            row = rows[result.index]
-            if getattr(result, row.key) != row.prompt:
-                raise _mismatch(path, number, f"prompt {row.index} is a different one now")
-            answered[row.index] = line
-    good = b"".join(answered.values())
-    if good != content:
-        replace_file(path, good)
-    return set(answered)
+        if result.error is not None:
+            return None
+        row = rows[result.index]
+        if getattr(result, row.key) != row.prompt:
+            raise _mismatch(path, number, f"prompt {row.index} is a different one now")
+        if result.settings != fingerprint(settings, row):
+            raise _mismatch(path, number, "the model or the sampling options were different")
+        return row.index
+
+    return keep_answered(path, index_of)
 
 
 class _Result(msgspec.Struct):
@@ -79,17 +83,11 @@ class _Result(msgspec.Struct):
     prompt: Any = None
     messages: Any = None
     error: str | None = None
+    settings: str | None = None
 
 
 def _mismatch(path: Path, number: int, reason: str) -> BadRequest:
     return BadRequest(
-        f"{path}, line {number}, is not from an earlier run with these prompts: {reason}; "
+        f"{path}, line {number}, is not from an earlier run of this command: {reason}; "
         "name another file or use --overwrite"
     )
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Change the file as a whole: a crash leaves the old one or the new one."""
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(content)
-    os.replace(new, path)

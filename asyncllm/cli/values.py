@@ -1,4 +1,4 @@
-"""Kinds of values that options of a command line may have."""
+"""Types of option values, for argparse."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", int, float, str)
+N = TypeVar("N", int, float)
 
 
 def list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Some of a kind, with commas between them."""
-
-    def parse(text: str) -> list[T]:
-        return [kind(item) for item in text.split(",")]
-
-    return parse
+    """Values with commas between them."""
+    return lambda text: [kind(item) for item in text.split(",")]
 
 
-def positive(kind: Callable[[str], T]) -> Callable[[str], T]:
-    """A number above 0."""
+def positive(kind: Callable[[str], N]) -> Callable[[str], N]:
+    """A finite number above 0."""
 
-    def parse(text: str) -> T:
+    def parse(text: str) -> N:
         try:
             value = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not 0 < value < float("inf"):  # type: ignore[operator]
+        if not 0 < value < float("inf"):
             raise argparse.ArgumentTypeError(f"{text} is not positive")
         return value
 

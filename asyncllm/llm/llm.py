@@ -12,6 +12,7 @@ from asyncllm.config import EngineConfig, engine_config
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
+from asyncllm.terminal import progress_bar
 from asyncllm.types import SamplingParams, is_single
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.validate import check_kind
@@ -224,14 +225,11 @@ class LLM:
         self.close()
 
     def _generate_all(self, batch: Batch, progress: bool) -> list[Completion]:
-        from tqdm.auto import tqdm
-
         speed = Speed(self._llm.stats)
-        with tqdm(total=len(batch), unit="prompt", disable=not progress) as bar:
+        with progress_bar("", len(batch), "prompts", shown=progress) as show:
 
             def draw() -> None:
-                bar.n = len(batch.answers)
-                bar.set_postfix_str(str(speed))
+                show(len(batch.answers), str(speed))
 
             answers = self._thread.run(batch.run(self._llm, self._intake), draw)
             draw()

@@ -1,4 +1,4 @@
-"""Figures: what users feel of a run, recorded or simulated."""
+"""Latency and throughput of a run, recorded or simulated."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from array import array
 
 import numpy as np
 
-from asyncllm.replay.workload import Live
+from asyncllm.replay.workload import LiveRequest
 
 
 class Figures:
-    """Collected while a run goes on. Times in seconds.
+    """Collected during a run. Times in seconds.
 
     Attributes:
-        ttft: of each request that had a token, from its arrival.
-        itl: between any two tokens of a request, as they came out of their steps.
-        queue_wait: from arrival to the first step, of each request that had one.
-        num_steps, num_tokens: steps, and the tokens that they generated.
-        prompt_tokens, cached_tokens: of the requests admitted; those that were not computed.
-        begun, ended: the first and the last event.
+        ttft: from arrival to the first token, of each request that has one.
+        itl: between consecutive tokens of a request, by the results of their steps.
+        queue_wait: from arrival to the first step, of each request that has one.
+        num_steps, num_tokens: steps, and generated tokens.
+        prompt_tokens, cached_tokens: of admitted requests; those found in the prefix cache.
+        begun, ended: times of the first and the last event.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Figures:
 
     @property
     def makespan(self) -> float:
-        """From the first event to the last."""
+        """Seconds from the first event to the last."""
         return self.ended - self.begun
 
     @property
@@ -46,7 +46,7 @@ class Figures:
 
     @property
     def cached_share(self) -> float:
-        """Of the prompt tokens."""
+        """Share of the prompt tokens."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def arrived(self, now: float) -> None:
@@ -54,15 +54,15 @@ class Figures:
             self.begun = now
         self.num_requests += 1
 
-    def admitted(self, live: Live, now: float) -> None:
-        """It takes part in a step; only the first time counts."""
+    def admitted(self, live: LiveRequest, now: float) -> None:
+        """A request takes part in a step; only the first time counts."""
         if live.started < 0:
             live.started = now
             self.queue_wait.append(now - live.request.arrival)
-            self.prompt_tokens += live.request.num_prompt
+            self.prompt_tokens += live.seq.num_prompt
             self.cached_tokens += live.seq.num_cached
 
-    def token(self, live: Live, now: float) -> None:
+    def token(self, live: LiveRequest, now: float) -> None:
         self.num_tokens += 1
         if live.first < 0:
             live.first = now

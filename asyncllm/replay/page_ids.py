@@ -1,29 +1,28 @@
-"""Names for pages of tokens: equal pages after equal pages get the same number.
+"""Numbers for pages of tokens: equal pages after equal pages get the same number.
 
-The prefix cache does nothing with tokens but compare pages, so a trace that has these numbers
-instead of tokens makes it decide as it did.
+The prefix cache only compares pages, so it decides the same with these numbers instead of tokens.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-#: Unused segments that are looked at whenever there is a new one, or one sequence less.
-ATTEMPTS = 2
+#: Unused segments that may be forgotten for each new segment and each ended sequence.
+ATTEMPTS: Final = 2
 
 
 class Segment:
     """A run of pages that appeared together, after page ``at`` of its parent.
 
     Attributes:
-        first: the number of its first page; the others' follow. A root has no pages, and the
-            number before ``first``.
+        first: the number of its first page; the other pages have the next numbers. A root has no
+            pages, and the number ``first - 1``.
         data: the pages' tokens.
-        children: by the number of pages of this segment before them, and their first page.
+        children: by the pages of this segment before them, and the tokens of their first page.
         users: live sequences that end in it.
     """
 
@@ -40,7 +39,7 @@ class Segment:
 
 
 class Place(NamedTuple):
-    """The path down to a segment and to the end of its first ``depth`` pages."""
+    """The end of the first ``depth`` pages of a segment."""
 
     segment: Segment
     depth: int
@@ -52,14 +51,13 @@ class Place(NamedTuple):
 
 
 class PageIds:
-    """Numbers pages, and forgets those that nobody can meet again.
+    """Numbers pages, and forgets pages that are in no live sequence and not in the prefix cache.
 
-    Forgotten is what no live sequence has and ``cached`` denies: should it come again, it is new to
-    the cache as well.
+    Should such a page come again, it is new to the cache as well.
 
     Args:
-        limit: so many nodes are remembered, about, beyond those of live sequences.
-        cached: ``cached(tokens, salt)``, whether the cache knows that path of full pages.
+        limit: about how many nodes are remembered beyond those of live sequences.
+        cached: ``cached(tokens, salt)``, whether the cache has that path of full pages.
     """
 
     def __init__(self, page_size: int, limit: int, cached: Callable[[array[int], bytes], bool]):
@@ -70,11 +68,11 @@ class PageIds:
         self._roots: dict[bytes, Segment] = {}
         self._next = 0
         self._live_pages = 0
-        #: Segments without users and children, those used least recently first.
+        #: Segments without users and children, the least recently used first.
         self._unused: dict[Segment, None] = {}
 
     def enter(self, salt: bytes) -> tuple[Place, bool]:
-        """The root for ``salt``, and whether it is new. It is in use until ``leave``."""
+        """The root for ``salt``, in use until ``leave``; and whether it is new."""
         root = self._roots.get(salt)
         new = root is None
         if root is None:
@@ -85,11 +83,11 @@ class PageIds:
         return Place(root, 0), new
 
     def extend(self, place: Place, data: bytes) -> tuple[Place, Place, int]:
-        """Follow full pages of tokens (int32 bytes) down from a place that is in use.
+        """Follow full pages of tokens (int32 bytes) from a place that is in use.
 
         Returns:
-            The new place, which is in use instead of the old; the end of what was known of it; and
-            how many new pages follow that. They have the next numbers.
+            The new place, in use instead of the old one; the end of the pages that were known; and
+            the number of new pages after it, which get the next numbers.
         """
         known, start = self._follow(place, data)
         end, num_new = known, (len(data) - start) // self._page
@@ -110,7 +108,7 @@ class PageIds:
         return end, known, num_new
 
     def leave(self, place: Place, num_pages: int) -> None:
-        """A sequence of so many full pages, at ``place``, has ended."""
+        """A sequence of ``num_pages`` full pages, at ``place``, has ended."""
         self._drop(place.segment)
         self._live_pages -= num_pages
         self._trim()
@@ -122,7 +120,7 @@ class PageIds:
             self._forget(next(iter(self._unused)))
 
     def _follow(self, place: Place, data: bytes) -> tuple[Place, int]:
-        """As far down as pages are known; also the bytes of ``data`` up to there."""
+        """The end of the known pages, and the bytes of ``data`` up to there."""
         segment, depth = place
         page, start = self._page, 0
         while start < len(data):
@@ -149,7 +147,7 @@ class PageIds:
             self._unused[segment] = None
 
     def _forget(self, segment: Segment) -> None:
-        """Let an unused segment go, unless it may be met in the cache."""
+        """Forget an unused segment, unless the cache has it."""
         del self._unused[segment]
         parent = segment.parent
         if parent is None:
@@ -163,7 +161,7 @@ class PageIds:
             self._offer(parent)
 
     def _path(self, segment: Segment) -> array[int]:
-        """The tokens down to its first page."""
+        """The tokens up to the end of its first page."""
         parts = [segment.data[: self._page]]
         at, above = segment.at, segment.parent
         while above is not None:
@@ -175,7 +173,7 @@ class PageIds:
 
 
 def _common(a: bytes, b: bytes, page: int) -> int:
-    """Bytes that the two, of equal length, have in common from the start, in whole pages."""
+    """Length of the common prefix of two byte strings of equal length, in whole pages."""
     if a == b:
         return len(a)
     differ = np.frombuffer(a, dtype="<i4") != np.frombuffer(b, dtype="<i4")

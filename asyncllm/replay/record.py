@@ -1,4 +1,4 @@
-"""Recording: a scheduler that writes down what it is asked, for ``asyncllm.replay``."""
+"""Recording: a scheduler that writes its calls into a trace."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _BAD = pack([BAD_TOKEN])
 
 
 class RecordedScheduler(Scheduler):
-    """A Scheduler whose calls are recorded from ``record_to`` on until ``stop_recording``."""
+    """A Scheduler whose calls are recorded between ``record_to`` and ``stop_recording``."""
 
     _recorder: Recorder | None = None
     _applying = False
 
     def record_to(self, path: str, *, max_bytes: int = MAX_BYTES) -> None:
-        """Begin; nothing has been added yet.
+        """Begin, before anything is added.
 
         Raises:
             TraceError: the file cannot be written.
@@ -62,7 +62,7 @@ class RecordedScheduler(Scheduler):
         super().add(seq, now)
 
     def finish(self, seq: Sequence, now: float) -> None:
-        # What a result ends is ended through here, too, but is no event of its own.
+        # apply() also calls this, for requests that its result ends.
         if self._recorder is not None and not self._applying:
             self._recorder.finished(seq, now)
         super().finish(seq, now)
@@ -79,7 +79,7 @@ class RecordedScheduler(Scheduler):
             self.stop_recording(f"plan() raised {error!r}")
             raise
         recorder.planned(number, now, planned, preempted=self.num_preemptions != before)
-        self._heed(recorder)
+        self._forget_ended(recorder)
         return planned
 
     def apply(self, result: StepResult, now: float) -> Applied:
@@ -96,18 +96,18 @@ class RecordedScheduler(Scheduler):
         finally:
             self._applying = False
         recorder.applied(result, now, applied, ended=len(self.running) != before)
-        self._heed(recorder)
+        self._forget_ended(recorder)
         return applied
 
-    def _heed(self, recorder: Recorder) -> None:
-        """Once the file is full, or cannot be written, nothing is left to do or to remember."""
+    def _forget_ended(self, recorder: Recorder) -> None:
+        """Drop a recorder whose file is full or cannot be written."""
         if not recorder.writer.recording:
             self._recorder = None
 
 
 @dataclass(slots=True)
-class _Live:
-    """A sequence that may still fill pages, or has filled pages that the cache has yet to take."""
+class _LiveSequence:
+    """A sequence that may still fill pages, or has pages that have yet to enter the cache."""
 
     seq: Sequence
     place: Place
@@ -116,7 +116,7 @@ class _Live:
 
 @dataclass(slots=True)
 class _Probe:
-    """A ``PageHolder`` to ask the cache with."""
+    """A ``PageHolder`` to look up in the cache."""
 
     tokens: array[int]
     salt: bytes
@@ -135,21 +135,21 @@ class Recorder:
         room = 2 * (limits.num_pages + limits.host_pages)
         self._ids = PageIds(limits.page_size, room, self._is_cached)
         self._tenants: dict[str, int] = {}
-        self._live: dict[int, _Live] = {}
-        #: Admitted at least once; and those of them that were preempted with steps in flight.
-        self._started: dict[int, _Live] = {}
-        self._preempted: dict[int, _Live] = {}
-        #: Ended, but pages of theirs may still enter the cache.
-        self._leaving: deque[_Live] = deque()
+        self._live: dict[int, _LiveSequence] = {}
+        #: Admitted at least once; and of these, preempted with steps in flight.
+        self._started: dict[int, _LiveSequence] = {}
+        self._preempted: dict[int, _LiveSequence] = {}
+        #: Ended, but their pages may still enter the cache.
+        self._leaving: deque[_LiveSequence] = deque()
 
     def added(self, seq: Sequence, now: float) -> None:
         place, new = self._ids.enter(seq.salt)
-        live = self._live[seq.id] = _Live(seq, place)
+        live = self._live[seq.id] = _LiveSequence(seq, place)
         known, num_new = self._extend(live)
         tenant: int | str | None = self._tenants.get(seq.tenant)
         if tenant is None:
             self._tenants[seq.tenant] = len(self._tenants)
-            # It may hold what JSON lets through: lone surrogates.
+            # JSON lets lone surrogates through.
             tenant = seq.tenant.encode("utf-8", "backslashreplace").decode()
         event = Arrival(
             now=now,
@@ -171,10 +171,10 @@ class Recorder:
         if seq.state is not SeqState.FINISHED:
             self._end(seq, now)
             self.writer.write(Finish(now, seq.id), now)
-            self._let_go()
+            self._release_ended()
 
     def planned(self, number: int, now: float, planned: Planned | None, *, preempted: bool) -> None:
-        """``preempted`` says that some sequence was."""
+        """``preempted``: some sequence was."""
         if preempted:
             for id, live in self._started.items():
                 if live.seq.state is not SeqState.RUNNING:
@@ -188,9 +188,9 @@ class Recorder:
         self.writer.write(Plan(number, now, digest), now)
 
     def applied(self, result: StepResult, now: float, applied: Applied, *, ended: bool) -> None:
-        """``ended`` says that a running sequence was."""
+        """``ended``: some running sequence was."""
         stopped: list[int] = []
-        # Most steps end nothing, and then not every row is looked at.
+        # Most steps end nothing, and then the rows need not be read.
         if ended or self._preempted:
             for seq, row, token, finish in applied.emitted:
                 if finish is not None or token == BAD_TOKEN:
@@ -209,24 +209,24 @@ class Recorder:
             now, result.seconds, tuple(stopped), tuple(bad), result.copied, failed, unmet
         )
         self.writer.write(event, now)
-        self._let_go()
+        self._release_ended()
 
     def _note_preempted(self, now: float) -> None:
-        """Pages of theirs may be in the cache already, and more become full while steps land."""
+        """Their pages may be in the cache already, and steps in flight still fill more."""
         if self._preempted:
             for live in self._preempted.values():
                 self._note_pages(live, now)
             slots = {id: live.seq.slot for id, live in self._preempted.items()}
             self._preempted = {id: self._started[id] for id, slot in slots.items() if slot >= 0}
 
-    def _note_pages(self, live: _Live, now: float) -> None:
-        """Name the pages that have become full, if any."""
+    def _note_pages(self, live: _LiveSequence, now: float) -> None:
+        """Record the pages that have become full, if any."""
         if len(live.seq.tokens) // self._page_size > live.num_pages:
             known, num_new = self._extend(live)
             self.writer.write(Pages(live.seq.id, known, num_new), now)
 
-    def _extend(self, live: _Live) -> tuple[int, int]:
-        """Follow the full pages that are not followed yet: the last known one, and how many new."""
+    def _extend(self, live: _LiveSequence) -> tuple[int, int]:
+        """Number the full pages that have no number yet; the last known page, and the new ones."""
         size, tokens = self._page_size, live.seq.tokens
         num_pages = len(tokens) // size
         data = tokens[live.num_pages * size : num_pages * size].tobytes()
@@ -241,20 +241,20 @@ class Recorder:
         self._note_pages(live, now)
         self._leaving.append(live)
 
-    def _let_go(self) -> None:
+    def _release_ended(self) -> None:
         while self._leaving and self._leaving[0].seq.node is None:
             live = self._leaving.popleft()
             self._ids.leave(live.place, live.num_pages)
 
     def _is_cached(self, tokens: array[int], salt: bytes) -> bool:
-        # The cache leaves the last token out.
+        # The cache never matches the last token.
         match = self._cache.match(_Probe(tokens + array("i", [0]), salt))
         known = len(match.pages) + len(match.host)
         return match.pending is not None or known * self._page_size == len(tokens)
 
 
 def digest_of(plan: StepPlan) -> PlanDigest:
-    """What two plans have in common when they order the same work."""
+    """Equal for two plans of the same work."""
     admits = crc32(b"")
     if plan.admits:
         flat: list[int] = []
@@ -267,7 +267,7 @@ def digest_of(plan: StepPlan) -> PlanDigest:
 
 
 def policy_name(policy: Policy) -> str:
-    """Its name in the configuration, or module and class of one that has none."""
+    """Its name in the configuration, or the module and class of a user's own."""
     for name, kind in POLICIES.items():
         if type(policy) is kind:
             return name

@@ -1,4 +1,4 @@
-"""A run: the real scheduler, fed with the requests of a trace."""
+"""The real scheduler, fed with the requests of a trace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.step_time import StepShape
 from asyncllm.replay.figures import Figures
-from asyncllm.replay.workload import Live, Workload
+from asyncllm.replay.workload import LiveRequest, Workload
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, pack, unpack
 
 
 class Run:
-    """Passes events on to the scheduler, and knows whose row is whose, as a device would.
+    """Passes events to the scheduler, and tracks slots and rows as a device would.
 
     ``live`` are the requests that have not ended.
     """
@@ -26,29 +26,29 @@ class Run:
     def __init__(self, workload: Workload, limits: EngineLimits, policy: Policy):
         self.figures = Figures()
         self.scheduler = Scheduler.create(limits, policy)
-        self.live: dict[int, Live] = {}
+        self.live: dict[int, LiveRequest] = {}
         self._workload = workload
-        self._slots: dict[int, Live] = {}
+        self._slots: dict[int, LiveRequest] = {}
         self._known = np.zeros(limits.max_num_seqs, dtype=np.int64)
-        self._steps: deque[tuple[int, list[Live], int]] = deque()
+        self._steps: deque[tuple[int, list[LiveRequest], int]] = deque()
 
     @property
     def num_in_flight(self) -> int:
         return len(self._steps)
 
     @property
-    def next_rows(self) -> list[Live]:
-        """Whose rows the oldest step in flight has."""
+    def next_rows(self) -> list[LiveRequest]:
+        """The requests of the rows of the oldest step in flight."""
         return self._steps[0][1]
 
     def stop(self, row: int) -> None:
-        """The token of this row of the oldest step is to be a stop token."""
+        """Make this row's token of the oldest step a stop token."""
         after, row = divmod(row, len(self.next_rows))
         self.next_rows[row].stop_next(after)
 
     @property
     def next_decode_steps(self) -> int:
-        """How many tokens each of those rows yields."""
+        """Tokens that each of these rows yields."""
         return self._steps[0][2]
 
     def add(self, id: int, now: float) -> None:
@@ -56,8 +56,8 @@ class Run:
         live = self.live[id] = self._workload.enter(id)
         self.scheduler.add(live.seq, now)
 
-    def finish(self, id: int, now: float) -> Live | None:
-        """None when it has ended already."""
+    def finish(self, id: int, now: float) -> LiveRequest | None:
+        """The request; None if it has ended already."""
         live = self.live.pop(id, None)
         if live is not None:
             self.scheduler.finish(live.seq, now)
@@ -79,7 +79,7 @@ class Run:
         return planned
 
     def shape(self, plan: StepPlan) -> StepShape:
-        """Of the step planned last."""
+        """The shape of the step planned last."""
         slots, starts, q_lens = unpack(plan.rows, 3).astype(np.int64).T
         decodes = starts >= self._known[slots]
         starts_, lens = starts[~decodes], q_lens[~decodes]
@@ -96,11 +96,10 @@ class Run:
         unmet: Iterable[int] = (),
         failed: bool = False,
         copied: tuple[tuple[int, float], ...] = (),
-    ) -> list[Live]:
-        """The oldest step in flight is done; returns the requests that it has ended.
+    ) -> list[LiveRequest]:
+        """Apply the result of the oldest step in flight; returns the requests that it ends.
 
-        ``bad`` are the rows of BAD_TOKENs, and of these ``unmet`` those whose constraints left no
-        token. Which token stops a sequence is up to the caller; see ``stop``.
+        ``stop`` sets the stop tokens. Arguments as in ``trace_file.Result``.
         """
         number, rows, decode_steps = self._steps.popleft()
         tokens = [live.next_token(after) for after in range(decode_steps) for live in rows]

@@ -1,9 +1,8 @@
-"""The trace file: what went into a scheduler, and a digest of what came out.
+"""The trace file: the inputs of a scheduler, and digests of its plans.
 
-It starts with ``MAGIC``, the number of the format, and a header. Events follow, each a msgpack
-array after its length: one byte, or 255 and then four bytes, little-endian. A file that ends in the
-middle of an event is good up to there. There are no token ids in it, and no text but the tenants'
-names.
+It starts with ``MAGIC``, the format's number, and a header. Events follow, each a msgpack array
+after its length: one byte, or 255 and then four bytes, little-endian. A file that ends within an
+event is valid up to there. It has no token ids, and no text except the tenants' names.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -22,28 +21,28 @@ from asyncllm.version import __version__
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"asyncllm trace\n"
-FORMAT = 1
+MAGIC: Final = b"asyncllm trace\n"
+FORMAT: Final = 1
 
-#: Bytes that are written at once.
-CHUNK = 64 * 1024
-#: Seconds after which less than that is written, when the next event comes.
-FLUSH_SECONDS = 1.0
-#: A trace ends when it is so large.
-MAX_BYTES = 256 * 2**20
-#: A longer event is taken for damage.
-LONGEST = 64 * 2**20
+#: Bytes that are buffered before they are written.
+CHUNK: Final = 64 * 1024
+#: Seconds after which an event writes a smaller buffer.
+FLUSH_SECONDS: Final = 1.0
+#: Size at which a recording ends.
+MAX_BYTES: Final = 256 * 2**20
+#: A longer event is damage.
+LONGEST: Final = 64 * 2**20
 
-#: ``Arrival.node`` of a salt that was not seen before.
-NEW_ROOT = -1
+#: ``Arrival.node`` of a new salt.
+NEW_ROOT: Final = -1
 
 
 class TraceError(AsyncLLMError, ValueError):
-    """A trace cannot be written, or read, or it is not one."""
+    """A trace cannot be written or read."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """``policy`` is its configuration's name, or module and class of one of the user's own."""
+    """``policy`` is one of ``EngineConfig``, or the module and class of a user's own."""
 
     asyncllm: str
     policy: str
@@ -51,7 +50,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class PlanDigest(NamedTuple):
-    """CRC-32 of a plan's parts; of ``admits`` only slots and lengths."""
+    """CRC-32 of a plan's parts; ``admits`` covers slots and lengths only."""
 
     rows: int
     new_pages: int
@@ -62,16 +61,15 @@ class PlanDigest(NamedTuple):
 class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
     """``add()``.
 
-    Page identities: nodes are numbered from 0 as they appear. A salt is a root; a page is a child
-    of the page before it. The prompt's full pages are the path to ``node``, and then ``new_pages``
-    nodes with the next numbers. With NEW_ROOT the salt itself takes the first of those.
+    Nodes of the page tree are numbered from 0 as they appear. A salt is a root, a page a child of
+    the page before it. The prompt's full pages are the path to ``node``, then ``new_pages`` nodes
+    with the next numbers. With NEW_ROOT the salt takes the first of these numbers.
 
     Attributes:
-        tenant: its name when it is new, else how many new ones came before it.
-        arrival: None when it is ``now``.
-        deadline: None for none.
-        scored: something of each position of its prompt was asked for, logprobs or hidden states,
-            so nothing of it was taken from the cache.
+        tenant: the name of a new tenant; else the number of tenants that were new before it.
+        arrival: None if it is ``now``.
+        scored: logprobs or hidden states of all its positions are wanted, so the prefix cache was
+            not used.
     """
 
     now: float
@@ -89,7 +87,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
-    """The full pages that a request's tokens fill, generated ones included; see ``Arrival``."""
+    """The full pages of a request, generated ones included; see ``Arrival``."""
 
     id: int
     node: int
@@ -104,7 +102,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """``plan()``; ``digest`` is None when there was nothing to run."""
+    """``plan()``; ``digest`` is None if there was nothing to run."""
 
     number: int
     now: float
@@ -112,10 +110,13 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
-    """``apply()``. ``stopped`` are the rows whose token was a stop token, ``bad`` the BAD_TOKENs.
+    """``apply()``.
 
-    ``copied`` is ``StepResult.copied``; ``failed`` says that there was an error. ``unmet`` are the
-    rows among ``bad`` whose constraints left no token.
+    Attributes:
+        stopped: rows whose token was a stop token.
+        bad: rows with BAD_TOKEN; ``unmet`` are those whose constraints left no token.
+        copied: ``StepResult.copied``.
+        failed: the step had an error.
     """
 
     now: float
@@ -128,7 +129,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
-    """The recording ended, and why. A trace without it was cut off."""
+    """Why the recording ended. A trace without it was cut off."""
 
     reason: str
 
@@ -140,10 +141,10 @@ _decode = msgspec.msgpack.Decoder(Event).decode
 
 
 class TraceWriter:
-    """Appends events, a chunk at a time; stops for good when the disk fails or the file is full."""
+    """Appends events in chunks; stops for good when the disk fails or the file is full."""
 
     def __init__(self, path: str, header: Header, *, max_bytes: int = MAX_BYTES):
-        """Make the file; what has its name already becomes ``path.old``.
+        """Create the file; an existing one becomes ``path.old``.
 
         Raises:
             TraceError: the file cannot be written.
@@ -166,7 +167,7 @@ class TraceWriter:
         self._flush()
 
     def write(self, event: Event, now: float) -> None:
-        """Append an event; does nothing when the recording has ended."""
+        """Append an event; does nothing after the recording has ended."""
         if not self.recording:
             return
         data = _encode(event)
@@ -180,7 +181,7 @@ class TraceWriter:
             self._flushed = now
 
     def close(self, reason: str) -> None:
-        """Nothing more is recorded. Idempotent."""
+        """End the recording. Idempotent."""
         if self.recording:
             self._append(_encode(End(reason)))
             self._flush()
@@ -213,7 +214,7 @@ class TraceWriter:
 
 
 class Trace:
-    """A trace that was read."""
+    """A trace read from a file."""
 
     def __init__(self, path: str, header: Header, data: bytes, start: int):
         self.path = path
@@ -226,7 +227,7 @@ class Trace:
         """Read a whole file.
 
         Raises:
-            TraceError: it is not a trace, or one that this version cannot read.
+            TraceError: it is no trace, or this version cannot read it.
             OSError: the file cannot be read.
         """
         data = Path(path).read_bytes()
@@ -249,10 +250,10 @@ class Trace:
         return cls(path, header, data, start + size)
 
     def events(self) -> Iterator[Event]:
-        """The events in order, up to the last whole one; the last is an End unless it is missing.
+        """The complete events in order; the last is an End, unless the file was cut off.
 
         Raises:
-            TraceError: what is there makes no sense.
+            TraceError: the file is damaged.
         """
         data, at, end = memoryview(self._data), self._start, len(self._data)
         while at < end:
@@ -261,7 +262,7 @@ class Trace:
             if size == 255:
                 size = int.from_bytes(data[body : body + 4], "little")
                 body += 4
-            # A crash of the whole machine may leave zeros behind.
+            # A crash of the machine may leave zeros at the end.
             if size == 0 or body + size > end:
                 if size > LONGEST:
                     raise TraceError(f"{self.path} is damaged at byte {at}")

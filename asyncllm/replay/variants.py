@@ -1,14 +1,14 @@
-"""Variants: what could have been different."""
+"""Variants: changes to the limits or the policy of a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from asyncllm.config import EngineLimits
+from asyncllm.config import EngineLimits, PolicyName
 from asyncllm.engine.policy import POLICIES
 from asyncllm.errors import BadRequest
 
@@ -16,60 +16,26 @@ if TYPE_CHECKING:
     from asyncllm.replay.workload import Workload
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError("it must be at least 1")
-    return number
+_Count: TypeAlias = Annotated[int, Meta(ge=1)]
 
-
-def _tokens(text: str) -> int:
-    return 0 if text == "0" else _count(text)
-
-
-def _milliseconds(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise ValueError("it must not be negative")
-    return number
-
-
-def _flag(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError("it is true or false")
-    return text == "true"
-
-
-def _policy(text: str) -> str:
-    if text not in POLICIES:
-        raise ValueError(f"it is one of {', '.join(POLICIES)}")
-    return text
-
-
-def _in_flight(text: str) -> int:
-    if text not in ("1", "2"):
-        raise ValueError("it is 1 or 2")
-    return int(text)
-
-
-#: What can be varied, and how it is read.
-KEYS: dict[str, Callable[[str], Any]] = {
-    "budget": _count,
-    "itl_target_ms": _milliseconds,
-    "policy": _policy,
-    "max_num_seqs": _count,
-    "prefill_chunk": _count,
-    "prefix_caching": _flag,
-    "kv_cache_tokens": _count,
-    "host_kv_tokens": _tokens,
-    "page_size": _count,
-    "steps_in_flight": _in_flight,
+#: What can be changed, and its type.
+KEYS: Final[dict[str, Any]] = {
+    "budget": _Count,
+    "itl_target_ms": Annotated[float, Meta(ge=0, le=1e9)],
+    "policy": PolicyName,
+    "max_num_seqs": _Count,
+    "prefill_chunk": _Count,
+    "prefix_caching": bool,
+    "kv_cache_tokens": _Count,
+    "host_kv_tokens": Annotated[int, Meta(ge=0)],
+    "page_size": _Count,
+    "steps_in_flight": Annotated[int, Meta(ge=1, le=2)],
 }
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Changes to how a trace was recorded; ``name`` is how they were written."""
+    """Changes by key, and the text they were read from."""
 
     name: str
     changes: dict[str, Any]
@@ -87,9 +53,10 @@ class Variant:
             if key not in KEYS:
                 raise ValueError(f"unknown key {key!r}: known are {', '.join(KEYS)}")
             try:
-                changes[key] = KEYS[key](value)
-            except ValueError as error:
-                raise ValueError(f"{key}={value}: {error}") from None
+                changes[key] = msgspec.convert(value, KEYS[key], strict=False)
+            except msgspec.ValidationError as error:
+                names = f": it is one of {', '.join(POLICIES)}" if key == "policy" else ""
+                raise ValueError(f"{key}={value}: {error}{names}") from None
         return cls(text, changes)
 
     def policy(self, recorded: str) -> str:
@@ -109,7 +76,7 @@ class Variant:
         host = changed.get("host_kv_tokens", recorded.host_pages * recorded.page_size)
         caching = changed.get("prefix_caching", recorded.prefix_caching)
         budget = changed.get("budget", recorded.max_num_batched_tokens)
-        # Where nothing limits the chunks the budget does.
+        # Chunks that only the old budget limited follow the new one.
         unlimited = recorded.prefill_chunk >= recorded.max_num_batched_tokens
         chunk = budget if unlimited else recorded.prefill_chunk
         seqs = changed.get("max_num_seqs", recorded.max_num_seqs)
@@ -118,7 +85,7 @@ class Variant:
                 f"what-if {self.name}: the budget of {budget} tokens must leave every one of "
                 f"{seqs} sequences its decode token"
             )
-        longest = max((r.max_length for r in workload.requests.values()), default=0)
+        longest = max((r.event.max_length for r in workload.requests.values()), default=0)
         num_pages = -(-tokens // size)
         if num_pages * size < longest:
             raise BadRequest(
@@ -140,5 +107,5 @@ class Variant:
         )
 
 
-#: The trace as it was recorded.
+#: The limits and the policy of the recording.
 BASELINE = Variant("baseline", {})

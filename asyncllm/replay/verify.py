@@ -1,10 +1,11 @@
-"""Verify: a trace's events go into the scheduler again, and the same plans must come out."""
+"""Verify: feed a trace's events to the scheduler again, which must make the same plans."""
 
 from __future__ import annotations
 
 import time
 from array import array
 from dataclasses import dataclass, field
+from typing import Final
 
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.outcome import Planned
@@ -22,16 +23,16 @@ from asyncllm.replay.trace_file import (
     Trace,
     TraceError,
 )
-from asyncllm.replay.workload import Live, Workload
+from asyncllm.replay.workload import LiveRequest, Workload
 from asyncllm.version import __version__
 
-#: A request that is finished from outside so soon after its token was: by that token's text.
-AT_ONCE = 0.002
+#: Seconds. A request finished so soon after its token was ended by that token's text.
+AT_ONCE: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended: by itself at ``length`` tokens, or else from outside at a time."""
+    """How a request ended: by itself with ``length`` tokens, or else from outside at a time."""
 
     length: int | None
     aborted: float
@@ -39,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The first plan that is not what it was, and in what it differs."""
+    """The first plan that differs from the recorded one, and how."""
 
     step: int
     now: float
@@ -48,14 +49,15 @@ class Mismatch:
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay has found.
+    """The findings of a replay.
 
     Attributes:
-        figures: of the recorded run; up to the mismatch, if there is one.
+        figures: of the recorded run, up to the mismatch, if there is one.
         outcomes: by request.
-        times: the model of the device, fitted to the steps of the trace.
-        overhead: seconds that a step on an idle device takes beyond its own, in the median.
-        seconds: how long the replay took.
+        times: the step-time model, fitted to the steps of the trace.
+        overhead: median seconds from planning a step on an idle device to its result, beyond the
+            step's own.
+        seconds: duration of the replay.
     """
 
     trace: Trace
@@ -72,7 +74,7 @@ def verify(trace: Trace, policy: Policy | None = None) -> Replayed:
     """Replay a trace up to its end, or to the first plan that differs.
 
     Args:
-        policy: the one it was recorded with, where that is not one of asyncllm's own.
+        policy: the policy of the recording, if it is not one of asyncllm's own.
 
     Raises:
         TraceError: the trace is damaged, or its policy is not known.
@@ -105,9 +107,9 @@ class _Replay:
         self._events = trace.events()
         self._run = run = Run(workload, trace.header.limits, policy)
         self.found = Replayed(trace, workload, run.figures, run.scheduler.times)
-        self._planned: list[float] = []  # when the steps in flight were
-        self._landed = 0.0  # the latest result
-        self._now = 0.0  # of the latest call that the engine made by itself
+        self._planned: list[float] = []  # times of the plans in flight
+        self._landed = 0.0  # time of the latest result
+        self._now = 0.0  # time of the latest plan or result
         self._number = 0  # of the latest step
         self._overheads = array("d")
 
@@ -117,8 +119,8 @@ class _Replay:
             try:
                 self._take(event)
             except Exception as error:
-                # The recorded scheduler may have done so, too: then the trace ends here and says
-                # so. Or the trace is damaged in a way that cannot be seen.
+                # The recorded scheduler may have raised it too, and then the trace ends here. Or
+                # the trace is damaged.
                 self._differs(f"the scheduler raised {error!r}")
             if found.mismatch is not None:
                 break
@@ -169,15 +171,15 @@ class _Replay:
             copied=event.copied,
         )
         for live in ended:
-            self._ended(live.request.id, live, event.now, by_itself=True)
+            self._ended(live.seq.id, live, event.now, by_itself=True)
 
-    def _ended(self, id: int, live: Live, now: float, *, by_itself: bool) -> None:
+    def _ended(self, id: int, live: LiveRequest, now: float, *, by_itself: bool) -> None:
         length = len(live.seq.tokens) if by_itself and live.num_output else None
         self.found.outcomes[id] = Outcome(length, now)
 
 
 def _difference(recorded: PlanDigest | None, planned: Planned | None) -> str:
-    """Empty when there is none."""
+    """How the plans differ; empty if they do not."""
     if recorded is None or planned is None:
         if recorded is None and planned is None:
             return ""
@@ -188,7 +190,7 @@ def _difference(recorded: PlanDigest | None, planned: Planned | None) -> str:
 
 
 def version_note(trace: Trace) -> str | None:
-    """What to say when another version of asyncllm recorded it."""
+    """A warning if another version of asyncllm recorded the trace."""
     recorded = trace.header.asyncllm
     if recorded == __version__:
         return None

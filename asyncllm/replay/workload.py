@@ -1,4 +1,4 @@
-"""Workload: the requests of a trace, as sequences that the prefix cache takes for the real ones."""
+"""The requests of a trace, as sequences that the prefix cache treats like the recorded ones."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
 from asyncllm.replay.trace_file import NEW_ROOT, Arrival, End, Pages, Trace, TraceError
 from asyncllm.types import SamplingParams, SchedulingParams
 
-#: Stop tokens are set when the one comes that stopped the original.
+#: ``LiveRequest.stop_next`` sets stop tokens.
 _PARAMS = SamplingParams(ignore_eos=True)
 _SCHEDULING = SchedulingParams()
 
 
 @dataclass(slots=True)
 class Request:
-    """A request as it arrived at ``now``; ``node`` ends the path of all pages that it ever filled.
+    """A request of the trace.
 
-    ``filler`` stands for pages that it never filled, and nobody else.
+    Attributes:
+        salt: the root of its pages.
+        node: the last page that it ever filled.
+        filler: a token of its own, for pages that it never filled.
     """
 
-    now: float
-    id: int
+    event: Arrival
     tenant: str
     salt: int
     node: int
-    filler: int
-    num_prompt: int
-    max_length: int
-    priority: int
-    surely_full: bool
-    arrival: float
-    deadline: float
-    scored: bool
+    filler: int = 0
+
+    @property
+    def arrival(self) -> float:
+        """When it arrived at the server; ``event.now`` is when it entered the queue."""
+        return self.event.now if self.event.arrival is None else self.event.arrival
 
 
-class Live:
-    """A request while it is replayed: its sequence, and the token that comes at each position.
+class LiveRequest:
+    """A request being replayed: its sequence, and the token of each position.
 
-    Every token of a page is the page's number, so pages are equal where the originals' were.
+    Every token of a page is the page's number, so pages are equal if the recorded ones were.
     """
 
     __slots__ = ("_filler", "_nodes", "_page_size", "first", "last", "request", "seq", "started")
@@ -53,21 +53,22 @@ class Live:
         self._nodes = nodes
         self._filler = request.filler
         self._page_size = page_size
+        event = request.event
         self.seq = Sequence(
-            request.id,
-            self._prompt(),
+            event.id,
+            self._prompt(event.num_prompt),
             _PARAMS,
             _SCHEDULING,
-            max_length=request.max_length,
+            max_length=event.max_length,
             eos_ids=(),
             seed=0,
             arrival=request.arrival,
         )
-        self.seq.surely_full = request.surely_full
-        self.seq.prompt_logprobs = 0 if request.scored else -1
-        self.seq.priority = request.priority
+        self.seq.surely_full = event.surely_full
+        self.seq.prompt_logprobs = 0 if event.scored else -1
+        self.seq.priority = event.priority
         self.seq.tenant = request.tenant
-        self.seq.deadline = request.deadline
+        self.seq.deadline = FOREVER if event.deadline is None else event.deadline
         self.seq.salt = str(request.salt).encode()
 
     @property
@@ -75,17 +76,17 @@ class Live:
         return len(self.seq.tokens) - self.seq.num_prompt
 
     def next_token(self, after: int = 0) -> int:
-        """What comes after the tokens that there are and ``after`` more."""
+        """The token after the present ones and ``after`` more."""
         page = (len(self.seq.tokens) + after) // self._page_size
         return self._nodes[page] if page < len(self._nodes) else self._filler
 
     def stop_next(self, after: int = 0) -> None:
-        """The next token is a stop token; or the one that comes after so many."""
+        """Make the next token a stop token, or the one after ``after`` more."""
         self.seq.stop_ids = frozenset((self.next_token(after),))
         self.seq.min_length = len(self.seq.tokens) + after
 
-    def _prompt(self) -> array[int]:
-        size, length = self._page_size, self.request.num_prompt
+    def _prompt(self, length: int) -> array[int]:
+        size = self._page_size
         full = np.repeat(np.array(self._nodes[: length // size + 1], dtype=np.int32), size)[:length]
         tokens = array("i")
         tokens.frombytes(full.tobytes())
@@ -94,7 +95,7 @@ class Live:
 
 
 class PageTree:
-    """The tree of page numbers, as the runs in which they appeared."""
+    """The tree of page numbers, stored as runs of consecutive numbers."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -102,15 +103,15 @@ class PageTree:
         self._parents = array("q")  # -1: a root, a salt
 
     def add(self, node: int, count: int) -> int:
-        """``count`` new nodes follow ``node``, a new root where that is NEW_ROOT; the last one."""
+        """Add ``count`` nodes after ``node``, or a new root for NEW_ROOT; returns the last node."""
         if node == NEW_ROOT:
             node = self._run(-1, 1)
         elif not 0 <= node < self.count:
-            raise IndexError(f"no node {node}")  # or paths would go round in circles
+            raise IndexError(f"no node {node}")  # it would make paths circular
         return self._run(node, count) if count else node
 
     def path(self, node: int) -> tuple[int, list[int]]:
-        """The root, and the pages below it down to ``node``."""
+        """The root of ``node``, and the pages from there to ``node``."""
         runs: list[range] = []
         while True:
             run = bisect_right(self._firsts, node) - 1
@@ -156,11 +157,11 @@ class Workload:
         for filler, request in enumerate(self.requests.values(), self._nodes.count):
             request.filler = filler
 
-    def enter(self, id: int) -> Live:
+    def enter(self, id: int) -> LiveRequest:
         """A fresh sequence for a request."""
         request = self.requests[id]
         _, pages = self._nodes.path(request.node)
-        return Live(request, array("i", pages), self._page_size)
+        return LiveRequest(request, array("i", pages), self._page_size)
 
     def _read(self, trace: Trace) -> None:
         for event in trace.events():
@@ -182,18 +183,4 @@ class Workload:
             tenant = self._tenants[event.tenant]
         node = self._nodes.add(event.node, event.new_pages)
         salt, _ = self._nodes.path(node)
-        self.requests[event.id] = Request(
-            now=event.now,
-            id=event.id,
-            tenant=tenant,
-            salt=salt,
-            node=node,
-            filler=0,
-            num_prompt=event.num_prompt,
-            max_length=event.max_length,
-            priority=event.priority,
-            surely_full=event.surely_full,
-            arrival=event.now if event.arrival is None else event.arrival,
-            deadline=FOREVER if event.deadline is None else event.deadline,
-            scored=event.scored,
-        )
+        self.requests[event.id] = Request(event, tenant, salt, node)

@@ -1,9 +1,9 @@
-"""How long the simulated device takes: a roofline of one GPU and the shape of one model.
+"""Step times of the simulated device: a roofline of one GPU and the shape of one model.
 
-A step takes ``t0 + max(weights / BW, 2 P tokens / F) + attention``: matrix products wait for their
-weights or for the arithmetic, and attention, which comes between them, adds up over the rows. With
-the efficiencies below that is within a few percent of the best engines measured on an H200: an
-8,000-token prompt in 214 ms and one decode step in 4.7 ms with Qwen3-8B.
+A step takes ``t0 + max(weights / BW, 2 P tokens / F) + attention``: matmuls are bound by memory or
+by arithmetic, and attention adds up over the rows. With the efficiencies below this is within a few
+percent of the best engines measured on an H200: an 8,000-token prompt in 214 ms and one decode step
+in 4.7 ms with Qwen3-8B.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from asyncllm.models.spec import ModelSpec
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """What a device reaches in practice, in bytes, seconds and floating-point operations.
 
-    ``flops`` is of matrix products, ``attention_flops`` of prompt attention. ``kernel_seconds`` is
-    the gap that each kernel of a step leaves. ``host_memory`` is of its machine; ``copy_bandwidth``
-    is to and from there, for each direction.
+    ``flops`` is of matmuls, ``attention_flops`` of prompt attention, ``kernel_seconds`` the gap
+    after each kernel, ``copy_bandwidth`` to and from host memory in each direction.
     """
 
     memory: float
@@ -50,13 +49,13 @@ KERNELS_PER_STEP = 6
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of a model that its speed depends on.
+    """The sizes of a model that its speed depends on.
 
     Attributes:
-        params: weights of the matrix products that every token goes through, the head excepted.
+        params: weights of the matmuls of every token, without the head.
         expert_params, expert_params_per_token: weights of all experts, and of those one token uses.
-        head_params: of the product that gives logits, for rows that sample.
-        embedding_params: of tables that take memory only.
+        head_params: of the matmul for logits, for rows that sample.
+        embedding_params: of tables that only take memory.
         context_length: longest sequence.
     """
 
@@ -76,53 +75,32 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return self.params + self.expert_params + self.head_params + self.embedding_params
 
 
-class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+class SimCost:
     """The step times of one model on one device.
 
     Attributes:
-        base_seconds: of a step that computes nothing.
-        weight_seconds: to read the weights that every step reads.
-        expert_seconds, token_expert_seconds: to read all experts, and those one token uses.
-        token_seconds, sample_seconds: arithmetic of one token, and of one row's logits.
-        read_seconds: for attention to read one cached token.
-        pair_seconds: arithmetic of attention for one pair of query and key.
         weight_bytes, kv_bytes: memory of all weights, and of the KV of one token.
-        copy_bandwidth: bytes a second to and from host memory, each direction.
     """
 
-    base_seconds: float
-    weight_seconds: float
-    expert_seconds: float
-    token_expert_seconds: float
-    token_seconds: float
-    sample_seconds: float
-    read_seconds: float
-    pair_seconds: float
-    weight_bytes: int
-    kv_bytes: int
-    copy_bandwidth: float
-
-    @classmethod
-    def of(cls, shape: Shape, gpu: Gpu, itemsize: int) -> StepCost:
-        """The costs of a model with weights and KV of ``itemsize`` bytes each."""
+    def __init__(self, shape: Shape, gpu: Gpu, itemsize: int):
+        """``itemsize``: bytes of a weight, and of an element of the KV."""
         byte_seconds = itemsize / gpu.bandwidth
-        kv_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize
         pair_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim
         kernels = KERNELS_PER_LAYER * shape.num_layers + KERNELS_PER_STEP
-        per_token = shape.params + shape.expert_params_per_token
-        return cls(
-            base_seconds=gpu.kernel_seconds * kernels,
-            weight_seconds=(shape.params + shape.head_params) * byte_seconds,
-            expert_seconds=shape.expert_params * byte_seconds,
-            token_expert_seconds=shape.expert_params_per_token * byte_seconds,
-            token_seconds=2 * per_token / gpu.flops,
-            sample_seconds=2 * shape.head_params / gpu.flops,
-            read_seconds=kv_bytes / gpu.bandwidth,
-            pair_seconds=pair_flops / gpu.attention_flops,
-            weight_bytes=shape.stored_params * itemsize,
-            kv_bytes=kv_bytes,
-            copy_bandwidth=gpu.copy_bandwidth,
-        )
+        self.weight_bytes = shape.stored_params * itemsize
+        self.kv_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize
+        self._copy_bandwidth = gpu.copy_bandwidth
+        # A step that computes nothing.
+        self.base_seconds = gpu.kernel_seconds * kernels
+        # Reading: the weights of every step, all experts, one token's experts, one cached token.
+        self.weight_seconds = (shape.params + shape.head_params) * byte_seconds
+        self.expert_seconds = shape.expert_params * byte_seconds
+        self.token_expert_seconds = shape.expert_params_per_token * byte_seconds
+        self.read_seconds = self.kv_bytes / gpu.bandwidth
+        # Arithmetic: one token, the logits of one row, attention of one query and one key.
+        self.token_seconds = 2 * (shape.params + shape.expert_params_per_token) / gpu.flops
+        self.sample_seconds = 2 * shape.head_params / gpu.flops
+        self.pair_seconds = pair_flops / gpu.attention_flops
 
     def seconds(self, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> float:
         """The time of one step.
@@ -135,16 +113,16 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         tokens = int(lengths.sum())
         weights = self.weight_seconds + min(tokens * self.token_expert_seconds, self.expert_seconds)
         arithmetic = tokens * self.token_seconds + num_samples * self.sample_seconds
-        # Token i of a row sees start + i + 1 keys. A row waits for its cached tokens or for the
-        # arithmetic: decode rows for the former, all but the shortest chunks for the latter.
+        # Token i of a row sees start + i + 1 keys. Decode rows are bound by reading cached tokens,
+        # all but the shortest chunks by arithmetic.
         pairs = lengths * (starts + ends + 1)
         attention = np.maximum(ends * self.read_seconds, pairs * (self.pair_seconds / 2))
         # fsum is exact, so the same on every machine.
         return self.base_seconds + max(weights, arithmetic) + math.fsum(attention.tolist())
 
     def copy_seconds(self, num_pages: int, page_size: int) -> float:
-        """The time to move so many pages in one direction."""
-        return num_pages * page_size * self.kv_bytes / self.copy_bandwidth
+        """The time to copy pages in one direction."""
+        return num_pages * page_size * self.kv_bytes / self._copy_bandwidth
 
 
 def _dense(layers: int, hidden: int, heads: int, mlp: int, vocab: int, *, tied: bool) -> Shape:
@@ -173,7 +151,7 @@ SHAPES = {
 
 
 def shape_of(profile: str, spec: ModelSpec) -> Shape:
-    """The shape that a profile names; with "auto" that of the model itself.
+    """The shape of a profile; with "auto" the model's own.
 
     Sliding windows are not modelled: every layer attends to the whole context.
     """

@@ -1,7 +1,7 @@
-"""The simulated device's view of a plan: does it hold together, and what does it sample?
+"""The simulated device: it checks every plan and samples its tokens.
 
-A real device believes what it is told and computes garbage from a wrong page. This one remembers
-which tokens' KV every page holds and refuses a plan that would read anything else.
+A real device computes garbage from a wrong page. This one remembers the tokens whose KV each page
+holds, and refuses a plan that would read any others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a step does: its rows, int32 tokens [n] as they travel, logprobs and hidden states."""
+    """A step's rows and results; ``tokens`` is int32 [n] as in ``StepResult``."""
 
     rows: Rows
     num_samples: int
@@ -52,7 +52,7 @@ class Computed(NamedTuple):
 
 
 class SimDevice:
-    """State by slot and by page. Steps and copies count as under way until they are reported."""
+    """State by slot and by page. Steps and copies are in flight until they are reported."""
 
     def __init__(self, limits: EngineLimits):
         slots, max_len = limits.max_num_seqs, limits.max_model_len
@@ -62,12 +62,12 @@ class SimDevice:
         self._pages = SimPages(limits.num_pages, limits.host_pages)
         self._sampler = SimSampler(slots, limits.vocab_size, limits.eos_token_ids)
         self._pooling = SimPooling(limits.embedding_size)
-        #: Tokens known at admission, start of the next row, positions the block table has room for.
+        #: Tokens known at admission, start of the next row, positions that have pages.
         self._slots = np.full((3, slots), _FRESH, dtype=np.int64)
-        # Filled, and not zeros(), which leaves the first admissions to wait for the memory.
+        # full(), because zeros() would allocate the memory only during the first admissions.
         self._tokens = np.full((slots, max_pages * limits.page_size + 1), 0, dtype=np.int32)
         self._block_table = np.full((slots, max_pages), 0, dtype=np.int64)
-        #: What the pages of a sequence hold once they are full.
+        #: The content of a sequence's full pages.
         self._expected = np.full((slots, max_pages), 0, dtype=np.int64)
         self._admitted: set[int] = set()
         self._fresh: set[int] = set()
@@ -75,10 +75,10 @@ class SimDevice:
         self._next_step = 0
 
     def take(self, plan: StepPlan) -> Computed:
-        """Carry a plan out, in no time.
+        """Execute a plan, in no time.
 
         Raises:
-            BrokenPlan: it cannot be carried out; the message says what is wrong.
+            BrokenPlan: it is wrong; the message says how.
         """
         if plan.step != self._next_step:
             raise BrokenPlan(f"step {self._next_step} was due")
@@ -96,7 +96,7 @@ class SimDevice:
         return computed
 
     def report(self, copies: list[np.ndarray]) -> None:
-        """The oldest step is reported as done, and with it these copies, [k, 3] each."""
+        """The oldest step is done, and these copies with it, [k, 3] each."""
         self._in_flight.popleft()
         for moved in copies:
             self._pages.end(moved)
@@ -140,7 +140,7 @@ class SimDevice:
     # -- rows ------------------------------------------------------------------------------------
 
     def _compute_steps(self, packed: np.ndarray, decode_steps: int) -> Computed:
-        """The rows, and then those that continue each of them, ``decode_steps - 1`` times."""
+        """The rows, and then ``decode_steps - 1`` further tokens of each."""
         first = self._compute(packed)
         if decode_steps == 1:
             return first
@@ -170,18 +170,18 @@ class SimDevice:
         for slot, end in self._fill_pages(rows) + begun:
             self._check_content(slot, end)
         sampling = (rows.ends >= known).nonzero()[0]
-        whose, lengths = slots[sampling], rows.ends[sampling]
-        sampled = self._sampler.sample(whose, lengths)
-        self._tokens[whose, lengths] = sampled
+        sampled_slots, lengths = slots[sampling], rows.ends[sampling]
+        sampled = self._sampler.sample(sampled_slots, lengths)
+        self._tokens[sampled_slots, lengths] = sampled
         tokens = np.full(len(slots), NO_TOKEN, dtype=np.int32)
         tokens[sampling] = sampled
-        logprobs = self._sampler.logprobs(sampling, whose, sampled)
+        logprobs = self._sampler.logprobs(sampling, sampled_slots, sampled)
         prompts = self._sampler.prompts(*rows)
         pooled = self._pooling.sums(*rows, self._tokens)
         return Computed(rows, len(sampling), tokens.tobytes(), logprobs, prompts, pooled)
 
     def _check_rows(self, rows: Rows, q_lens: np.ndarray) -> np.ndarray:
-        """Refuse rows that cannot run; returns how many tokens each was admitted with."""
+        """Refuse invalid rows; returns the number of tokens that each was admitted with."""
         slots, starts, ends = rows
         listed = slots.tolist()
         distinct = set(listed)
@@ -207,10 +207,10 @@ class SimDevice:
         return known
 
     def _begin_fresh(self, rows: Rows) -> list[tuple[int, int]]:
-        """First rows, which may start behind pages that are full already, or in the last of them.
+        """The first rows of sequences, which may start after or in the last of their cached pages.
 
         Returns:
-            (slot, number of those pages).
+            (slot, number of cached pages).
         """
         begun = []
         for slot, start in zip(rows.slots.tolist(), rows.starts.tolist(), strict=True):
@@ -223,7 +223,7 @@ class SimDevice:
             self._slots[_NEXT, slot] = start
             full, given = -(-start // self._page_size), room // self._page_size
             self._expect(slot, 0, full)
-            if start % self._page_size:  # only a full hit, which computes its last token again
+            if start % self._page_size:  # only if all is cached, and the last token is recomputed
                 self._check_content(slot, full)
             self._pages.device.content[self._block_table[slot, full:given]] = OPEN
             begun.append((slot, full))
@@ -232,7 +232,7 @@ class SimDevice:
     # -- pages -----------------------------------------------------------------------------------
 
     def _fill_pages(self, rows: Rows) -> list[tuple[int, int]]:
-        """Returns (slot, number of its full pages) where a page has become full."""
+        """(slot, number of its full pages) of rows that fill a page."""
         first, last = rows.starts // self._page_size, rows.ends // self._page_size
         filled = []
         for row in (last > first).nonzero()[0].tolist():
@@ -244,7 +244,7 @@ class SimDevice:
         return filled
 
     def _check_content(self, slot: int, num_pages: int) -> None:
-        """Refuse a sequence whose first pages do not hold its own tokens."""
+        """Refuse a sequence whose first pages hold other tokens."""
         pages = self._block_table[slot, :num_pages]
         wrong = self._pages.device.content[pages] != self._expected[slot, :num_pages]
         if np.count_nonzero(wrong):
@@ -254,7 +254,7 @@ class SimDevice:
             )
 
     def _expect(self, slot: int, begin: int, end: int) -> None:
-        """Note what pages ``begin .. end-1`` of a sequence are to hold."""
+        """Compute the expected content of pages ``begin .. end-1`` of a sequence."""
         size = self._page_size
         tokens, expected = self._tokens[slot], self._expected[slot]
         before = int(expected[begin - 1]) if begin else 0
@@ -263,7 +263,7 @@ class SimDevice:
             expected[index] = before
 
     def _check_copies(self, rows: Rows) -> None:
-        """Refuse rows and copies that meet in a page."""
+        """Refuse rows that use a page which a copy is moving."""
         if len(rows.slots) == 0:
             return
         first = rows.starts[:, None] // self._page_size

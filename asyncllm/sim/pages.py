@@ -1,4 +1,4 @@
-"""The memory of the simulated device: what each page holds, and which copies are moving pages."""
+"""The memory of the simulated device: the content of each page, and the copies in flight."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ OPEN = -1
 
 
 class BrokenPlan(Exception):
-    """A plan that a device could not carry out without corrupting somebody's KV."""
+    """A plan that would corrupt KV."""
 
 
 def fingerprint(before: int, tokens: np.ndarray) -> int:
-    """The content of a page, int32 tokens, behind a page of content ``before`` (0: the first).
+    """The content of a page with int32 tokens, after a page of content ``before`` (0: none).
 
-    It stands for every token of the sequence up to there, as the KV of a page depends on them all.
+    It stands for all tokens of the sequence so far, as the page's KV depends on them.
     """
     return zlib.crc32(tokens.data, before)
 
@@ -29,7 +29,7 @@ class Tier:
 
     Attributes:
         content: int64 [pages]; fingerprints, or OPEN.
-        read, written: int32 [pages]; how many copies under way read, or write, each page.
+        read, written: int32 [pages]; number of copies in flight that read, or write, each page.
     """
 
     def __init__(self, name: str, num_pages: int):
@@ -42,9 +42,8 @@ class Tier:
 class SimPages:
     """Device and host pages.
 
-    Nothing orders the copies, neither with the steps nor with each other. So a page that one of
-    them writes must be left alone until the copy is acknowledged, and a page that one reads must
-    not be written.
+    Copies are not ordered with steps or with each other. So until a copy is acknowledged, the page
+    it writes must not be used, and the page it reads must not be written.
 
     Attributes:
         num_copies: pages being moved.
@@ -56,10 +55,10 @@ class SimPages:
         self.num_copies = 0
 
     def begin(self, copies: np.ndarray) -> None:
-        """Copies, int32 [k, 3] of (direction, device page, host page), are under way.
+        """Start copies, int32 [k, 3] of (direction, device page, host page).
 
         Raises:
-            BrokenPlan: they cannot be.
+            BrokenPlan: a copy is invalid, or conflicts with one in flight.
         """
         for copy in copies.tolist():
             direction, device, host = copy

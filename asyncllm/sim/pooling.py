@@ -1,4 +1,4 @@
-"""The simulated device's hidden states, as far as they are pooled."""
+"""Pooled hidden states of the simulated device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from asyncllm.wire.messages import PooledPrompt
 
 
 class SimPooling:
-    """Each token's hidden state is one of so many unit vectors, by its id.
+    """A token's hidden state is the unit vector number ``id % size``.
 
-    So their mean counts a text's tokens, and texts that share some are alike: the hashing trick
+    So the mean counts tokens, and texts with common tokens are similar: the hashing trick
     (Weinberger et al., ICML 2009).
     """
 
@@ -19,7 +19,7 @@ class SimPooling:
         self._first: dict[int, int] = {}
 
     def admit(self, slot: int, pool_from: int) -> None:
-        """Hidden states of the prompt in a slot are wanted from there on, unless it is -1."""
+        """Pool the prompt in a slot from position ``pool_from`` on, unless it is -1."""
         self._first.pop(slot, None)
         if pool_from >= 0:
             self._first[slot] = pool_from
@@ -27,7 +27,7 @@ class SimPooling:
     def sums(
         self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray, tokens: np.ndarray
     ) -> tuple[PooledPrompt, ...]:
-        """Of the rows that compute positions start .. end-1; tokens int32 [slots, positions]."""
+        """Sums for rows that compute positions start .. end-1; tokens int32 [slots, positions]."""
         if not self._first:
             return ()
         parts = []
@@ -38,6 +38,3 @@ class SimPooling:
                 counts = np.bincount(tokens[slot, first:end] % self._size, minlength=self._size)
                 parts.append(PooledPrompt(row, first, end, counts.astype("<f4").tobytes()))
         return tuple(parts)
-
-
-__all__ = ["SimPooling"]

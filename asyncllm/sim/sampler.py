@@ -1,16 +1,19 @@
-"""What the simulated device samples: tokens that depend on a seed and a position, and on nothing
-else, so that a sequence goes on the same whatever was done to it."""
+"""Tokens of the simulated device: they depend on a seed and a position only.
+
+So a sequence continues the same, however it was scheduled.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 
 from asyncllm.wire.messages import RowLogprobs, RowParams, ScoredPrompt
 
-#: A sequence that may end does so at one position in so many, on average.
-MEAN_LENGTH = 512
+#: Mean number of tokens before an end of sequence.
+MEAN_LENGTH: Final = 512
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -28,17 +31,17 @@ class SimSampler:
         self._ordinary = ordinary if len(ordinary) else np.arange(vocab_size)
         self._modulus = np.uint64(len(self._ordinary))
         self._rarity = np.uint64(_MASK // MEAN_LENGTH)
-        #: Per slot: mixed seed; the end-of-sequence token (-1: none) and the length it is for.
+        #: Per slot: mixed seed; the end-of-sequence token (-1: none) and the length it needs.
         self._seeds = np.zeros(num_slots, dtype=np.uint64)
         self._ends = np.full((2, num_slots), -1, dtype=np.int64)
         self._stops: dict[int, frozenset[int]] = {}
         self._logprobs: dict[int, int] = {}
-        #: Of prompts that are scored: their length, and how many alternatives are wanted.
+        #: Of scored prompts: their length, and the number of alternatives.
         self._prompts: dict[int, tuple[int, int]] = {}
 
     def admit(self, slot: int, params: RowParams) -> None:
         """A sequence takes a slot."""
-        # Seeds are mixed, or neighbouring ones would give the same tokens, shifted.
+        # Unmixed, neighbouring seeds would give the same tokens, shifted.
         self._seeds[slot] = _mix(np.array([params.seed & _MASK], dtype=np.uint64))[0]
         ends = [token for token in self._eos_ids if token in params.stop_ids]
         self._ends[:, slot] = (ends[0] if ends else -1, params.min_length)
@@ -54,7 +57,7 @@ class SimSampler:
         """The next token of each sequence, int64 [n], given how long each is, int64 [n]."""
         bits = _mix(self._seeds[slots] + lengths.view(np.uint64) * np.uint64(_GOLDEN))
         tokens = self._ordinary[(bits % self._modulus).view(np.int64)]
-        # The remainder chooses the token, the size decides about the end.
+        # The remainder chooses the token, the size decides whether the sequence ends.
         for row in (bits < self._rarity).nonzero()[0].tolist():
             eos, min_length = self._ends[:, slots[row]].tolist()
             if eos >= 0 and lengths[row] >= min_length:
@@ -66,7 +69,7 @@ class SimSampler:
     def logprobs(
         self, rows: np.ndarray, slots: np.ndarray, tokens: np.ndarray
     ) -> tuple[RowLogprobs, ...]:
-        """Of the rows, numbered ``rows``, that asked for them: all tokens are equally likely."""
+        """Logprobs of the rows that want them: all tokens are equally likely."""
         if not self._logprobs:
             return ()
         even = -math.log(self._vocab_size)
@@ -78,29 +81,29 @@ class SimSampler:
                 entries.append(RowLogprobs(row, even, top, (even,) * count))
         return tuple(entries)
 
-    def score(self, slot: int, num_prompt: int, wanted: int) -> None:
-        """The prompt in a slot is to be scored, unless ``wanted`` is -1."""
+    def score(self, slot: int, num_prompt: int, num_top: int) -> None:
+        """Score the prompt in a slot, unless ``num_top`` is -1."""
         self._prompts.pop(slot, None)
-        if wanted >= 0:
-            self._prompts[slot] = (num_prompt, wanted)
+        if num_top >= 0:
+            self._prompts[slot] = (num_prompt, num_top)
 
     def prompts(
         self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray
     ) -> tuple[ScoredPrompt, ...]:
-        """Of the rows that compute positions start .. end-1 of prompts that are scored."""
+        """Scores for rows that compute positions start .. end-1 of scored prompts."""
         if not self._prompts:
             return ()
         even = -math.log(self._vocab_size)
         parts = []
         rows = zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True)
         for row, (slot, start, end) in enumerate(rows):
-            num_prompt, wanted = self._prompts.get(slot, (0, 0))
+            num_prompt, num_top = self._prompts.get(slot, (0, 0))
             if start >= num_prompt:
                 continue
             if end >= num_prompt:
                 del self._prompts[slot]
             last = min(end + 1, num_prompt)
-            shape = (last - start - 1, 1 + min(wanted, self._vocab_size))
+            shape = (last - start - 1, 1 + min(num_top, self._vocab_size))
             logprobs = np.full(shape, even, dtype="<f4")
             ids = np.maximum(np.arange(shape[1], dtype="<i4") - 1, 0)
             ids[0] = 1  # the rank
@@ -109,7 +112,7 @@ class SimSampler:
         return tuple(parts)
 
     def _avoid_stops(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """A token that would stop its row becomes the next ordinary one that does not."""
+        """Replace a token that would stop its row by the next ordinary one that does not."""
         for row, slot in enumerate(slots.tolist()):
             stops = self._stops.get(slot, frozenset())
             if int(tokens[row]) in stops:

@@ -1,10 +1,10 @@
-"""An event loop whose clock jumps: while nothing happens, no time is waited for.
+"""An event loop whose clock jumps to the next timer while nothing happens.
 
     asyncllm.sim.virtual_time.run(main())
 
-Timers fire in their order and at their times, by ``loop.time()``, but ``asyncio.sleep(3600)`` takes
-microseconds. Code must take the time from the loop. With ``AsyncLLM(device="sim")`` inside, an hour
-of load runs in seconds, and twice the same way.
+Timers fire in order and at their times by ``loop.time()``, but ``asyncio.sleep(3600)`` takes
+microseconds. Code must take the time from the loop. With ``AsyncLLM(device="sim")`` an hour of load
+runs in seconds, and each time the same way.
 """
 
 from __future__ import annotations
@@ -15,38 +15,36 @@ import selectors
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 #: The time at which a virtual clock starts: not 0, which callers may take for "never".
-START = 1.0
-#: A longer jump is often a timeout. It is put off for ``SETTLE_SECONDS`` of real time, in which
-#: the kernel may still deliver what one socket of the process has sent to another.
-LONG_JUMP = 1.0
-SETTLE_SECONDS = 0.001
-#: Real time in which nothing happens, and no timer is set, before the program counts as stuck.
-STUCK_SECONDS = 1.0
-
-#: Tasks that a ``Deadlock`` names, at most.
-MOST_NAMED = 10
+START: Final = 1.0
+#: A longer jump is often a timeout. It waits ``SETTLE_SECONDS`` of real time, in which the kernel
+#: may still deliver data between sockets of this process.
+LONG_JUMP: Final = 1.0
+SETTLE_SECONDS: Final = 0.001
+#: Real time without events and timers after which the program counts as stuck.
+STUCK_SECONDS: Final = 1.0
+#: The most tasks that a ``Deadlock`` names.
+MOST_NAMED: Final = 10
 
 
 class Deadlock(RuntimeError):
-    """Every task waits for something that nothing is going to do."""
+    """Every task waits, and nothing will wake one."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Time passes only when every task waits, and then jumps to the next timer.
 
-    Sockets work between tasks of the same loop. Work in threads (``to_thread``,
-    ``run_in_executor``) takes no time, as the clock stands still until it is done; so such a thread
-    must not wait for a timer of this loop.
+    Sockets work between tasks of the same loop. The clock stands still while threads of
+    ``to_thread`` and ``run_in_executor`` work, so these must not wait for a timer of this loop.
 
     Raises:
-        Deadlock: out of ``run_forever`` and ``run_until_complete``, when no timer is set, no thread
-            works and no socket has anything to say.
+        Deadlock: from ``run_forever`` and ``run_until_complete``: no timer is set, no thread works
+            and no socket has data.
     """
 
     def __init__(self) -> None:
@@ -76,7 +74,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._jobs -= 1
 
     def _wait(self, real: selectors.BaseSelector, timeout: float | None) -> _Events:
-        """What ``select`` does here: wait for I/O, or move the clock by ``timeout``."""
+        """``select`` of this loop: return I/O events, or advance the clock by ``timeout``."""
         events = real.select(0)
         if events or (timeout is not None and timeout <= 0):
             return events
@@ -92,7 +90,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         sockets = len(real.get_map()) > 1  # one is the loop's own
         if timeout > LONG_JUMP and sockets and (events := real.select(SETTLE_SECONDS)):
             return events
-        # Just behind the timer, which fires when its time has passed.
+        # Just after the timer, which fires when its time has passed.
         self._now = math.nextafter(self._now + timeout, math.inf)
         return []
 
@@ -108,7 +106,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """Seconds at the pace of the loop's timers, at the best resolution there is."""
+    """Seconds at the pace of the loop's timers, in the best resolution."""
     return loop.time if isinstance(loop, VirtualTimeLoop) else time.perf_counter
 
 
@@ -120,7 +118,7 @@ _Events = list[tuple[selectors.SelectorKey, int]]
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """The system's selector, with another way to wait."""
+    """The system's selector with a ``select`` of the loop's own."""
 
     def __init__(self, wait: Callable[[selectors.BaseSelector, float | None], _Events]):
         self._real = selectors.DefaultSelector()

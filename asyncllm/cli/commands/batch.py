@@ -1,11 +1,11 @@
-"""``asyncllm batch``: a file of OpenAI's requests, answered without a server."""
+"""``asyncllm batch``: answer a file of OpenAI's requests without a server."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from asyncllm.cli.answer_file import answer_lines, append_answers, say
+from asyncllm.cli.answer_file import answer_lines, append_answers, keep_answered, say
 from asyncllm.cli.options import (
     BATCH_DEFAULTS,
     add_config_options,
@@ -15,27 +15,20 @@ from asyncllm.cli.options import (
     usage_error,
 )
 from asyncllm.cli.progress import LoadingBar
-from asyncllm.cli.results import replace_file
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.server_config import ServerConfig
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-
-    from asyncllm.cli.batch_file import BadItem, Item
-    from asyncllm.cli.options import Commands
-    from asyncllm.llm.async_llm import AsyncLLM
 
 
-def add_command(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "batch",
-        help="answer a batch file of OpenAI's requests",
-        description="Answer a batch file, as OpenAI has them: chat completions, completions, "
-        "embeddings and responses, one request a line. A line that is wrong gets an error, and the "
-        "others their answers.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Answer a batch file, as OpenAI has them: chat completions, completions, embeddings and "
+        "responses, one request a line. A line that is wrong gets an error, and the others their "
+        "answers."
     )
     add_model(parser)
     parser.add_argument("file", type=Path, metavar="IN.jsonl", help="the requests")
@@ -62,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     if args.output.resolve() == args.file.resolve():
         usage_error(args, "the answers would replace the requests")
 
-    from asyncllm.cli.batch_file import Item, read_items
+    from asyncllm.cli.batch_file import Item, read_items, run_batch
     from asyncllm.llm.async_llm import AsyncLLM
 
     items = read_items(args.file.read_bytes())
-    answered = _answered(args)
+    answered = _answered(args.output, resume=args.resume)
     if answered:
         say(f"{len(answered)} of {len(items)} requests are answered already")
     todo = [item for item in items if not isinstance(item, Item) or item.custom_id not in answered]
@@ -75,40 +68,24 @@ def run(args: argparse.Namespace) -> int:
 
     async def main(out: BinaryIO) -> int:
         async with AsyncLLM(config=engine, progress=LoadingBar()) as llm:
-            return await _answer_all(llm, server, todo, out)
+            with answer_lines(out, llm, len(todo), "request") as lines:
+                await run_batch(llm, server, todo, lines.write)
+            return lines.failed
 
-    return append_answers(args.output, main, go_on="with --resume it")
+    return append_answers(args.output, main, resume="with --resume it")
 
 
-def _answered(args: argparse.Namespace) -> set[str]:
-    """The custom_ids that need no answer; of the output, only theirs is kept.
+def _answered(output: Path, *, resume: bool) -> set[str]:
+    """The custom_ids that are answered already; only their lines are kept.
 
     Raises:
-        BadRequest: there is an output already that is not to be resumed, or is none of a batch.
+        BadRequest: the file exists and may not be resumed, or has no answers of a batch.
     """
-    from asyncllm.cli.batch_file import answered_lines
+    from asyncllm.cli.batch_file import answered_id
 
-    content = args.output.read_bytes() if args.output.exists() else b""
-    if content and not args.resume:
-        raise BadRequest(f"{args.output} is there already; name another file or use --resume")
+    if not resume and output.exists() and output.stat().st_size:
+        raise BadRequest(f"{output} is there already; name another file or use --resume")
     try:
-        answered = answered_lines(content)
+        return keep_answered(output, answered_id)
     except ValueError as error:
-        raise BadRequest(f"{args.output}: {error}") from error
-    good = b"".join(answered.values())
-    if good != content:
-        replace_file(args.output, good)
-    return set(answered)
-
-
-async def _answer_all(
-    llm: AsyncLLM, config: ServerConfig, items: Sequence[Item | BadItem], out: BinaryIO
-) -> int:
-    """Write a line for each item; returns how many of them failed."""
-    from asyncllm.cli.batch_file import run_batch
-
-    with answer_lines(out, llm, len(items), "request") as lines:
-        await run_batch(
-            llm, config, items, lambda result: lines.write(result.line, failed=result.failed)
-        )
-    return lines.failed
+        raise BadRequest(f"{output}: {error}") from error

@@ -1,16 +1,23 @@
-"""``asyncllm bench offline | serve``: how fast a model is, and compared with what."""
+"""``asyncllm bench offline | serve``: measure how fast a model is, and compare."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from asyncllm.bench import cases, own
+from asyncllm.bench import cases
+from asyncllm.cli.answer_file import say
+from asyncllm.cli.bench_cases import (
+    default_cases,
+    fitting_cases,
+    offline_cases,
+    online_cases,
+    read_prompts,
+)
 from asyncllm.cli.options import (
     BATCH_DEFAULTS,
     add_config_options,
@@ -24,33 +31,27 @@ from asyncllm.cli.values import list_of, positive
 from asyncllm.config import EngineConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from asyncllm.bench.earlier import Earlier
-    from asyncllm.bench.report import Report
-    from asyncllm.bench.subject import Subject
+    from asyncllm.bench.load import Target
+    from asyncllm.bench.report import OnlineRow, Report
+    from asyncllm.cli.given_prompts import GivenPrompts
     from asyncllm.cli.options import Commands
+    from asyncllm.cli.parser import CommandParser
 
-_OWN: Final = {
-    "input-len": "instead of the cases: prompts of so many tokens (default: 512)",
-    "output-len": "answers of so many tokens (default: 128); with --prompts, at most",
-    "num-prompts": "how many of them",
+_LENGTHS: Final = {
+    "input-len": "instead of the cases: tokens of each prompt (default: 512)",
+    "output-len": "tokens of each answer (default: 128); with --prompts, at most",
+    "num-prompts": "number of prompts",
 }
-#: Tokens of prompts and of answers, where only one of them is given.
-LENGTHS: Final = (512, own.MAX_TOKENS)
-
-C = TypeVar("C", cases.OfflineCase, cases.OnlineCase)
-T = TypeVar("T")
-
-#: A process that makes load and is busy for a larger share of the time may be what limits.
-BUSY_CLIENT = 0.7
-#: Of an event: the time between events is then not that between tokens.
-MANY_TOKENS = 1.005
+#: A load process with a larger CPU share may be the bottleneck.
+BUSY_CLIENT: Final = 0.7
+#: With more tokens per event, the time between events is not that between tokens.
+MANY_TOKENS: Final = 1.005
 
 
-def add_command(commands: Commands) -> None:
-    bench = commands.add_parser("bench", help="measure how fast a model is", allow_abbrev=False)
-    actions = bench.add_subparsers(title="actions", metavar="ACTION", required=True)
+def configure(parser: CommandParser) -> None:
+    """Add the actions of the command."""
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_offline(actions)
     _add_serve(actions)
 
@@ -61,8 +62,8 @@ def _add_offline(actions: Commands) -> None:
         "offline",
         help="batches of prompts in this process",
         description="Measure batches of prompts that are all there at the beginning. Each case "
-        "runs three times on fresh prompts, the better of the last two counts.",
-        allow_abbrev=False,
+        "runs three times on fresh prompts, the better of the last two counts. On a CPU the "
+        "default is two small cases.",
     )
     _add_common(parser, names)
     add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
@@ -76,7 +77,6 @@ def _add_serve(actions: Commands) -> None:
         help="requests to a server, as its clients see it",
         description="Measure a server with many clients: one that is started for it, with MODEL "
         "and the engine's options, or the one at --url, whatever software it runs.",
-        allow_abbrev=False,
     )
     _add_common(parser, names)
     parser.add_argument("--url", help="a server that runs already; MODEL is then its name there")
@@ -123,7 +123,7 @@ def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
     parser.add_argument(
         "--cases", type=list_of(str), metavar="LIST", help=f"some of {names} (default: all)"
     )
-    for name, text in _OWN.items():
+    for name, text in _LENGTHS.items():
         parser.add_argument(f"--{name}", type=positive(int), metavar="INT", help=text)
     parser.add_argument(
         "--prompts",
@@ -150,52 +150,48 @@ def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
 
 
 def run_offline(args: argparse.Namespace) -> int:
-    config = config_from_args(args, EngineConfig)
-    asked = _read_prompts(args)
-    chosen: list[cases.OfflineCase] = []
-    if asked is None:
-        lengths, count = _own_lengths(args), args.num_prompts
-        if lengths or count:
-            chosen = [cases.own_offline(*(lengths or LENGTHS), count or own.CLIENTS)]
-        else:
-            chosen = _chosen(args, cases.OFFLINE)
-    elif any(one.at is not None for one in asked):
-        _say("offline, all prompts are there at once: their arrival is ignored")
+    import asyncio
 
     from asyncllm.bench import tables
     from asyncllm.event_loop import new_event_loop
     from asyncllm.llm.load import name_of
 
+    config = config_from_args(args, EngineConfig)
+    prompts = read_prompts(args)
+    chosen = offline_cases(args) if prompts is None else []
+    if prompts is not None and prompts.timed:
+        say("offline, all prompts are there at once: their arrival is ignored")
     earlier = _prepare(args, name_of(config.model))
     # The thread that drives the device must get the GIL back at once; the default is 5 ms.
     sys.setswitchinterval(1e-4)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        report = runner.run(_run_offline(args, config, chosen, asked))
+        report = runner.run(_measure_offline(args, config, chosen, prompts))
     print(tables.whole(report, earlier))
     return 0 if report.offline else 1
 
 
-async def _run_offline(
+async def _measure_offline(
     args: argparse.Namespace,
     config: EngineConfig,
-    chosen: list[cases.OfflineCase],
-    asked: list[own.Asked] | None,
+    chosen: list[cases.OfflineCase] | None,
+    prompts: GivenPrompts | None,
 ) -> Report:
-    from asyncllm.bench.offline import run_case
-    from asyncllm.bench.subject import of_llm
+    from asyncllm.bench.offline import report_of, run_case
     from asyncllm.llm.async_llm import AsyncLLM
 
     started = time.perf_counter()
     async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
-        report = of_llm(llm, time.perf_counter() - started)
-        if asked is not None:
-            chosen = [await own.offline_case(llm, args.prompts, asked)]
+        report = report_of(llm, time.perf_counter() - started)
+        if prompts is not None:
+            chosen = [await prompts.offline_case(llm)]
+        if chosen is None:
+            chosen = default_cases(llm.limits.device)
         for case in chosen:
             row = await run_case(llm, case)
             if row is None:
-                _say(f"{case.name}: skipped, the context is too short for it")
+                say(f"{case.name}: skipped, the context is too short for it")
                 continue
-            _say(f"{case.name}: {row.tok_s:,.1f} tok/s")
+            say(f"{case.name}: {row.tok_s:,.1f} tok/s")
             report.offline.append(row)
             _write(args, report)
     return report
@@ -208,115 +204,72 @@ def run_serve(args: argparse.Namespace) -> int:
     config = config_from_args(args, EngineConfig)
     if args.url:
         refuse_engine_options(args)
-    chosen = _online_cases(args)
+    chosen = online_cases(args)
 
-    from asyncllm.bench import plot, tables
-    from asyncllm.bench.subject import of_process, of_url
+    from asyncllm.bench import plot, server, tables
+    from asyncllm.bench.load import Target
+    from asyncllm.bench.machine import describe
+    from asyncllm.bench.report import Report
     from asyncllm.llm.load import name_of
 
     if args.plot is not None:
         plot.check(args.plot, chosen)
     with ExitStack() as stack:
         if args.url:
-            subject = of_url(args.url, args.api_key, config.model, args.vocab_size)
-            earlier = _prepare(args, subject.target.model)
+            model = server.find_model(args.url, args.api_key, config.model)
+            earlier = _prepare(args, model.name)
+            report = Report(machine=f"the server at {model.url}", model=model.name)
         else:
             earlier = _prepare(args, name_of(config.model))
-            subject = stack.enter_context(of_process(config, args.vocab_size))
-        report = subject.report
-        _run_online(args, chosen, subject)
+            process = stack.enter_context(server.ServerProcess(config))
+            model = server.find_model(process.url)
+            report = Report(
+                machine=describe(process.device),
+                model=model.name,
+                settings={k: v for k, v in server.changed(config).items() if k != "model"},
+                start_s=process.start_s,
+            )
+        # Other engines do not tell; few vocabularies are smaller than the largest id of the cases.
+        vocab_size = args.vocab_size or model.vocab_size or cases.LARGEST_ID + 1
+        target = Target(model.url, model.name, vocab_size, args.api_key if args.url else None)
+        _measure_server(args, fitting_cases(chosen, model.max_model_len), target, report)
     print(tables.whole(report, earlier))
     if args.plot is not None:
         plot.draw(args.plot, report, earlier.online if earlier else ())
     return 0 if report.online and not any(row.failed for row in report.online) else 1
 
 
-def _online_cases(args: argparse.Namespace) -> list[cases.OnlineCase]:
-    """The cases that were named, or those of the loads, lengths or prompts that were."""
-    asked, lengths = _read_prompts(args), _own_lengths(args)
-    if asked is not None:
-        return own.online_cases(asked, args.clients, args.rates)
-    if not (args.clients or args.rates or lengths or args.num_prompts):
-        return _chosen(args, cases.online(args.seed))
-    if args.cases:
-        usage_error(args, "--cases are not run beside --clients or --rates")
-    num_in, num_out = cases.PROMPT_TOKENS, cases.OUTPUT_TOKENS
-    if lengths:
-        num_in, num_out = ((n, n) for n in lengths)
-    clients = args.clients or ([] if args.rates else [own.CLIENTS])
-    swept = cases.sweep(clients, args.rates, args.seed, num_in, num_out, args.num_prompts)
-    return list(swept)
-
-
-def _run_online(
-    args: argparse.Namespace, chosen: Iterable[cases.OnlineCase], subject: Subject
+def _measure_server(
+    args: argparse.Namespace, chosen: list[cases.OnlineCase], target: Target, report: Report
 ) -> None:
     from asyncllm.bench.online import run_cases
 
-    fitting = []
-    for case in chosen:
-        if subject.max_model_len is None or case.longest <= subject.max_model_len:
-            fitting.append(case)
-        else:
-            _say(f"{case.name}: skipped, the context is too short for it")
-    for row in run_cases(subject.target, fitting, args.seed):
-        _say(f"{row.case}: {row.tok_s:,.1f} tok/s")
-        if row.client_busy > BUSY_CLIENT:
-            _say(f"{row.case}: the clients were {row.client_busy:.0%} busy, and may be what limits")
-        if (row.tokens_per_event or 0) > MANY_TOKENS:
-            _say(
-                f"{row.case}: {row.tokens_per_event:.2f} tokens per event, as some share one or "
-                "have no text; ITL is the time between events"
-            )
-        subject.report.online.append(row)
-        _write(args, subject.report)
+    for row in run_cases(target, chosen, args.seed):
+        say(f"{row.case}: {row.tok_s:,.1f} tok/s")
+        _warn(row)
+        report.online.append(row)
+        _write(args, report)
+
+
+def _warn(row: OnlineRow) -> None:
+    """Say what limits the meaning of the figures."""
+    if row.client_busy > BUSY_CLIENT:
+        say(f"{row.case}: the clients were {row.client_busy:.0%} busy, and may be what limits")
+    if (row.tokens_per_event or 0) > MANY_TOKENS:
+        say(
+            f"{row.case}: {row.tokens_per_event:.2f} tokens per event, as some share one or have "
+            "no text; ITL is the time between events"
+        )
 
 
 # -- both ------------------------------------------------------------------------------------------
 
 
-def _own_lengths(args: argparse.Namespace) -> tuple[int, int] | None:
-    """Tokens of prompts and answers, if they are not those of the cases."""
-    if args.cases and (args.input_len or args.output_len or args.num_prompts):
-        usage_error(args, "--cases have lengths and numbers of prompts of their own")
-    if not (args.input_len or args.output_len):
-        return None
-    return args.input_len or LENGTHS[0], args.output_len or LENGTHS[1]
-
-
-def _read_prompts(args: argparse.Namespace) -> list[own.Asked] | None:
-    """The prompts of the file, if one was named.
-
-    Raises:
-        BadRequest, OSError: it is not such a file; the message has the line.
-    """
-    if args.prompts is None:
-        if args.column is not None:
-            usage_error(args, "--column is one of the file of --prompts")
-        return None
-    if args.cases or args.input_len:
-        usage_error(args, "--prompts are run instead of --cases, and have their own --input-len")
-    from asyncllm.cli.prompts import read_rows
-
-    rows = read_rows(args.prompts, args.column)[: args.num_prompts]
-    return own.read_asked(args.prompts, rows, args.output_len)
-
-
-def _chosen(args: argparse.Namespace, known: Iterable[C]) -> list[C]:
-    """The cases that were named, in that order, or all."""
-    by_name = {case.name: case for case in known}
-    names = args.cases or list(by_name)
-    for name in names:
-        if name not in by_name:
-            usage_error(args, f"no case {name!r} among {', '.join(by_name)}")
-    return [by_name[name] for name in names]
-
-
 def _prepare(args: argparse.Namespace, model: str) -> Earlier | None:
-    """Before anything is measured: what to compare with, and can the figures be written?
+    """Before measuring: read the figures to compare with, and check that --json can be written.
 
     Raises:
-        BadRequest, OSError: no.
+        BadRequest, OSError: one of the files is wrong.
     """
     from asyncllm.bench.earlier import Earlier
 
@@ -330,10 +283,6 @@ def _prepare(args: argparse.Namespace, model: str) -> Earlier | None:
 
 
 def _write(args: argparse.Namespace, report: Report) -> None:
-    """After each case: what was measured is not lost if the next one fails."""
+    """Write the file after each case, so that a later failure loses nothing."""
     if args.json is not None:
         report.write(args.json)
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)

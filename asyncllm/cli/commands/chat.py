@@ -22,7 +22,6 @@ from asyncllm.types import SamplingParams, TokenDelta
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from asyncllm.cli.options import Commands
     from asyncllm.client.client import Client
 
 Messages = list[dict[str, Any]]
@@ -33,14 +32,12 @@ _COMMANDS = """\
 /exit           leave, as Ctrl-D does; Ctrl-C stops an answer"""
 
 
-def add_command(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "chat",
-        help="talk to a model in the terminal",
-        description="Talk to a model, loaded here or served elsewhere.\n"
-        "From a pipe, each line is a message.",
-        epilog=_COMMANDS,
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Talk to a model, loaded here or served elsewhere.\nFrom a pipe, each line is a message."
     )
+    parser.epilog = _COMMANDS
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
@@ -80,7 +77,7 @@ def _client(args: argparse.Namespace) -> Client:
 
 
 class Conversation:
-    """The messages so far, and where answers come from."""
+    """The messages so far; ``answer`` streams the reply to them."""
 
     def __init__(
         self,
@@ -100,23 +97,23 @@ class Conversation:
             self.messages.append({"role": "system", "content": self._system})
 
     def say(self, text: str) -> None:
-        """Print the answer to a message as it comes; Ctrl-C stops it and keeps what has come.
+        """Print the answer to a message as it arrives; Ctrl-C stops it and keeps the text so far.
 
         Raises:
-            AsyncLLMError, OSError: there is no answer; the message is forgotten again.
+            AsyncLLMError, OSError: there is no answer; the message is forgotten.
         """
         self.messages.append({"role": "user", "content": text})
-        said: list[str] = []
+        parts: list[str] = []
         try:
-            # Closing the generator is what cancels the request after a Ctrl-C.
+            # Closing the generator cancels the request after a Ctrl-C.
             with suppress(KeyboardInterrupt), closing(self._answer(self.messages)) as deltas:
                 for delta in deltas:
-                    said.append(delta.text)
+                    parts.append(delta.text)
                     print(delta.text, end="", flush=True)
         finally:
             print()
-            if said:
-                self.messages.append({"role": "assistant", "content": "".join(said)})
+            if parts:
+                self.messages.append({"role": "assistant", "content": "".join(parts)})
             else:
                 self.messages.pop()
 
@@ -125,7 +122,7 @@ def talk(conversation: Conversation) -> int:
     """Read messages and commands from stdin until its end; returns the exit code.
 
     Raises:
-        EngineDead: no message could be answered any more.
+        EngineDead: no message can be answered any more.
     """
     typing = sys.stdin.isatty()
     if typing:

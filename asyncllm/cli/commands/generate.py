@@ -1,54 +1,58 @@
-"""``asyncllm generate``: answers to a file of prompts."""
+"""``asyncllm generate``: answer a file of prompts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from asyncllm.cli.answer_file import answer_lines, append_answers, say
+import msgspec
+
+from asyncllm.cli.answer_file import AnswerLines, answer_lines, append_answers, say
 from asyncllm.cli.options import (
     BATCH_DEFAULTS,
     add_config_options,
     add_model,
     config_from_args,
+    given_options,
     usage_error,
 )
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.prompts import READERS, Row, as_chat, read_rows
-from asyncllm.cli.results import answer_line, error_line, recover
+from asyncllm.cli.results import answer_line, error_line, fingerprint, recover
 from asyncllm.cli.sampling import add_sampling_options, check_sampling_options, sampling_params
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead
+from asyncllm.types import SamplingParams
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from asyncllm.cli.options import Commands
     from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.types import SamplingParams
 
+#: Fields of EngineConfig that an answer depends on.
+_MODEL: Final = ("model", "revision", "tokenizer", "chat_template", "load_format", "dtype")
 
-_EXAMPLES = """\
+_EXAMPLES: Final = """\
 examples:
   asyncllm generate prompts.txt -o answers.jsonl                         the demo model
   asyncllm generate Qwen/Qwen3-0.6B prompts.txt -o answers.jsonl --chat"""
 
 
-def add_command(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "generate",
-        help="answer a file of prompts",
-        description="Answer a file of prompts. Run it again after an interruption: it goes on "
-        "where it stopped, and tries the prompts again that failed.",
-        epilog=_EXAMPLES,
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Answer a file of prompts. Run it again after an interruption: it goes on where it "
+        "stopped, and tries the prompts again that failed."
     )
+    parser.epilog = _EXAMPLES
     add_model(parser)
     parser.add_argument(
         "file",
         type=Path,
         metavar="FILE",
-        help=".txt (a prompt per line), .csv or .jsonl (text, token ids or chat messages)",
+        help=".txt (a prompt per line), .csv or .jsonl (text, token ids or chat messages); the "
+        "last two may have max_tokens for a prompt",
     )
     parser.add_argument(
         "-o",
@@ -83,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output.resolve() == args.file.resolve():
         usage_error(args, "the output would replace the prompts")
     rows = _read(args)
-    answered = set() if args.overwrite else recover(args.output, rows)
+    settings = _settings(args, config)
+    answered = set() if args.overwrite else recover(args.output, rows, settings)
     if answered:
         say(f"{len(answered)} of {len(rows)} prompts are answered already")
     if len(answered) == len(rows):
@@ -97,13 +102,21 @@ def run(args: argparse.Namespace) -> int:
                 out.truncate(0)
             params = sampling_params(args, llm.default_params)
             todo = [row for row in rows if row.index not in answered]
-            return await _answer_all(llm, todo, params, out, chat=args.chat)
+            with answer_lines(out, llm, len(todo), "prompt") as lines:
+                await _answer_all(llm, todo, params, lines, settings)
+            return lines.failed
 
-    return append_answers(args.output, main, go_on="the same command")
+    return append_answers(args.output, main, resume="the same command")
+
+
+def _settings(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
+    """What answers depend on, apart from the prompts."""
+    model = {name: getattr(config, name) for name in _MODEL}
+    return {**model, "chat": args.chat, **given_options(args, SamplingParams)}
 
 
 def _read(args: argparse.Namespace) -> list[Row]:
-    """The prompts, all of which can be asked as they are to be."""
+    """The prompts, checked against the options."""
     if args.file.suffix.lower() not in READERS:
         usage_error(
             args,
@@ -111,12 +124,13 @@ def _read(args: argparse.Namespace) -> list[Row]:
             "the order is [MODEL] FILE",
         )
     rows = read_rows(args.file, args.field)
-    if args.chat:
-        for row in rows:
-            if not isinstance(row.prompt, str) and row.key == "prompt":
-                raise BadRequest(
-                    f"{args.file}: prompt {row.index} is token ids, which --chat refuses"
-                )
+    for row in rows:
+        if args.chat and not isinstance(row.prompt, str) and row.key == "prompt":
+            raise BadRequest(f"{args.file}: prompt {row.index} is token ids, which --chat refuses")
+        try:
+            _ = row.max_tokens  # a property that checks it
+        except BadRequest as error:
+            raise BadRequest(f"{args.file}: {error.message}") from error
     return rows
 
 
@@ -124,11 +138,10 @@ async def _answer_all(
     llm: AsyncLLM,
     rows: Sequence[Row],
     params: SamplingParams | None,
-    out: BinaryIO,
-    *,
-    chat: bool,
-) -> int:
-    """Write an answer or an error for each row; returns the number of errors.
+    lines: AnswerLines,
+    settings: dict[str, Any],
+) -> None:
+    """Write an answer or an error for each row.
 
     Raises:
         EngineDead: no further row could be answered either.
@@ -136,18 +149,20 @@ async def _answer_all(
     from asyncllm.llm.generation import Intake
 
     intake = Intake(llm)
-    with answer_lines(out, llm, len(rows), "prompt") as lines:
 
-        async def answer(row: Row) -> None:
-            prompt = as_chat(row.prompt) if chat else row.prompt
-            try:
-                line = answer_line(row, await intake.generate(prompt, params))
-            except EngineDead:
-                raise
-            except AsyncLLMError as error:
-                lines.write(error_line(row, error), failed=True)
-            else:
-                lines.write(line, failed=False)
+    async def answer(row: Row) -> None:
+        own = params
+        if row.max_tokens is not None:
+            own = msgspec.structs.replace(params or llm.default_params, max_tokens=row.max_tokens)
+        prompt = as_chat(row.prompt) if settings["chat"] else row.prompt
+        try:
+            answered = await intake.generate(prompt, own)
+        except EngineDead:
+            raise
+        except AsyncLLMError as error:
+            lines.write(error_line(row, error), failed=True)
+        else:
+            line = answer_line(row, answered, fingerprint(settings, row))
+            lines.write(line, failed=False)
 
-        await intake.run(answer, rows)
-    return lines.failed
+    await intake.run(answer, rows)

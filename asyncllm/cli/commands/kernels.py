@@ -16,7 +16,7 @@ from asyncllm.config import EngineConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.cli.options import Commands
+    from asyncllm.cli.parser import CommandParser
     from asyncllm.models.spec import ModelSpec
     from asyncllm.startup.flashinfer_prebuild import KernelModule
     from asyncllm.startup.triton_prebuild import Gpu
@@ -34,8 +34,8 @@ _SIZES = (
 )
 
 
-def add_command(commands: Commands) -> None:
-    kernels = commands.add_parser("kernels", help="compile GPU kernels ahead of time")
+def configure(kernels: CommandParser) -> None:
+    """Add the actions of the command."""
     actions = kernels.add_subparsers(title="actions", metavar="ACTION", required=True)
     parser = actions.add_parser(
         "build",

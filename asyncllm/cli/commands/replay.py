@@ -1,4 +1,4 @@
-"""``asyncllm replay``: check a trace, or ask what would have been."""
+"""``asyncllm replay``: check a trace, or simulate it with other settings."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from asyncllm.replay.variants import KEYS, Variant
 if TYPE_CHECKING:
     from array import array
 
-    from asyncllm.cli.options import Commands
     from asyncllm.replay.figures import Figures
     from asyncllm.replay.verify import Replayed
 
 
-def add_command(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "replay",
-        help="run the scheduler again on what serve --trace recorded",
-        description="Run the scheduler again on what serve --trace recorded, and check that it "
-        "makes the same plans.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Run the scheduler again on what serve --trace recorded, and check that it makes the same "
+        "plans."
     )
     parser.add_argument("file", metavar="FILE", help="the trace")
     parser.add_argument(
@@ -87,20 +85,12 @@ def _summary(replayed: Replayed) -> str:
 
 
 def _table(columns: list[tuple[str, Figures]]) -> str:
-    """Names to the left, one column for each run."""
-    rows = [["", *(name for name, _ in columns)]]
+    """A row for each figure, a column for each run."""
+    from asyncllm.terminal import table
+
     cells = [_cells(figures) for _, figures in columns]
-    rows += [[name, *(column[name] for column in cells)] for name in cells[0]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    )
+    rows = [[name, *(column[name] for column in cells)] for name in cells[0]]
+    return table(["", *(name for name, _ in columns)], rows)
 
 
 def _cells(figures: Figures) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_config_options, add_model, config_from_args
 from asyncllm.cli.progress import LoadingBar
@@ -13,16 +12,10 @@ from asyncllm.config import EngineConfig
 from asyncllm.server_config import ServerConfig
 from asyncllm.startup.preload import preload_cuda
 
-if TYPE_CHECKING:
-    from asyncllm.cli.options import Commands
 
-
-def add_command(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "serve",
-        help="serve a model over HTTP, with OpenAI's API",
-        description="Serve a model over HTTP, with OpenAI's API.",
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = "Serve a model over HTTP, with OpenAI's API."
     add_model(parser)
     add_config_options(parser, EngineConfig, ServerConfig)
     parser.set_defaults(run=run, parser=parser)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncllm.cli.batch_file import BadItem, Item, Result, answered_lines, read_items, run_batch
+from asyncllm.cli.answer_file import keep_answered
+from asyncllm.cli.batch_file import BadItem, Item, answered_id, read_items, run_batch
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import EngineDead, QueueFull
 from asyncllm.server_config import ServerConfig
@@ -21,8 +22,8 @@ HELLO = {"messages": [{"role": "user", "content": "aé"}]}
 
 
 def line(name: Any, url: str = CHAT, body: Any = HELLO, **more: Any) -> bytes:
-    asked = {"custom_id": name, "method": "POST", "url": url, "body": body, **more}
-    return json.dumps(asked).encode() + b"\n"
+    entry = {"custom_id": name, "method": "POST", "url": url, "body": body, **more}
+    return json.dumps(entry).encode() + b"\n"
 
 
 async def answers_of(
@@ -30,19 +31,24 @@ async def answers_of(
 ) -> dict[str | None, Any]:
     llm = llm or FakeLLM()
     await llm.start()
-    results: list[Result] = []
+    results: list[tuple[bytes, bool]] = []
     try:
-        await run_batch(llm, ServerConfig(**config), items, results.append)  # type: ignore[arg-type]
+        await run_batch(
+            llm,  # type: ignore[arg-type]
+            ServerConfig(**config),
+            items,
+            lambda line, failed: results.append((line, failed)),
+        )
     finally:
         await llm.aclose()
     assert llm.stats.running == llm.stats.waiting == 0
-    lines = [json.loads(result.line) for result in results]
-    for result, found in zip(results, lines, strict=True):
-        assert result.line.endswith(b"\n")
-        assert result.line.count(b"\n") == 1
+    lines = [json.loads(text) for text, _ in results]
+    for (text, failed), found in zip(results, lines, strict=True):
+        assert text.endswith(b"\n")
+        assert text.count(b"\n") == 1
         assert list(found) == ["id", "custom_id", "response", "error"]
         response = found["response"]
-        assert result.failed == (response is None or response["status_code"] != 200)
+        assert failed == (response is None or response["status_code"] != 200)
         assert (response is None) == (found["error"] is not None)
     assert len({found["id"] for found in lines}) == len(lines) == len(items)
     return {found["custom_id"]: found for found in lines}
@@ -51,7 +57,7 @@ async def answers_of(
 # -- the file --------------------------------------------------------------------------------------
 
 
-def test_lines_that_are_requests() -> None:
+def test_valid_lines() -> None:
     content = line("a") + b"\n  \n" + line("é", COMPLETIONS, {"prompt": "x"}).rstrip(b"\n")
     first, second = read_items(b"\xef\xbb\xbf" + content)
     assert first == Item("a", CHAT, json.dumps(HELLO).encode())
@@ -78,7 +84,7 @@ def test_lines_that_are_requests() -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_line_that_is_none(bad: bytes, name: str | None, part: str) -> None:
+def test_an_invalid_line(bad: bytes, name: str | None, part: str) -> None:
     first, second, third = read_items(line("a") + bad + line("c"))
     assert isinstance(second, BadItem)
     assert second.custom_id == name
@@ -88,20 +94,27 @@ def test_a_line_that_is_none(bad: bytes, name: str | None, part: str) -> None:
     assert isinstance(third, Item)
 
 
-def test_what_is_answered_already() -> None:
+def test_answered_requests_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    def kept(content: bytes) -> tuple[set[str], bytes]:
+        path.write_bytes(content)
+        return keep_answered(path, answered_id), path.read_bytes()
+
     fine = b'{"custom_id":"a","response":{"status_code":200},"error":null}\n'
     refused = b'{"custom_id":"b","response":{"status_code":400},"error":null}\n'
     bad = b'{"custom_id":null,"response":null,"error":{}}\n'
-    assert answered_lines(fine + refused + bad + b'{"custom_id":"c","resp') == {"a": fine}
-    assert answered_lines(b"") == answered_lines(b'{"half') == {}
-    with pytest.raises(ValueError, match="line 2"):
-        answered_lines(fine + b"{}\n")
+    assert kept(fine + refused + bad + b'{"custom_id":"c","resp') == ({"a"}, fine)
+    assert kept(b"") == kept(b'{"half') == (set(), b"")
+    with pytest.raises(ValueError, match="line 3"):
+        kept(fine + refused + b"a\n")
+    assert path.read_bytes() == fine + refused + b"a\n"
 
 
 # -- answers ---------------------------------------------------------------------------------------
 
 
-async def test_every_item_gets_what_the_server_says() -> None:
+async def test_every_item_gets_the_servers_response() -> None:
     content = (
         line("chat")
         + line("text", COMPLETIONS, {"prompt": ["x", "yy"], "n": 2})
@@ -156,7 +169,7 @@ async def test_more_than_the_queue_takes() -> None:
     assert Impatient.refused > 0
 
 
-async def test_names_that_are_served() -> None:
+async def test_served_model_names() -> None:
     items = read_items(line("a", body=HELLO | {"model": "gpt-x"}))
     found = await answers_of(items, served_model_name=("gpt-x",))
     assert found["a"]["response"]["body"]["model"] == "gpt-x"
@@ -167,9 +180,14 @@ async def test_a_dead_engine_ends_it() -> None:
     await llm.start()
     llm.healthy = False
     items = read_items(line("a") + line("b"))
-    results: list[Result] = []
+    results: list[bytes] = []
     with pytest.raises(EngineDead, match="the engine has stopped"):
-        await run_batch(llm, ServerConfig(), items, results.append)  # type: ignore[arg-type]
+        await run_batch(
+            llm,  # type: ignore[arg-type]
+            ServerConfig(),
+            items,
+            lambda line, failed: results.append(line),
+        )
     assert results == []
 
 
@@ -183,10 +201,10 @@ def batch(*args: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    asked, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"messages": [{"role": "user", "content": "What is 27 + 45?"}]}
-    asked.write_bytes(line("sum", body=body) + b"oops\n")
-    first = batch(asked, out)
+    requests.write_bytes(line("sum", body=body) + b"oops\n")
+    first = batch(requests, out)
     assert first.returncode == 1
     assert "1 requests answered, 1 failed" in first.stderr
     lines = {found["custom_id"]: found for found in map(json.loads, out.read_text().splitlines())}
@@ -194,7 +212,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "72" in message["content"]
     assert lines[None]["error"]["message"].startswith("line 2: ")
 
-    again = batch(asked, out)
+    again = batch(requests, out)
     assert again.returncode == 1
     assert "--resume" in again.stderr
 
@@ -203,27 +221,27 @@ def test_the_command(tmp_path: Path) -> None:
     with out.open("ab") as file:
         file.write(b'{"id":"batch_req_1","custom')
     text = {"prompt": "Once upon a time", "max_tokens": 4}
-    asked.write_bytes(line("sum", body=body) + line("text", COMPLETIONS, text))
-    resumed = batch(asked, out, "--resume")
+    requests.write_bytes(line("sum", body=body) + line("text", COMPLETIONS, text))
+    resumed = batch(requests, out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "1 of 2 requests are answered already" in resumed.stderr
     mended, added = out.read_bytes().splitlines(True)
     assert mended == kept
     assert json.loads(added)["response"]["body"]["usage"]["completion_tokens"] == 4
 
-    done = batch(asked, out, "--resume")
+    done = batch(requests, out, "--resume")
     assert done.returncode == 0
     assert out.read_bytes() == mended + added
 
 
-def test_what_cannot_be_done(tmp_path: Path) -> None:
-    asked = tmp_path / "in.jsonl"
-    asked.write_bytes(line("a"))
-    assert batch(asked, asked).returncode == 2
+def test_wrong_files(tmp_path: Path) -> None:
+    requests = tmp_path / "in.jsonl"
+    requests.write_bytes(line("a"))
+    assert batch(requests, requests).returncode == 2
     assert batch(tmp_path / "none.jsonl", tmp_path / "out").returncode == 1
     other = tmp_path / "other.jsonl"
     other.write_text('{"index": 0}\n')
-    refused = batch(asked, other, "--resume")
+    refused = batch(requests, other, "--resume")
     assert refused.returncode == 1
     assert "line 1 is no answer of a batch" in refused.stderr
     assert other.read_text() == '{"index": 0}\n'

@@ -39,8 +39,8 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out, peers = tmp_path / "out.json", tmp_path / "peers.json"
     row = {"engine": "slow", "model": "asyncllm-demo", "case": "bs1", "out_tok_s": 0.001}
     peers.write_text(json.dumps({"offline": [row]}))
-    args = ["bench", "offline", *CPU, "--json", str(out), "--compare", str(peers)]
-    assert main(args) == 0
+    args = ["bench", "offline", *CPU, "--cases", "bs1,bs8,prefill8k,uneven"]
+    assert main([*args, "--json", str(out), "--compare", str(peers)]) == 0
     report = decode_report(out.read_bytes(), out)
     assert (report.asyncllm, report.model) == (__version__, "asyncllm-demo")
     assert report.settings["policy"] == "longest"
@@ -63,6 +63,17 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "policy longest" in printed.out
     assert "slow" in printed.out
     assert "ratios above 1 are better" in printed.out
+
+
+def test_a_cpu_runs_small_cases_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = sum(sum(case.make(0).max_tokens) for case in cases.OFFLINE_CPU)
+    assert tokens < 300, "seconds with the demo, and about a minute with a model of 0.6B"
+    assert main(["bench", "offline", *CPU]) == 0
+    printed = capsys.readouterr()
+    assert "on a CPU, two small cases are run; for all: --cases bs1,bs8," in printed.err
+    names = [line.rpartition(" ")[0] for line in printed.err.splitlines() if "tok/s" in line]
+    assert [case.name in " ".join(names) for case in cases.OFFLINE_CPU] == [True, True]
+    assert "uneven: " not in printed.err
 
 
 def test_chosen_cases_and_policy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +121,7 @@ def test_idle_time_between_steps() -> None:
     assert device.copy_stream().run(lambda: None).idle_seconds() is None
 
 
-def test_prompts_of_ones_own(
+def test_given_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncllm.bench.progress.LINE_SECONDS", 0.0)
@@ -129,7 +140,7 @@ def test_prompts_of_ones_own(
     assert "of 300 tokens" in printed, "three repetitions, on the way"
 
 
-def test_lengths_of_ones_own(tmp_path: Path) -> None:
+def test_given_lengths(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     args = ["bench", "offline", *CPU, "--input-len", "9", "--output-len", "3", "--num-prompts", "2"]
     assert main([*args, "--json", str(out)]) == 0

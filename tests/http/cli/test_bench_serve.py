@@ -19,11 +19,11 @@ import pytest
 from asyncllm.__main__ import main
 from asyncllm.bench import cases
 from asyncllm.bench.cases import OnlineCase, closed_loop, interference, poisson
-from asyncllm.bench.child import ServerProcess as BenchServer
-from asyncllm.bench.child import options
 from asyncllm.bench.load import Answered, Outcome, Target
 from asyncllm.bench.online import Load, deal, run_cases, summarize
 from asyncllm.bench.report import Report, decode_report
+from asyncllm.bench.server import ServerProcess as BenchServer
+from asyncllm.bench.server import options
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError
 from tests.support.server.serving import ServerProcess
@@ -143,7 +143,7 @@ def test_a_server_that_cannot_start(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "the server ended with status 1 before it was ready" in printed
 
 
-def test_the_server_ends_with_what_used_it() -> None:
+def test_the_server_ends_with_its_context() -> None:
     before = children()
     server = BenchServer(EngineConfig(device="sim"))
     with suppress(KeyboardInterrupt), server:
@@ -173,7 +173,7 @@ def running_servers(parent: int) -> list[str]:
     return [child.split()[0] for child in children(parent) if "\0serve\0--host" in child]
 
 
-def test_the_options_of_the_server_are_those_that_were_given() -> None:
+def test_the_server_gets_the_given_options() -> None:
     config = EngineConfig(
         model="some/model", load_format="dummy", max_num_seqs=8, prefix_caching=False
     )
@@ -205,7 +205,7 @@ def test_a_sweep_at_a_url(
     assert "no request was answered; HTTP 400" in capsys.readouterr().err
 
 
-def test_a_plot_beside_that_of_an_earlier_run(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_plot_with_the_curve_of_an_earlier_run(server: ServerProcess, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     old, picture = tmp_path / "old.json", tmp_path / "load.svg"
     args = ["bench", "serve", "--url", server.url, "--api-key", "secret", "--clients", "1,2"]
@@ -214,7 +214,7 @@ def test_a_plot_beside_that_of_an_earlier_run(server: ServerProcess, tmp_path: P
     assert b"<svg" in picture.read_bytes()
 
 
-def test_what_a_url_can_lack(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_a_url(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     def error_of(*args: str) -> str:
         assert main(["bench", "serve", *args]) == 1
         return capsys.readouterr().err
@@ -262,7 +262,7 @@ def test_wrong_usage(args: str, message: str, capsys: pytest.CaptureFixture[str]
         (["--plot", "x.png", "--cases", "c1"], "two loads"),
     ],
 )
-def test_what_cannot_work_is_said_before_a_server_starts(
+def test_wrong_files_are_refused_before_a_server_starts(
     args: list[str],
     message: str,
     tmp_path: Path,
@@ -270,7 +270,7 @@ def test_what_cannot_work_is_said_before_a_server_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("asyncllm.bench.child.ServerProcess.__enter__", None)
+    monkeypatch.setattr("asyncllm.bench.server.ServerProcess.__enter__", None)
     Path("bad.json").write_text("{")
     row = {"engine": "x", "model": "Qwen3-8B", "case": "c1", "out_tok_s": 1.0}
     Path("peers.json").write_text(json.dumps({"offline": [row]}))
@@ -309,7 +309,7 @@ def test_a_file_of_prompts(
         assert row.ttft_p50 is not None
 
 
-def test_one_case_of_ones_own(server: ServerProcess, tmp_path: Path) -> None:
+def test_given_lengths(server: ServerProcess, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     args = ["bench", "serve", "--url", server.url, "--api-key", "secret", "--input-len", "20"]
     assert main([*args, "--output-len", "6", "--num-prompts", "10", "--json", str(out)]) == 0
@@ -363,7 +363,7 @@ def test_several_processes_share_a_case(server: ServerProcess) -> None:
     assert row.tok_s * row.seconds == pytest.approx(sum(shot.num_out for shot in case.shots))
 
 
-def test_tokens_without_an_event_are_told(
+def test_tokens_without_an_event_are_reported(
     server: ServerProcess,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

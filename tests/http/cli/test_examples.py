@@ -91,9 +91,9 @@ def test_every_script_is_run_here() -> None:
 
 @pytest.mark.parametrize("script", RUNS)
 def test_a_script(script: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    wanted = RUNS[script]
-    served = request.getfixturevalue("url") if "{url}" in wanted.args else ""
-    args = wanted.args.format(url=served, out=tmp_path / "out").split()
+    run = RUNS[script]
+    served = request.getfixturevalue("url") if "{url}" in run.args else ""
+    args = run.args.format(url=served, out=tmp_path / "out").split()
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / script), *args],
         cwd=tmp_path,
@@ -104,7 +104,21 @@ def test_a_script(script: str, tmp_path: Path, request: pytest.FixtureRequest) -
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert re.search(wanted.output, done.stdout, re.MULTILINE), done.stdout[-2000:]
+    assert re.search(run.output, done.stdout, re.MULTILINE), done.stdout[-2000:]
+
+
+@pytest.mark.parametrize("script", [*RUNS, *SERVERS])
+def test_help_of_a_script(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), "--help"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ")
 
 
 def test_an_application_with_a_model_inside(url: str) -> None:
@@ -112,7 +126,7 @@ def test_an_application_with_a_model_inside(url: str) -> None:
         assert response.read() == b"tenalp\n"
 
 
-def test_a_client_says_what_it_lacks() -> None:
+def test_a_client_without_a_server_says_so() -> None:
     command = [sys.executable, str(EXAMPLES / "openai_client.py"), "http://127.0.0.1:9/v1"]
     done = subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False

@@ -11,7 +11,7 @@ import msgspec
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.sim import virtual_time
-from asyncllm.sim.cost import H200, SHAPES, StepCost
+from asyncllm.sim.cost import H200, SHAPES, SimCost
 from asyncllm.sim.executor import SimExecutor
 from asyncllm.wire.messages import (
     Admit,
@@ -47,7 +47,7 @@ LIMITS = EngineLimits(
     vocab_size=VOCAB,
     eos_token_ids=(EOS,),
 )
-COST = StepCost.of(SHAPES["h200-8b"], H200, itemsize=2)
+COST = SimCost(SHAPES["h200-8b"], H200, itemsize=2)
 
 Row = tuple[int, int, int]
 
@@ -72,7 +72,7 @@ def flat(rows: list[Row]) -> bytes:
 class Driver:
     """Submits plans, numbered as they come."""
 
-    def __init__(self, limits: EngineLimits, cost: StepCost):
+    def __init__(self, limits: EngineLimits, cost: SimCost):
         self.executor = SimExecutor(limits, cost)
         self.next_step = 0
 
@@ -125,7 +125,8 @@ def simulate(
     """Run a test on a virtual clock, with a new executor."""
 
     async def main() -> None:
-        cost = msgspec.structs.replace(COST, copy_bandwidth=copy_bandwidth)
+        gpu = msgspec.structs.replace(H200, copy_bandwidth=copy_bandwidth)
+        cost = SimCost(SHAPES["h200-8b"], gpu, itemsize=2)
         await test(Driver(limits, cost))
 
     virtual_time.run(main())

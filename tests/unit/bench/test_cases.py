@@ -117,7 +117,7 @@ def test_sweeps_and_their_warm_up() -> None:
     assert max(shot.num_in for shot in cases.warm_up(swept).shots) > 900
 
 
-def test_lengths_of_ones_own() -> None:
+def test_given_lengths() -> None:
     swept = cases.sweep([2], [4], 0, (30, 30), (7, 7), count=5)
     assert [case.name for case in swept] == ["2 clients", "4/s"]
     assert all([shot[1:3] for shot in case.shots] == [(30, 7)] * 5 for case in swept)

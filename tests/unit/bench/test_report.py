@@ -152,7 +152,7 @@ def test_a_peer_by_name(peers: Path) -> None:
     assert len(earlier.select("Qwen/Qwen3-8B").figures) == 1
 
 
-def test_what_a_file_does_not_have(peers: Path) -> None:
+def test_missing_models_and_engines_are_named(peers: Path) -> None:
     earlier = Earlier.read(peers)
     with pytest.raises(BadRequest, match=r"figures of Qwen3-0\.6B, Qwen3-8B; not of Qwen3-14B"):
         earlier.select("Qwen/Qwen3-14B")
@@ -164,7 +164,7 @@ def test_what_a_file_does_not_have(peers: Path) -> None:
     assert compared[1].ratio == 0.5
 
 
-def test_an_earlier_run_of_our_own(tmp_path: Path) -> None:
+def test_comparing_with_an_earlier_run(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     report(offline=[offline(tok_s=5000.0)], online=[online(itl_max=None)]).write(path)
     earlier = Earlier.read(path).select("Qwen3-0.6B")
@@ -237,7 +237,7 @@ def test_tables_fit_a_terminal_and_explain_themselves() -> None:
 # -- plots -----------------------------------------------------------------------------------------
 
 
-def test_a_plot_that_cannot_be_is_refused_early(
+def test_an_impossible_plot_is_refused_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept = cases.sweep([1, 2], [])

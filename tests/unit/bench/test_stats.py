@@ -76,7 +76,7 @@ def test_percentiles_of_the_latest_once_more_were_observed(
     assert sum(values.histogram.counts) == 21
 
 
-def test_only_gaps_before_steps_that_were_ready_count() -> None:
+def test_only_gaps_before_ready_steps_count() -> None:
     stats = EngineStats()
     stats.step_submitted(1, now=0.0, alone=True)
     stats.step_submitted(1, now=0.0, alone=False)
@@ -163,7 +163,7 @@ def test_an_engine_that_did_nothing() -> None:
     assert figures({}, {}, 1.0).launch_gap_us is None
 
 
-def test_quantiles_of_what_was_observed_between() -> None:
+def test_quantiles_between_two_scrapes() -> None:
     def samples(*counts: float) -> dict[str, float]:
         limits = ("0.1", "1.0", "10.0", "+Inf")
         pairs = zip(limits, counts, strict=True)

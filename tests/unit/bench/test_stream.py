@@ -130,7 +130,7 @@ async def test_failures(pieces: list[bytes], message: str) -> None:
         await read(*pieces, lost=True)
 
 
-def test_a_request_is_what_the_server_needs() -> None:
+def test_a_request_has_the_head_and_body_that_the_server_needs() -> None:
     target = Target("http://localhost:8000/llm/", "some/model", 100, "secret")
     head, _, body = request(target, Shot(None, 5, 7, seed=3)).partition(b"\r\n\r\n")
     assert head.startswith(b"POST /llm/v1/completions HTTP/1.1\r\nHost: localhost:8000\r\n")
@@ -170,13 +170,13 @@ async def test_a_chat_whose_first_and_last_events_have_text() -> None:
     assert len(reading.times) == 2
 
 
-def test_what_a_server_is_asked_with_a_prompt_of_ones_own() -> None:
+def test_given_prompts_go_to_the_route_of_their_kind() -> None:
     target = Target("http://host:1", "m", 100)
     text = request(target, Shot(None, 0, 5, 0, given="hello"))
     assert b"POST /v1/completions " in text
     assert b'"prompt":"hello"' in text
     assert b"ignore_eos" not in text, "the model ends its answer"
     messages = [{"role": "user", "content": "hello"}]
-    asked = request(target, Shot(None, 0, 5, 0, given=messages))
-    assert b"POST /v1/chat/completions " in asked
-    assert b'"messages":[{"role":"user","content":"hello"}]' in asked
+    chat_request = request(target, Shot(None, 0, 5, 0, given=messages))
+    assert b"POST /v1/chat/completions " in chat_request
+    assert b'"messages":[{"role":"user","content":"hello"}]' in chat_request

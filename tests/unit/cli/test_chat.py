@@ -108,7 +108,7 @@ def test_an_interrupted_answer_is_cancelled_and_kept() -> None:
     assert conversation.messages[1:] == [{"role": "assistant", "content": "so far"}]
 
 
-def test_a_server_elsewhere(
+def test_chat_with_a_server_at_a_url(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving() as server:

@@ -155,6 +155,7 @@ def test_a_line_for_each_prompt(
         "stop_reason": None,
         "usage": {"prompt_tokens": 8, "completion_tokens": 8, "cached_tokens": 0},
         "input": {"id": 5},
+        "settings": found[1]["settings"],
     }
     assert found[1]["messages"] == messages
     assert found[1]["text"] == "user: hi\nassistant: "
@@ -172,6 +173,34 @@ def test_options_reach_the_engine(write: Write, echo: type[EchoLLM]) -> None:
     [llm] = echo.made
     assert (llm.config.model, llm.config.max_num_seqs) == ("m", 3)
     assert llm.params == [SamplingParams(temperature=0, max_tokens=3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.jsonl", '{"prompt": "abcdef"}\n{"prompt": "abcdef", "max_tokens": 2}\n'),
+        ("p.csv", "prompt,Max_Tokens\nabcdef,\nabcdef,2\n"),
+    ],
+)
+def test_a_prompt_may_have_its_own_max_tokens(
+    name: str, text: str, write: Write, echo: type[EchoLLM]
+) -> None:
+    file = write(name, text)
+    assert generate(file, "--max-tokens", "4", "--temperature", "0") == 0
+    assert [results(file)[i]["text"] for i in range(2)] == ["abcd", "ab"]
+    assert {params.temperature for params in echo.made[0].params} == {0}
+    assert generate(file, "--overwrite") == 0
+    assert [results(file)[i]["text"] for i in range(2)] == ["abcdef", "ab"]
+
+
+@pytest.mark.parametrize("value", ["0", "1.5", "true", '"many"'])
+def test_a_wrong_max_tokens_is_refused_before_a_model_is_loaded(
+    value: str, write: Write, echo: type[EchoLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write("p.jsonl", f'{{"prompt": "a"}}\n{{"prompt": "b", "max_tokens": {value}}}\n')
+    assert generate(file) == 1
+    assert f"{file}: line 2: 'max_tokens' " in capsys.readouterr().err
+    assert not echo.made
 
 
 def test_more_prompts_than_the_queue_holds(write: Write, echo: type[EchoLLM]) -> None:
@@ -274,6 +303,33 @@ def test_results_for_other_prompts_are_left_alone(
     assert out.read_bytes() == before
     assert generate(file, "--overwrite") == 0
     assert len(results(file)) == prompts.count("\n")
+
+
+@pytest.mark.parametrize(
+    "options", [["--temperature", "0"], ["--model", "other"], ["--chat"], ["--stop", "x"]]
+)
+def test_answers_of_other_settings_are_not_resumed(
+    options: list[str], write: Write, echo: type[EchoLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write("p.txt", "a\nb\n")
+    assert generate(file) == 0
+    before = file.with_name("out.jsonl").read_bytes()
+    assert generate(file, *options) == 1
+    assert "the model or the sampling options were different" in capsys.readouterr().err
+    assert file.with_name("out.jsonl").read_bytes() == before
+    assert generate(file, "--max-num-seqs", "2") == 0, "answers do not depend on it"
+    assert generate(file, *options, "--overwrite") == 0
+    assert generate(file, *options) == 0
+
+
+def test_another_max_tokens_of_a_prompt_is_not_resumed(
+    write: Write, echo: type[EchoLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write("p.jsonl", '{"prompt": "abc", "max_tokens": 1}\n')
+    assert generate(file) == 0
+    write("p.jsonl", '{"prompt": "abc", "max_tokens": 2}\n')
+    assert generate(file) == 1
+    assert "options were different" in capsys.readouterr().err
 
 
 def test_a_file_that_holds_something_else_is_left_alone(write: Write, echo: type[EchoLLM]) -> None:

@@ -96,7 +96,7 @@ def test_a_command_has_defaults_of_its_own() -> None:
     assert config_from_args(parser.parse_args(["--a-number", "4"]), Example) == Example(a_number=4)
 
 
-def test_sampling_options_are_laid_over_the_models_own() -> None:
+def test_sampling_options_override_the_models_defaults() -> None:
     parser = argparse.ArgumentParser()
     add_sampling_options(parser)
     own = SamplingParams(temperature=0.6, top_k=20)
@@ -192,8 +192,10 @@ from asyncllm.__main__ import main
 try:
     main(["serve", "--help"])
 finally:
-    heavy = {"torch", "aiohttp", "tokenizers", "jinja2", "numpy"} & sys.modules.keys()
+    heavy = {"torch", "aiohttp", "tokenizers", "jinja2", "numpy", "rich"} & sys.modules.keys()
     assert not heavy, heavy
+    others = ("asyncllm.bench", "asyncllm.replay")
+    assert not [name for name in sys.modules if name.startswith(others)]
 """
     started = time.perf_counter()
     done = subprocess.run(

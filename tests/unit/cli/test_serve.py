@@ -63,4 +63,4 @@ def test_the_loading_bar_is_for_large_models(
     bar(total, total)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert ("loading: 100%" in captured.err) is drawn
+    assert ("loading 100%" in captured.err) is drawn

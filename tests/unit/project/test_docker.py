@@ -194,7 +194,7 @@ def test_everything_copied_is_there_and_not_ignored() -> None:
     assert {"asyncllm", "pyproject.toml", project["readme"]} <= allowed  # what the wheel needs
 
 
-def test_the_kernels_that_are_built_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_of_the_image_are_valid_options(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = dict(value.split("=", 1) for name, value in instructions() if name == "ARG")
     [options] = shlex.split(arguments["KERNELS"])
     args = parsed(monkeypatch, kernels, ["kernels", "build", *shlex.split(options)])

@@ -57,7 +57,7 @@ def test_the_check_finds_what_it_looks_for(text: str) -> None:
     assert SOMEBODY_ELSES.search(text)
 
 
-def test_the_distribution_has_a_name_of_its_own() -> None:
+def test_the_distribution_is_called_asyncllm_server() -> None:
     assert PROJECT["name"] == "asyncllm-server"
     assert PROJECT["scripts"].keys() == {"asyncllm"}
 
@@ -78,8 +78,8 @@ def test_every_extra_that_a_message_names_exists() -> None:
 def test_every_direct_dependency_is_pinned_for_tests() -> None:
     """Without a pin, what the tests ran with depends on the day."""
     extras = PROJECT["optional-dependencies"].values()
-    asked = [*PROJECT["dependencies"], *(one for extra in extras for one in extra)]
+    required = [*PROJECT["dependencies"], *(one for extra in extras for one in extra)]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
-    names = {re.split(r"[\[<>=;\s]", one)[0].lower().replace("_", "-") for one in asked}
+    names = {re.split(r"[\[<>=;\s]", one)[0].lower().replace("_", "-") for one in required}
     assert names - {PROJECT["name"]} <= pinned

@@ -215,7 +215,7 @@ def test_a_failing_disk_ends_the_recording_only(caplog: pytest.LogCaptureFixture
     assert "cannot write the trace /dev/full" in line.message
 
 
-def test_a_file_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_created_raises_at_once(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"cannot write the trace .*: Is a directory"):
         recorded(tmp_path)
     with pytest.raises(TraceError, match=r"cannot write the trace .*: No such file"):
@@ -272,7 +272,7 @@ def test_a_tenant_may_be_no_text(tmp_path: Path) -> None:
     assert arrival.tenant == "x\\ud800"
 
 
-def test_what_the_recorder_remembers_is_bounded(tmp_path: Path) -> None:
+def test_the_recorders_memory_is_bounded(tmp_path: Path) -> None:
     driver = Driver(str(tmp_path / "a"), 5, num_pages=20, page_size=2, max_model_len=40)
     recorder = driver.sched._recorder
     assert recorder is not None

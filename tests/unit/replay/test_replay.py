@@ -228,7 +228,7 @@ def test_another_version_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixt
         (MAGIC + bytes([FORMAT]) + b"\x01\x00\x00\x00\x80", "does not suit asyncllm"),
     ],
 )
-def test_what_is_no_trace_is_refused(
+def test_a_file_that_is_no_trace_is_refused(
     tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a").write_bytes(content)

@@ -138,10 +138,10 @@ def test_the_table_has_a_column_for_each_variant(
     ("variant", "message"),
     [
         ("bugdet=3", "unknown key 'bugdet': known are budget, "),
-        ("budget=0", "budget=0: it must be at least 1"),
+        ("budget=0", "budget=0: Expected `int` >= 1"),
         ("budget=many", "budget=many: "),
-        ("policy=best", "policy=best: it is one of fair, "),
-        ("prefix_caching=1", "prefix_caching=1: it is true or false"),
+        ("policy=best", "policy=best: Invalid enum value 'best': it is one of fair, "),
+        ("prefix_caching=2", "prefix_caching=2: Expected `bool`"),
         ("", "unknown key ''"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_bad_variant_is_a_usage_error(
         ("kv_cache_tokens=512", "a request may come to 8068 tokens, and the KV cache would hold"),
     ],
 )
-def test_a_variant_that_cannot_be_is_one_line(
+def test_an_impossible_variant_is_one_line(
     loaded: Replayed, variant: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", loaded.trace.path, "--what-if", variant]) == 1

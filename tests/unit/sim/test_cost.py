@@ -13,19 +13,19 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
 from asyncllm.models.config import Config, OPTConfig, Qwen3Config, Qwen3MoeConfig
 from asyncllm.models.spec import ModelSpec, SamplingDefaults, read_spec
-from asyncllm.sim.cost import H200, SHAPES, StepCost, shape_of
+from asyncllm.sim.cost import H200, SHAPES, SimCost, shape_of
 from asyncllm.sim.executor import build_sim
 from tests.support.engine.sim_driver import COST, EOS
 
 
-def step_ms(cost: StepCost, rows: list[tuple[int, int]], num_samples: int | None = None) -> float:
+def step_ms(cost: SimCost, rows: list[tuple[int, int]], num_samples: int | None = None) -> float:
     """Milliseconds of a step with rows of (start, length)."""
     starts, lengths = np.array(rows, dtype=np.int64).T
     return 1e3 * cost.seconds(starts, lengths, len(rows) if num_samples is None else num_samples)
 
 
 def test_step_times_are_those_of_good_engines_on_an_h200() -> None:
-    large, small = COST, StepCost.of(SHAPES["h200-0.6b"], H200, itemsize=2)
+    large, small = COST, SimCost(SHAPES["h200-0.6b"], H200, itemsize=2)
     assert 190 < step_ms(large, [(0, 8000)]) < 215
     assert 4.4 < step_ms(large, [(512, 1)]) < 5.2
     assert 5.5 < step_ms(large, [(1024, 1)] * 32) < 7.5
@@ -49,7 +49,7 @@ def test_a_few_more_tokens_are_nearly_free_until_arithmetic_is_the_limit() -> No
     assert step_ms(COST, [*decodes, (0, 2048)]) > 5 * alone
 
 
-def test_a_row_alone_costs_what_it_adds() -> None:
+def test_every_row_adds_to_the_cost() -> None:
     rows = [(17, 1), (3000, 1), (0, 700), (512, 33)]
     base = step_ms(COST, [(0, 1)])
     added = [step_ms(COST, [(0, 1), row]) - base for row in rows]
@@ -115,7 +115,7 @@ def test_auto_knows_other_families() -> None:
     )
     shape = shape_of("auto", spec_of(qwen3_30b_a3b))
     assert shape.stored_params == pytest.approx(30.5e9, rel=1e-2)
-    cost = StepCost.of(shape, H200, itemsize=2)
+    cost = SimCost(shape, H200, itemsize=2)
     assert step_ms(cost, [(0, 1)]) < step_ms(cost, [(0, 1)] * 8) < 10 * step_ms(cost, [(0, 1)])
     assert step_ms(cost, [(0, 1)] * 32) < 1.5 * step_ms(cost, [(0, 1)] * 16)
 

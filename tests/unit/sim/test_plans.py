@@ -120,7 +120,7 @@ def test_a_page_given_away_too_early_is_noticed() -> None:
     simulate(test)
 
 
-def test_pages_come_back_from_the_host_with_what_they_held() -> None:
+def test_pages_come_back_from_the_host_with_their_content() -> None:
     async def test(driver: Driver) -> None:
         await two_full_pages(driver)
         await driver.step([], copies=[(TO_HOST, 0, 3), (TO_HOST, 1, 4)])

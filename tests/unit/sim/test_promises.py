@@ -43,7 +43,7 @@ def overtaken(sent: list[Sent]) -> list[tuple[int, int]]:
     ("prompts", "outputs", "what"),
     [((50, 200, 800, 3000), (8, 32, 128), "budget"), ((20, 60, 300), (32, 128, 256), "slots")],
 )
-def test_a_burst_is_served_in_order_and_nobody_waits_for_more_than_what_is_ahead(
+def test_a_burst_is_served_in_order_and_requests_only_wait_for_earlier_ones(
     prompts: tuple[int, ...], outputs: tuple[int, ...], what: str
 ) -> None:
     async def burst(clients: Clients) -> list[Sent]:
@@ -202,7 +202,7 @@ def test_idle_time_is_no_credit() -> None:
     assert shares(sent, 13, 20) == pytest.approx(thirds, rel=0.1)
 
 
-def test_answers_of_unknown_length_are_paid_for_as_they_grow() -> None:
+def test_answers_of_unknown_length_are_charged_as_they_grow() -> None:
     async def scenario(clients: Clients) -> list[Sent]:
         """Everybody asks for more than there is; nothing tells that one's answers are long."""
         for _ in range(600):

@@ -70,7 +70,7 @@ def events(request: Sent) -> list[Event]:
 # -- shared prefixes -------------------------------------------------------------------------------
 
 
-def test_chats_compute_only_what_nobody_has_said_before() -> None:
+def test_chats_compute_only_tokens_that_are_not_cached() -> None:
     async def scenario(clients: Clients) -> list[list[Sent]]:
         system = clients.prompt(2000)
 
@@ -106,7 +106,7 @@ def test_chats_compute_only_what_nobody_has_said_before() -> None:
 
 
 @pytest.mark.parametrize("own", [0, 50])
-def test_prompts_that_arrive_together_compute_what_they_share_once(own: int) -> None:
+def test_prompts_that_arrive_together_compute_a_shared_prefix_once(own: int) -> None:
     async def scenario(clients: Clients) -> list[Sent]:
         shared = clients.prompt(3000)
         for _ in range(64):

@@ -66,7 +66,7 @@ class Scene:
 
 
 @pytest.mark.parametrize("context", [64, 256, 600])
-def test_streams_go_on_beside_long_prompts_and_these_are_hardly_slower(context: int) -> None:
+def test_long_prompts_do_not_stop_streams_and_are_hardly_slower(context: int) -> None:
     async def main() -> None:
         async with AsyncLLM(device="sim", sim_profile="h200-8b", max_model_len=16384) as llm:
             scene = Scene(llm, context)

@@ -183,7 +183,7 @@ def first_end(seed: int, **params: Any) -> int:
     return int(lengths[ends[0]]) if len(ends) else 4000
 
 
-def test_sequences_that_may_end_do_and_not_too_soon() -> None:
+def test_sequences_end_by_themselves_but_not_before_min_tokens() -> None:
     ends = [first_end(seed, stop_ids=(EOS,)) for seed in range(200)]
     assert 400 < np.mean(ends) < 640
     assert min(ends) < 32
@@ -194,7 +194,7 @@ def test_sequences_that_may_end_do_and_not_too_soon() -> None:
     assert first_end(soon) == 4000, "nothing stops it, so it does not end"
 
 
-def test_stop_tokens_that_are_not_the_models_own_are_left_out() -> None:
+def test_a_users_stop_tokens_are_not_sampled() -> None:
     async def test(driver: Driver) -> None:
         plain = await driver.generate([1, 2, 3], 30, seed=5)
         changed = await driver.generate([1, 2, 3], 30, seed=5, stop_ids=tuple(plain[4:8]))
@@ -205,7 +205,7 @@ def test_stop_tokens_that_are_not_the_models_own_are_left_out() -> None:
     simulate(test)
 
 
-def test_logprobs_come_for_the_rows_that_ask() -> None:
+def test_logprobs_are_returned_for_rows_that_want_them() -> None:
     async def test(driver: Driver) -> None:
         admits = (admit(0, [1], seed=1), admit(1, [1], seed=2, logprobs=3))
         pages = pages_of(0, [0]) + pages_of(1, [1])
@@ -219,7 +219,7 @@ def test_logprobs_come_for_the_rows_that_ask() -> None:
     simulate(test)
 
 
-def test_closing_drops_what_is_in_flight() -> None:
+def test_closing_drops_steps_in_flight() -> None:
     async def test(driver: Driver) -> None:
         await two_full_pages(driver)
         running = driver.send([(0, 8, 1)])

@@ -85,7 +85,7 @@ def test_time_stands_still_while_a_thread_works() -> None:
     virtual_time.run(main())
 
 
-def test_what_a_thread_raises_arrives_and_time_goes_on() -> None:
+def test_an_exception_in_a_thread_arrives_and_time_goes_on() -> None:
     async def main() -> None:
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(lambda: 1 / 0)
@@ -163,7 +163,7 @@ def test_a_client_times_out_in_virtual_time() -> None:
     virtual_time.run(main())
 
 
-def test_a_program_that_is_stuck_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlock_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(virtual_time, "STUCK_SECONDS", 0.01)
 
     async def waits_for_ever() -> None:

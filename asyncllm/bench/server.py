@@ -1,0 +1,153 @@
+"""The server that is measured: one in a process of its own, or one that runs already."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, NoReturn, Self
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import msgspec
+
+from asyncllm.client.answers import ModelList, decode, decode_error
+from asyncllm.config import EngineConfig
+from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
+
+#: Seconds for an answer without tokens.
+TIMEOUT: Final = 10.0
+#: Requests are over when the server is stopped, so it should end at once.
+END_SECONDS: Final = 20.0
+
+_READY: Final = re.compile(r" is ready on (http://\S+) \(model .+, (\w+), \w+, context")
+
+
+class ServedModel(NamedTuple):
+    """``url`` is without /v1; limits that the server does not tell are None."""
+
+    url: str
+    name: str
+    max_model_len: int | None
+    vocab_size: int | None
+
+
+def find_model(url: str, api_key: str | None = None, name: str | None = None) -> ServedModel:
+    """The model of that name, or the first one, at ``url`` (with or without /v1).
+
+    Raises:
+        BadRequest: ``url`` is no HTTP URL.
+        NotFound: the model is not served there.
+        AsyncLLMError: the server answers with an error.
+        ConnectionError: it cannot be reached.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise BadRequest(f"{url!r} does not start with http://")
+    url = url.rstrip("/").removesuffix("/v1")
+    try:
+        models = decode(fetch(f"{url}/v1/models", api_key), ModelList).data
+    except HTTPError as error:
+        raise decode_error(error.code, dict(error.headers), error.read()) from None
+    except (URLError, TimeoutError) as error:
+        raise ConnectionError(f"{url}: {getattr(error, 'reason', error)}") from None
+    found = next((model for model in models if name in (None, model.id)), None)
+    if found is None:
+        raise NotFound(f"{url} does not serve {name or 'any model'}")
+    return ServedModel(url, found.id, found.max_model_len, found.vocab_size)
+
+
+def fetch(url: str, api_key: str | None = None) -> bytes:
+    """GET without a proxy, as the load is sent. Raises HTTPError, URLError, TimeoutError."""
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    opener = build_opener(ProxyHandler({}))
+    with opener.open(Request(url, headers=headers), timeout=TIMEOUT) as response:
+        body: bytes = response.read()
+    return body
+
+
+class ServerProcess:
+    """``asyncllm serve`` on a free port of this machine; its log goes to our stderr.
+
+    It ends with the context, also when a SIGTERM ends this program. For the main thread, where
+    signals arrive.
+
+    Attributes:
+        url: where it serves.
+        device: where the model runs, "cuda" or "cpu".
+        start_s: seconds from starting the process to serving.
+    """
+
+    def __init__(self, config: EngineConfig):
+        self.url = self.device = ""
+        self.start_s = 0.0
+        self._command = [
+            *(sys.executable, "-m", "asyncllm", "serve", "--host", "127.0.0.1", "--port", "0"),
+            *options(config),
+        ]
+
+    def __enter__(self) -> Self:
+        """Return when it serves.
+
+        Raises:
+            AsyncLLMError: it ended before; its log has the reason.
+        """
+        self._handler = signal.signal(signal.SIGTERM, _exit)
+        started = time.perf_counter()
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        try:
+            self.url, self.device = self._wait_until_ready()
+        except BaseException:
+            self._end()
+            raise
+        self.start_s = time.perf_counter() - started
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _wait_until_ready(self) -> tuple[str, str]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if ready := _READY.search(line):
+                return ready[1], ready[2]
+        raise AsyncLLMError(
+            f"the server ended with status {self._process.wait()} before it was ready"
+        )
+
+    def _end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            self._process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+                break
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        signal.signal(signal.SIGTERM, self._handler)
+
+
+def _exit(number: int, _frame: object) -> NoReturn:
+    """Exit through all open contexts."""
+    sys.exit(128 + number)
+
+
+def changed(config: EngineConfig) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    values = msgspec.structs.asdict(config)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
+    return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def options(config: EngineConfig) -> list[str]:
+    """The command line of ``asyncllm serve`` for a configuration."""
+    return [_option(name.replace("_", "-"), value) for name, value in changed(config).items()]
+
+
+def _option(name: str, value: Any) -> str:
+    if name == "model":
+        return str(value)
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"

@@ -1,0 +1,67 @@
+"""When the steps and copies of one simulated device end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from asyncllm.wire.messages import TO_DEVICE, TO_HOST
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The copies of one plan, int32 [k, 3], in flight until ``ends``.
+
+    ``seconds`` is the time spent copying, summed over both directions.
+    """
+
+    step: int
+    pages: np.ndarray
+    seconds: float
+    ends: float
+
+
+class Timeline:
+    """Steps run one after the other; copies run beside them, one after the other per direction.
+
+    Args:
+        copy_seconds: the time to copy a number of pages in one direction.
+    """
+
+    def __init__(self, copy_seconds: Callable[[int], float]):
+        self._copy_seconds = copy_seconds
+        self._copies: list[Copies] = []
+        self._device_free = 0.0
+        self._stream_free = {TO_HOST: 0.0, TO_DEVICE: 0.0}
+        self._last_done = 0.0
+
+    def start_copies(self, step: int, pages: np.ndarray, now: float) -> None:
+        """Start the copies of a plan; they wait for earlier ones, and for no step."""
+        total, ends = 0.0, now
+        for direction in (TO_HOST, TO_DEVICE):
+            count = int((pages[:, 0] == direction).sum())
+            seconds = self._copy_seconds(count)
+            if count:
+                starts = max(now, self._stream_free[direction])
+                self._stream_free[direction] = starts + seconds
+                ends = max(ends, starts + seconds)
+            total += seconds
+        self._copies.append(Copies(step, pages, total, ends))
+
+    def start_step(self, seconds: float | None, now: float) -> tuple[float, float]:
+        """When a step begins and ends; with None it has no rows, and ends with all copies."""
+        if seconds is None:
+            begins = done = max((copies.ends for copies in self._copies), default=now)
+        else:
+            begins = max(now, self._device_free)
+            done = self._device_free = begins + seconds
+        self._last_done = max(done, self._last_done)  # results come in order
+        return begins, self._last_done
+
+    def finish_copies(self, step: int, done: float) -> list[Copies]:
+        """Remove and return the copies that the result of a step, done at that time, reports."""
+        ended = [c for c in self._copies if c.step <= step and c.ends <= done]
+        self._copies = [c for c in self._copies if c not in ended]
+        return ended

@@ -1,0 +1,93 @@
+"""What commands draw in a terminal, with rich: tables and progress bars."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+#: Columns that texts and most tables fit in.
+WIDTH: Final = 100
+#: A bar is drawn at most this often: drawing takes a millisecond of the thread that calls.
+_DRAW_SECONDS: Final = 0.1
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], legend: str = "") -> str:
+    """A table as text: the first column to the left, the others to the right, the legend below."""
+    from rich.console import Console
+    from rich.table import Table
+
+    # Wide enough that no cell is ever cut.
+    console = Console(width=100 * WIDTH, color_system=None, markup=False, highlight=False)
+    grid = Table(box=None, pad_edge=False, padding=(0, 0, 0, 2))
+    for number, name in enumerate(head):
+        grid.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    if console.measure(grid).maximum > WIDTH:
+        grid.padding = (0, 0, 0, 1)
+    with console.capture() as captured:
+        console.print(grid)
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    return "\n".join([*lines, wrapped(legend)] if legend else lines)
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in lines of at most WIDTH, all but the first indented."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+@contextmanager
+def progress_bar(
+    label: str, total: int, unit: str, *, shown: bool = True, transient: bool = False
+) -> Iterator[Callable[[int, str], None]]:
+    """A bar on stderr. Yields a function to call with the amount done and a note beside the bar.
+
+    Where stderr is no terminal, only the last state is printed, unless ``transient``.
+
+    Args:
+        unit: of ``total``; "bytes" are shown in MB and with a rate.
+        transient: the bar disappears when it ends.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    amount: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()]
+    if unit != "bytes":
+        amount = [TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}")]
+    progress = Progress(
+        TextColumn("{task.description}{task.percentage:>3.0f}%", markup=False),
+        BarColumn(),
+        *amount,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=Console(stderr=True),
+        auto_refresh=False,  # no thread that takes the GIL from a device's
+        transient=transient,
+        disable=not shown,
+    )
+    task = progress.add_task(f"{label} " if label else "", total=total, note="")
+    drawn = 0.0
+
+    def show(done: int, note: str = "") -> None:
+        nonlocal drawn
+        progress.update(task, completed=done, note=note)
+        now = time.monotonic()
+        if now - drawn >= _DRAW_SECONDS:
+            drawn = now
+            progress.refresh()
+
+    with progress:
+        yield show
