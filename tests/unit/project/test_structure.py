@@ -20,9 +20,7 @@ MAX_FILES = 17  # sixteen and __init__.py
 
 def test_no_circles_between_files() -> None:
     graph = grimp.build_graph("asyncllm", cache_dir=None)
-    imports = {
-        module: graph.find_modules_directly_imported_by(module) for module in graph.modules
-    }
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
 
 
