@@ -1,6 +1,7 @@
 # make serve         installs asyncllm into .venv and serves the built-in model (MODEL=... for another)
 # make check         what to run while working: lint, types and the quick tests, in a minute or two
 # make test          lint, types and all tests, as CI runs them
+# make sizes         lines by folder, the longest files, the fullest folders
 # make test-floors   the smoke tests with the oldest dependencies that pyproject.toml allows
 
 VENV   ?= .venv
@@ -25,7 +26,7 @@ $(PIP) --editable '.$(1)'
 @touch $@
 endef
 
-.PHONY: serve check test lint test-floors clean
+.PHONY: serve check test sizes lint test-floors clean
 
 serve: $(VENV)/.serve-$(EXTRAS)
 	$(VENV)/bin/asyncllm serve $(MODEL) --port $(PORT)
@@ -35,12 +36,17 @@ check: lint
 
 test: lint
 	$(PYTEST)
+	@$(MAKE) --no-print-directory sizes
+
+sizes:
+	@$(PYTHON) .ci/sizes.py
 
 lint: $(VENV)/.serve-test
 	$(VENV)/bin/ruff check asyncllm tests examples tools
 	$(VENV)/bin/ruff format --check asyncllm tests examples tools
 	$(VENV)/bin/mypy asyncllm tests
 	$(VENV)/bin/mypy examples
+	$(VENV)/bin/lint-imports --no-logo
 
 # PyTorch alone stays at the version of constraints.txt: uv keeps what is installed already.
 test-floors: $(VENV)/bin/python

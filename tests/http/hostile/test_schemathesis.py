@@ -61,7 +61,7 @@ def api(request: pytest.FixtureRequest) -> Iterator[Any]:
             yield load(fake.url), fake.url, "fake", EXAMPLES["fake"]
             fake.until_idle()
     else:
-        with serving(lambda: AsyncLLM(device="cpu", cpu_threads=1, max_model_len=64)) as demo:
+        with serving(lambda: AsyncLLM(device="cpu", cpu_threads=1, max_model_len=40)) as demo:
             yield load(demo.url), demo.url, "asyncllm-demo", EXAMPLES["demo"]
             demo.until_idle()
 

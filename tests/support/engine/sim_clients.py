@@ -95,6 +95,7 @@ class Clients:
     def __init__(self, llm: AsyncLLM):
         self.llm = llm
         self.rng = random.Random(0)
+        self._tokens = np.random.default_rng(0)  # a hundred times as fast for long prompts
         self.sent: list[Sent] = []
         self._loop = asyncio.get_running_loop()
         self.began = self._loop.time()
@@ -109,7 +110,8 @@ class Clients:
         await asyncio.sleep(time - self.now)
 
     def prompt(self, length: int) -> list[int]:
-        return self.rng.choices(range(5, 2000), k=length)
+        tokens: list[int] = self._tokens.integers(5, 2000, length).tolist()
+        return tokens
 
     def send(
         self,

@@ -1,0 +1,38 @@
+"""The package's structure: sizes of files and folders, and no circles (with `lint-imports`)."""
+
+from __future__ import annotations
+
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+from importlinter import cli
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "asyncllm"
+FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})
+
+#: A file does one thing, and a folder is read at one glance.
+MAX_LINES = 350
+MAX_FILES = 17  # sixteen and __init__.py
+
+
+def test_no_circles_between_files() -> None:
+    graph = grimp.build_graph("asyncllm", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+
+
+def test_folders_and_layers() -> None:
+    """The contracts of pyproject.toml: no circles between folders, and who may import whom."""
+    status = cli.lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert status == 0, "run lint-imports to see which import breaks which contract"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_folders_and_files_are_small(folder: Path) -> None:
+    files = sorted(folder.glob("*.py"))
+    assert len(files) <= MAX_FILES
+    long = {path.name: path.read_text(encoding="utf-8").count("\n") for path in files}
+    assert {name: count for name, count in long.items() if count > MAX_LINES} == {}
