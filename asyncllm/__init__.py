@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from asyncllm.beam_search_params import Beam, BeamSearchParams
     from asyncllm.client.client import Client
     from asyncllm.config import EngineConfig
     from asyncllm.engine.policy import Policy
@@ -39,14 +38,15 @@ if TYPE_CHECKING:
         TokenDelta,
         Usage,
     )
+    from asyncllm.types.beam_search import Beam, BeamSearchParams
     from asyncllm.types.embedding import EmbeddingParams
 
 _HOMES = {
     "AsyncLLM": "asyncllm.llm.async_llm",
     "AsyncLLMError": "asyncllm.errors",
     "BadRequest": "asyncllm.errors",
-    "Beam": "asyncllm.beam_search_params",
-    "BeamSearchParams": "asyncllm.beam_search_params",
+    "Beam": "asyncllm.types.beam_search",
+    "BeamSearchParams": "asyncllm.types.beam_search",
     "Client": "asyncllm.client.client",
     "Completion": "asyncllm.types",
     "DeadlineExceeded": "asyncllm.errors",

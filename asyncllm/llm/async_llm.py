@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from asyncllm.beam_search_params import Beam, BeamSearchParams
 from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.requests.mailbox import Mailbox
 from asyncllm.engine.token_constraints import is_prepared, prepare
@@ -28,6 +27,7 @@ from asyncllm.types import (
     is_single,
     plain_prompt,
 )
+from asyncllm.types.beam_search import Beam, BeamSearchParams
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.validate import check_kind
 

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncllm.beam_search_params import Beam, BeamSearchParams
 from asyncllm.engine.requests.check import check_request
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import DeadlineExceeded
@@ -23,6 +22,7 @@ from asyncllm.types import (
     TokenLogprob,
     Usage,
 )
+from asyncllm.types.beam_search import Beam, BeamSearchParams
 
 if TYPE_CHECKING:
     from asyncllm.engine.engine import Engine

@@ -20,11 +20,11 @@ from asyncllm.validate import check_kind
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncllm.beam_search_params import Beam, BeamSearchParams
     from asyncllm.config import EngineLimits, PolicyName
     from asyncllm.engine.policy import Policy
     from asyncllm.engine.stats import EngineStats
     from asyncllm.types import Completion, Prompt, SchedulingParams, TokenDelta
+    from asyncllm.types.beam_search import Beam, BeamSearchParams
 
 
 class LLM:

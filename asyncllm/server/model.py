@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.beam_search_params import Beam, BeamSearchParams
     from asyncllm.config import EngineLimits
     from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.engine.stats import EngineStats
     from asyncllm.text.chat_reader import ChatReader
     from asyncllm.types import SamplingParams, SchedulingParams, Sink
+    from asyncllm.types.beam_search import Beam, BeamSearchParams
 
 
 class Tokenizer(Protocol):

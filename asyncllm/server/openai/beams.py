@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from asyncllm.beam_search_params import BeamSearchParams
 from asyncllm.errors import BadRequest
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.openai.options import num_generated
 from asyncllm.server.streaming.delivery import Delivery, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta
+from asyncllm.types.beam_search import BeamSearchParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

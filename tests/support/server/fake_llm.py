@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncllm.beam_search_params import Beam, BeamSearchParams
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.requests.history import RequestTrace, StepRecord
@@ -35,6 +34,7 @@ from asyncllm.types import (
     TokenLogprob,
     Usage,
 )
+from asyncllm.types.beam_search import Beam, BeamSearchParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from asyncllm import BadRequest, EngineConfig, SamplingParams, TokenDelta
-from asyncllm.beam_search_params import BeamSearchParams
 from asyncllm.server_config import ServerConfig
 from asyncllm.types import SchedulingParams, TokenLogprob
+from asyncllm.types.beam_search import BeamSearchParams
 from asyncllm.types.embedding import EmbeddingParams
 from asyncllm.wire.messages import RowParams, encode
 
