@@ -1,4 +1,4 @@
-"""The cost of constraints on the output: tokens per second with all rows constrained, and with none.
+"""The cost of constraints on the output: tokens per second of constrained and free rows.
 
     python examples/bench_constraints.py [--model FOLDER] [--device cpu] [--rows 16 64] [--quick]
 

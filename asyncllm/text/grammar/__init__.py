@@ -31,9 +31,9 @@ A batch of 64 rows takes 52 us a row with 128k tokens in one thread, 10 us with 
 Python thread keeps 97 % of its speed. A matcher takes 3 us, a grammar from the cache 11 us.
 xgrammar also needs apache-tvm-ffi, torch, transformers and triton.
 
-On the 55 schemas that both take, compiling and the first mask take 1.3 ms here and 0.35 ms with
-llguidance's own compiler (128k or 2k tokens, CPU time): 0.5 ms of the difference is the lexer for
-Lark, which the library builds anew for every text.
+On the 55 schemas that both take, compiling and the first mask take 1.6 ms of CPU here and 0.45 ms
+with llguidance's own compiler. Some 0.5 ms of this is the lexer for Lark, which the library builds
+anew for every text.
 """
 
 from asyncllm.text.grammar.spec import (

@@ -77,19 +77,6 @@ def has_anchor(node: Node) -> bool:
     return False
 
 
-def _nullable(node: Node) -> bool:
-    match node:
-        case Chars():
-            return False
-        case Cat(parts):
-            return all(map(_nullable, parts))
-        case Alt(options):
-            return any(map(_nullable, options))
-        case Repeat(inner, least, _):
-            return least == 0 or _nullable(inner)
-    return True
-
-
 @dataclass(frozen=True)
 class _Placed:
     """A node without anchors, and whether the text must begin and end with it."""
@@ -178,11 +165,11 @@ def _join(left: _Placed, right: _Placed) -> _Placed | None:
     # Only the empty text fits before a begin or behind an end.
     before, after = left.node, right.node
     if right.begins:
-        if not _nullable(before):
+        if least_length(before) > 0:
             return None
         before = EMPTY
     if left.ends:
-        if not _nullable(after):
+        if least_length(after) > 0:
             return None
         after = EMPTY
     return _Placed(left.begins or right.begins, Cat((before, after)), left.ends or right.ends)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from time import process_time
+from types import FrameType
 
 import pytest
 from hypothesis import assume, given
@@ -47,7 +48,12 @@ def test_plain_text_takes_two_python_calls(formats: Formats) -> None:
     parser = new_parser(formats)
     parser.feed("Hello")
     called: list[str] = []
-    sys.setprofile(lambda frame, event, _: event == "call" and called.append(frame.f_code.co_name))
+
+    def on_event(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(on_event)
     events = parser.feed(" there")
     sys.setprofile(None)
     assert events == [Content(" there")]
