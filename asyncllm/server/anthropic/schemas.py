@@ -1,4 +1,4 @@
-"""What clients of /v1/messages get: its schemas in ``/openapi.json``, as in ``answers.py``."""
+"""What clients of /v1/messages get: one Struct per answer, event and content block."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ class AnthropicErrorDetail(Answer, kw_only=True):
     message: str
 
 
-class AnthropicError(Answer, kw_only=True):
+class AnthropicError(Answer, kw_only=True, tag_field="type", tag="error"):
     """Every answer with a status of 400 or above, and the last event of a stream that failed."""
 
-    type: Literal["error"]
     error: AnthropicErrorDetail
     request_id: str
 
@@ -81,11 +80,10 @@ class Stop(Answer, kw_only=True):
     stop_sequence: str | None
 
 
-class AnthropicMessage(Stop, kw_only=True):
+class AnthropicMessage(Stop, kw_only=True, tag_field="type", tag="message"):
     """A message of the model."""
 
     id: str
-    type: Literal["message"]
     role: Literal["assistant"]
     model: str
     content: list[ContentBlock]
@@ -93,25 +91,25 @@ class AnthropicMessage(Stop, kw_only=True):
     trace: Trace | UnsetType = UNSET
 
 
-class TextPiece(Answer, kw_only=True, tag_field="type", tag="text_delta"):
+class TextPiece(Answer, tag_field="type", tag="text_delta"):
     """More of a text."""
 
     text: str
 
 
-class ThinkingPiece(Answer, kw_only=True, tag_field="type", tag="thinking_delta"):
+class ThinkingPiece(Answer, tag_field="type", tag="thinking_delta"):
     """More of what the model thinks."""
 
     thinking: str
 
 
-class SignaturePiece(Answer, kw_only=True, tag_field="type", tag="signature_delta"):
+class SignaturePiece(Answer, tag_field="type", tag="signature_delta"):
     """The end of what the model thought."""
 
     signature: str
 
 
-class InputPiece(Answer, kw_only=True, tag_field="type", tag="input_json_delta"):
+class InputPiece(Answer, tag_field="type", tag="input_json_delta"):
     """More of a call's input, which is JSON when it is whole."""
 
     partial_json: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from asyncllm.text.parsing import Content, End, Event, Reasoning, ToolStart, finish_reason
 from asyncllm.types import FinishReason
@@ -66,7 +66,7 @@ class Turn:
             return events  # only the last ones hold an End
         return [event for event in events if not isinstance(event, End)]
 
-    def finish_reason(self, delta: TokenDelta) -> str:
+    def finish_reason(self, delta: TokenDelta) -> Literal["stop", "length", "tool_calls", "abort"]:
         """OpenAI's word for how an answer has ended, whose last delta was just read."""
         assert delta.finish_reason is not None
         if self._parser is None:

@@ -11,6 +11,7 @@ from asyncllm.server.http.answer import encode, json_response
 from asyncllm.server.ollama.conversion import ineffective
 from asyncllm.server.ollama.models import resolve_model
 from asyncllm.server.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from asyncllm.server.ollama.schemas import OllamaEmbedding
 from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 async def ollama_embed(request: web.Request) -> web.StreamResponse:
     began = time.perf_counter_ns()
     service = request.app[SERVICE]
-    asked = await service.receive(request, OllamaEmbedRequest)
-    model = _model_of(service, asked)
-    params = embedding_params(service, asked.dimensions)
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    body = await service.receive(request, OllamaEmbedRequest)
+    model = _model_of(service, body)
+    params = embedding_params(service, body.dimensions)
+    texts = [body.input] if isinstance(body.input, str) else body.input
     jobs = []
-    if asked.input and texts:
-        jobs = await _jobs(service, request, texts, params, truncate=asked.truncate is not False)
+    if body.input and texts:
+        jobs = await _jobs(service, request, texts, params, truncate=body.truncate is not False)
     submitted = time.perf_counter_ns()
 
     def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
@@ -45,31 +46,31 @@ async def ollama_embed(request: web.Request) -> web.StreamResponse:
         head, tail = encode({"model": model})[:-1], encode(counters)[1:]
         return b'%b,"embeddings":[%b],%b' % (head, vectors, tail)
 
-    if not jobs:  # to load the model is all that is asked
+    if not jobs:  # the request only loads the model
         return web.Response(body=write((), 0), content_type="application/json")
     return await answer_embeddings(service, request, jobs, write)
 
 
 async def ollama_embeddings(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
-    asked = await service.receive(request, OllamaEmbeddingsRequest)
-    _model_of(service, asked)
+    body = await service.receive(request, OllamaEmbeddingsRequest)
+    _model_of(service, body)
     params = embedding_params(service, None)
-    if not asked.prompt:
-        return json_response({"embedding": []})
-    jobs = await _jobs(service, request, [asked.prompt], params, truncate=True)
+    if not body.prompt:
+        return json_response(OllamaEmbedding(embedding=[]))
+    jobs = await _jobs(service, request, [body.prompt], params, truncate=True)
 
     def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
-        return encode({"embedding": params.vector(hidden[0]).tolist()})
+        return encode(OllamaEmbedding(embedding=params.vector(hidden[0]).tolist()))
 
     return await answer_embeddings(service, request, jobs, write)
 
 
-def _model_of(service: Service, asked: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> str:
+def _model_of(service: Service, body: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> str:
     """The name to answer with; the client is told of options that have no effect."""
     context = service.llm.limits.max_model_len
-    service.note_ineffective(ineffective(asked.options, context))
-    return resolve_model(service, asked.model)
+    service.note_ineffective(ineffective(body.options, context))
+    return resolve_model(service, body.model)
 
 
 async def _jobs(

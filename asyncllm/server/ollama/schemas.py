@@ -1,8 +1,8 @@
-"""What clients of Ollama's routes get: its schemas in ``/openapi.json``, as in ``answers.py``."""
+"""What clients of Ollama's routes get: one Struct per answer."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
@@ -99,25 +99,23 @@ class OllamaDetails(Answer, kw_only=True):
     quantization_level: str
 
 
-class OllamaModel(Answer, kw_only=True):
+class _Model(Answer, kw_only=True):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaModel(_Model, kw_only=True):
     """A model that may be asked for; ``digest`` is of its name, and the size is not known."""
 
-    name: str
-    model: str
     modified_at: str
-    size: int
-    digest: str
-    details: OllamaDetails
 
 
-class OllamaRunning(Answer, kw_only=True):
+class OllamaRunning(_Model, kw_only=True):
     """The same model, as one that is loaded and stays so."""
 
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: OllamaDetails
     expires_at: str
     size_vram: int
     context_length: int
@@ -135,6 +133,9 @@ class OllamaProcesses(Answer, kw_only=True):
     models: list[OllamaRunning]
 
 
+Capability: TypeAlias = Literal["completion", "tools", "thinking"]
+
+
 class OllamaShown(Answer, kw_only=True):
     """``parameters`` are the sampling defaults, one in each line."""
 
@@ -142,7 +143,7 @@ class OllamaShown(Answer, kw_only=True):
     parameters: str
     details: OllamaDetails
     model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "tools", "thinking"]]
+    capabilities: list[Capability]
 
 
 class OllamaVersion(Answer, kw_only=True):

@@ -15,10 +15,9 @@ from asyncllm.server.http.answer import encode
 from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import RESERVATION, request_id
 from asyncllm.server.openai.completions import encode_prompts, split_prompts
-from asyncllm.server.openai.embeddings_protocol import EmbeddingRequest
 from asyncllm.server.openai.options import check_count
 from asyncllm.server.openai.prompts import check_truncation, truncate
-from asyncllm.server.openai.requests import CompletionRequest
+from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.delivery import ClientDelivery, Job
 from asyncllm.types.embedding import EmbeddingParams

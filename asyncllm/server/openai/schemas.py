@@ -1,8 +1,6 @@
-"""What clients get, one Struct per kind of answer: the schemas of ``/openapi.json``.
+"""What clients get: one Struct per answer, also described in ``/openapi.json``.
 
-Answers are not made of these, because most are written as bytes around a text; tests hold every
-answer against them. A field that is ``UNSET`` here is left out unless the request asks for it, or
-the answer has use for it.
+A field that may be ``UNSET`` is left out unless the request asks for it or there is a value.
 """
 
 from __future__ import annotations
@@ -177,10 +175,9 @@ class _Head(Answer, kw_only=True):
     trace: Trace | UnsetType = UNSET
 
 
-class ChatCompletion(_Head, kw_only=True):
+class ChatCompletion(_Head, kw_only=True, tag_field="object", tag="chat.completion"):
     """A whole answer."""
 
-    object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -188,10 +185,9 @@ class ChatCompletion(_Head, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class ChatCompletionChunk(_Head, kw_only=True):
+class ChatCompletionChunk(_Head, kw_only=True, tag_field="object", tag="chat.completion.chunk"):
     """One event of a stream; the one with the usage has no choice, and neither has the trace's."""
 
-    object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -199,18 +195,16 @@ class ChatCompletionChunk(_Head, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class Completion(_Head, kw_only=True):
+class Completion(_Head, kw_only=True, tag_field="object", tag="text_completion"):
     """A whole answer."""
 
-    object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage
 
 
-class CompletionChunk(_Head, kw_only=True):
+class CompletionChunk(_Head, kw_only=True, tag_field="object", tag="text_completion"):
     """One event of a stream; the one with the usage has no choice, and neither has the trace's."""
 
-    object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
 
@@ -221,3 +215,26 @@ class Rendered(Answer, kw_only=True):
     prompt: str
     token_ids: list[int]
     count: int
+
+
+class EmbeddingUsage(Answer, kw_only=True):
+    """Tokens of all inputs; ``total_tokens`` is the same number."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingData(Answer, kw_only=True, tag_field="object", tag="embedding"):
+    """The vector of the input ``index``; in base64 it is of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Answer, kw_only=True, tag_field="object", tag="list"):
+    """The vectors, in the order of the inputs."""
+
+    data: list[EmbeddingData]
+    model: str
+    usage: EmbeddingUsage

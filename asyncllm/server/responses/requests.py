@@ -98,7 +98,7 @@ class FunctionTool(msgspec.Struct):
     strict: bool | None = None
 
 
-class TextFormat(msgspec.Struct):
+class TextFormat(msgspec.Struct, omit_defaults=True):
     """What the text must be; ``schema`` and ``name`` belong to ``json_schema``."""
 
     type: Literal["text", "json_object", "json_schema"]

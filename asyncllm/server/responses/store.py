@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.cuts import GIVE_UP_SECONDS
+from asyncllm.server.responses.schemas import MessageItem, OutputText
 from asyncllm.server.streaming.frames import EVENT_STREAM
 from asyncllm.server.streaming.sse import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
+
+    from asyncllm.server.responses.schemas import Item
 
 #: Of each tenant: so many responses, and so many bytes of them, without their bookkeeping.
 MAX_RESPONSES: Final = 1000
@@ -28,16 +32,19 @@ class StoredItem(NamedTuple):
     json: bytes
 
 
-def stored_items(items: Iterable[dict[str, Any]]) -> tuple[StoredItem, ...]:
-    """Items of an input or an output, without the logprobs that only the response itself has."""
-    return tuple(StoredItem(item["id"], encode(_without_logprobs(item))) for item in items)
+def stored_items(items: Iterable[Item]) -> tuple[StoredItem, ...]:
+    """Items of an input or an output, without logprobs, which only the response itself keeps."""
+    return tuple(StoredItem(item.id, encode(_without_logprobs(item))) for item in items)
 
 
-def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
-    parts = item.get("content")
-    if not parts or not any(part.get("logprobs") for part in parts):
+def _without_logprobs(item: Item) -> Item:
+    if not isinstance(item, MessageItem):
         return item
-    return {**item, "content": [{**part, "logprobs": []} for part in parts]}
+    parts = [
+        replace(part, logprobs=[]) if isinstance(part, OutputText) and part.logprobs else part
+        for part in item.content
+    ]
+    return replace(item, content=parts)
 
 
 class EventLog:
