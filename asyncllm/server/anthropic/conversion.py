@@ -129,14 +129,14 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
             messages.append(_Message(role))
         return messages[-1]
 
-    for i, turn in enumerate(body.messages):
-        if isinstance(turn.content, str):
-            current(turn.role).texts.append(turn.content)
+    for i, message in enumerate(body.messages):
+        if isinstance(message.content, str):
+            current(message.role).texts.append(message.content)
             continue
-        for j, given in enumerate(turn.content):
-            match _block(given, turn.role, f"messages[{i}].content[{j}]"):
+        for j, given in enumerate(message.content):
+            match _block(given, message.role, f"messages[{i}].content[{j}]"):
                 case TextBlock(text=text):
-                    current(turn.role).texts.append(text)
+                    current(message.role).texts.append(text)
                 case ThinkingBlock(thinking=text):
                     current("assistant").thoughts.append(text)
                 case ToolUseBlock() as call:

@@ -105,7 +105,7 @@ class MessageReply(SingleReply):
 
     def __init__(self, model: str, conversation: Conversation, *, context: int):
         """``context``: the most tokens of prompt and answer together."""
-        super().__init__(conversation.turn(), len(conversation.prompt_ids))
+        super().__init__(conversation.message_reader(), len(conversation.prompt_ids))
         self._context = context
         self.id = f"msg_{uuid.uuid4().hex}"
         self._message = schemas.AnthropicMessage(
@@ -172,7 +172,7 @@ class MessageReply(SingleReply):
         elif isinstance(delta.stop_reason, str):
             message.stop_reason, message.stop_sequence = "stop_sequence", delta.stop_reason
         else:
-            message.stop_reason = "tool_use" if self.turn.num_calls else "end_turn"
+            message.stop_reason = "tool_use" if self.reader.num_calls else "end_turn"
 
     def _usage(self) -> schemas.AnthropicUsage:
         """Anthropic counts cached tokens apart from the input."""
@@ -182,6 +182,6 @@ class MessageReply(SingleReply):
             cache_read_input_tokens=self.cached_tokens,
             output_tokens=self.completion_tokens,
             output_tokens_details=schemas.ThinkingDetails(
-                thinking_tokens=self.turn.reasoning_tokens
+                thinking_tokens=self.reader.reasoning_tokens
             ),
         )

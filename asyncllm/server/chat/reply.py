@@ -1,4 +1,4 @@
-"""What replies in other formats than chat completions share: one answer, read and counted."""
+"""The base of replies in other APIs' formats: reads and counts one answer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from msgspec import UNSET, UnsetType
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.server.chat.message_reader import Turn
+    from asyncllm.server.chat.message_reader import MessageReader
     from asyncllm.server.trace import Trace
     from asyncllm.text.parsing import Event
     from asyncllm.types import FinishReason, TokenDelta
 
 
 class SingleReply:
-    """The base of replies with one answer, which an API's subclass writes.
+    """Reads one answer to a chat; a subclass writes it in the format of its API.
 
     Attributes:
         explain: see ``Reply``.
@@ -25,8 +25,8 @@ class SingleReply:
 
     explain: Callable[[], Trace] | None = None
 
-    def __init__(self, turn: Turn, prompt_tokens: int):
-        self.turn = turn
+    def __init__(self, reader: MessageReader, prompt_tokens: int):
+        self.reader = reader
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = 0
         self.cached_tokens = 0
@@ -38,7 +38,7 @@ class SingleReply:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.cached_tokens = min(delta.cached_tokens, self.prompt_tokens)
-        return self.turn.read(delta)
+        return self.reader.read(delta)
 
     def trace(self) -> Trace | UnsetType:
         return UNSET if self.explain is None else self.explain()

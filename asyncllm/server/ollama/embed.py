@@ -11,7 +11,7 @@ from asyncllm.server.http.answer import encode, json_response
 from asyncllm.server.ollama.conversion import ineffective
 from asyncllm.server.ollama.models import resolve_model
 from asyncllm.server.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
-from asyncllm.server.ollama.schemas import OllamaEmbedding
+from asyncllm.server.ollama.schemas import OllamaEmbedded, OllamaEmbedding
 from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service
@@ -36,15 +36,16 @@ async def ollama_embed(request: web.Request) -> web.StreamResponse:
     submitted = time.perf_counter_ns()
 
     def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
-        # Each vector is encoded on its own, as encoding lets no other thread run.
+        # Each vector is encoded by itself: encoding holds the GIL.
         vectors = b",".join(encode(params.vector(part).tolist()) for part in hidden)
-        counters = {
-            "total_duration": time.perf_counter_ns() - began,
-            "load_duration": submitted - began,
-            "prompt_eval_count": sum(len(job.prompt_ids) for job in jobs),
-        }
-        head, tail = encode({"model": model})[:-1], encode(counters)[1:]
-        return b'%b,"embeddings":[%b],%b' % (head, vectors, tail)
+        answer = OllamaEmbedded(
+            model=model,
+            embeddings=[],
+            total_duration=time.perf_counter_ns() - began,
+            load_duration=submitted - began,
+            prompt_eval_count=sum(len(job.prompt_ids) for job in jobs),
+        )
+        return encode(answer).replace(b'"embeddings":[]', b'"embeddings":[%b]' % vectors, 1)
 
     if not jobs:  # the request only loads the model
         return web.Response(body=write((), 0), content_type="application/json")
@@ -67,7 +68,7 @@ async def ollama_embeddings(request: web.Request) -> web.StreamResponse:
 
 
 def _model_of(service: Service, body: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> str:
-    """The name to answer with; the client is told of options that have no effect."""
+    """The model's name for the answer; tells the client of options without effect."""
     context = service.llm.limits.max_model_len
     service.note_ineffective(ineffective(body.options, context))
     return resolve_model(service, body.model)
@@ -81,10 +82,13 @@ async def _jobs(
     *,
     truncate: bool,
 ) -> list[Job]:
-    """One for each text, of which the first tokens are kept that fit the context.
+    """One for each text.
+
+    Args:
+        truncate: whether to keep only the first tokens of a text that is too long.
 
     Raises:
-        BadRequest, QueueFull: as in ``embedding_jobs``; one is too long, and not to be cut.
+        BadRequest, QueueFull: as in ``embedding_jobs``.
     """
     prompts = CompletionRequest(prompt=list(texts), max_tokens=0)
     if truncate:

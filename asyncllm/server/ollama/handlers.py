@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
-from asyncllm.server.chat.message_reader import Turn
+from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.chat.scheduling import expect_prompts
 from asyncllm.server.http.answer import json_response
@@ -70,10 +70,10 @@ async def _answer(
     scheduling = service.scheduling(request, chat)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     with renamed(NAMES, "completion" if _is_plain(llm, body) else "chat"):
-        turn, job = await _open(llm, body, chat, scheduling, request[RESERVATION], logprobs)
+        reader, job = await _open(llm, body, chat, scheduling, request[RESERVATION], logprobs)
         reply = OllamaReply(
             model,
-            turn,
+            reader,
             write,
             prompt_tokens=len(job.prompt_ids),
             began=began,
@@ -90,14 +90,14 @@ async def _open(
     scheduling: SchedulingParams,
     reservation: Reservation,
     logprobs: int | None,
-) -> tuple[Turn, Job]:
+) -> tuple[MessageReader, Job]:
     """
     Raises:
         QueueFull, BadRequest: as in ``chat_completions``.
     """
     if not _is_plain(llm, body):
         opened = await open_chat(llm, chat, scheduling, reservation, logprobs=logprobs)
-        return opened.conversation.turn(), opened.job
+        return opened.conversation.message_reader(), opened.job
     assert isinstance(body, OllamaGenerateRequest)
     text = body.prompt or ""
     params = sampling_params(
@@ -105,7 +105,7 @@ async def _open(
     )
     expect_prompts(llm, reservation, [text], 1)
     [job] = await fan_out(llm, [await llm.encode(text)], 1, params, scheduling, chat)
-    return Turn(None), job
+    return MessageReader(None), job
 
 
 def _is_plain(llm: Model, body: OllamaFields) -> bool:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 #: The version of Ollama whose API this is. Clients refuse to talk to one that is too old for them:
 #: GitHub Copilot to less than 0.6.4. Ollama's own CLI only says so when it is not its own.
 API_VERSION: Final = "0.12.11"
-#: What some clients look for, word by word.
+#: Some clients look for exactly this text.
 RUNNING: Final = "Ollama is running"
-#: Ollama's clients take what is so far away for "forever".
+#: Ollama's clients show a time this far away as "forever".
 _FOREVER: Final = timedelta(days=36_525).total_seconds()
 _LATEST: Final = ":latest"
 
@@ -130,12 +130,12 @@ def _details(service: Service) -> schemas.OllamaDetails:
 
 
 def _family(service: Service) -> str:
-    """``Qwen3ForCausalLM`` is a qwen3."""
+    """For example ``qwen3`` for ``Qwen3ForCausalLM``."""
     return service.llm.spec.architecture.partition("For")[0].lower()
 
 
 def _parameters(defaults: SamplingParams) -> str:
-    """The defaults as Ollama writes them."""
+    """The sampling defaults in Ollama's format."""
     named = {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,

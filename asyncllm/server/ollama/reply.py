@@ -20,7 +20,7 @@ from asyncllm.text.parsing import Content, Reasoning, ToolArguments, ToolStart, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncllm.server.chat.message_reader import Turn
+    from asyncllm.server.chat.message_reader import MessageReader
     from asyncllm.server.model import Tokenizer
     from asyncllm.server.openai.schemas import TokenLogprob
     from asyncllm.text.parsing import Event
@@ -73,7 +73,7 @@ class OllamaReply(SingleReply):
     def __init__(
         self,
         model: str,
-        turn: Turn,
+        reader: MessageReader,
         write: Write,
         *,
         prompt_tokens: int,
@@ -85,7 +85,7 @@ class OllamaReply(SingleReply):
             began: when the request came, in ``time.perf_counter_ns()``.
             tokenizer: None where no logprobs are wanted.
         """
-        super().__init__(turn, prompt_tokens)
+        super().__init__(reader, prompt_tokens)
         self._model = model
         self._write = write
         self._began = began

@@ -25,14 +25,14 @@ class OllamaFunction(Answer, kw_only=True):
 
 
 class OllamaCall(Answer, kw_only=True):
-    """A call that the model wants made; it comes whole, in a stream too."""
+    """A call that the model asks for; it comes as a whole, in a stream too."""
 
     id: str
     function: OllamaFunction
 
 
 class OllamaAnswerMessage(Answer, kw_only=True):
-    """A message, or what a line adds to it."""
+    """A message, or the part of it in one line."""
 
     role: Literal["assistant"]
     content: str
@@ -43,7 +43,7 @@ class OllamaAnswerMessage(Answer, kw_only=True):
 class OllamaAnswer(Answer, kw_only=True):
     """A whole answer, or one line of a stream; the last line says why it ends, and the counters.
 
-    Durations are in nanoseconds. ``load_duration`` is what passed before the prompt was begun.
+    Durations are in nanoseconds. ``load_duration`` is the time before the prompt was begun.
     """
 
     model: str
@@ -89,7 +89,7 @@ class OllamaEmbedding(Answer, kw_only=True):
 
 
 class OllamaDetails(Answer, kw_only=True):
-    """``quantization_level`` is the type that is computed with."""
+    """``quantization_level`` is the data type of computations."""
 
     parent_model: str
     format: str
@@ -108,13 +108,13 @@ class _Model(Answer, kw_only=True):
 
 
 class OllamaModel(_Model, kw_only=True):
-    """A model that may be asked for; ``digest`` is of its name, and the size is not known."""
+    """A served model; ``digest`` is of its name, and the size is not known."""
 
     modified_at: str
 
 
 class OllamaRunning(_Model, kw_only=True):
-    """The same model, as one that is loaded and stays so."""
+    """A served model, which stays loaded."""
 
     expires_at: str
     size_vram: int
@@ -122,7 +122,7 @@ class OllamaRunning(_Model, kw_only=True):
 
 
 class OllamaTags(Answer, kw_only=True):
-    """Every name that may be asked for."""
+    """All names of served models."""
 
     models: list[OllamaModel]
 
@@ -147,6 +147,6 @@ class OllamaShown(Answer, kw_only=True):
 
 
 class OllamaVersion(Answer, kw_only=True):
-    """Of Ollama, whose API this is: clients decide by it what they may send."""
+    """The version of Ollama whose API this is; clients decide by it what to send."""
 
     version: str

@@ -68,10 +68,10 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 async def open_chat_request(
     llm: Model, body: ChatRequest, reservation: Reservation
 ) -> Conversation:
-    """Check a request as far as it goes without the engine, and make its prompt.
+    """Check a request as far as possible without the engine, and make its prompt.
 
     Raises:
-        QueueFull, BadRequest: as in ``open_conversation``; the latter by the engine's names.
+        QueueFull, BadRequest: as in ``open_conversation``; ``param`` may be the engine's name.
     """
     _check(body)
     allow_tools(body)
@@ -94,7 +94,7 @@ async def open_chat_request(
 
 
 def named_for_chat(body: ChatRequest) -> AbstractContextManager[None]:
-    """Have errors name the fields of the request: the engine knows prompts and max_tokens only."""
+    """Have errors name the request's fields; the engine knows prompts and max_tokens only."""
     names = {"prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -131,7 +131,7 @@ class ChatReply(OpenAIReply):
         self.plain = self.plain and not self._with_logprobs and self._prompt_logprobs is None
         self._tokenizer = tokenizer
         self._prompt_fields = prompt_fields(body, conversation.prompt_ids, tokenizer)
-        self._turns = [conversation.turn() for _ in range(self.n)]
+        self._readers = [conversation.message_reader() for _ in range(self.n)]
 
     def text_choice(self, index: int) -> schemas.ChatChunkChoice:
         return _choice(index, schemas.MessageDelta(content=""))
@@ -143,15 +143,15 @@ class ChatReply(OpenAIReply):
 
     def frames(self, index: int, delta: TokenDelta) -> bytes:
         self.count(index, delta)
-        turn = self._turns[index]
-        events = turn.read(delta)
+        reader = self._readers[index]
+        events = reader.read(delta)
         if self.plain:
             frames = b"".join([self._event_frame(index, event) for event in events])
         else:
             frames = self._rich_frames(index, delta, events)
         if delta.finish_reason is not None:
             last = _choice(index, schemas.MessageDelta())
-            last.finish_reason = turn.finish_reason(delta)
+            last.finish_reason = reader.finish_reason(delta)
             last.stop_reason = delta.stop_reason
             frames += self.frame(last)
         return frames
@@ -176,14 +176,14 @@ class ChatReply(OpenAIReply):
         outputs = self.best(outputs)
         for index, output in enumerate(outputs):
             self.count(index, output)
-            turn = self._turns[index]
-            message = message_of(turn.read(output))
+            reader = self._readers[index]
+            message = message_of(reader.read(output))
             choices.append(
                 schemas.ChatChoice(
                     index=index,
                     message=_message(message),
                     logprobs=self._logprobs(output.logprobs),
-                    finish_reason=turn.finish_reason(output),
+                    finish_reason=reader.finish_reason(output),
                     stop_reason=output.stop_reason,
                     token_ids=output.token_ids if self.with_ids else UNSET,
                 )
@@ -192,7 +192,7 @@ class ChatReply(OpenAIReply):
 
     def _usage(self) -> schemas.Usage:
         usage = super()._usage()
-        reasoning = sum(turn.reasoning_tokens for turn in self._turns)
+        reasoning = sum(reader.reasoning_tokens for reader in self._readers)
         usage.completion_tokens_details = schemas.CompletionTokensDetails(
             reasoning_tokens=reasoning
         )

@@ -82,7 +82,7 @@ def _prompt_logprobs_needed(body: CompletionRequest) -> int | None:
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:
-    """One text or list of token ids for each prompt, whichever of the four forms was sent."""
+    """One text or list of token ids for each prompt, from any of the four forms."""
     if isinstance(prompt, str):
         prompt = [prompt]
     kinds = set(map(type, prompt))  # in C: there may be a million
@@ -127,13 +127,13 @@ class CompletionReply(OpenAIReply):
         tokenizer: Tokenizer,
         echo: list[str] | None,
     ):
-        """``echo`` is the text of each prompt when it is to stand before the answer."""
+        """``echo``: the text of each prompt if it is to precede the answer, else None."""
         super().__init__(body, model, prompts)
         self._body = body
         self._tokenizer = tokenizer
         self._echo = echo
         self._prompt_fields = [prompt_fields(body, prompt, tokenizer) for prompt in prompts]
-        #: Prompts whose logprobs are still to come; and what came of their other choices meanwhile.
+        #: Prompts whose logprobs have not come yet, and the deltas of their choices meanwhile.
         self._unscored: set[int] = set()
         self._held: dict[int, TokenDelta] = {}
         if _prompt_logprobs_needed(body) is not None:
@@ -168,9 +168,9 @@ class CompletionReply(OpenAIReply):
         return self.text_frame(index, delta.text) if delta.text else b""
 
     def _scored_frames(self, index: int, delta: TokenDelta) -> bytes:
-        """Every choice begins with its prompt's logprobs, which the first one brings."""
+        """Every choice begins with its prompt's logprobs, which come with the first one."""
         prompt, first = divmod(index, self.n)
-        ended = delta.finish_reason is not None  # it was aborted, if there are none
+        ended = delta.finish_reason is not None  # aborted, if there are no logprobs
         if first != 0 or (delta.prompt_logprobs is None and not ended):
             self._held.setdefault(index, TokenDelta()).merge(delta)
             return b""
@@ -218,7 +218,7 @@ class CompletionReply(OpenAIReply):
         return choice
 
     def _hidden_in(self, text: str, prompt: int) -> frozenset[int]:
-        """Tokens of a prompt that its text does not have: those that the tokenizer added to it."""
+        """Tokens that are missing in the prompt's text, because the tokenizer added them."""
         whole = self._tokenizer.decode(self.prompts[prompt], skip_special_tokens=False)
         return frozenset() if whole == text else self._tokenizer.special_ids
 

@@ -75,18 +75,17 @@ class OpenAIReply(ABC):
     def count(self, index: int, delta: TokenDelta) -> None:
         """Add a delta of one choice to the usage.
 
-        Each prompt counts once, and so does what was cached of it when its first choice came: the
-        others find it cached because of that one.
+        Cached tokens of a prompt count with its first choice only: the other choices find the
+        prompt cached because of that one.
         """
         self._completion_tokens += len(delta.token_ids)
         if index % self.n == 0:
             self._cached_tokens += delta.cached_tokens
 
     def best(self, outputs: list[TokenDelta]) -> list[TokenDelta]:
-        """What to answer with, of all that was generated for a request that does not stream.
+        """For each prompt the ``n`` outputs with the highest mean logprob, the best one first.
 
-        That is, for each prompt, the ``n`` with the highest mean logprob, the best one first. The
-        tokens of the others count in the usage.
+        Only for requests that do not stream. The tokens of the others count in the usage.
         """
         if self._best_of == self.n:
             return outputs
@@ -95,7 +94,7 @@ class OpenAIReply(ABC):
             group = outputs[start : start + self._best_of]
             ranked = sorted(group, key=_mean_logprob, reverse=True)
             self._completion_tokens += sum(len(other.token_ids) for other in ranked[self.n :])
-            # The first to be generated knows of the prompt.
+            # Only the first one generated has the prompt's data.
             ranked[0].cached_tokens = group[0].cached_tokens
             ranked[0].prompt_logprobs = group[0].prompt_logprobs
             chosen += ranked[: self.n]

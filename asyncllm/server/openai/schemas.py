@@ -14,19 +14,19 @@ from asyncllm.server.trace import Trace
 
 
 class PromptTokensDetails(Answer, kw_only=True):
-    """Those of the prompt's tokens that did not have to be computed."""
+    """The prompt's tokens that were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Answer, kw_only=True):
-    """Those of the answer's tokens that are reasoning."""
+    """The answer's tokens that are reasoning."""
 
     reasoning_tokens: int
 
 
 class Usage(Answer, kw_only=True):
-    """Tokens; those of a prompt count once, however many answers there are to it."""
+    """Tokens; a prompt counts once, even with several answers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -36,7 +36,7 @@ class Usage(Answer, kw_only=True):
 
 
 class TopLogprob(Answer, kw_only=True):
-    """``bytes`` are the token's own, which need not be whole characters."""
+    """``bytes`` need not be whole characters."""
 
     token: str
     logprob: float
@@ -44,13 +44,13 @@ class TopLogprob(Answer, kw_only=True):
 
 
 class TokenLogprob(TopLogprob, kw_only=True):
-    """A token of the answer, and the likeliest ones at its place."""
+    """A token of the answer, and the likeliest alternatives."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Answer, kw_only=True):
-    """Of the tokens of this answer, or of this chunk; ``refusal`` as in the message."""
+    """The tokens of this answer, or of this chunk."""
 
     content: list[TokenLogprob]
     refusal: None
@@ -64,7 +64,7 @@ class FunctionCall(Answer, kw_only=True):
 
 
 class ToolCall(Answer, kw_only=True):
-    """A call that the model wants made."""
+    """A call that the model asks for."""
 
     id: str
     type: Literal["function"]
@@ -79,7 +79,7 @@ class FunctionCallDelta(Answer, kw_only=True):
 
 
 class ToolCallDelta(Answer, kw_only=True):
-    """The piece of the call ``index``; ``id`` and ``type`` come with the first."""
+    """A piece of the call ``index``; ``id`` and ``type`` come with the first one."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -88,9 +88,9 @@ class ToolCallDelta(Answer, kw_only=True):
 
 
 class AnswerMessage(Answer, kw_only=True):
-    """``reasoning`` and ``reasoning_content`` are the same, for clients know one or the other.
+    """``reasoning`` and ``reasoning_content`` are the same: clients know one or the other.
 
-    ``refusal`` is apart from ``content`` at OpenAI; here nothing tells the two apart.
+    A refusal is part of ``content``; OpenAI has it in ``refusal``.
     """
 
     role: Literal["assistant"]
@@ -112,7 +112,7 @@ class MessageDelta(Answer, kw_only=True):
 
 
 class Choice(Answer, kw_only=True):
-    """What all choices have; ``stop_reason`` is the stop string or the id of the stop token."""
+    """``stop_reason`` is the stop string, or the id of the stop token."""
 
     index: int
     stop_reason: str | int | UnsetType | None = UNSET
@@ -143,7 +143,7 @@ class PromptLogprob(Answer, kw_only=True):
     decoded_token: str
 
 
-#: Of each token of a prompt but the first, by token id: its own, and those of likely ones.
+#: For each token of a prompt but the first, by token id: its own logprob, and likely others.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what may be done with a response afterwards."""
+"""The handlers of /v1/responses."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ RUNS: Final = web.AppKey("asyncllm_background_responses", BackgroundRuns)
 
 _JSON: Final = "application/json"
 
-#: Up to this many items are read on the event loop itself: each takes 5 to 20 us.
+#: Up to this many items are read on the event loop; each takes 5 to 20 us.
 INLINE_ITEMS: Final = 256
 
 
 def add_responses(app: web.Application) -> None:
-    """Give the app a memory for responses, and let none outlive it."""
+    """Give the app a store for responses, and cancel those in progress when it ends."""
     app[STORE] = ResponseStore()
     runs = app[RUNS] = BackgroundRuns()
 
@@ -63,7 +63,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     tenant = tenant_of(request)
     conversion.check(body)
     service.note_ineffective(conversion.ineffective(body))
-    # What is stored may be as much as what is sent.
+    # Stored items may be as long as a body.
     limit = service.config.max_body_bytes
     found = store.find_items(tenant, referred_ids(body.input))
     stored = _history(request.app, tenant, body.previous_response_id)
@@ -135,7 +135,7 @@ async def _open(request: web.Request, body: ResponsesRequest, chat: ChatRequest)
 
 
 async def retrieve_response(request: web.Request) -> web.StreamResponse:
-    """The response as it stands; or its events, also those still to come."""
+    """The response as it stands, or its events, including those still to come."""
     tenant, id = _address(request)
     stream = _choice(request, "stream", ("false", "true")) == "true"
     run = request.app[RUNS].find(tenant, id)
@@ -164,7 +164,7 @@ async def delete_response(request: web.Request) -> web.Response:
 
 
 async def cancel_response(request: web.Request) -> web.Response:
-    """End a response that is made in the background; of one that has ended, nothing changes."""
+    """End a background response; one that has ended does not change."""
     tenant, id = _address(request)
     run: BackgroundRun | None = request.app[RUNS].find(tenant, id)
     if run is not None:
@@ -179,7 +179,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 
 async def list_input_items(request: web.Request) -> web.Response:
-    """What a response was made of: its input, and before that what it continues."""
+    """The items that a response continues, and its own input."""
     tenant, id = _address(request)
     order = _choice(request, "order", ("desc", "asc"))
     limit = _number(request, "limit", 20, 1, 100)
@@ -207,7 +207,7 @@ async def list_input_items(request: web.Request) -> web.Response:
 
 
 def _address(request: web.Request) -> tuple[str, str]:
-    """The tenant who asks, and the id of the response."""
+    """The tenant, and the id of the response."""
     return tenant_of(request), request.match_info["id"]
 
 

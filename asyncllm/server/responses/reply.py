@@ -57,13 +57,13 @@ class ResponseReply(SingleReply):
             keep: called once, when the response has ended.
             tokenizer: None where no logprobs are wanted.
         """
-        super().__init__(conversation.turn(), len(conversation.prompt_ids))
+        super().__init__(conversation.message_reader(), len(conversation.prompt_ids))
         self.response = response
         self.id = response.id
         self._keep = keep
         self._tokenizer = tokenizer
         if tokenizer is not None:
-            self._logprobs = ContentLogprobs(self.turn, conversation.places())
+            self._logprobs = ContentLogprobs(self.reader, conversation.places())
         self._events = EventWriter(active=streams)
         self._open: OpenItem | None = None
 
@@ -123,7 +123,7 @@ class ResponseReply(SingleReply):
             ),
             output_tokens=self.completion_tokens,
             output_tokens_details=schemas.OutputTokensDetails(
-                reasoning_tokens=self.turn.reasoning_tokens
+                reasoning_tokens=self.reader.reasoning_tokens
             ),
             total_tokens=self.prompt_tokens + self.completion_tokens,
         )

@@ -37,7 +37,7 @@ class InputText(Answer, tag_field="type", tag="input_text"):
 
 
 class ReasoningText(Answer, tag_field="type", tag="reasoning_text"):
-    """What the model thought."""
+    """The model's reasoning."""
 
     text: str
 
@@ -58,7 +58,7 @@ class MessageItem(Answer, kw_only=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought before it answered."""
+    """The model's reasoning before the answer."""
 
     id: str
     status: ItemStatus | UnsetType = UNSET
@@ -67,7 +67,7 @@ class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
 
 
 class FunctionCallItem(Answer, kw_only=True, tag_field="type", tag="function_call"):
-    """A call that the model wants made; ``arguments`` is JSON in a string."""
+    """A call that the model asks for; ``arguments`` is JSON in a string."""
 
     id: str
     status: ItemStatus
@@ -77,7 +77,7 @@ class FunctionCallItem(Answer, kw_only=True, tag_field="type", tag="function_cal
 
 
 class FunctionCallOutputItem(Answer, kw_only=True, tag_field="type", tag="function_call_output"):
-    """What a call returned."""
+    """The result of a call."""
 
     id: str
     status: ItemStatus
@@ -91,20 +91,20 @@ Item: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallO
 
 
 class InputTokensDetails(Answer, kw_only=True):
-    """Of the input's tokens, those that did not have to be computed."""
+    """The input's tokens that were found in the prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(Answer, kw_only=True):
-    """Of the output's tokens, those of reasoning."""
+    """The output's tokens that are reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Answer, kw_only=True):
-    """How many tokens went in and came out."""
+    """Tokens of the input and of the output."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -127,20 +127,20 @@ class IncompleteDetails(Answer, kw_only=True):
 
 
 class ReasoningEcho(Answer, kw_only=True):
-    """The reasoning that was asked for."""
+    """The request's options for reasoning."""
 
     effort: str | None
     summary: None
 
 
 class TextEcho(Answer, kw_only=True):
-    """The text that was asked for."""
+    """The request's options for text."""
 
     format: dict[str, Any]
 
 
 class Response(Answer, kw_only=True, tag_field="object", tag="response"):
-    """A response, whole or so far; what is not known is null."""
+    """A response, complete or in progress; what is not known yet is null."""
 
     id: str
     created_at: int
@@ -203,11 +203,11 @@ class ResponseCreated(LifecycleEvent, tag="response.created"):
 
 
 class ResponseQueued(LifecycleEvent, tag="response.queued"):
-    """It waits, in the background."""
+    """The response waits, in the background."""
 
 
 class ResponseInProgress(LifecycleEvent, tag="response.in_progress"):
-    """It is being made."""
+    """The response is being generated."""
 
 
 class ResponseCompleted(LifecycleEvent, tag="response.completed"):
@@ -257,13 +257,13 @@ class TextDone(_PartEvent, kw_only=True, tag="response.output_text.done"):
 
 
 class ReasoningDelta(_PartEvent, kw_only=True, tag="response.reasoning_text.delta"):
-    """More of what the model thinks."""
+    """More of the model's reasoning."""
 
     delta: str
 
 
 class ReasoningDone(_PartEvent, kw_only=True, tag="response.reasoning_text.done"):
-    """All that the model thought."""
+    """All of the model's reasoning."""
 
     text: str
 
@@ -303,7 +303,7 @@ ResponseEvent: TypeAlias = (
 
 
 class ResponseItems(Answer, kw_only=True, tag_field="object", tag="list"):
-    """A page of the items that a response was made of."""
+    """A page of the items of a response's input."""
 
     data: list[Item]
     first_id: str

@@ -16,9 +16,9 @@ from tests.http.openai.test_chat_cuts import READER, TEXTS, TOKENIZER, TOOLS, de
 
 
 def reply(*, scored: bool) -> OllamaReply:
-    turn = Conversation([1], SamplingParams(), READER, TOOLS, "").turn()
+    reader = Conversation([1], SamplingParams(), READER, TOOLS, "").message_reader()
     tokenizer = TOKENIZER if scored else None
-    return OllamaReply("m", turn, chat_answer, prompt_tokens=1, began=0, tokenizer=tokenizer)
+    return OllamaReply("m", reader, chat_answer, prompt_tokens=1, began=0, tokenizer=tokenizer)
 
 
 def add_up(lines: bytes) -> dict[str, Any]:
