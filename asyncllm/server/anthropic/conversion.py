@@ -6,17 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.anthropic.requests import (
-    BLOCK_KINDS,
-    BLOCKS_OF,
-    Block,
-    ClientTool,
-    CountTokensRequest,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from asyncllm.server.anthropic import requests
 from asyncllm.server.chat.adapter import (
     convert_part,
     function_tool,
@@ -54,7 +44,7 @@ def ineffective(body: MessagesRequest) -> list[str]:
     return names
 
 
-def chat_of(body: CountTokensRequest) -> ChatRequest:
+def chat_of(body: requests.CountTokensRequest) -> ChatRequest:
     """
     Raises:
         BadRequest: a message, a tool or the tool choice is malformed or not supported.
@@ -86,7 +76,7 @@ def chat_of(body: CountTokensRequest) -> ChatRequest:
     )
 
 
-def _thinking(body: CountTokensRequest) -> dict[str, Any]:
+def _thinking(body: requests.CountTokensRequest) -> dict[str, Any]:
     """``enable_thinking`` is the name that most chat templates have for the switch."""
     options = body.chat_template_kwargs
     thinking = body.thinking
@@ -117,7 +107,7 @@ class _Message:
         return {"role": self.role, "content": content, **thought, **self.fields}
 
 
-def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
+def _messages(body: requests.CountTokensRequest) -> list[dict[str, Any]]:
     """Consecutive messages of one role become one."""
     messages: list[_Message] = []
     if body.system:
@@ -135,14 +125,14 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
             continue
         for j, given in enumerate(message.content):
             match _block(given, message.role, f"messages[{i}].content[{j}]"):
-                case TextBlock(text=text):
+                case requests.TextBlock(text=text):
                     current(message.role).texts.append(text)
-                case ThinkingBlock(thinking=text):
+                case requests.ThinkingBlock(thinking=text):
                     current("assistant").thoughts.append(text)
-                case ToolUseBlock() as call:
+                case requests.ToolUseBlock() as call:
                     calls = current("assistant").fields.setdefault("tool_calls", [])
                     calls.append(tool_call(call.id, call.name, encode(call.input).decode()))
-                case ToolResultBlock() as result:
+                case requests.ToolResultBlock() as result:
                     tool = {"tool_call_id": result.tool_use_id}
                     messages.append(_Message("tool", [_joined(result.content or "")], fields=tool))
     if all(message.role == "system" for message in messages):
@@ -150,18 +140,18 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     return [message.whole() for message in messages]
 
 
-def _block(given: dict[str, Any], role: str, where: str) -> Block:
+def _block(given: dict[str, Any], role: str, where: str) -> requests.Block:
     name = given.get("type")
-    if not isinstance(name, str) or name not in BLOCKS_OF[role]:
+    if not isinstance(name, str) or name not in requests.BLOCKS_OF[role]:
         raise BadRequest(
             f"{where}: content of type {name!r} is not supported for the role {role}",
             param=f"{where}.type",
         )
-    block: Block = convert_part(given, BLOCK_KINDS[name], where)
+    block: requests.Block = convert_part(given, requests.BLOCK_KINDS[name], where)
     return block
 
 
-def _joined(content: str | Sequence[TextBlock]) -> str:
+def _joined(content: str | Sequence[requests.TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
@@ -184,7 +174,7 @@ def _tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for i, each in enumerate(given):
         if (kind := each.get("type")) not in (None, "custom"):
             raise BadRequest(f"tools of type {kind!r} are not supported", param=f"tools[{i}].type")
-        tool = convert_part(each, ClientTool, f"tools[{i}]")
+        tool = convert_part(each, requests.ClientTool, f"tools[{i}]")
         tools.append(
             function_tool(
                 name=tool.name,
@@ -196,7 +186,7 @@ def _tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return tools
 
 
-def _tool_choice(body: CountTokensRequest, names: Sequence[str]) -> Any:
+def _tool_choice(body: requests.CountTokensRequest, names: Sequence[str]) -> Any:
     """The choice as chat completions take it."""
     choice = body.tool_choice
     if choice is None:

@@ -9,15 +9,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.fields import unsupported
-from asyncllm.server.ollama.requests import (
-    WITHOUT_EFFECT,
-    OllamaChatRequest,
-    OllamaFields,
-    OllamaGenerateRequest,
-    OllamaMessage,
-    OllamaOptions,
-    OllamaTool,
-)
+from asyncllm.server.ollama import requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +36,7 @@ _SAME_NAME: Final = (
 )
 
 
-def chat_of(body: OllamaFields, model: str, formats: Formats) -> ChatRequest:
+def chat_of(body: requests.OllamaFields, model: str, formats: Formats) -> ChatRequest:
     """The chat, with a trace, from which the reply takes its durations.
 
     Args:
@@ -55,13 +47,13 @@ def chat_of(body: OllamaFields, model: str, formats: Formats) -> ChatRequest:
     """
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
-    if isinstance(body, OllamaChatRequest):
+    if isinstance(body, requests.OllamaChatRequest):
         messages = [_message(message) for message in body.messages or ()]
         tools = _tools(body.tools or ())
         if tools and formats.tools is None:
             raise BadRequest(f"{model} does not support tools", param="tools")
     else:
-        assert isinstance(body, OllamaGenerateRequest)
+        assert isinstance(body, requests.OllamaGenerateRequest)
         messages, tools = _prompted(body), []
     return ChatRequest(
         messages=messages,
@@ -69,16 +61,16 @@ def chat_of(body: OllamaFields, model: str, formats: Formats) -> ChatRequest:
         stream=body.stream is not False,
         response_format=_format(body),
         trace=True,
-        **_sampling(body.options or OllamaOptions()),
+        **_sampling(body.options or requests.OllamaOptions()),
         **_thinking(body.think, model, formats),
     )
 
 
-def ineffective(options: OllamaOptions | None, context: int) -> Iterator[str]:
+def ineffective(options: requests.OllamaOptions | None, context: int) -> Iterator[str]:
     """Options without effect; ``context`` is the most tokens of prompt and answer together."""
     if options is None:
         return
-    for name, harmless in WITHOUT_EFFECT.items():
+    for name, harmless in requests.WITHOUT_EFFECT.items():
         value = getattr(options, name)
         if value is not None and value not in harmless:
             yield f"options.{name}"
@@ -86,7 +78,7 @@ def ineffective(options: OllamaOptions | None, context: int) -> Iterator[str]:
         yield "options.num_ctx"
 
 
-def _sampling(options: OllamaOptions) -> dict[str, Any]:
+def _sampling(options: requests.OllamaOptions) -> dict[str, Any]:
     """The options by the names of chat completions."""
     most, seed = options.num_predict, options.seed
     return {
@@ -98,13 +90,13 @@ def _sampling(options: OllamaOptions) -> dict[str, Any]:
     }
 
 
-def unloads(body: OllamaFields) -> bool:
+def unloads(body: requests.OllamaFields) -> bool:
     """Whether the model is to be kept for no time, in whichever unit."""
     kept = body.keep_alive
     return _NO_TIME.fullmatch(kept) is not None if isinstance(kept, str) else kept == 0
 
 
-def _format(body: OllamaFields) -> ResponseFormat | None:
+def _format(body: requests.OllamaFields) -> ResponseFormat | None:
     if isinstance(body.format, dict):
         return ResponseFormat("json_schema", NamedSchema(schema=body.format))
     return ResponseFormat("json_object") if body.format else None
@@ -123,7 +115,7 @@ def _thinking(think: Think | None, model: str, formats: Formats) -> dict[str, An
     }
 
 
-def _prompted(body: OllamaGenerateRequest) -> list[dict[str, Any]]:
+def _prompted(body: requests.OllamaGenerateRequest) -> list[dict[str, Any]]:
     if body.raw and (body.system or body.template or body.context):
         raise BadRequest("raw mode does not support template, system, or context", param="raw")
     for name in ("images", "template", "context"):
@@ -133,7 +125,7 @@ def _prompted(body: OllamaGenerateRequest) -> list[dict[str, Any]]:
     return [*system, {"role": "user", "content": body.prompt or ""}]
 
 
-def _message(given: OllamaMessage) -> dict[str, Any]:
+def _message(given: requests.OllamaMessage) -> dict[str, Any]:
     """The message as chat completions take it."""
     if given.images:
         raise unsupported("images")
@@ -159,5 +151,5 @@ def _message(given: OllamaMessage) -> dict[str, Any]:
 
 def _tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for i, tool in enumerate(given):
-        convert_part(tool, OllamaTool, f"tools[{i}]")
+        convert_part(tool, requests.OllamaTool, f"tools[{i}]")
     return [{**tool, "type": "function"} for tool in given]

@@ -11,6 +11,7 @@ from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.chat.scheduling import expect_prompts
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION
+from asyncllm.server.ollama import requests
 from asyncllm.server.ollama.conversion import NAMES, chat_of, ineffective, unloads
 from asyncllm.server.ollama.models import resolve_model
 from asyncllm.server.ollama.reply import (
@@ -19,11 +20,6 @@ from asyncllm.server.ollama.reply import (
     chat_answer,
     generate_answer,
     timestamp,
-)
-from asyncllm.server.ollama.requests import (
-    OllamaChatRequest,
-    OllamaFields,
-    OllamaGenerateRequest,
 )
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.delivery import Job
@@ -40,19 +36,19 @@ if TYPE_CHECKING:
 
 async def ollama_chat(request: web.Request) -> web.StreamResponse:
     began = time.perf_counter_ns()
-    body = await request.app[SERVICE].receive(request, OllamaChatRequest)
+    body = await request.app[SERVICE].receive(request, requests.OllamaChatRequest)
     return await _answer(request, body, began, chat_answer, empty=not body.messages)
 
 
 async def ollama_generate(request: web.Request) -> web.StreamResponse:
     began = time.perf_counter_ns()
-    body = await request.app[SERVICE].receive(request, OllamaGenerateRequest)
+    body = await request.app[SERVICE].receive(request, requests.OllamaGenerateRequest)
     return await _answer(request, body, began, generate_answer, empty=not body.prompt)
 
 
 async def _answer(
     request: web.Request,
-    body: OllamaFields,
+    body: requests.OllamaFields,
     began: int,
     write: Write,
     *,
@@ -85,7 +81,7 @@ async def _answer(
 
 async def _open(
     llm: Model,
-    body: OllamaFields,
+    body: requests.OllamaFields,
     chat: ChatRequest,
     scheduling: SchedulingParams,
     reservation: Reservation,
@@ -98,7 +94,7 @@ async def _open(
     if not _is_plain(llm, body):
         opened = await open_chat(llm, chat, scheduling, reservation, logprobs=logprobs)
         return opened.conversation.message_reader(), opened.job
-    assert isinstance(body, OllamaGenerateRequest)
+    assert isinstance(body, requests.OllamaGenerateRequest)
     text = body.prompt or ""
     params = sampling_params(
         chat, llm.default_params, max_tokens=chat.max_tokens, logprobs=logprobs
@@ -108,8 +104,8 @@ async def _open(
     return MessageReader(None), job
 
 
-def _is_plain(llm: Model, body: OllamaFields) -> bool:
+def _is_plain(llm: Model, body: requests.OllamaFields) -> bool:
     """Whether the prompt goes to the model without a chat template."""
-    if not isinstance(body, OllamaGenerateRequest):
+    if not isinstance(body, requests.OllamaGenerateRequest):
         return False
     return bool(body.raw) or (llm.chat_template is None and not body.system)

@@ -6,17 +6,9 @@ from functools import partial
 from typing import Final
 
 from asyncllm.server.http.route import TAKES_JSON, Route
-from asyncllm.server.ollama import embed, handlers, models, schemas
+from asyncllm.server.ollama import embed, handlers, models, requests, schemas
 from asyncllm.server.ollama.errors import ollama_error_response
 from asyncllm.server.ollama.reply import LINES
-from asyncllm.server.ollama.requests import (
-    OllamaChatRequest,
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-    OllamaGenerateRequest,
-    OllamaShowRequest,
-    OllamaTool,
-)
 
 _get = partial(Route, method="GET", error=schemas.OllamaError, write_error=ollama_error_response)
 _post = partial(_get, method="POST", refusals=(*TAKES_JSON, 500))
@@ -29,17 +21,17 @@ ROUTES: Final = (
         path="/api/chat",
         handler=handlers.ollama_chat,
         summary="Answer a conversation, in Ollama's words",
-        body=OllamaChatRequest,
+        body=requests.OllamaChatRequest,
         answers=(schemas.OllamaChat,),
         event=schemas.OllamaChat,
         stream_type=LINES,
-        refers=(OllamaTool,),
+        refers=(requests.OllamaTool,),
     ),
     _post(
         path="/api/generate",
         handler=handlers.ollama_generate,
         summary="Answer a prompt, in Ollama's words",
-        body=OllamaGenerateRequest,
+        body=requests.OllamaGenerateRequest,
         answers=(schemas.OllamaGenerated,),
         event=schemas.OllamaGenerated,
         stream_type=LINES,
@@ -48,21 +40,21 @@ ROUTES: Final = (
         path="/api/embed",
         handler=embed.ollama_embed,
         summary="Texts as vectors, in Ollama's words",
-        body=OllamaEmbedRequest,
+        body=requests.OllamaEmbedRequest,
         answers=(schemas.OllamaEmbedded,),
     ),
     _post(
         path="/api/embeddings",
         handler=embed.ollama_embeddings,
         summary="One text as a vector, as Ollama's older clients ask for it",
-        body=OllamaEmbeddingsRequest,
+        body=requests.OllamaEmbeddingsRequest,
         answers=(schemas.OllamaEmbedding,),
     ),
     _post(
         path="/api/show",
         handler=models.ollama_show,
         summary="What is known of a model",
-        body=OllamaShowRequest,
+        body=requests.OllamaShowRequest,
         answers=(schemas.OllamaShown,),
         refusals=TAKES_JSON,
     ),

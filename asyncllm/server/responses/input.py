@@ -10,35 +10,14 @@ import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part, tool_call
-from asyncllm.server.responses.requests import (
-    ITEM_KINDS,
-    MAX_ITEMS,
-    InputCall,
-    InputCallOutput,
-    InputItem,
-    InputMessage,
-    InputPart,
-    InputReasoning,
-    InputReference,
-)
-from asyncllm.server.responses.schemas import (
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    InputText,
-    Item,
-    MessageItem,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-    SummaryText,
-)
+from asyncllm.server.responses import requests, schemas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from asyncllm.server.responses.store import StoredItem
 
-decode_item = msgspec.json.Decoder[Item](Item).decode
+decode_item = msgspec.json.Decoder[schemas.Item](schemas.Item).decode
 
 _TEXT_PARTS: Final = frozenset(("input_text", "output_text", "text"))
 
@@ -54,7 +33,7 @@ def referred_ids(given: str | list[dict[str, Any]]) -> set[str]:
 
 def read_items(
     given: str | list[dict[str, Any]], found: Mapping[str, StoredItem], limit: int
-) -> list[Item]:
+) -> list[schemas.Item]:
     """The items of an input, each with an id.
 
     Args:
@@ -66,81 +45,83 @@ def read_items(
             longer than ``limit``.
     """
     if isinstance(given, str):
-        return [_message(InputMessage("user", given), "input")]
+        return [_message(requests.InputMessage("user", given), "input")]
     items = [_item(item, f"input[{i}]") for i, item in enumerate(given)]
     for i, item in enumerate(items):
-        if isinstance(item, InputReference) and item.id not in found:
+        if isinstance(item, requests.InputReference) and item.id not in found:
             raise BadRequest(f"item {item.id!r} not found", param=f"input[{i}].id")
-    references = (item.id for item in items if isinstance(item, InputReference))
+    references = (item.id for item in items if isinstance(item, requests.InputReference))
     if sum(len(found[id].json) for id in references) > limit:
         raise BadRequest(f"the items referred to have more than {limit} bytes", param="input")
     referred = {id: decode_item(item.json) for id, item in found.items()}
-    return [referred[item.id] if isinstance(item, InputReference) else item for item in items]
+    return [
+        referred[item.id] if isinstance(item, requests.InputReference) else item for item in items
+    ]
 
 
-def read_history(stored: Sequence[StoredItem], limit: int) -> list[Item]:
+def read_history(stored: Sequence[StoredItem], limit: int) -> list[schemas.Item]:
     """The items of a conversation that is continued.
 
     Raises:
         BadRequest: they are more than one request may have, or more than ``limit`` bytes.
     """
-    if len(stored) > MAX_ITEMS or sum(len(item.json) for item in stored) > limit:
+    if len(stored) > requests.MAX_ITEMS or sum(len(item.json) for item in stored) > limit:
         raise BadRequest(
-            f"the conversation has more than {MAX_ITEMS} items or {limit} bytes",
+            f"the conversation has more than {requests.MAX_ITEMS} items or {limit} bytes",
             param="previous_response_id",
         )
     return [decode_item(item.json) for item in stored]
 
 
-def _item(given: dict[str, Any], where: str) -> Item | InputReference:
+def _item(given: dict[str, Any], where: str) -> schemas.Item | requests.InputReference:
     name = given.get("type")
     if name is None:
         name = "message" if "role" in given else "item_reference"
-    kind = ITEM_KINDS.get(name) if isinstance(name, str) else None
+    kind = requests.ITEM_KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise BadRequest(f"items of type {name!r} are not supported", param=f"{where}.type")
-    item: InputItem = convert_part(given, kind, where)
+    item: requests.InputItem = convert_part(given, kind, where)
     match item:
-        case InputReference():
+        case requests.InputReference():
             return item
-        case InputMessage():
+        case requests.InputMessage():
             return _message(item, where)
-        case InputCall():
-            return FunctionCallItem(
+        case requests.InputCall():
+            return schemas.FunctionCallItem(
                 id=item.id or _new_id("fc"),
                 status="completed",
                 call_id=item.call_id,
                 name=item.name,
                 arguments=item.arguments,
             )
-        case InputCallOutput():
-            return FunctionCallOutputItem(
+        case requests.InputCallOutput():
+            return schemas.FunctionCallOutputItem(
                 id=item.id or _new_id("fco"),
                 status="completed",
                 call_id=item.call_id,
                 output=_text(item.output, f"{where}.output"),
             )
-        case InputReasoning():
+        case requests.InputReasoning():
             return _reasoning(item)
 
 
-def _message(item: InputMessage, where: str) -> MessageItem:
+def _message(item: requests.InputMessage, where: str) -> schemas.MessageItem:
     text = _text(item.content, f"{where}.content")
     output = item.role == "assistant"
-    part = OutputText(text=text, annotations=[]) if output else InputText(text)
+    part = schemas.OutputText(text=text, annotations=[]) if output else schemas.InputText(text)
     id = item.id or _new_id("msg")
-    return MessageItem(id=id, status="completed", role=item.role, content=[part])
+    return schemas.MessageItem(id=id, status="completed", role=item.role, content=[part])
 
 
-def _reasoning(item: InputReasoning) -> ReasoningItem:
-    return ReasoningItem(
+def _reasoning(item: requests.InputReasoning) -> schemas.ReasoningItem:
+    return schemas.ReasoningItem(
         id=item.id or _new_id("rs"),
-        summary=[SummaryText(part.text) for part in item.summary or ()],
-        content=[ReasoningText(part.text) for part in item.content or ()] or msgspec.UNSET,
+        summary=[schemas.SummaryText(part.text) for part in item.summary or ()],
+        content=[schemas.ReasoningText(part.text) for part in item.content or ()] or msgspec.UNSET,
     )
 
 
-def _text(content: str | list[InputPart], where: str) -> str:
+def _text(content: str | list[requests.InputPart], where: str) -> str:
     if isinstance(content, str):
         return content
     for i, part in enumerate(content):
@@ -155,26 +136,26 @@ def _new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[schemas.Item]) -> list[dict[str, Any]]:
     """Chat messages; consecutive reasoning, text and calls of the assistant become one message."""
     messages: list[_Message] = []
     for item in items:
         match item:
-            case MessageItem(role=role):
+            case schemas.MessageItem(role=role):
                 last = messages[-1] if messages else None
                 # Text joins preceding reasoning and calls.
                 if role != "assistant" or not (last and last.takes_text()):
                     messages.append(last := _Message(role))
                 last.texts.append(_joined(item.content))
-            case FunctionCallItem():
+            case schemas.FunctionCallItem():
                 if not messages or messages[-1].role != "assistant":
                     messages.append(_Message("assistant"))
                 calls = messages[-1].fields.setdefault("tool_calls", [])
                 calls.append(tool_call(item.call_id, item.name, item.arguments))
-            case FunctionCallOutputItem():
+            case schemas.FunctionCallOutputItem():
                 tool = {"tool_call_id": item.call_id}
                 messages.append(_Message("tool", [item.output], tool))
-            case ReasoningItem():
+            case schemas.ReasoningItem():
                 thought = _joined(item.content or item.summary)
                 messages.append(_Message("assistant", fields={"reasoning_content": thought}))
     return [message.whole() for message in messages]
@@ -198,5 +179,5 @@ class _Message:
         return {"role": self.role, "content": content, **self.fields}
 
 
-def _joined(parts: Sequence[InputText | OutputText | ReasoningText | SummaryText]) -> str:
+def _joined(parts: Sequence[schemas.Part]) -> str:
     return "\n".join(part.text for part in parts)

@@ -48,6 +48,9 @@ class SummaryText(Answer, tag_field="type", tag="summary_text"):
     text: str
 
 
+Part: TypeAlias = OutputText | InputText | ReasoningText | SummaryText
+
+
 class MessageItem(Answer, kw_only=True, tag_field="type", tag="message"):
     """A message."""
 

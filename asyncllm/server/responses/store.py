@@ -130,9 +130,7 @@ class _Shelf:
         self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self.sizes: dict[str, int] = {}
         self.size = 0
-        self.items: dict[
-            str, tuple[str, StoredItem]
-        ] = {}  # by id, with its response
+        self.items: dict[str, tuple[str, StoredItem]] = {}  # by id, with its response
 
     def remove(self, id: str) -> StoredResponse | None:
         stored = self.responses.pop(id, None)
