@@ -1,4 +1,7 @@
-"""Reads what a server with OpenAI's protocol answers: answers, frames of a stream, errors."""
+"""Decodes the answers of a server with OpenAI's protocol: whole ones, frames, and errors.
+
+The types are lenient, unlike those of our server: other servers add fields or leave some out.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ _BY_STATUS: dict[int, type[AsyncLLMError]] = {
     422: BadRequest,
     503: NotReady,
 }
-#: The status that goes with an error in mid-stream, where there is no other.
+#: The status of an error in mid-stream, by its type.
 _STATUS_OF_TYPE = {"invalid_request_error": 400, "timeout_error": 408, "rate_limit_error": 429}
 
 
@@ -82,7 +85,7 @@ class ChatLogprob(msgspec.Struct):
 
 
 class Logprobs(msgspec.Struct):
-    """``content`` in chat; in completions the lists, best alternatives first."""
+    """Chats have ``content``, completions the lists; the best alternatives come first."""
 
     content: list[ChatLogprob] | None = None
     token_logprobs: list[float | None] | None = None
@@ -99,7 +102,7 @@ PromptLogprobs = list[dict[int, PromptLogprobBody] | None]
 
 
 class Choice(msgspec.Struct):
-    """A choice of either route; in chat the text is in ``message``, or in ``delta`` of a frame."""
+    """A choice of either route; a chat's text is in ``message``, or in a frame's ``delta``."""
 
     text: str | None = None
     message: Message | None = None
@@ -139,7 +142,7 @@ class Answer(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | None = None
 
     def to_delta(self, params: SamplingParams | None = None) -> TokenDelta:
-        """What it says of the first choice, with as many alternatives as were asked for."""
+        """The first choice, with as many alternatives as ``params`` ask for."""
         num_top = 0 if params is None else params.logprobs or 0
         delta = self.choices[0].to_delta(num_top) if self.choices else TokenDelta()
         entries = self.prompt_logprobs  # of chat; completions have them in the choice
@@ -171,7 +174,7 @@ class TokenCount(msgspec.Struct):
 
 
 class EventDecoder:
-    """Finds the data of server-sent events, however the bytes are cut."""
+    """Splits chunks of bytes, cut anywhere, into the data of server-sent events."""
 
     def __init__(self) -> None:
         self._line = b""
@@ -194,7 +197,7 @@ class EventDecoder:
 def decode(body: bytes, kind: type[T]) -> T:
     """
     Raises:
-        AsyncLLMError: that is not what the protocol says.
+        AsyncLLMError: the body does not follow the protocol.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -203,7 +206,7 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def decode_frame(data: bytes) -> Answer:
-    """A frame of a stream; ``[DONE]`` is an empty one.
+    """A frame of a stream; ``[DONE]`` becomes an empty one.
 
     Raises:
         AsyncLLMError: the frame says that the request failed.
@@ -243,7 +246,7 @@ def _error(error: ErrorBody, status: int, headers: Mapping[str, str]) -> AsyncLL
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds. Retry-After may also be a date; a second is as good as that."""
+    """Seconds. A date in Retry-After counts as one second."""
     try:
         if (milliseconds := headers.get("retry-after-ms")) is not None:
             return float(milliseconds) / 1000
@@ -253,7 +256,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 
 def _logprobs(logprobs: Logprobs, token_ids: list[int], num_top: int) -> list[TokenLogprob]:
-    """The sampled tokens', each with its likeliest alternatives."""
+    """The logprobs of the sampled tokens, each with its likeliest alternatives."""
     values: list[float | None]
     tops: list[list[tuple[str, float]]]
     if logprobs.content is not None:
@@ -270,7 +273,7 @@ def _logprobs(logprobs: Logprobs, token_ids: list[int], num_top: int) -> list[To
 
 
 def _with_ids(top: list[tuple[str, float]]) -> tuple[tuple[int, float], ...]:
-    """Alternatives that are called by their ids; of texts nobody knows which tokens they are."""
+    """The alternatives named by token id; those named by text are ambiguous and dropped."""
     found = [(_TOKEN_ID.fullmatch(name), logprob) for name, logprob in top]
     return tuple((int(match[1]), logprob) for match, logprob in found if match)
 

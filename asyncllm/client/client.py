@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """A model that ``asyncllm serve`` serves, or vLLM or whoever else takes the same requests.
+    """A model on ``asyncllm serve``, vLLM, or another server that takes the same requests.
 
     ::
 
@@ -152,8 +152,8 @@ class Client:
     ) -> np.ndarray:
         """The vector of a prompt, float32 [dimensions]; of a list, [prompts, dimensions].
 
-        Prompts are texts or token ids, all of them alike. What params leave as it is by default is
-        the server's to choose. Raises like ``generate``.
+        Prompts are either all texts or all token ids. The server chooses what ``params`` leave at
+        the defaults. Raises like ``generate``.
 
         Args:
             options: fields of ``EmbeddingParams``, instead of ``params``.
@@ -197,8 +197,8 @@ class Client:
         decoder = EventDecoder()
         last: TokenDelta | None = None
         async with self._request("POST", path, body) as response:
-            # Read to the end: the usage comes after the last delta, which tells of cached tokens,
-            # and only then the connection can be used again.
+            # Read to the end: the usage, with the cached tokens, comes after the last delta, and
+            # the connection can be used again only then.
             async for chunk in response.content.iter_any():
                 for data in decoder.feed(chunk):
                     frame = decode_frame(data)
@@ -238,9 +238,9 @@ class Client:
         return "/v1/completions", {**head, "prompt": plain, **fields}
 
     async def _room(self, prompt: str | list[Any]) -> int | None:
-        """How many tokens the context has left for the answer, if the server can tell.
+        """The context's room for the answer, in tokens, if the server tells its length.
 
-        The route for text takes a missing ``max_tokens`` for 16, so AsyncLLM's default is sent.
+        Completions take a missing ``max_tokens`` for 16, so AsyncLLM's default is sent instead.
         """
         model = await self._served_model()
         if model.max_model_len is None:
@@ -253,7 +253,7 @@ class Client:
         return max(model.max_model_len - count, 1)
 
     async def _served_model(self) -> Model:
-        """The model in use, as the server describes it; asked for once."""
+        """The model in use, as the server describes it; fetched once."""
         async with self._asking_model:
             if self._model is None:
                 models = (await self._fetch(ModelList, "GET", "/v1/models")).data

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from asyncllm.types import SamplingParams
     from asyncllm.types.embedding import EmbeddingParams
 
-#: What a server works out by itself, from its chat template.
+#: Parameters that a server derives from its chat template.
 _OF_TEMPLATES: Final = ("reasoning", "shown_special_tokens")
 
 
 def sampling_fields(params: SamplingParams, *, chat: bool) -> dict[str, Any]:
-    """All parameters but those that ask for nothing: other servers refuse what they do not know.
+    """The parameters that are set; other servers refuse fields that they do not know.
 
     Args:
-        chat: whether they are for chat completions, and not for completions.
+        chat: whether they are for chat completions.
 
     Raises:
-        BadRequest: one cannot be written; ``param`` names it.
+        BadRequest: one cannot be sent; ``param`` names it.
     """
     fields = {
         name: value
@@ -44,16 +44,16 @@ def sampling_fields(params: SamplingParams, *, chat: bool) -> dict[str, Any]:
     if params.logprobs is not None:
         if chat:
             fields |= {"logprobs": True, "top_logprobs": params.logprobs}
-        if params.logprobs > 0:  # else the alternatives could not be told apart
+        if params.logprobs > 0:  # alternatives need unambiguous names
             fields["return_tokens_as_token_ids"] = True
     return fields
 
 
 def scheduling_fields(scheduling: SchedulingParams) -> dict[str, Any]:
-    """Only what was asked for: other servers refuse what they do not know.
+    """The parameters that are not at their defaults.
 
     Raises:
-        BadRequest: a tenant is named.
+        BadRequest: a tenant is given.
     """
     if scheduling.tenant:
         raise BadRequest("a server tells tenants by their API keys", param="tenant")
@@ -61,7 +61,7 @@ def scheduling_fields(scheduling: SchedulingParams) -> dict[str, Any]:
 
 
 def changed_fields(params: SchedulingParams | EmbeddingParams) -> dict[str, Any]:
-    """Those that are not as they are by default."""
+    """The fields that are not at their defaults."""
     defaults = msgspec.structs.asdict(type(params)())
     fields = msgspec.structs.asdict(params)
     return {name: value for name, value in fields.items() if value != defaults[name]}

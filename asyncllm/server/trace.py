@@ -61,7 +61,7 @@ class Trace(Answer, kw_only=True):
     sequences: list[TraceSequence]
 
 
-def explain(traces: Sequence[tuple[int, RequestTrace]]) -> dict[str, Any]:
+def explain(traces: Sequence[tuple[int, RequestTrace]]) -> Trace:
     """One entry for each sequence; times are milliseconds from its arrival.
 
     ``waited_ms`` is the time in the queue by what the queue's head was waiting for. ``steps`` are
@@ -69,29 +69,29 @@ def explain(traces: Sequence[tuple[int, RequestTrace]]) -> dict[str, Any]:
     ``steps_detail`` lists the latest of them.
     """
     most = MAX_STEPS_DETAIL // max(1, len(traces))
-    return {"sequences": [_sequence(index, trace, most) for index, trace in traces]}
+    return Trace(sequences=[_sequence(index, trace, most) for index, trace in traces])
 
 
-def _sequence(index: int, trace: RequestTrace, most_steps: int) -> dict[str, Any]:
+def _sequence(index: int, trace: RequestTrace, most_steps: int) -> TraceSequence:
     start = trace.arrived
     steps = _steps_in_batch(trace)
-    return {
-        "index": index,
-        "outcome": trace.outcome,
-        "tenant": trace.tenant,
-        "priority": trace.priority,
-        "prompt_tokens": trace.prompt_tokens,
-        "cached_tokens": trace.cached_tokens,
-        "completion_tokens": trace.completion_tokens,
-        "waited_ms": {reason: _ms(seconds) for reason, seconds in trace.waited.items()},
-        "started_ms": _since(start, trace.started),
-        "first_token_ms": _since(start, trace.first_token),
-        "ended_ms": _since(start, trace.ended),
-        "events": [_event(start, event) for event in trace.events],
-        "events_dropped": trace.num_events_dropped,
-        "steps": _summary(steps),
-        "steps_detail": [_step(start, step) for step in steps[-most_steps:]],
-    }
+    return TraceSequence(
+        index=index,
+        outcome=trace.outcome,
+        tenant=trace.tenant,
+        priority=trace.priority,
+        prompt_tokens=trace.prompt_tokens,
+        cached_tokens=trace.cached_tokens,
+        completion_tokens=trace.completion_tokens,
+        waited_ms={reason: _ms(seconds) for reason, seconds in trace.waited.items()},
+        started_ms=_since(start, trace.started),
+        first_token_ms=_since(start, trace.first_token),
+        ended_ms=_since(start, trace.ended),
+        events=[_event(start, event) for event in trace.events],
+        events_dropped=trace.num_events_dropped,
+        steps=_summary(steps),
+        steps_detail=[_step(start, step) for step in steps[-most_steps:]],
+    )
 
 
 def _event(start: float, event: Event) -> dict[str, Any]:

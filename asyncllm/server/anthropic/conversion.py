@@ -1,35 +1,28 @@
-"""From a request for a message to the chat that it comes down to."""
+"""From a request for a message to a chat."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from asyncllm.errors import BadRequest
-from asyncllm.server.anthropic.requests import (
-    BLOCK_KINDS,
-    BLOCKS_OF,
-    Block,
-    ClientTool,
-    CountTokensRequest,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
+from asyncllm.server.anthropic import requests
+from asyncllm.server.chat.adapter import (
+    convert_part,
+    function_tool,
+    generating_fields,
+    tool_call,
 )
-from asyncllm.server.chat.requests import ChatRequest, GeneratingFields, NamedSchema, ResponseFormat
+from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.fields import unsupported
-from asyncllm.server.http.parse import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.server.anthropic.requests import MessagesRequest
 
-#: What clients call the fields of the chat.
+#: From the fields of a chat to this API's names.
 NAMES: Final = {
     "prompt": "messages",
     "stop": "stop_sequences",
@@ -41,53 +34,52 @@ NAMES: Final = {
 _REFUSED: Final = ("container", "mcp_servers", "return_token_ids")
 
 
-def ineffective(asked: MessagesRequest) -> list[str]:
-    """What was asked for and has no effect: thoughts are shown, and no message is edited."""
+def ineffective(body: MessagesRequest) -> list[str]:
+    """Fields without effect: reasoning is always shown, and no message is edited."""
     names = []
-    if asked.thinking is not None and asked.thinking.display is not None:
+    if body.thinking is not None and body.thinking.display is not None:
         names.append("thinking.display")
-    if asked.context_management:
+    if body.context_management:
         names.append("context_management")
     return names
 
 
-def chat_of(asked: CountTokensRequest) -> ChatRequest:
-    """The chat whose next message is wanted.
-
+def chat_of(body: requests.CountTokensRequest) -> ChatRequest:
+    """
     Raises:
-        BadRequest: a message, a tool or the choice of tools is malformed or not supported.
+        BadRequest: a message, a tool or the tool choice is malformed or not supported.
     """
     for name in _REFUSED:
-        if getattr(asked, name, None):
+        if getattr(body, name, None):
             raise unsupported(name)
-    messages = _messages(asked)
-    tools = _tools(asked.tools or ())
-    shared = {name: getattr(asked, name) for name in GeneratingFields.__struct_fields__}
-    if asked.stop_sequences is not None:
-        if asked.stop is not None:
+    messages = _messages(body)
+    tools = _tools(body.tools or ())
+    shared = generating_fields(body)
+    if body.stop_sequences is not None:
+        if body.stop is not None:
             raise BadRequest("stop and stop_sequences exclude each other", param="stop")
-        shared["stop"] = asked.stop_sequences
-    config = asked.output_config
+        shared["stop"] = body.stop_sequences
+    config = body.output_config
     if config is not None and config.format is not None:
         schema = NamedSchema(schema=config.format.schema)
         shared["response_format"] = ResponseFormat("json_schema", schema)
-    choice = asked.tool_choice
+    choice = body.tool_choice
     return ChatRequest(
         **shared,
         messages=messages,
         tools=tools or None,
-        tool_choice=_tool_choice(asked, [tool["function"]["name"] for tool in tools]),
+        tool_choice=_tool_choice(body, [tool["function"]["name"] for tool in tools]),
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         continue_final_message=_continues(messages),
         reasoning_effort=None if config is None else config.effort,
-        **_thinking(asked),
+        **_thinking(body),
     )
 
 
-def _thinking(asked: CountTokensRequest) -> dict[str, Any]:
-    """Whether to think is for the template to know, by the name that most of them have for it."""
-    options = asked.chat_template_kwargs
-    thinking = asked.thinking
+def _thinking(body: requests.CountTokensRequest) -> dict[str, Any]:
+    """``enable_thinking`` is the name that most chat templates have for the switch."""
+    options = body.chat_template_kwargs
+    thinking = body.thinking
     if thinking is None or thinking.type in ("adaptive", "between_tools"):
         return {"chat_template_kwargs": options}
     enabled = thinking.type == "enabled"
@@ -102,7 +94,7 @@ def _thinking(asked: CountTokensRequest) -> dict[str, Any]:
 
 @dataclass
 class _Message:
-    """A chat message, being made of blocks."""
+    """A chat message, collected from blocks."""
 
     role: str
     texts: list[str] = field(default_factory=list)
@@ -115,31 +107,32 @@ class _Message:
         return {"role": self.role, "content": content, **thought, **self.fields}
 
 
-def _messages(asked: CountTokensRequest) -> list[dict[str, Any]]:
-    """Turns of the same side in a row become one message."""
+def _messages(body: requests.CountTokensRequest) -> list[dict[str, Any]]:
+    """Consecutive messages of one role become one."""
     messages: list[_Message] = []
-    if asked.system:
-        messages.append(_Message("system", [_joined(asked.system)]))
+    if body.system:
+        messages.append(_Message("system", [_joined(body.system)]))
 
     def current(role: str) -> _Message:
-        """The message that the next block of a role belongs to."""
+        """The message to which the next block of a role belongs."""
         if role == "system" or not messages or messages[-1].role != role:
             messages.append(_Message(role))
         return messages[-1]
 
-    for i, turn in enumerate(asked.messages):
-        if isinstance(turn.content, str):
-            current(turn.role).texts.append(turn.content)
+    for i, message in enumerate(body.messages):
+        if isinstance(message.content, str):
+            current(message.role).texts.append(message.content)
             continue
-        for j, given in enumerate(turn.content):
-            match _block(given, turn.role, f"messages[{i}].content[{j}]"):
-                case TextBlock(text=text):
-                    current(turn.role).texts.append(text)
-                case ThinkingBlock(thinking=text):
+        for j, given in enumerate(message.content):
+            match _block(given, message.role, f"messages[{i}].content[{j}]"):
+                case requests.TextBlock(text=text):
+                    current(message.role).texts.append(text)
+                case requests.ThinkingBlock(thinking=text):
                     current("assistant").thoughts.append(text)
-                case ToolUseBlock() as call:
-                    current("assistant").fields.setdefault("tool_calls", []).append(_call(call))
-                case ToolResultBlock() as result:
+                case requests.ToolUseBlock() as call:
+                    calls = current("assistant").fields.setdefault("tool_calls", [])
+                    calls.append(tool_call(call.id, call.name, encode(call.input).decode()))
+                case requests.ToolResultBlock() as result:
                     tool = {"tool_call_id": result.tool_use_id}
                     messages.append(_Message("tool", [_joined(result.content or "")], fields=tool))
     if all(message.role == "system" for message in messages):
@@ -147,35 +140,26 @@ def _messages(asked: CountTokensRequest) -> list[dict[str, Any]]:
     return [message.whole() for message in messages]
 
 
-def _block(given: dict[str, Any], role: str, where: str) -> Block:
+def _block(given: dict[str, Any], role: str, where: str) -> requests.Block:
     name = given.get("type")
-    if not isinstance(name, str) or name not in BLOCKS_OF[role]:
+    if not isinstance(name, str) or name not in requests.BLOCKS_OF[role]:
         raise BadRequest(
             f"{where}: content of type {name!r} is not supported for the role {role}",
             param=f"{where}.type",
         )
-    try:
-        return msgspec.convert(given, BLOCK_KINDS[name])
-    except msgspec.ValidationError as error:
-        problem = invalid(error)
-        inside = f"{where}.{problem.param}" if problem.param else where
-        raise BadRequest(f"{where}: {problem.message}", param=inside) from None
+    block: requests.Block = convert_part(given, requests.BLOCK_KINDS[name], where)
+    return block
 
 
-def _joined(content: str | Sequence[TextBlock]) -> str:
+def _joined(content: str | Sequence[requests.TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
-
-
-def _call(block: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": encode(block.input).decode()}
-    return {"id": block.id, "type": "function", "function": function}
 
 
 def _continues(messages: Sequence[dict[str, Any]]) -> bool | None:
     """Whether the answer continues the last message.
 
     Raises:
-        BadRequest: there the assistant waits for the results of tools.
+        BadRequest: the last message ends with calls, whose results are missing.
     """
     last = messages[-1]
     if last["role"] != "assistant":
@@ -190,24 +174,21 @@ def _tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for i, each in enumerate(given):
         if (kind := each.get("type")) not in (None, "custom"):
             raise BadRequest(f"tools of type {kind!r} are not supported", param=f"tools[{i}].type")
-        try:
-            tool = msgspec.convert(each, ClientTool)
-        except msgspec.ValidationError as error:
-            problem = invalid(error)
-            where = f"tools[{i}].{problem.param}" if problem.param else f"tools[{i}]"
-            raise BadRequest(f"tools[{i}]: {problem.message}", param=where) from None
-        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-        if tool.description is not None:
-            function["description"] = tool.description
-        if tool.strict is not None:
-            function["strict"] = tool.strict
-        tools.append({"type": "function", "function": function})
+        tool = convert_part(each, requests.ClientTool, f"tools[{i}]")
+        tools.append(
+            function_tool(
+                name=tool.name,
+                parameters=tool.input_schema,
+                description=tool.description,
+                strict=tool.strict,
+            )
+        )
     return tools
 
 
-def _tool_choice(asked: CountTokensRequest, names: Sequence[str]) -> Any:
-    """Anthropic's choice in OpenAI's words."""
-    choice = asked.tool_choice
+def _tool_choice(body: requests.CountTokensRequest, names: Sequence[str]) -> Any:
+    """The choice as chat completions take it."""
+    choice = body.tool_choice
     if choice is None:
         return None
     if choice.type in ("any", "tool") and not names:

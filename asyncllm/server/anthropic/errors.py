@@ -1,14 +1,14 @@
-"""Errors as Anthropic's clients read them."""
+"""Errors in Anthropic's format."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from asyncllm.errors import AsyncLLMError
+from asyncllm.server.anthropic.schemas import AnthropicError, AnthropicErrorDetail
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body, error_response
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.streaming.frames import named_event
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -24,25 +24,15 @@ _TYPES: Final = {
 }
 
 
-def anthropic_error(error: Exception) -> dict[str, Any]:
-    """Anthropic's error body."""
+def anthropic_error(error: Exception) -> AnthropicError:
     status = error.status if isinstance(error, AsyncLLMError) else 500
     other = "invalid_request_error" if status < 500 else "api_error"
     message = error_body(error)["error"]["message"]
-    return {
-        "type": "error",
-        "error": {"type": _TYPES.get(status, other), "message": message},
-        "request_id": request_id.get(),
-    }
-
-
-def error_event(error: Exception) -> bytes:
-    """The same as the last event of a stream."""
-    return named_event(anthropic_error(error))
+    detail = AnthropicErrorDetail(type=_TYPES.get(status, other), message=message)
+    return AnthropicError(error=detail, request_id=request_id.get())
 
 
 def anthropic_error_response(error: Exception) -> web.Response:
-    """The same as a response."""
     response = error_response(error)
     response.body = encode(anthropic_error(error))
     return response

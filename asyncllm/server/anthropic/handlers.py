@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncllm.server.anthropic import conversion as wanted
+from asyncllm.server.anthropic.conversion import NAMES, chat_of, ineffective
 from asyncllm.server.anthropic.reply import MessageReply
 from asyncllm.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from asyncllm.server.anthropic.schemas import TokenCount
 from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
 from asyncllm.server.chat.messages import encode_messages
 from asyncllm.server.http.answer import json_response
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 async def create_message(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
-    asked = await service.receive(request, MessagesRequest)
-    model = service.resolve_model(asked.model)
-    service.note_ineffective(wanted.ineffective(asked))
-    chat = wanted.chat_of(asked)
+    body = await service.receive(request, MessagesRequest)
+    model = service.resolve_model(body.model)
+    service.note_ineffective(ineffective(body))
+    chat = chat_of(body)
     scheduling = service.scheduling(request, chat)
-    with renamed(wanted.NAMES, "anthropic"):
+    with renamed(NAMES, "anthropic"):
         opened = await open_chat(service.llm, chat, scheduling, request[RESERVATION])
         context = service.llm.limits.max_model_len
         reply = MessageReply(model, opened.conversation, context=context)
@@ -35,11 +36,11 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 
 async def count_tokens(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
-    asked = await service.read(request, CountTokensRequest)
-    service.resolve_model(asked.model)
-    chat = wanted.chat_of(asked)
+    body = await service.read(request, CountTokensRequest)
+    service.resolve_model(body.model)
+    chat = chat_of(body)
     effort = chat.reasoning_effort
     prompt = await encode_messages(
         service.llm, chat.messages, chat, reasoning_effort=effort, any_length=True
     )
-    return json_response({"input_tokens": len(prompt)})
+    return json_response(TokenCount(input_tokens=len(prompt)))

@@ -1,4 +1,4 @@
-"""What clients may send to /v1/messages; ``None`` means "not given", as in ``protocol.py``."""
+"""The bodies of /v1/messages; ``None`` means "not given", as in chat requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_MESSAGES: Final = 8192
 
 
 class CacheControl(msgspec.Struct):
-    """Asks for nothing here: every prefix is cached."""
+    """Has no effect: every prefix is cached."""
 
     type: str
     ttl: str | None = None
@@ -29,7 +29,7 @@ class TextBlock(msgspec.Struct):
 
 
 class ThinkingBlock(msgspec.Struct):
-    """What the model thought; nobody checks the signature."""
+    """The model's reasoning; the signature is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -37,7 +37,7 @@ class ThinkingBlock(msgspec.Struct):
 
 
 class RedactedThinkingBlock(msgspec.Struct):
-    """What another model thought, and only its maker can read: it is left out."""
+    """Encrypted reasoning of another model: it is left out."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -74,7 +74,7 @@ BLOCK_KINDS: Final[dict[str, type[Block]]] = {
     "tool_use": ToolUseBlock,
     "tool_result": ToolResultBlock,
 }
-#: Which of them a message of a role may have.
+#: The kinds that a message of a role may contain.
 BLOCKS_OF: Final = {
     "user": frozenset(("text", "tool_result")),
     "assistant": frozenset(("text", "thinking", "redacted_thinking", "tool_use")),
@@ -92,7 +92,7 @@ AnyBlock = Annotated[
 
 
 class InputTurn(msgspec.Struct):
-    """What one side says."""
+    """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[AnyBlock]
@@ -133,27 +133,27 @@ class Thinking(msgspec.Struct):
 
 
 class OutputFormat(msgspec.Struct):
-    """What the text must be."""
+    """The form of the text."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct):
-    """``effort`` is handed to the chat template."""
+    """``effort`` goes to the chat template."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class AnthropicMetadata(msgspec.Struct):
-    """For the client's own books."""
+    """Has no effect."""
 
     user_id: str | None = None
 
 
 class CountTokensRequest(GeneratingFields, kw_only=True):
-    """A request for a message, of which only the prompt counts."""
+    """A request for a message; only its prompt counts."""
 
     messages: Annotated[list[InputTurn], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[TextBlock] | None = None
@@ -167,10 +167,9 @@ class CountTokensRequest(GeneratingFields, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    """Sampling and scheduling are asked for as in chat completions.
+    """Sampling and scheduling are as in chat completions.
 
-    The last fields but two are for Anthropic's own books and change no answer; those two ask for
-    what there is not, and are refused.
+    The fields from ``service_tier`` on change no answer; the last two are refused.
     """
 
     max_tokens: Count
@@ -185,5 +184,5 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     mcp_servers: list[Any] | None = None
 
 
-#: What fields refer to that are checked one by one.
+#: Schemas to which ``AnyBlock`` and ``AnyClientTool`` refer.
 REFERRED_BLOCKS: Final = (*BLOCK_KINDS.values(), ClientTool)

@@ -1,4 +1,4 @@
-"""What clients of /v1/messages get: its schemas in ``/openapi.json``, as in ``answers.py``."""
+"""What clients of /v1/messages get: one Struct per answer, event and content block."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ StopReason = Literal[
 
 
 class AnthropicErrorDetail(Answer, kw_only=True):
-    """What went wrong; ``type`` is what a program may decide by."""
+    """``type`` is for programs, ``message`` for people."""
 
     type: str
     message: str
 
 
-class AnthropicError(Answer, kw_only=True):
+class AnthropicError(Answer, kw_only=True, tag_field="type", tag="error"):
     """Every answer with a status of 400 or above, and the last event of a stream that failed."""
 
-    type: Literal["error"]
     error: AnthropicErrorDetail
     request_id: str
 
@@ -41,14 +40,14 @@ class TextContent(Answer, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingContent(Answer, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought."""
+    """The model's reasoning."""
 
     thinking: str
     signature: str
 
 
 class ToolUseContent(Answer, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call that the model wants made; no ``input`` when it was cut off."""
+    """A call that the model asks for; ``input`` is empty if it was cut off."""
 
     id: str
     name: str
@@ -59,13 +58,13 @@ ContentBlock = TextContent | ThinkingContent | ToolUseContent
 
 
 class ThinkingDetails(Answer, kw_only=True):
-    """Of the output's tokens, those of thinking."""
+    """The output's tokens that are reasoning."""
 
     thinking_tokens: int
 
 
 class AnthropicUsage(Answer, kw_only=True):
-    """The input is what was computed of it, and what was read from the cache."""
+    """``input_tokens`` does not include the tokens that were read from the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -75,17 +74,16 @@ class AnthropicUsage(Answer, kw_only=True):
 
 
 class Stop(Answer, kw_only=True):
-    """Why a message ended; null as long as it has not."""
+    """Why a message ended; null until then."""
 
     stop_reason: StopReason | None
     stop_sequence: str | None
 
 
-class AnthropicMessage(Stop, kw_only=True):
+class AnthropicMessage(Stop, kw_only=True, tag_field="type", tag="message"):
     """A message of the model."""
 
     id: str
-    type: Literal["message"]
     role: Literal["assistant"]
     model: str
     content: list[ContentBlock]
@@ -93,26 +91,26 @@ class AnthropicMessage(Stop, kw_only=True):
     trace: Trace | UnsetType = UNSET
 
 
-class TextPiece(Answer, kw_only=True, tag_field="type", tag="text_delta"):
+class TextPiece(Answer, tag_field="type", tag="text_delta"):
     """More of a text."""
 
     text: str
 
 
-class ThinkingPiece(Answer, kw_only=True, tag_field="type", tag="thinking_delta"):
-    """More of what the model thinks."""
+class ThinkingPiece(Answer, tag_field="type", tag="thinking_delta"):
+    """More of the model's reasoning."""
 
     thinking: str
 
 
-class SignaturePiece(Answer, kw_only=True, tag_field="type", tag="signature_delta"):
-    """The end of what the model thought."""
+class SignaturePiece(Answer, tag_field="type", tag="signature_delta"):
+    """The end of the model's reasoning."""
 
     signature: str
 
 
-class InputPiece(Answer, kw_only=True, tag_field="type", tag="input_json_delta"):
-    """More of a call's input, which is JSON when it is whole."""
+class InputPiece(Answer, tag_field="type", tag="input_json_delta"):
+    """More of a call's input; the pieces together are JSON."""
 
     partial_json: str
 
@@ -124,7 +122,7 @@ class MessageStart(Answer, kw_only=True, tag_field="type", tag="message_start"):
 
 
 class Ping(Answer, kw_only=True, tag_field="type", tag="ping"):
-    """Nothing."""
+    """Has no meaning."""
 
 
 class ContentBlockStart(Answer, kw_only=True, tag_field="type", tag="content_block_start"):

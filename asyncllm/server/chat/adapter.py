@@ -1,15 +1,17 @@
-"""The chat behind every route that says the same in other words than chat completions."""
+"""From the requests of other APIs to a chat: what their translations share."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from asyncllm.errors import BadRequest, ContextLengthExceeded
 from asyncllm.server.chat.conversation import Conversation, open_conversation
+from asyncllm.server.chat.requests import GeneratingFields
 from asyncllm.server.chat.sampling import fan_out, sampling_params
+from asyncllm.server.http.parse import invalid
 from asyncllm.server.streaming.delivery import Job
 
 if TYPE_CHECKING:
@@ -20,9 +22,41 @@ if TYPE_CHECKING:
     from asyncllm.server.model import Model
     from asyncllm.types import SchedulingParams
 
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def convert_part(given: dict[str, Any], kind: type[T], where: str) -> T:
+    """Check an object that the body's Struct takes as it comes.
+
+    Raises:
+        BadRequest: it is malformed; the error names the field within ``where``.
+    """
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        problem = invalid(error)
+        inside = f"{where}.{problem.param}" if problem.param else where
+        raise BadRequest(f"{where}: {problem.message}", param=inside) from None
+
+
+def generating_fields(body: GeneratingFields) -> dict[str, Any]:
+    """The fields that a request shares with chat completions."""
+    return {name: getattr(body, name) for name in GeneratingFields.__struct_fields__}
+
+
+def function_tool(**fields: Any) -> dict[str, Any]:
+    """A tool as chat completions take it, without the fields that are None."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"type": "function", "function": given}
+
+
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call as messages of chat completions have it; ``arguments`` is JSON."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
 
 class OpenedChat(NamedTuple):
-    """How the answer is to be read, and what to submit for it."""
+    """A chat that is ready to be submitted as ``job``."""
 
     conversation: Conversation
     job: Job
@@ -30,30 +64,30 @@ class OpenedChat(NamedTuple):
 
 async def open_chat(
     llm: Model,
-    asked: ChatRequest,
+    chat: ChatRequest,
     scheduling: SchedulingParams,
     reservation: Reservation,
     *,
     logprobs: int | None = None,
 ) -> OpenedChat:
-    """Render, encode and prepare the chat that a request comes down to.
+    """Render, encode and prepare a chat.
 
     Raises:
         QueueFull, BadRequest: as in ``chat_completions``.
     """
     params = sampling_params(
-        asked, llm.default_params, max_tokens=asked.max_tokens, logprobs=logprobs
+        chat, llm.default_params, max_tokens=chat.max_tokens, logprobs=logprobs
     )
-    conversation = await open_conversation(llm, asked, params, reservation)
+    conversation = await open_conversation(llm, chat, params, reservation)
     prompts = [conversation.prompt_ids]
-    [job] = await fan_out(llm, prompts, 1, conversation.params, scheduling, asked)
+    [job] = await fan_out(llm, prompts, 1, conversation.params, scheduling, chat)
     return OpenedChat(conversation, job)
 
 
 def cut_to_fit(job: Job, context: int) -> Job:
-    """The same job, with no more ``max_tokens`` than the context has room for.
+    """The same job, with ``max_tokens`` cut to the room that the context has left.
 
-    For the APIs where asking for more is no error. A prompt that leaves no room stays one.
+    For APIs where asking for more is not an error. A prompt that fills the context still is one.
     """
     room = max(1, context - len(job.prompt_ids))
     if (job.params.max_tokens or 0) <= room:
@@ -65,11 +99,11 @@ def cut_to_fit(job: Job, context: int) -> Job:
 def renamed(
     names: Mapping[str, str], words: Literal["completion", "chat", "anthropic"] = "chat"
 ) -> Iterator[None]:
-    """Errors within speak of what the client sent.
+    """Have errors name the fields that the client sent.
 
     Args:
-        names: what the client calls a chat's fields.
-        words: how it is told of a prompt that is too long.
+        names: from a chat's fields to the client's.
+        words: the wording for a prompt that is too long.
     """
     try:
         yield

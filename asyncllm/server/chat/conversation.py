@@ -1,4 +1,4 @@
-"""From a conversation to a prompt, and to how its answers are read: for every chat route."""
+"""From a conversation to its prompt, and to the readers of its answers, for every chat route."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncllm.server.chat.message_reader import Turn
+from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.chat.messages import encode_messages
 from asyncllm.server.chat.structured import calls_grammar
 from asyncllm.text.parsing import call_structure
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class Conversation(NamedTuple):
-    """What the engine is asked, and what turns its answers back into messages.
+    """A prompt with its parameters, and what turns the answers back into messages.
 
     Attributes:
-        tools: those that may be called.
-        continued: the beginning of the answer that the prompt already has.
-        forced: whether the answer is calls and nothing else; stop strings do not end it then.
+        tools: the tools that may be called.
+        continued: the beginning of the answer, where the prompt already contains it.
+        forced: whether the answer consists of calls only; stop strings do not end it then.
     """
 
     prompt_ids: list[int]
@@ -39,15 +39,15 @@ class Conversation(NamedTuple):
     continued: str
     forced: bool = False
 
-    def turn(self) -> Turn:
-        """For one more answer."""
+    def message_reader(self) -> MessageReader:
+        """A reader for one more answer."""
         reader = self.reader
         parser = reader.parser(self.prompt_ids, self.tools, self.continued)
         places = self.places() if reader.formats.reasoning and not reader.reasoning_ends else None
-        return Turn(parser, reader.reasoning_ends, places, only_calls=self.forced)
+        return MessageReader(parser, reader.reasoning_ends, places, only_calls=self.forced)
 
     def places(self) -> TokenPlaces:
-        """Where in the text of one more answer its tokens are."""
+        """The places of tokens in the text of one more answer."""
         params = self.params
         return self.reader.places(
             self.prompt_ids,
@@ -57,7 +57,7 @@ class Conversation(NamedTuple):
 
 
 async def open_conversation(
-    llm: Model, asked: ChatRequest, params: SamplingParams, reservation: Reservation
+    llm: Model, body: ChatRequest, params: SamplingParams, reservation: Reservation
 ) -> Conversation:
     """Render and encode a conversation; ``reservation`` is for the requests of its prompt.
 
@@ -66,26 +66,26 @@ async def open_conversation(
     """
     prompt_ids = await encode_messages(
         llm,
-        asked.messages,
-        asked,
+        body.messages,
+        body,
         reservation=reservation,
-        reasoning_effort=asked.reasoning_effort,
-        any_length=asked.truncate_prompt_tokens is not None,
+        reasoning_effort=body.reasoning_effort,
+        any_length=body.truncate_prompt_tokens is not None,
     )
     reader = llm.chat_reader
-    tools = asked.tools if asked.tools and asked.tool_choice != "none" else ()
+    tools = body.tools if body.tools and body.tool_choice != "none" else ()
     changes: dict[str, Any] = {}
     if reader.shown and (tools or reader.formats.reasoning is not None):
         changes["shown_special_tokens"] = reader.shown
-    structure = _structure(reader.formats, tools, asked)
+    structure = _structure(reader.formats, tools, body)
     forced = structure is not None and not structure.free_text
     if structure is not None and (forced or params.grammar is None):
         changes["grammar"] = calls_grammar(structure)
     if forced:
-        # They would end the calls that must be made, and leave half of their JSON.
+        # A stop string would cut off the JSON of a call that must be made.
         changes["stop"] = ()
-    continued = _text_of(asked.messages[-1]) if asked.continue_final_message else ""
-    budget = asked.thinking_token_budget
+    continued = _text_of(body.messages[-1]) if body.continue_final_message else ""
+    budget = body.thinking_token_budget
     grammar = changes.get("grammar", params.grammar)
     if budget is not None or grammar is not None or params.stop:
         changes["reasoning"] = reader.reasoning(prompt_ids, budget, continued)
@@ -95,14 +95,14 @@ async def open_conversation(
 
 
 def _structure(
-    formats: Formats, tools: Sequence[dict[str, Any]], asked: ChatRequest
+    formats: Formats, tools: Sequence[dict[str, Any]], body: ChatRequest
 ) -> CallStructure | None:
-    """How the calls are written that the model must make, or may."""
-    parallel = asked.parallel_tool_calls is not False
-    return call_structure(formats, tools, asked.tool_choice or "auto", parallel=parallel)
+    """The format of the calls that the model may or must make."""
+    parallel = body.parallel_tool_calls is not False
+    return call_structure(formats, tools, body.tool_choice or "auto", parallel=parallel)
 
 
 def _text_of(message: dict[str, Any]) -> str:
-    """The text of a message that has been checked."""
+    """The text of a checked message."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -1,8 +1,8 @@
-"""What one answer of a chat says, as its tokens come: text, reasoning and tool calls."""
+"""Reads one answer of a chat as its tokens come: text, reasoning and tool calls."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from asyncllm.text.parsing import Content, End, Event, Reasoning, ToolStart, finish_reason
 from asyncllm.types import FinishReason
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from asyncllm.types import TokenDelta
 
 
-class Turn:
-    """Reads the deltas of one sequence; every route writes what it says in its own words.
+class MessageReader:
+    """Reads the deltas of one sequence; every route writes the events in its own format.
 
     Args:
         parser: None when all text is content.
         reasoning_ends: token ids that end the reasoning.
-        places: of the sequence's tokens; wanted where no single token ends the reasoning, to count
-            its tokens all the same.
-        only_calls: a grammar sees that the answer is calls and nothing else.
+        places: counts reasoning tokens by their places in the text; needed if no single token
+            ends the reasoning.
+        only_calls: whether a grammar restricts the answer to calls.
 
     Attributes:
-        reasoning_tokens: how many of the tokens were reasoning, its markers included.
+        reasoning_tokens: tokens of reasoning so far, markers included.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Turn:
         return 0 if self._parser is None else self._parser.num_calls
 
     def read(self, delta: TokenDelta) -> list[Event]:
-        """What a delta adds, in order; all that was held back comes with the last one."""
+        """The events of a delta, in order; the last delta also flushes what was held back."""
         if self._parser is None:
             self._length += len(delta.text)
             return [Content(delta.text)] if delta.text else []
@@ -66,8 +66,8 @@ class Turn:
             return events  # only the last ones hold an End
         return [event for event in events if not isinstance(event, End)]
 
-    def finish_reason(self, delta: TokenDelta) -> str:
-        """OpenAI's word for how an answer has ended, whose last delta was just read."""
+    def finish_reason(self, delta: TokenDelta) -> Literal["stop", "length", "tool_calls", "abort"]:
+        """OpenAI's ``finish_reason``, once the last delta has been read."""
         assert delta.finish_reason is not None
         if self._parser is None:
             return delta.finish_reason.value
@@ -75,25 +75,25 @@ class Turn:
         return finish_reason(delta.finish_reason, self._parser.num_calls, breaks_off=breaks_off)
 
     def _finish(self, parser: Parser, delta: TokenDelta) -> list[Event]:
-        """What was held back."""
+        """The events of the text that was held back."""
         stopped = delta.finish_reason is FinishReason.STOP and not isinstance(
             delta.stop_reason, str
         )
         events = parser.finish(cut_off=not stopped)
         if self._only_calls and not stopped:
-            # Whatever a forced call may be said to begin with, it is markup.
+            # The incomplete beginning of a forced call is markup, not content.
             return [event for event in events if not isinstance(event, Content)]
         return events
 
     def record_places(self) -> None:
-        """Have ``take_places`` know; called before the first delta."""
+        """Record places for ``take_places``; called before the first delta."""
         if self._parser is not None:
             self._parser.record_places()
 
     def take_places(self, events: list[Event]) -> list[tuple[int, int]]:
-        """Where in the text the content of these events is, which are the latest.
+        """The places of the content of the latest ``events`` in the text.
 
-        Start and end, in characters, of its pieces: an event may have several.
+        Start and end, in characters, of each piece; an event may have several.
         """
         if self._parser is not None:
             return self._parser.take_places()
@@ -103,7 +103,7 @@ class Turn:
     def _find_reasoning(
         self, parser: Parser, places: TokenPlaces, token_ids: list[int], events: list[Event]
     ) -> None:
-        """Reasoning comes first: its tokens are those that begin before its end."""
+        """Reasoning comes first: count the tokens that begin before its end."""
         self._starts += [places.next(token)[0] for token in token_ids]
         end = parser.reasoning_end
         if end is not None:
@@ -112,12 +112,12 @@ class Turn:
             self.reasoning_tokens = len(self._starts)
             return
         elif not any(isinstance(event, Content | ToolStart) for event in events):
-            return  # only whitespace so far, or the beginning of a marker
+            return  # only whitespace or part of a marker so far
         self._may_reason = False
         self._starts.clear()
 
     def _count_reasoning(self, token_ids: list[int], events: list[Event]) -> None:
-        """Reasoning comes first, so what counts is where it ends."""
+        """Reasoning comes first: count the tokens up to its end."""
         for event in events:
             if isinstance(event, Reasoning):
                 self._has_reasoned = True

@@ -1,4 +1,4 @@
-"""Chat messages and tools as OpenAI defines them: checked here, rendered by the chat template."""
+"""Checks chat messages and tools in OpenAI's format, and has the chat template render them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RESERVED = frozenset(
 )
 
 
-#: How hard a model may be asked to think; templates know some of them.
+#: Values of ``reasoning_effort``; a template knows some of them.
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -37,7 +37,7 @@ class _Chat(msgspec.Struct):
 
 
 class TemplateFields(Protocol):
-    """How messages become a prompt, in whichever request they came."""
+    """The fields of a request that decide how messages become a prompt."""
 
     tools: list[dict[str, Any]] | None
     tool_choice: Any
@@ -46,15 +46,15 @@ class TemplateFields(Protocol):
     chat_template_kwargs: dict[str, Any] | None
 
 
-def allow_tools(asked: TemplateFields) -> None:
-    """Have OpenAI's ``allowed_tools`` mean what its mode says, with no other tools.
+def allow_tools(body: TemplateFields) -> None:
+    """Replace OpenAI's ``allowed_tools`` by its mode, and drop the tools that it does not allow.
 
-    The model is not even told of these, so it cannot call them.
+    The model does not see the dropped tools, so it cannot call them.
 
     Raises:
-        BadRequest: it has not that shape, or allows a tool that is not given, or none.
+        BadRequest: ``allowed_tools`` is malformed, empty, or names a tool that is not given.
     """
-    match asked.tool_choice:
+    match body.tool_choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}} if (
             mode in ("auto", "required") and allowed
         ):
@@ -64,12 +64,12 @@ def allow_tools(asked: TemplateFields) -> None:
             raise BadRequest(f"tool_choice: {problem}", param="tool_choice")
         case _:
             return
-    tools = asked.tools or []
+    tools = body.tools or []
     if None in names or not {_tool_name(tool) for tool in tools}.issuperset(names):
         problem = "tool_choice allows a tool that is not given"
         raise BadRequest(problem, param="tool_choice")
-    asked.tools = [tool for tool in tools if _tool_name(tool) in names]
-    asked.tool_choice = mode
+    body.tools = [tool for tool in tools if _tool_name(tool) in names]
+    body.tool_choice = mode
 
 
 def _tool_name(tool: Any) -> str | None:
@@ -82,7 +82,7 @@ def _tool_name(tool: Any) -> str | None:
 async def encode_messages(
     llm: Model,
     messages: list[dict[str, Any]],
-    asked: TemplateFields,
+    body: TemplateFields,
     *,
     reservation: Reservation | None = None,
     reasoning_effort: str | None = None,
@@ -90,26 +90,25 @@ async def encode_messages(
 ) -> list[int]:
     """Token ids of a conversation.
 
-    ``reservation`` and ``any_length`` are as in ``AsyncLLM.encode_chat``.
-
-    ``reasoning_effort``, one of ``EFFORTS``, is for the template, which is told nothing when it is
-    None.
+    Args:
+        reservation, any_length: see ``AsyncLLM.encode_chat``.
+        reasoning_effort: one of ``EFFORTS``, for the template; None leaves it out.
 
     Raises:
         QueueFull: a prompt of this length cannot join the queue now.
-        BadRequest: a message or a tool has not the shape that OpenAI gives it, or the effort is
-            none that there is, or the model has no chat template, or the template refuses.
+        BadRequest: a message, a tool or the effort is malformed, or there is no chat template, or
+            it refuses the messages.
     """
     if llm.chat_template is None:
         raise BadRequest("the model has no chat template", param="messages")
-    _check(messages, asked.tools)
-    options = asked.chat_template_kwargs or {}
+    _check(messages, body.tools)
+    options = body.chat_template_kwargs or {}
     if taken := _RESERVED.intersection(options):
         raise BadRequest(
             f"chat_template_kwargs must not contain {min(taken)}", param="chat_template_kwargs"
         )
-    resume = bool(asked.continue_final_message)
-    generate = asked.add_generation_prompt
+    resume = bool(body.continue_final_message)
+    generate = body.add_generation_prompt
     if reasoning_effort is not None:
         if reasoning_effort not in EFFORTS:
             message = f"reasoning_effort must be one of {', '.join(EFFORTS)}"
@@ -118,7 +117,7 @@ async def encode_messages(
     return await llm.encode_chat(
         messages,
         reservation,
-        tools=None if asked.tool_choice == "none" else asked.tools,
+        tools=None if body.tool_choice == "none" else body.tools,
         add_generation_prompt=not resume if generate is None else generate,
         continue_final_message=resume,
         any_length=any_length,

@@ -27,7 +27,7 @@ TokenBudget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 def _says(**schema: Any) -> Meta:
-    """What the description of the API says of a value, and another place checks.
+    """A bound for the description of the API, which is checked elsewhere.
 
     There the message is better: it tells both bounds, or why there are any.
     """
@@ -52,10 +52,10 @@ Bias = Annotated[float, _says(minimum=-100, maximum=100)]
 Priority = Annotated[int, _says(minimum=-10, maximum=10)]
 Milliseconds = Annotated[float, _says(exclusiveMinimum=0, maximum=86_400_000)]
 
-#: Where the description of the API has what others refer to.
+#: Where ``/openapi.json`` keeps the schemas.
 COMPONENTS: Final = "#/components/schemas/"
 
-# Handed to the chat template as they came; what must be right about them is checked on the way.
+# The chat template gets these unchanged; ``messages.py`` checks what must be right about them.
 AnyMessage = Annotated[
     dict[str, Any],
     Meta(
@@ -68,7 +68,7 @@ AnyMessage = Annotated[
 ]
 AnyTool = Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": f"{COMPONENTS}ChatTool"})]
 
-# What is handled item by item on the event loop is bounded, lest one body stalls every stream.
+# Lists that the event loop handles item by item are bounded, lest one body stalls every stream.
 Messages = Annotated[list[AnyMessage], Meta(max_length=8192), NOT_EMPTY]
 Tools = Annotated[list[AnyTool], NOT_EMPTY]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
@@ -100,7 +100,7 @@ class TagFormat(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """What an answer is to be; ``structures`` and ``triggers`` belong to structural tags."""
+    """The form of an answer; ``structures`` and ``triggers`` belong to structural tags."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
@@ -109,7 +109,7 @@ class ResponseFormat(msgspec.Struct):
 
 
 class StructuredOutputs(msgspec.Struct):
-    """The same as vLLM's clients ask for it; exactly one is given."""
+    """The form of an answer by vLLM's names; exactly one is given."""
 
     json: Schema | str | None = None
     json_object: bool | None = None
@@ -120,7 +120,7 @@ class StructuredOutputs(msgspec.Struct):
 
 
 class StructureFields(msgspec.Struct, kw_only=True):
-    """All the ways in which clients ask for structured output, also by its older names."""
+    """Fields for structured output, older names included."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -133,12 +133,12 @@ class StructureFields(msgspec.Struct, kw_only=True):
     ebnf: str | None = None
 
 
-#: How many tokens of a prompt are kept; -1: as many as fit.
+#: Tokens of a prompt to keep; -1 keeps as many as fit.
 KeptTokens = Annotated[int, Meta(ge=-1), _says(**{"not": {"const": 0}})]
 
 
 class GeneratingFields(StructureFields, kw_only=True):
-    """What every generating route takes: sampling, scheduling, and the form of the answer."""
+    """Fields of every generating route: sampling, scheduling, and the form of the answer."""
 
     model: str | None = None
     max_tokens: Count | None = None
@@ -168,19 +168,19 @@ class GeneratingFields(StructureFields, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct):
-    """``include_obfuscation`` asks for nothing here: frames are not padded."""
+    """``include_obfuscation`` has no effect: frames are not padded."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
-#: Fields that are known and ask for something, which they do not get: the client is told.
+#: Known fields without effect, of which the client is told.
 INEFFECTIVE: Final = ("verbosity", "web_search_options")
 
 
 class OpenAIFields(GeneratingFields, kw_only=True):
-    """What OpenAI's two routes share; the last ones are for its own books and change no answer."""
+    """Fields that chats and completions share; those from ``user`` on change no answer."""
 
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -228,7 +228,7 @@ TextPart = Annotated[ContentPart, _says(required=["text"], properties={"text": {
 
 
 class ChatMessage(msgspec.Struct):
-    """What must be right about a message. The chat template gets all of its fields."""
+    """The checked fields of a message. The chat template gets all fields."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -240,16 +240,16 @@ class ToolFunction(msgspec.Struct):
 
 
 class ChatTool(msgspec.Struct):
-    """What must be right about a tool. The chat template gets all of its fields."""
+    """The checked fields of a tool. The chat template gets all fields."""
 
     type: Literal["function"]
     function: ToolFunction
 
 
-#: The dict names one function; what must be right about it is checked against the tools.
+#: The dict names one function; it is checked against the tools.
 ToolChoice = Literal["none", "auto", "required"] | dict[str, Any]
 
-#: What fields refer to that are handed on as they came.
+#: Schemas to which the fields above refer.
 REFERRED: Final = (ChatMessage, ChatTool)
 
 

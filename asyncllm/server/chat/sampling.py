@@ -35,25 +35,25 @@ _SAME_NAME = (
 
 
 def sampling_params(
-    asked: GeneratingFields,
+    body: GeneratingFields,
     defaults: SamplingParams,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """What was asked for, over the model's defaults.
+    """The request's parameters, over the model's defaults.
 
     Raises:
         BadRequest: a value is out of range.
     """
-    given = {name: value for name in _SAME_NAME if (value := getattr(asked, name)) is not None}
-    if asked.stop is not None:
-        given["stop"] = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop)
+    given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    if body.stop is not None:
+        given["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
-        if (value := getattr(asked, name)) is not None:
+        if (value := getattr(body, name)) is not None:
             given[name] = tuple(value)
-    if (grammar := grammar_of(asked)) is not None:
+    if (grammar := grammar_of(body)) is not None:
         given["grammar"] = grammar
     return msgspec.structs.replace(
         defaults,
@@ -70,24 +70,24 @@ async def fan_out(
     n: int,
     params: SamplingParams,
     scheduling: SchedulingParams,
-    asked: StructureFields,
+    body: StructureFields,
 ) -> list[Job]:
     """``n`` sequences for each prompt, in OpenAI's order: choice ``i * n + j``.
 
     Raises:
-        BadRequest: the parameters cannot be prepared; ``param`` is what ``asked`` calls it.
+        BadRequest: the parameters cannot be prepared; ``param`` is the field of ``body``.
     """
     try:
         params = await llm.prepare(params)
     except BadRequest as error:
-        blame(error, asked)
+        blame(error, body)
         raise
     variants = [_variant(params, j) for j in range(n)]
     return [Job(ids, variant, scheduling) for ids in prompts for variant in variants]
 
 
 def _variant(params: SamplingParams, j: int) -> SamplingParams:
-    """The same seed would give ``n`` times the same text; and a prompt is scored but once."""
+    """Answers need different seeds to differ; the first one alone scores the prompt."""
     seed = params.seed
     if j == 0 or (seed is None and params.prompt_logprobs is None):
         return params

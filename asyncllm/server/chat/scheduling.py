@@ -1,4 +1,4 @@
-"""From a request's scheduling fields to SchedulingParams, and to a refusal while that is cheap."""
+"""From a request's scheduling fields to SchedulingParams, and an early check of the queue."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 def scheduling_params(
-    asked: GeneratingFields, tenant: str, *, isolated: bool = False
+    body: GeneratingFields, tenant: str, *, isolated: bool = False
 ) -> SchedulingParams:
-    """What was asked for, on behalf of ``tenant``, which is never the client's to say.
+    """The request's parameters; the tenant is never the client's choice.
 
     Args:
-        isolated: cached prefixes are not shared with other tenants.
+        isolated: whether cached prefixes are not shared with other tenants.
 
     Raises:
         BadRequest: a value is out of range.
     """
-    given: dict[str, Any] = {"priority": asked.priority, "cache_salt": asked.cache_salt}
+    given: dict[str, Any] = {"priority": body.priority, "cache_salt": body.cache_salt}
     return SchedulingParams(
         tenant=tenant,
-        deadline_ms=asked.deadline_ms,
+        deadline_ms=body.deadline_ms,
         isolated=isolated,
         **{name: value for name, value in given.items() if value is not None},
     )
@@ -37,13 +37,13 @@ def scheduling_params(
 def expect_prompts(
     llm: Model, reservation: Reservation, prompts: Sequence[str | Sequence[int]], n: int
 ) -> None:
-    """Reserve places for ``n`` sequences of each prompt, by what the prompts' lengths tell.
+    """Reserve places for ``n`` sequences of each prompt, by the least tokens that they can have.
 
-    Done before any text is tokenized: a refused request must not cost that time. A prompt that is
-    too long for the context passes, because it gets an error that says so.
+    Called before any text is tokenized, so that a refused request does not cost that time. A prompt
+    that is too long for the context passes here and gets its own error later.
 
     Raises:
-        QueueFull: not now.
+        QueueFull: the queue has no room for them now.
     """
     least = [_least_tokens(llm, prompt) for prompt in prompts]
     if max(least) <= llm.limits.max_model_len:

@@ -1,4 +1,4 @@
-"""From what a request asks its output to be to a grammar."""
+"""From a request's fields for structured output to a grammar."""
 
 from __future__ import annotations
 
@@ -26,59 +26,59 @@ if TYPE_CHECKING:
     from asyncllm.text.parsing import CallStructure
 
 
-def grammar_of(asked: StructureFields) -> GrammarSpec | None:
-    """The grammar that a request asks for, by whichever name; None when the output is free.
+def grammar_of(body: StructureFields) -> GrammarSpec | None:
+    """The grammar of a request's output; None when the output is free.
 
     Raises:
-        BadRequest: it asks for several, or for one that is not complete.
+        BadRequest: the fields give several grammars, or an incomplete one.
     """
-    found = list(_asked_for(asked))
+    found = list(_asked_for(body))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         raise BadRequest(f"{names} exclude each other", param=found[1][0])
     return found[0][1] if found else None
 
 
-def blame(error: BadRequest, asked: StructureFields) -> None:
-    """Have an error about the grammar, which no request calls so, name the field that asked."""
+def blame(error: BadRequest, body: StructureFields) -> None:
+    """Have an error about the grammar name the field of the request that gave it."""
     if error.param == "grammar":
-        error.param = next((name for name, _ in _asked_for(asked)), "tools")
+        error.param = next((name for name, _ in _asked_for(body)), "tools")
 
 
-def _asked_for(asked: StructureFields) -> Iterator[tuple[str, GrammarSpec]]:
-    if (form := asked.response_format) is not None:
+def _asked_for(body: StructureFields) -> Iterator[tuple[str, GrammarSpec]]:
+    if (form := body.response_format) is not None:
         spec = _response_format(form, "response_format")
         if spec is not None:
             yield "response_format", spec
-    if asked.structured_outputs is not None:
-        if asked.structured_outputs == StructuredOutputs():
+    if body.structured_outputs is not None:
+        if body.structured_outputs == StructuredOutputs():
             raise BadRequest("structured_outputs is empty", param="structured_outputs")
-        yield from _structured_outputs(asked.structured_outputs)
+        yield from _structured_outputs(body.structured_outputs)
     for name in ("guided_json", "json_schema"):
-        if (schema := getattr(asked, name)) is not None:
+        if (schema := getattr(body, name)) is not None:
             yield name, _schema(schema, name)
     for name in ("guided_regex", "regex"):
-        if (pattern := getattr(asked, name)) is not None:
+        if (pattern := getattr(body, name)) is not None:
             yield name, Regex(pattern)
-    if asked.guided_choice is not None:
-        yield "guided_choice", _choice(asked.guided_choice, "guided_choice")
+    if body.guided_choice is not None:
+        yield "guided_choice", _choice(body.guided_choice, "guided_choice")
     for name in ("guided_grammar", "ebnf"):
-        if (grammar := getattr(asked, name)) is not None:
+        if (grammar := getattr(body, name)) is not None:
             yield name, Ebnf(grammar)
 
 
-def _structured_outputs(asked: StructuredOutputs) -> Iterator[tuple[str, GrammarSpec]]:
-    if asked.json is not None:
-        yield "structured_outputs.json", _schema(asked.json, "structured_outputs.json")
-    if asked.json_object:
+def _structured_outputs(body: StructuredOutputs) -> Iterator[tuple[str, GrammarSpec]]:
+    if body.json is not None:
+        yield "structured_outputs.json", _schema(body.json, "structured_outputs.json")
+    if body.json_object:
         yield "structured_outputs.json_object", JsonObject()
-    if asked.regex is not None:
-        yield "structured_outputs.regex", Regex(asked.regex)
-    if asked.choice is not None:
-        yield "structured_outputs.choice", _choice(asked.choice, "structured_outputs.choice")
-    if asked.grammar is not None:
-        yield "structured_outputs.grammar", Ebnf(asked.grammar)
-    if (tags := asked.structural_tag) is not None:
+    if body.regex is not None:
+        yield "structured_outputs.regex", Regex(body.regex)
+    if body.choice is not None:
+        yield "structured_outputs.choice", _choice(body.choice, "structured_outputs.choice")
+    if body.grammar is not None:
+        yield "structured_outputs.grammar", Ebnf(body.grammar)
+    if (tags := body.structural_tag) is not None:
         name = "structured_outputs.structural_tag"
         if isinstance(tags, str):
             tags = _parsed(tags, ResponseFormat, name)
@@ -127,7 +127,7 @@ def _choice(choices: list[str], name: str) -> GrammarSpec:
 
 
 def calls_grammar(structure: CallStructure) -> GrammarSpec | None:
-    """The grammar of a text with tool calls; None when nothing about it has to be enforced."""
+    """The grammar of a text with tool calls; None when nothing needs to be enforced."""
     tags = structure.separate_tags()
     if structure.free_text and not structure.at_most_one and not any(tag.strict for tag in tags):
         return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest, EngineDead, NotFound
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.native.perfetto import perfetto
+from asyncllm.server.native.schemas import Model, ModelList, NamedTrace
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.trace import explain
 from asyncllm.version import __version__
@@ -45,8 +46,7 @@ async def version(request: web.Request) -> web.Response:
 async def list_models(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     service.check_ready()
-    data = [_model(service, name) for name in service.model_names]
-    return json_response({"object": "list", "data": data})
+    return json_response(ModelList(data=[_model(service, name) for name in service.model_names]))
 
 
 async def retrieve_model(request: web.Request) -> web.Response:
@@ -66,7 +66,7 @@ async def request_trace(request: web.Request) -> web.Response:
     if not traces:
         raise NotFound(f"no trace of a request {name!r} is kept", param="id")
     if form == "json":
-        return json_response({"id": name, **explain(traces)})
+        return json_response(NamedTrace(id=name, sequences=explain(traces).sequences))
     filename = f"trace-{re.sub('[^A-Za-z0-9._-]', '_', name)}.json"
     headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
     return json_response(perfetto(name, traces), headers=headers)
@@ -81,14 +81,13 @@ async def abort_request(request: web.Request) -> web.Response:
     return json_response({"id": name, "aborted": True})
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.llm.created,
-        "owned_by": "asyncllm",
-        "root": service.llm.model_name,
-        "parent": None,
-        "max_model_len": service.llm.limits.max_model_len,
-        "vocab_size": service.llm.limits.vocab_size,
-    }
+def _model(service: Service, name: str) -> Model:
+    return Model(
+        id=name,
+        created=service.llm.created,
+        owned_by="asyncllm",
+        root=service.llm.model_name,
+        parent=None,
+        max_model_len=service.llm.limits.max_model_len,
+        vocab_size=service.llm.limits.vocab_size,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest
 from asyncllm.max_tokens import bounded
@@ -11,6 +11,7 @@ from asyncllm.server.chat.scheduling import expect_prompts
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.native.requests import GenerateRequest
+from asyncllm.server.native.schemas import Generated
 from asyncllm.server.openai.reply import usage
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from asyncllm.server.trace import Trace
     from asyncllm.types import TokenDelta
 
 
@@ -45,7 +47,7 @@ class GenerateReply:
 
     id = ""
     content_type = EVENT_STREAM
-    explain: Callable[[], dict[str, Any]] | None = None
+    explain: Callable[[], Trace] | None = None
 
     def __init__(self, prompt_tokens: int, *, with_ids: bool):
         self._prompt_tokens = prompt_tokens
@@ -59,29 +61,29 @@ class GenerateReply:
         if delta.finish_reason is None and not delta.text and not self._with_ids:
             self._completion_tokens += len(delta.token_ids)
             return b""
-        return event(self._fields(delta))
+        return event(self._answer(delta))
 
     def closing(self) -> bytes:
-        trace = b"" if self.explain is None else event({"text": "", "trace": self.explain()})
-        return trace + DONE
+        if self.explain is None:
+            return DONE
+        return event(Generated(text="", trace=self.explain())) + DONE
 
     def failure(self, error: Exception) -> bytes:
         return error_frame(error) + DONE
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
-        [output] = outputs
-        trace = {} if self.explain is None else {"trace": self.explain()}
-        return encode(self._fields(output) | trace)
+        answer = self._answer(outputs[0])
+        if self.explain is not None:
+            answer.trace = self.explain()
+        return encode(answer)
 
-    def _fields(self, delta: TokenDelta) -> dict[str, Any]:
+    def _answer(self, delta: TokenDelta) -> Generated:
         self._completion_tokens += len(delta.token_ids)
-        fields: dict[str, Any] = {"text": delta.text}
+        answer = Generated(text=delta.text)
         if self._with_ids:
-            fields["token_ids"] = delta.token_ids
+            answer.token_ids = delta.token_ids
         if delta.finish_reason is not None:
-            fields["finish_reason"] = delta.finish_reason
-            fields["stop_reason"] = delta.stop_reason
-            fields["usage"] = usage(
-                self._prompt_tokens, self._completion_tokens, delta.cached_tokens
-            )
-        return fields
+            answer.finish_reason = delta.finish_reason.value
+            answer.stop_reason = delta.stop_reason
+            answer.usage = usage(self._prompt_tokens, self._completion_tokens, delta.cached_tokens)
+        return answer

@@ -50,11 +50,10 @@ class Detokenized(Answer, kw_only=True):
     prompt: str
 
 
-class Model(Answer, kw_only=True):
+class Model(Answer, kw_only=True, tag_field="object", tag="model"):
     """A name to ask for; ``root`` is the model that answers to it."""
 
     id: str
-    object: Literal["model"]
     created: int
     owned_by: str
     root: str
@@ -63,10 +62,9 @@ class Model(Answer, kw_only=True):
     vocab_size: int
 
 
-class ModelList(Answer, kw_only=True):
+class ModelList(Answer, kw_only=True, tag_field="object", tag="list"):
     """Every name that may be asked for."""
 
-    object: Literal["list"]
     data: list[Model]
 
 

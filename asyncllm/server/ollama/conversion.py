@@ -1,25 +1,15 @@
-"""From what Ollama's clients ask to the chat, or the plain text, that it comes down to."""
+"""From requests of Ollama's clients to a chat."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.adapter import convert_part
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.fields import unsupported
-from asyncllm.server.http.parse import invalid
-from asyncllm.server.ollama.requests import (
-    WITHOUT_EFFECT,
-    OllamaChatRequest,
-    OllamaFields,
-    OllamaGenerateRequest,
-    OllamaMessage,
-    OllamaOptions,
-    OllamaTool,
-)
+from asyncllm.server.ollama import requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +17,7 @@ if TYPE_CHECKING:
     from asyncllm.server.ollama.requests import Think
     from asyncllm.text.parsing import Formats
 
-#: What clients call the fields of the chat.
+#: From the fields of a chat to this API's names.
 NAMES: Final = {
     "prompt": "messages",
     "max_tokens": "num_predict",
@@ -46,41 +36,41 @@ _SAME_NAME: Final = (
 )
 
 
-def chat_of(asked: OllamaFields, model: str, formats: Formats) -> ChatRequest:
-    """The chat whose next message is wanted, with a trace: it has the durations.
+def chat_of(body: requests.OllamaFields, model: str, formats: Formats) -> ChatRequest:
+    """The chat, with a trace, from which the reply takes its durations.
 
     Args:
-        formats: what ``model`` can write.
+        formats: in which ``model`` writes reasoning and calls.
 
     Raises:
-        BadRequest: it asks for what is malformed, or what the model cannot do.
+        BadRequest: a field is malformed, or the model cannot do what it asks for.
     """
-    if asked.top_logprobs is not None and not asked.logprobs:
+    if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
-    if isinstance(asked, OllamaChatRequest):
-        messages = [_message(message) for message in asked.messages or ()]
-        tools = _tools(asked.tools or ())
+    if isinstance(body, requests.OllamaChatRequest):
+        messages = [_message(message) for message in body.messages or ()]
+        tools = _tools(body.tools or ())
         if tools and formats.tools is None:
             raise BadRequest(f"{model} does not support tools", param="tools")
     else:
-        assert isinstance(asked, OllamaGenerateRequest)
-        messages, tools = _prompted(asked), []
+        assert isinstance(body, requests.OllamaGenerateRequest)
+        messages, tools = _prompted(body), []
     return ChatRequest(
         messages=messages,
         tools=tools or None,
-        stream=asked.stream is not False,
-        response_format=_format(asked),
+        stream=body.stream is not False,
+        response_format=_format(body),
         trace=True,
-        **_sampling(asked.options or OllamaOptions()),
-        **_thinking(asked.think, model, formats),
+        **_sampling(body.options or requests.OllamaOptions()),
+        **_thinking(body.think, model, formats),
     )
 
 
-def ineffective(options: OllamaOptions | None, context: int) -> Iterator[str]:
-    """What they ask for and do not get; ``context`` is how many tokens there may be."""
+def ineffective(options: requests.OllamaOptions | None, context: int) -> Iterator[str]:
+    """Options without effect; ``context`` is the most tokens of prompt and answer together."""
     if options is None:
         return
-    for name, harmless in WITHOUT_EFFECT.items():
+    for name, harmless in requests.WITHOUT_EFFECT.items():
         value = getattr(options, name)
         if value is not None and value not in harmless:
             yield f"options.{name}"
@@ -88,32 +78,32 @@ def ineffective(options: OllamaOptions | None, context: int) -> Iterator[str]:
         yield "options.num_ctx"
 
 
-def _sampling(options: OllamaOptions) -> dict[str, Any]:
-    """The options that count, by OpenAI's names."""
+def _sampling(options: requests.OllamaOptions) -> dict[str, Any]:
+    """The options by the names of chat completions."""
     most, seed = options.num_predict, options.seed
     return {
         **{name: getattr(options, name) for name in _SAME_NAME},
         "repetition_penalty": options.repeat_penalty,
-        # As much as there is room for, and any seed: both are what a negative number says.
+        # Negative numbers ask for as many tokens as fit, and for any seed.
         "max_tokens": most if most is not None and most > 0 else None,
         "seed": None if seed == -1 else seed,
     }
 
 
-def unloads(asked: OllamaFields) -> bool:
-    """Whether the model is to be kept no longer: for zero seconds, hours, or whatever."""
-    kept = asked.keep_alive
+def unloads(body: requests.OllamaFields) -> bool:
+    """Whether the model is to be kept for no time, in whichever unit."""
+    kept = body.keep_alive
     return _NO_TIME.fullmatch(kept) is not None if isinstance(kept, str) else kept == 0
 
 
-def _format(asked: OllamaFields) -> ResponseFormat | None:
-    if isinstance(asked.format, dict):
-        return ResponseFormat("json_schema", NamedSchema(schema=asked.format))
-    return ResponseFormat("json_object") if asked.format else None
+def _format(body: requests.OllamaFields) -> ResponseFormat | None:
+    if isinstance(body.format, dict):
+        return ResponseFormat("json_schema", NamedSchema(schema=body.format))
+    return ResponseFormat("json_object") if body.format else None
 
 
 def _thinking(think: Think | None, model: str, formats: Formats) -> dict[str, Any]:
-    """Whether to think is for the template to know, by the name that most of them have for it."""
+    """``enable_thinking`` is the name that most chat templates have for the switch."""
     if think is None:
         return {}
     if think and formats.reasoning is None:
@@ -125,18 +115,18 @@ def _thinking(think: Think | None, model: str, formats: Formats) -> dict[str, An
     }
 
 
-def _prompted(asked: OllamaGenerateRequest) -> list[dict[str, Any]]:
-    if asked.raw and (asked.system or asked.template or asked.context):
+def _prompted(body: requests.OllamaGenerateRequest) -> list[dict[str, Any]]:
+    if body.raw and (body.system or body.template or body.context):
         raise BadRequest("raw mode does not support template, system, or context", param="raw")
     for name in ("images", "template", "context"):
-        if getattr(asked, name):
+        if getattr(body, name):
             raise unsupported(name)
-    system = [{"role": "system", "content": asked.system}] if asked.system else []
-    return [*system, {"role": "user", "content": asked.prompt or ""}]
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    return [*system, {"role": "user", "content": body.prompt or ""}]
 
 
-def _message(given: OllamaMessage) -> dict[str, Any]:
-    """The same in OpenAI's words."""
+def _message(given: requests.OllamaMessage) -> dict[str, Any]:
+    """The message as chat completions take it."""
     if given.images:
         raise unsupported("images")
     message: dict[str, Any] = {"role": given.role, "content": given.content or ""}
@@ -161,9 +151,5 @@ def _message(given: OllamaMessage) -> dict[str, Any]:
 
 def _tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for i, tool in enumerate(given):
-        try:
-            msgspec.convert(tool, OllamaTool)
-        except msgspec.ValidationError as error:
-            problem = invalid(error)
-            raise BadRequest(f"tools[{i}]: {problem.message}", param=f"tools[{i}]") from None
+        convert_part(tool, requests.OllamaTool, f"tools[{i}]")
     return [{**tool, "type": "function"} for tool in given]

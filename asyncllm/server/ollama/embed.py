@@ -11,6 +11,7 @@ from asyncllm.server.http.answer import encode, json_response
 from asyncllm.server.ollama.conversion import ineffective
 from asyncllm.server.ollama.models import resolve_model
 from asyncllm.server.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from asyncllm.server.ollama.schemas import OllamaEmbedded, OllamaEmbedding
 from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service
@@ -25,51 +26,52 @@ if TYPE_CHECKING:
 async def ollama_embed(request: web.Request) -> web.StreamResponse:
     began = time.perf_counter_ns()
     service = request.app[SERVICE]
-    asked = await service.receive(request, OllamaEmbedRequest)
-    model = _model_of(service, asked)
-    params = embedding_params(service, asked.dimensions)
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    body = await service.receive(request, OllamaEmbedRequest)
+    model = _model_of(service, body)
+    params = embedding_params(service, body.dimensions)
+    texts = [body.input] if isinstance(body.input, str) else body.input
     jobs = []
-    if asked.input and texts:
-        jobs = await _jobs(service, request, texts, params, truncate=asked.truncate is not False)
+    if body.input and texts:
+        jobs = await _jobs(service, request, texts, params, truncate=body.truncate is not False)
     submitted = time.perf_counter_ns()
 
     def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
-        # Each vector is encoded on its own, as encoding lets no other thread run.
+        # Each vector is encoded by itself: encoding holds the GIL.
         vectors = b",".join(encode(params.vector(part).tolist()) for part in hidden)
-        counters = {
-            "total_duration": time.perf_counter_ns() - began,
-            "load_duration": submitted - began,
-            "prompt_eval_count": sum(len(job.prompt_ids) for job in jobs),
-        }
-        head, tail = encode({"model": model})[:-1], encode(counters)[1:]
-        return b'%b,"embeddings":[%b],%b' % (head, vectors, tail)
+        answer = OllamaEmbedded(
+            model=model,
+            embeddings=[],
+            total_duration=time.perf_counter_ns() - began,
+            load_duration=submitted - began,
+            prompt_eval_count=sum(len(job.prompt_ids) for job in jobs),
+        )
+        return encode(answer).replace(b'"embeddings":[]', b'"embeddings":[%b]' % vectors, 1)
 
-    if not jobs:  # to load the model is all that is asked
+    if not jobs:  # the request only loads the model
         return web.Response(body=write((), 0), content_type="application/json")
     return await answer_embeddings(service, request, jobs, write)
 
 
 async def ollama_embeddings(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
-    asked = await service.receive(request, OllamaEmbeddingsRequest)
-    _model_of(service, asked)
+    body = await service.receive(request, OllamaEmbeddingsRequest)
+    _model_of(service, body)
     params = embedding_params(service, None)
-    if not asked.prompt:
-        return json_response({"embedding": []})
-    jobs = await _jobs(service, request, [asked.prompt], params, truncate=True)
+    if not body.prompt:
+        return json_response(OllamaEmbedding(embedding=[]))
+    jobs = await _jobs(service, request, [body.prompt], params, truncate=True)
 
     def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
-        return encode({"embedding": params.vector(hidden[0]).tolist()})
+        return encode(OllamaEmbedding(embedding=params.vector(hidden[0]).tolist()))
 
     return await answer_embeddings(service, request, jobs, write)
 
 
-def _model_of(service: Service, asked: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> str:
-    """The name to answer with; the client is told of options that have no effect."""
+def _model_of(service: Service, body: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> str:
+    """The model's name for the answer; tells the client of options without effect."""
     context = service.llm.limits.max_model_len
-    service.note_ineffective(ineffective(asked.options, context))
-    return resolve_model(service, asked.model)
+    service.note_ineffective(ineffective(body.options, context))
+    return resolve_model(service, body.model)
 
 
 async def _jobs(
@@ -80,10 +82,13 @@ async def _jobs(
     *,
     truncate: bool,
 ) -> list[Job]:
-    """One for each text, of which the first tokens are kept that fit the context.
+    """One for each text.
+
+    Args:
+        truncate: whether to keep only the first tokens of a text that is too long.
 
     Raises:
-        BadRequest, QueueFull: as in ``embedding_jobs``; one is too long, and not to be cut.
+        BadRequest, QueueFull: as in ``embedding_jobs``.
     """
     prompts = CompletionRequest(prompt=list(texts), max_tokens=0)
     if truncate:

@@ -1,4 +1,4 @@
-"""Errors as Ollama's clients read them."""
+"""Errors in Ollama's format."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body, error_response
+from asyncllm.server.ollama.schemas import OllamaError
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 
 def ollama_error(error: Exception) -> bytes:
-    """Ollama's error body: the message and nothing else."""
-    return encode({"error": error_body(error)["error"]["message"]})
+    return encode(OllamaError(error=error_body(error)["error"]["message"]))
 
 
 def ollama_error_response(error: Exception) -> web.Response:
-    """The same as a response; a full queue is 503 at Ollama."""
+    """Ollama answers 503 when its queue is full."""
     response = error_response(error)
     if response.status == 429:
         response.set_status(503)

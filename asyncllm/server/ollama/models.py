@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models and the server."""
+"""Ollama's routes about models and the server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from aiohttp import web
 
 from asyncllm.errors import EngineDead, NotFound
 from asyncllm.server.http.answer import json_response
+from asyncllm.server.ollama import schemas
 from asyncllm.server.ollama.reply import timestamp
 from asyncllm.server.ollama.requests import OllamaShowRequest
 from asyncllm.server.service import SERVICE, Service
@@ -20,21 +21,21 @@ if TYPE_CHECKING:
 #: The version of Ollama whose API this is. Clients refuse to talk to one that is too old for them:
 #: GitHub Copilot to less than 0.6.4. Ollama's own CLI only says so when it is not its own.
 API_VERSION: Final = "0.12.11"
-#: What some clients look for, word by word.
+#: Some clients look for exactly this text.
 RUNNING: Final = "Ollama is running"
-#: Ollama's clients take what is so far away for "forever".
+#: Ollama's clients show a time this far away as "forever".
 _FOREVER: Final = timedelta(days=36_525).total_seconds()
 _LATEST: Final = ":latest"
 
 
-def resolve_model(service: Service, asked: str | None) -> str:
+def resolve_model(service: Service, body: str | None) -> str:
     """The name to answer with; naming no model means the first one.
 
     Raises:
         NotFound: no model of that name is served, with the tag ``latest`` or without it.
     """
     names = service.model_names
-    name = asked or names[0]
+    name = body or names[0]
     if name not in names and name.removesuffix(_LATEST) not in names:
         raise NotFound(f"model '{name}' not found", param="model", code="model_not_found")
     return name
@@ -44,63 +45,69 @@ async def ollama_tags(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     service.check_ready()
     modified = timestamp(service.llm.created)
-    models = [{**_model(service, name), "modified_at": modified} for name in service.model_names]
-    return json_response({"models": models})
+    models = [
+        schemas.OllamaModel(**_model(service, name), modified_at=modified)
+        for name in service.model_names
+    ]
+    return json_response(schemas.OllamaTags(models=models))
 
 
 async def ollama_processes(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     service.check_ready()
-    loaded = {
-        "expires_at": timestamp(service.llm.created + _FOREVER),
-        "size_vram": 0,
-        "context_length": service.llm.limits.max_model_len,
-    }
-    models = [{**_model(service, name), **loaded} for name in service.model_names]
-    return json_response({"models": models})
+    models = [
+        schemas.OllamaRunning(
+            **_model(service, name),
+            expires_at=timestamp(service.llm.created + _FOREVER),
+            size_vram=0,
+            context_length=service.llm.limits.max_model_len,
+        )
+        for name in service.model_names
+    ]
+    return json_response(schemas.OllamaProcesses(models=models))
 
 
 async def ollama_show(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     llm = service.llm
-    asked = await service.read(request, OllamaShowRequest)
-    resolve_model(service, asked.model or asked.name)
+    body = await service.read(request, OllamaShowRequest)
+    resolve_model(service, body.model or body.name)
     formats = llm.chat_reader.formats
-    can = {
-        "completion": True,
-        "tools": formats.tools is not None,
-        "thinking": formats.reasoning is not None,
-    }
+    capabilities: list[schemas.Capability] = ["completion"]
+    if formats.tools is not None:
+        capabilities.append("tools")
+    if formats.reasoning is not None:
+        capabilities.append("thinking")
     family = _family(service)
     return json_response(
-        {
-            "modified_at": timestamp(llm.created),
-            "parameters": _parameters(llm.default_params),
-            "details": _details(service),
-            "model_info": {
+        schemas.OllamaShown(
+            modified_at=timestamp(llm.created),
+            parameters=_parameters(llm.default_params),
+            details=_details(service),
+            model_info={
                 "general.architecture": family,
                 "general.basename": llm.model_name,
                 f"{family}.context_length": llm.limits.max_model_len,
                 f"{family}.vocab_size": llm.limits.vocab_size,
             },
-            "capabilities": [capability for capability, has in can.items() if has],
-        }
+            capabilities=capabilities,
+        )
     )
 
 
 async def ollama_running(request: web.Request) -> web.Response:
-    """Asked with HEAD by Ollama's CLI before each command; loading and draining are no trouble."""
+    """Ollama's CLI sends HEAD before each command. Loading and draining are healthy."""
     if not request.app[SERVICE].llm.healthy:
         raise EngineDead("the engine has stopped")
     return web.Response(text=RUNNING)
 
 
 async def ollama_version(request: web.Request) -> web.Response:
-    return json_response({"version": API_VERSION})
+    return json_response(schemas.OllamaVersion(version=API_VERSION))
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    """What is known of a model; ``ollama list`` shows the first digits of the digest."""
+    """Fields of a model; ``ollama list`` shows the first digits of the digest."""
     return {
         "name": name,
         "model": name,
@@ -110,25 +117,25 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-def _details(service: Service) -> dict[str, Any]:
+def _details(service: Service) -> schemas.OllamaDetails:
     family = _family(service)
-    return {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": family,
-        "families": [family],
-        "parameter_size": "",
-        "quantization_level": service.llm.limits.dtype,
-    }
+    return schemas.OllamaDetails(
+        parent_model="",
+        format="safetensors",
+        family=family,
+        families=[family],
+        parameter_size="",
+        quantization_level=service.llm.limits.dtype,
+    )
 
 
 def _family(service: Service) -> str:
-    """``Qwen3ForCausalLM`` is a qwen3."""
+    """For example ``qwen3`` for ``Qwen3ForCausalLM``."""
     return service.llm.spec.architecture.partition("For")[0].lower()
 
 
 def _parameters(defaults: SamplingParams) -> str:
-    """The defaults as Ollama writes them."""
+    """The sampling defaults in Ollama's format."""
     named = {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,

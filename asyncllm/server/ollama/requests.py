@@ -1,4 +1,4 @@
-"""What clients may send to Ollama's routes; ``None`` means "not given", as in ``protocol.py``."""
+"""The bodies of Ollama's routes; ``None`` means "not given", as in chat requests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from asyncllm.server.chat.requests import (
 KeepAlive = float | str
 #: How hard to think, or whether.
 Think = bool | Literal["low", "medium", "high", "max"]
-#: What the answer must be: JSON, or what a schema describes; empty for anything.
+#: The form of the answer: JSON, or a JSON Schema; empty for any text.
 Format = Literal["", "json"] | dict[str, Any]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """Sampling; then what is known, and has no effect here or concerns the hardware."""
+    """Options for sampling; those from ``num_ctx`` on have no effect."""
 
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
     temperature: Temperature | None = None
@@ -66,7 +66,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     embedding_only: bool | None = None
 
 
-#: Options that would change an answer and do not, with the values that ask for nothing.
+#: Options that should change an answer and do not, with their neutral values.
 WITHOUT_EFFECT: Final[dict[str, tuple[Any, ...]]] = {
     "num_keep": (),
     "repeat_last_n": (-1,),
@@ -78,7 +78,7 @@ WITHOUT_EFFECT: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class OllamaFunctionCall(msgspec.Struct):
-    """Which function, and with what."""
+    """The function and its arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -95,7 +95,7 @@ class OllamaToolCall(msgspec.Struct):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    """One turn; ``tool_name`` and ``tool_call_id`` say whose result a tool's message is."""
+    """A message; ``tool_name`` and ``tool_call_id`` identify the call of a tool's result."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -107,7 +107,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaTool(msgspec.Struct):
-    """What must be right about a tool. The chat template gets all of its fields."""
+    """The checked fields of a tool. The chat template gets all fields."""
 
     function: ToolFunction
     type: Literal["function"] | None = None
@@ -119,7 +119,7 @@ AnyOllamaTool = Annotated[
 
 
 class OllamaFields(msgspec.Struct, kw_only=True):
-    """What both generating routes take; they stream unless told not to."""
+    """Fields of both generating routes, which stream by default."""
 
     model: str | None = None
     options: OllamaOptions | None = None
@@ -134,14 +134,14 @@ class OllamaFields(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatRequest(OllamaFields, kw_only=True):
-    """Without messages, it is only asked that the model be loaded."""
+    """Without messages, the request only loads the model."""
 
     messages: Annotated[list[OllamaMessage], Meta(max_length=8192)] | None = None
     tools: list[AnyOllamaTool] | None = None
 
 
 class OllamaGenerateRequest(OllamaFields, kw_only=True):
-    """Without a prompt, it is only asked that the model be loaded."""
+    """Without a prompt, the request only loads the model."""
 
     prompt: str | None = None
     system: str | None = None
@@ -153,7 +153,7 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True):
 
 
 class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
-    """Without an input, it is only asked that the model be loaded."""
+    """Without an input, the request only loads the model."""
 
     model: str | None = None
     input: str | list[Text] | None = None
@@ -164,7 +164,7 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """The same for one text, as it was before."""
+    """The older request, for one text."""
 
     model: str | None = None
     prompt: str | None = None
@@ -173,7 +173,7 @@ class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
-    """``name`` is what ``model`` was called once."""
+    """``name`` is the older name of ``model``."""
 
     model: str | None = None
     name: str | None = None

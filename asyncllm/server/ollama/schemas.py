@@ -1,8 +1,8 @@
-"""What clients of Ollama's routes get: its schemas in ``/openapi.json``, as in ``answers.py``."""
+"""What clients of Ollama's routes get: one Struct per answer."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
@@ -25,14 +25,14 @@ class OllamaFunction(Answer, kw_only=True):
 
 
 class OllamaCall(Answer, kw_only=True):
-    """A call that the model wants made; it comes whole, in a stream too."""
+    """A call that the model asks for; it comes as a whole, in a stream too."""
 
     id: str
     function: OllamaFunction
 
 
 class OllamaAnswerMessage(Answer, kw_only=True):
-    """A message, or what a line adds to it."""
+    """A message, or the part of it in one line."""
 
     role: Literal["assistant"]
     content: str
@@ -43,7 +43,7 @@ class OllamaAnswerMessage(Answer, kw_only=True):
 class OllamaAnswer(Answer, kw_only=True):
     """A whole answer, or one line of a stream; the last line says why it ends, and the counters.
 
-    Durations are in nanoseconds. ``load_duration`` is what passed before the prompt was begun.
+    Durations are in nanoseconds. ``load_duration`` is the time before the prompt was begun.
     """
 
     model: str
@@ -89,7 +89,7 @@ class OllamaEmbedding(Answer, kw_only=True):
 
 
 class OllamaDetails(Answer, kw_only=True):
-    """``quantization_level`` is the type that is computed with."""
+    """``quantization_level`` is the data type of computations."""
 
     parent_model: str
     format: str
@@ -99,32 +99,30 @@ class OllamaDetails(Answer, kw_only=True):
     quantization_level: str
 
 
-class OllamaModel(Answer, kw_only=True):
-    """A model that may be asked for; ``digest`` is of its name, and the size is not known."""
-
+class _Model(Answer, kw_only=True):
     name: str
     model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaModel(_Model, kw_only=True):
+    """A served model; ``digest`` is of its name, and the size is not known."""
+
     modified_at: str
-    size: int
-    digest: str
-    details: OllamaDetails
 
 
-class OllamaRunning(Answer, kw_only=True):
-    """The same model, as one that is loaded and stays so."""
+class OllamaRunning(_Model, kw_only=True):
+    """A served model, which stays loaded."""
 
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: OllamaDetails
     expires_at: str
     size_vram: int
     context_length: int
 
 
 class OllamaTags(Answer, kw_only=True):
-    """Every name that may be asked for."""
+    """All names of served models."""
 
     models: list[OllamaModel]
 
@@ -135,6 +133,9 @@ class OllamaProcesses(Answer, kw_only=True):
     models: list[OllamaRunning]
 
 
+Capability: TypeAlias = Literal["completion", "tools", "thinking"]
+
+
 class OllamaShown(Answer, kw_only=True):
     """``parameters`` are the sampling defaults, one in each line."""
 
@@ -142,10 +143,10 @@ class OllamaShown(Answer, kw_only=True):
     parameters: str
     details: OllamaDetails
     model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "tools", "thinking"]]
+    capabilities: list[Capability]
 
 
 class OllamaVersion(Answer, kw_only=True):
-    """Of Ollama, whose API this is: clients decide by it what they may send."""
+    """The version of Ollama whose API this is; clients decide by it what to send."""
 
     version: str

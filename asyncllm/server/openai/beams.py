@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncllm.server.streaming.delivery import Reply
     from asyncllm.types import SchedulingParams
 
-#: Parameters that the search has too; and those of drawing, of which it does none.
+#: Parameters of a search, and parameters of drawing, which it ignores.
 _SHARED: Final = frozenset(
     (
         "ignore_eos",
@@ -48,24 +48,24 @@ async def answer_beams(
     params: SamplingParams,
     scheduling: SchedulingParams,
     reply: Reply,
-    asked: OpenAIFields,
+    body: OpenAIFields,
 ) -> web.StreamResponse:
-    """Search, and answer with each prompt's best beams; a stream has them when all are known.
+    """Search, and answer with each prompt's best beams; a stream sends them at the end.
 
     Raises:
-        BadRequest: something is asked for that a search does not do.
+        BadRequest: a field does not go with beam search.
         AsyncLLMError: the engine refused or failed before the first byte.
     """
     service.check_ready()
-    wanted = _search_params(asked, params, service.llm.default_params)
+    wanted = _search_params(body, params, service.llm.default_params)
     reservation = request[RESERVATION]
     searches = [
         service.llm.start_beam_search(ids, wanted, scheduling, reservation) for ids in prompts
     ]
     # Each search takes one place, however many answers are wanted.
     reservation.expect(sum(map(len, prompts)), len(prompts))
-    n = asked.n or 1
-    kind: type[EventStream | WholeAnswer] = EventStream if asked.stream else WholeAnswer
+    n = body.n or 1
+    kind: type[EventStream | WholeAnswer] = EventStream if body.stream else WholeAnswer
     delivery = kind(request, reply, n * len(searches))
     with service.live.serve(service.llm, delivery, ()) as served:
         service.name(served, reply, scheduling.tenant)
@@ -78,32 +78,32 @@ async def answer_beams(
 
 
 def _search_params(
-    asked: OpenAIFields, params: SamplingParams, defaults: SamplingParams
+    body: OpenAIFields, params: SamplingParams, defaults: SamplingParams
 ) -> BeamSearchParams:
-    if asked.temperature:
+    if body.temperature:
         raise BadRequest("use_beam_search needs temperature 0", param="temperature")
-    if asked.trace:
+    if body.trace:
         raise BadRequest("use_beam_search has no trace", param="trace")
     given = msgspec.structs.asdict(params)
     for name, value in given.items():
         nothing: tuple[Any, ...] = ({}, getattr(_NEUTRAL, name), getattr(defaults, name))
         if name not in _SHARED | _OF_DRAWING and value not in nothing:
-            param = name if hasattr(asked, name) else "use_beam_search"
+            param = name if hasattr(body, name) else "use_beam_search"
             raise BadRequest(f"use_beam_search does not go with {name}", param=param)
     search: dict[str, Any] = {name: given[name] for name in _SHARED}
     for name in ("length_penalty", "early_stopping"):
-        if (value := getattr(asked, name)) is not None:
+        if (value := getattr(body, name)) is not None:
             search[name] = value
     try:
-        return BeamSearchParams(beam_width=num_generated(asked), **search)
+        return BeamSearchParams(beam_width=num_generated(body), **search)
     except BadRequest as error:
         if error.param == "beam_width":
-            error.param = "n" if asked.best_of is None else "best_of"
+            error.param = "n" if body.best_of is None else "best_of"
         raise
 
 
 async def _deliver(searches: Sequence[Search], n: int, delivery: Delivery) -> None:
-    """Run the searches side by side, and hand each one's beams over as its choices."""
+    """Run the searches concurrently; each one's beams become its choices."""
 
     async def search(first: int, search: Search) -> None:
         beams = await search.run()

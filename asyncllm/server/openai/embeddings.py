@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, and how the vectors of any route's prompts are made."""
+"""POST /v1/embeddings, and what all routes for embeddings share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from asyncllm.server.chat.scheduling import expect_prompts
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import RESERVATION, request_id
+from asyncllm.server.openai import schemas
 from asyncllm.server.openai.completions import encode_prompts, split_prompts
-from asyncllm.server.openai.embeddings_protocol import EmbeddingRequest
 from asyncllm.server.openai.options import check_count
 from asyncllm.server.openai.prompts import check_truncation, truncate
-from asyncllm.server.openai.requests import CompletionRequest
+from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.delivery import ClientDelivery, Job
 from asyncllm.types.embedding import EmbeddingParams
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from asyncllm.types import TokenDelta
 
-#: More numbers than this are written in a thread, for all others to go on meanwhile.
+#: Longer answers are encoded in a thread, to not stall the event loop.
 LONG_ANSWER: Final = 1 << 14
 
-#: What clients call the fields of the completion.
+#: From the fields of a completion to this route's.
 _NAMES: Final = {"prompt": "input", "n": "input"}
 _SAME_NAME: Final = (
     "truncate_prompt_tokens",
@@ -47,26 +47,26 @@ _SAME_NAME: Final = (
 
 async def embeddings(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
-    asked = await service.receive(request, EmbeddingRequest)
-    model = service.resolve_model(asked.model)
-    params = embedding_params(service, asked.dimensions, asked.pooling, asked.normalize)
+    body = await service.receive(request, EmbeddingRequest)
+    model = service.resolve_model(body.model)
+    params = embedding_params(service, body.dimensions, body.pooling, body.normalize)
     # The prompts are those of a completion that generates nothing.
-    given = {name: getattr(asked, name) for name in _SAME_NAME}
+    given = {name: getattr(body, name) for name in _SAME_NAME}
     try:
-        prompts = CompletionRequest(prompt=asked.input, max_tokens=0, **given)
+        prompts = CompletionRequest(prompt=body.input, max_tokens=0, **given)
         jobs = await embedding_jobs(service, request, prompts, params)
-        as_text = asked.encoding_format == "base64"
+        as_text = body.encoding_format == "base64"
 
         def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
             vectors = (_entry(i, params.vector(part), as_text) for i, part in enumerate(hidden))
             count = sum(len(job.prompt_ids) for job in jobs)
-            usage = {
-                "prompt_tokens": count,
-                "total_tokens": count,
-                "prompt_tokens_details": {"cached_tokens": cached_tokens},
-            }
-            tail = encode({"model": model, "usage": usage})[1:]
-            return b'{"object":"list","data":[%b],%b' % (b",".join(vectors), tail)
+            usage = schemas.EmbeddingUsage(
+                prompt_tokens=count,
+                total_tokens=count,
+                prompt_tokens_details=schemas.PromptTokensDetails(cached_tokens=cached_tokens),
+            )
+            whole = encode(schemas.EmbeddingList(data=[], model=model, usage=usage))
+            return whole.replace(b'"data":[]', b'"data":[%b]' % b",".join(vectors), 1)
 
         return await answer_embeddings(service, request, jobs, write)
     except BadRequest as error:
@@ -75,11 +75,11 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
 
 def _entry(index: int, vector: np.ndarray, as_text: bool) -> bytes:
-    """One of ``data``; each is encoded on its own, as encoding lets no other thread run."""
+    """One entry of ``data``, encoded by itself: encoding holds the GIL."""
     values: Any = vector.tolist()
     if as_text:
         values = base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
-    return encode({"object": "embedding", "index": index, "embedding": values})
+    return encode(schemas.EmbeddingData(index=index, embedding=values))
 
 
 def embedding_params(
@@ -88,7 +88,7 @@ def embedding_params(
     pooling: str | None = None,
     normalize: bool | None = None,
 ) -> EmbeddingParams:
-    """What was asked for, over the server's defaults.
+    """The request's parameters, over the server's defaults.
 
     Raises:
         BadRequest: the model's vectors have fewer dimensions.
@@ -100,7 +100,7 @@ def embedding_params(
 
 
 async def embedding_jobs(
-    service: Service, request: web.Request, asked: CompletionRequest, params: EmbeddingParams
+    service: Service, request: web.Request, body: CompletionRequest, params: EmbeddingParams
 ) -> list[Job]:
     """One for each prompt of a completion.
 
@@ -109,16 +109,16 @@ async def embedding_jobs(
         QueueFull: they cannot join the queue now.
     """
     llm = service.llm
-    check_truncation(asked)
-    scheduling = service.scheduling(request, asked)
-    given = split_prompts(asked.prompt)
-    check_count(len(given), asked, llm.limits.max_waiting)
+    check_truncation(body)
+    scheduling = service.scheduling(request, body)
+    given = split_prompts(body.prompt)
+    check_count(len(given), body, llm.limits.max_waiting)
     expect_prompts(llm, request[RESERVATION], given, 1)
     context = llm.limits.max_model_len
     pooled = PooledParams(pooling=params.pooling)
     return [
-        Job(truncate(ids, asked, context, asked.max_tokens), pooled, scheduling)
-        for ids in await encode_prompts(llm, given, asked)
+        Job(truncate(ids, body, context, body.max_tokens), pooled, scheduling)
+        for ids in await encode_prompts(llm, given, body)
     ]
 
 
@@ -164,7 +164,7 @@ class _Embeddings(ClientDelivery):
             self._client_is_gone()
 
     def abort(self) -> None:
-        """There is no part of an answer that would be of use."""
+        """A part of the vectors would be of no use."""
         self.end(BadRequest("the request was aborted", code="aborted"))
 
     async def respond(self) -> web.StreamResponse:

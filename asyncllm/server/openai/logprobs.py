@@ -1,5 +1,4 @@
-"""Log probabilities as clients want them: chat's list of objects, completions' parallel lists, and
-those of prompts."""
+"""Logprobs in the formats of clients: chats' objects, completions' parallel lists, prompts'."""
 
 from __future__ import annotations
 
@@ -7,6 +6,8 @@ import codecs
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from asyncllm.server.openai import schemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def token_text(raw: bytes) -> str:
-    """A token alone as text; one that is not whole characters is spelled out, as OpenAI does."""
+    """One token as text; bytes that are not whole characters are spelled out, as OpenAI does."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -29,46 +30,43 @@ def token_text(raw: bytes) -> str:
 
 
 def token_names(tokenizer: Tokenizer, *, as_ids: bool) -> Callable[[int], str]:
-    """What tokens are called in logprobs: their texts, or, to tell all apart, ``token_id:N``."""
+    """The names of tokens in logprobs: their texts, or ``token_id:N``, which is unambiguous."""
     if as_ids:
         return "token_id:{}".format
     return lambda token_id: token_text(tokenizer.token_bytes(token_id))
 
 
-def chat_logprobs(
+def token_logprobs(
     entries: Iterable[TokenLogprob], tokenizer: Tokenizer, *, as_ids: bool = False
-) -> dict[str, Any]:
-    """Chat's object for the tokens of one frame or of the whole answer."""
+) -> list[schemas.TokenLogprob]:
+    """Generated tokens as chats have them, each with its likeliest alternatives."""
     name = token_names(tokenizer, as_ids=as_ids)
 
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+    def fields(token_id: int, logprob: float) -> dict[str, Any]:
         raw = tokenizer.token_bytes(token_id)
         return {"token": name(token_id), "logprob": _finite(logprob), "bytes": list(raw)}
 
-    return {
-        "content": [
-            {
-                **entry(found.token_id, found.logprob),
-                "top_logprobs": [entry(token, logprob) for token, logprob in found.top],
-            }
-            for found in entries
-        ],
-        "refusal": None,
-    }
+    return [
+        schemas.TokenLogprob(
+            **fields(entry.token_id, entry.logprob),
+            top_logprobs=[schemas.TopLogprob(**fields(*top)) for top in entry.top],
+        )
+        for entry in entries
+    ]
 
 
 def prompt_logprobs(
     entries: Iterable[PromptLogprob | None], tokenizer: Tokenizer, most: int
-) -> msgspec.Raw:
+) -> Any:  # PromptLogprobs, as JSON
     """For each token of a prompt, by token id: its own logprob, and ``most`` likely others.
 
-    vLLM's shape; the first token has none. It is JSON already, written entry by entry: all of a
-    long prompt's as objects would take a gigabyte.
+    In vLLM's format; the first token has none. Encoded entry by entry: as objects, those of a long
+    prompt would take a gigabyte.
     """
 
-    def value(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+    def value(token_id: int, logprob: float, rank: int) -> schemas.PromptLogprob:
         text = token_text(tokenizer.token_bytes(token_id))
-        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+        return schemas.PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=text)
 
     def written(entry: PromptLogprob | None) -> bytes:
         if entry is None:
@@ -83,7 +81,7 @@ def prompt_logprobs(
     return msgspec.Raw(b"[%b]" % b",".join(map(written, entries)))
 
 
-class CompletionLogprobs:
+class LogprobLists:
     """Builds completions' lists for one choice, frame by frame: offsets count from its start."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False, hidden: Collection[int] = ()):
@@ -94,14 +92,13 @@ class CompletionLogprobs:
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def lists(self, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
-        """For tokens that were generated."""
+    def generated(self, entries: Iterable[TokenLogprob]) -> schemas.CompletionLogprobs:
         lists = _no_lists()
         for entry in entries:
-            self._add(lists, entry, self._hidden, len(entry.top))
+            self._add(lists, entry.token_id, entry, self._hidden, len(entry.top))
         return lists
 
-    def prompt_lists(
+    def prompt(
         self,
         tokens: Sequence[int],
         entries: Sequence[TokenLogprob | None],
@@ -109,54 +106,56 @@ class CompletionLogprobs:
         *,
         hidden: Collection[int],
         most: int,
-    ) -> dict[str, Any]:
+    ) -> schemas.CompletionLogprobs:
         """For a prompt that is echoed as ``text``, before any other lists.
 
         Args:
-            hidden: tokens that are left out of it.
+            hidden: tokens that are left out of the text.
             most: of the likeliest tokens.
         """
         lists = _no_lists()
         for token, entry in zip(tokens, entries, strict=True):
-            if entry is not None:
-                self._add(lists, entry, hidden, most)
-                continue
-            lists["tokens"].append(self._name(token))
-            lists["token_logprobs"].append(None)
-            lists["top_logprobs"].append(None)
-            lists["text_offset"].append(self._offset)
-            self._advance(token, hidden)
-        # The tokenizer need not give back what it was given.
-        lists["text_offset"] = [min(offset, len(text)) for offset in lists["text_offset"]]
+            self._add(lists, token, entry, hidden, most)
+        # Decoding the encoded text may give a shorter text.
+        lists.text_offset = [min(offset, len(text)) for offset in lists.text_offset]
         self._offset = len(text)
         return lists
 
     def _add(
-        self, lists: dict[str, Any], entry: TokenLogprob, hidden: Collection[int], most: int
+        self,
+        lists: schemas.CompletionLogprobs,
+        token: int,
+        entry: TokenLogprob | None,
+        hidden: Collection[int],
+        most: int,
     ) -> None:
-        name, logprob = self._name(entry.token_id), _finite(entry.logprob)
-        top: dict[str, float] = {}
-        for token, likely in entry.top[:most]:
-            top.setdefault(self._name(token), _finite(likely))  # of two written alike, the likelier
-        top.setdefault(name, logprob)  # the token itself is always there
-        lists["tokens"].append(name)
-        lists["token_logprobs"].append(logprob)
-        lists["top_logprobs"].append(top)
-        lists["text_offset"].append(self._offset)
-        self._advance(entry.token_id, hidden)
-
-    def _advance(self, token: int, hidden: Collection[int]) -> None:
+        """Without an entry, the token has no logprob: it is a prompt's first one."""
+        name, logprob = self._name(token), None if entry is None else _finite(entry.logprob)
+        top: dict[str, float] | None = None
+        if entry is not None and logprob is not None:
+            top = {}
+            for other, likely in entry.top[:most]:
+                top.setdefault(self._name(other), _finite(likely))  # of equal names, the likelier
+            top.setdefault(name, logprob)  # the token itself is always there
+        lists.tokens.append(name)
+        lists.token_logprobs.append(logprob)
+        lists.top_logprobs.append(top)
+        lists.text_offset.append(self._offset)
         if token not in hidden:
             self._offset += len(self._decoder.decode(self._bytes_of(token)))
 
 
-def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def joined(
+    first: schemas.CompletionLogprobs, second: schemas.CompletionLogprobs
+) -> schemas.CompletionLogprobs:
     """Completions' lists, one after the other."""
-    return {name: values + second[name] for name, values in first.items()}
+    return schemas.CompletionLogprobs(
+        **{name: getattr(first, name) + getattr(second, name) for name in first.__struct_fields__}
+    )
 
 
-def _no_lists() -> dict[str, Any]:
-    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+def _no_lists() -> schemas.CompletionLogprobs:
+    return schemas.CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
 
 
 def _finite(logprob: float) -> float:

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from asyncllm.server.chat.requests import OpenAIFields
 
 
-def check_count(num_prompts: int, asked: OpenAIFields, most: int) -> None:
-    """Before any prompt is encoded: whether the queue could ever take them all at once.
+def check_count(num_prompts: int, body: OpenAIFields, most: int) -> None:
+    """Called before any prompt is encoded.
 
     Raises:
-        BadRequest: they are more than ``most`` sequences.
+        BadRequest: the request has more than ``most`` sequences, which the queue can never take.
     """
-    name, count = "n" if asked.best_of is None else "best_of", num_generated(asked)
+    name, count = "n" if body.best_of is None else "best_of", num_generated(body)
     if num_prompts * count > most:
         raise BadRequest(
             f"{num_prompts} prompts with {name}={count} are more than {most} sequences",
@@ -24,30 +24,30 @@ def check_count(num_prompts: int, asked: OpenAIFields, most: int) -> None:
         )
 
 
-def num_generated(asked: OpenAIFields) -> int:
+def num_generated(body: OpenAIFields) -> int:
     """How many sequences each prompt gets; ``n`` of them are answered."""
-    return asked.best_of or asked.n or 1
+    return body.best_of or body.n or 1
 
 
-def logprobs_needed(asked: OpenAIFields, logprobs: int | None) -> int | None:
-    """What the engine is asked for: without logprobs, nobody knows which answers are the best."""
-    return 0 if logprobs is None and num_generated(asked) > (asked.n or 1) else logprobs
+def logprobs_needed(body: OpenAIFields, logprobs: int | None) -> int | None:
+    """The engine's ``logprobs``: choosing the best answers needs them, too."""
+    return 0 if logprobs is None and num_generated(body) > (body.n or 1) else logprobs
 
 
-def check_options(asked: OpenAIFields) -> None:
-    """What cannot be seen from one field alone."""
-    n = asked.n or 1
-    if asked.best_of is not None and asked.best_of < n:
+def check_options(body: OpenAIFields) -> None:
+    """Check fields that depend on each other."""
+    n = body.n or 1
+    if body.best_of is not None and body.best_of < n:
         raise BadRequest(f"best_of must be at least n, which is {n}", param="best_of")
-    if not asked.use_beam_search:
-        if asked.stream and asked.best_of not in (None, n):
+    if not body.use_beam_search:
+        if body.stream and body.best_of not in (None, n):
             raise BadRequest(
                 "best_of cannot be streamed: which answers are the best is known at their end",
                 param="best_of",
             )
-        if asked.length_penalty not in (None, 1.0):
+        if body.length_penalty not in (None, 1.0):
             raise BadRequest("length_penalty needs use_beam_search", param="length_penalty")
-        if asked.early_stopping:
+        if body.early_stopping:
             raise BadRequest("early_stopping needs use_beam_search", param="early_stopping")
-    if asked.stream_options is not None and not asked.stream:
+    if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options needs stream", param="stream_options")

@@ -1,4 +1,4 @@
-"""What a request does to its prompt before it is asked, and what it wants to be told about it."""
+"""Truncating prompts, checking their lengths, and the fields of an answer about its prompt."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ if TYPE_CHECKING:
     from asyncllm.server.chat.requests import OpenAIFields
     from asyncllm.server.model import Tokenizer
 
-#: Logprobs of prompts that a stream may bring: 2 MB, which may come all at once.
+#: The most prompt logprobs in a stream: about 2 MB, possibly in one write.
 MAX_STREAMED = 1 << 15
 
 
-def check_truncation(asked: OpenAIFields) -> None:
+def check_truncation(body: OpenAIFields) -> None:
     """
     Raises:
-        BadRequest: a prompt of no tokens is asked for, or a side to cut where nothing is cut.
+        BadRequest: no token would be left, or there is a side but no length.
     """
-    if asked.truncate_prompt_tokens == 0:
+    if body.truncate_prompt_tokens == 0:
         raise BadRequest(
             "truncate_prompt_tokens must be at least 1, or -1", param="truncate_prompt_tokens"
         )
-    if asked.truncation_side is not None and asked.truncate_prompt_tokens is None:
+    if body.truncation_side is not None and body.truncate_prompt_tokens is None:
         raise BadRequest("truncation_side needs truncate_prompt_tokens", param="truncation_side")
 
 
 def truncate(
-    prompt_ids: list[int], asked: OpenAIFields, context: int, max_tokens: int | None
+    prompt_ids: list[int], body: OpenAIFields, context: int, max_tokens: int | None
 ) -> list[int]:
-    """The part of a prompt that is wanted: its last tokens, or its first ones.
+    """The last tokens of a prompt, or the first ones if that is the ``truncation_side``.
 
     Args:
-        context: tokens of the whole sequence; -1 asks for what it leaves to the prompt.
-        max_tokens: of the answer; None is at least one.
+        context: tokens of the whole sequence; length -1 is what the answer leaves of it.
+        max_tokens: tokens of the answer; None counts as one.
     """
-    most = asked.truncate_prompt_tokens
+    most = body.truncate_prompt_tokens
     if most is None:
         return prompt_ids
     if most == -1:
         most = max(1, context - (1 if max_tokens is None else max_tokens))
     if len(prompt_ids) <= most:
         return prompt_ids
-    return prompt_ids[:most] if asked.truncation_side == "right" else prompt_ids[-most:]
+    return prompt_ids[:most] if body.truncation_side == "right" else prompt_ids[-most:]
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int | None, context: int) -> None:
-    """Whether the context holds each prompt, before anything is done with its tokens.
+    """Check early what the engine would refuse in the end.
 
     Raises:
-        ContextLengthExceeded: one is too long; the engine would refuse it in the end.
+        ContextLengthExceeded: a prompt is too long.
     """
     least = 1 if max_tokens is None else max_tokens
     longest = max(map(len, prompts))
@@ -60,19 +60,19 @@ def check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int | None, cont
         raise ContextLengthExceeded(context, longest, least)
 
 
-def check_scoring(
-    asked: OpenAIFields, prompts: Sequence[Sequence[int]], wanted: int | None
-) -> None:
-    """Whether logprobs of these prompts can be sent, with ``wanted`` alternatives to each token.
+def check_scoring(body: OpenAIFields, prompts: Sequence[Sequence[int]], wanted: int | None) -> None:
+    """
+    Args:
+        wanted: alternatives to each token of the prompts; None if there are no logprobs.
 
     Raises:
-        BadRequest: they are too many for a stream.
+        BadRequest: the logprobs are too many for a stream.
     """
-    if wanted is None or not asked.stream:
+    if wanted is None or not body.stream:
         return
-    most = (asked.n or 1) * sum(map(len, prompts)) * (1 + wanted)
+    most = (body.n or 1) * sum(map(len, prompts)) * (1 + wanted)
     if most > MAX_STREAMED:
-        name = "prompt_logprobs" if asked.prompt_logprobs is not None else "logprobs"
+        name = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
         raise BadRequest(
             f"{most} logprobs of prompts are more than the {MAX_STREAMED} that are streamed; ask "
             "for fewer, or without stream",
@@ -81,12 +81,12 @@ def check_scoring(
 
 
 def prompt_fields(
-    asked: OpenAIFields, prompt_ids: Sequence[int], tokenizer: Tokenizer
+    body: OpenAIFields, prompt_ids: Sequence[int], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The fields of an answer that say what was prompted, where they are wanted."""
+    """The fields of an answer that repeat its prompt, if the request asks for them."""
     fields: dict[str, Any] = {}
-    if asked.return_token_ids:
+    if body.return_token_ids:
         fields["prompt_token_ids"] = prompt_ids
-    if asked.return_prompt_text:
+    if body.return_prompt_text:
         fields["prompt_text"] = tokenizer.decode(prompt_ids, skip_special_tokens=False)
     return fields

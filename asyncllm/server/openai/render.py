@@ -12,6 +12,7 @@ from asyncllm.server.chat.sampling import fan_out
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.openai.chat import named_for_chat, open_chat_request
+from asyncllm.server.openai.schemas import Rendered
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
@@ -19,17 +20,17 @@ if TYPE_CHECKING:
 
 
 async def render_chat(request: web.Request) -> web.Response:
-    """Checked as a chat is, up to where it would be queued."""
+    """Checks everything that a chat checks before it is queued."""
     service = request.app[SERVICE]
     llm = service.llm
-    asked = await service.receive(request, ChatRequest)
-    service.resolve_model(asked.model)
-    scheduling = service.scheduling(request, asked)
-    with named_for_chat(asked):
-        conversation = await open_chat_request(llm, asked, request[RESERVATION])
+    body = await service.receive(request, ChatRequest)
+    service.resolve_model(body.model)
+    scheduling = service.scheduling(request, body)
+    with named_for_chat(body):
+        conversation = await open_chat_request(llm, body, request[RESERVATION])
         prompt = conversation.prompt_ids
-        [job] = await fan_out(llm, [prompt], 1, conversation.params, scheduling, asked)
+        [job] = await fan_out(llm, [prompt], 1, conversation.params, scheduling, body)
         check_request(prompt, job.params, llm.limits)
     decode = partial(llm.tokenizer.decode, prompt, skip_special_tokens=False)
     text = await asyncio.to_thread(decode)
-    return json_response({"prompt": text, "token_ids": prompt, "count": len(prompt)})
+    return json_response(Rendered(prompt=text, token_ids=prompt, count=len(prompt)))

@@ -1,36 +1,42 @@
-"""What the answers of OpenAI's two routes have in common: the head, the usage, the framing."""
+"""What the replies of completions and chats share: the head, the usage, the framing."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncllm.server.chat.requests import OpenAIFields, StreamOptions
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.middleware import request_id
+from asyncllm.server.openai import schemas
 from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import msgspec
+
+    from asyncllm.server.trace import Trace
     from asyncllm.types import TokenDelta
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object; ``cached_tokens`` of the prompts did not have to be computed."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": min(cached_tokens, prompt_tokens)},
-    }
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> schemas.Usage:
+    """``cached_tokens`` of the prompts did not have to be computed."""
+    cached = min(cached_tokens, prompt_tokens)
+    return schemas.Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=schemas.PromptTokensDetails(cached_tokens=cached),
+    )
 
 
-class OpenAIReply:
+class OpenAIReply(ABC):
     """Builds the answer to one request and counts its tokens.
 
-    Nearly every frame carries text and nothing else: those are three constant pieces of bytes
-    around the encoded text. All others are built from dicts.
+    Nearly every frame carries text and nothing else: it is encoded once with an empty text, and
+    written as the bytes before and after it.
 
     Attributes:
         prompts, n: choice ``i * n + j`` is the j-th answer to prompt i.
@@ -39,63 +45,47 @@ class OpenAIReply:
     """
 
     content_type = EVENT_STREAM
-    explain: Callable[[], dict[str, Any]] | None = None
+    explain: Callable[[], Trace] | None = None
+    id_prefix: ClassVar[str]
+    answer_type: ClassVar[Any]
+    chunk_type: ClassVar[Any]
 
-    def __init__(
-        self,
-        asked: OpenAIFields,
-        *,
-        model: str,
-        prompts: Sequence[Sequence[int]],
-        id_prefix: str,
-        kind: str,
-        frame_kind: str,
-        text_field: bytes,
-        text_tail: bytes,
-    ):
-        """``text_field`` stands between a choice's index and its text, ``text_tail`` after it."""
-        options = asked.stream_options or StreamOptions()
+    def __init__(self, body: OpenAIFields, model: str, prompts: Sequence[Sequence[int]]):
+        options = body.stream_options or StreamOptions()
         self.prompts = prompts
-        self.n = asked.n or 1
-        self._best_of = self.n if asked.use_beam_search else asked.best_of or self.n
-        self.with_ids = bool(asked.return_token_ids)
+        self.n = body.n or 1
+        self._best_of = self.n if body.use_beam_search else body.best_of or self.n
+        self.with_ids = bool(body.return_token_ids)
         self._usage_at_end = bool(options.include_usage)
         self._usage_in_frames = bool(options.continuous_usage_stats)
         self.plain = not (self.with_ids or self._usage_in_frames)
         self._prompt_tokens = sum(map(len, prompts))
         self._completion_tokens = 0
         self._cached_tokens = 0
-        self.id = f"{id_prefix}-{request_id.get()}"
-        self._head = {
-            "id": self.id,
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._frame_head = {**self._head, "object": frame_kind}
-        head = encode(self._frame_head)[:-1]
-        self._text_heads = [
-            b'data: %b,"choices":[{"index":%d,%b' % (head, index, text_field)
-            for index in range(len(prompts) * self.n)
-        ]
-        no_usage = b',"usage":null' if self._usage_at_end else b""
-        self._text_tail = text_tail + b"}]" + no_usage + b"}\n\n"
+        self.id = f"{self.id_prefix}-{request_id.get()}"
+        self._head = {"id": self.id, "created": int(time.time()), "model": model}
+        if self.plain:
+            empty = [self.frame(self.text_choice(i)) for i in range(len(prompts) * self.n)]
+            self._text_frames = [frame.rpartition(b'""')[::2] for frame in empty]
+
+    @abstractmethod
+    def text_choice(self, index: int) -> msgspec.Struct:
+        """A choice of a frame with an empty text, and no other empty string after it."""
 
     def count(self, index: int, delta: TokenDelta) -> None:
         """Add a delta of one choice to the usage.
 
-        Each prompt counts once, and so does what was cached of it when its first choice came: the
-        others find it cached because of that one.
+        Cached tokens of a prompt count with its first choice only: the other choices find the
+        prompt cached because of that one.
         """
         self._completion_tokens += len(delta.token_ids)
         if index % self.n == 0:
             self._cached_tokens += delta.cached_tokens
 
     def best(self, outputs: list[TokenDelta]) -> list[TokenDelta]:
-        """What to answer with, of all that was generated for a request that does not stream.
+        """For each prompt the ``n`` outputs with the highest mean logprob, the best one first.
 
-        That is, for each prompt, the ``n`` with the highest mean logprob, the best one first. The
-        tokens of the others count in the usage.
+        Only for requests that do not stream. The tokens of the others count in the usage.
         """
         if self._best_of == self.n:
             return outputs
@@ -104,7 +94,7 @@ class OpenAIReply:
             group = outputs[start : start + self._best_of]
             ranked = sorted(group, key=_mean_logprob, reverse=True)
             self._completion_tokens += sum(len(other.token_ids) for other in ranked[self.n :])
-            # The first to be generated knows of the prompt.
+            # Only the first one generated has the prompt's data.
             ranked[0].cached_tokens = group[0].cached_tokens
             ranked[0].prompt_logprobs = group[0].prompt_logprobs
             chosen += ranked[: self.n]
@@ -112,16 +102,16 @@ class OpenAIReply:
 
     def text_frame(self, index: int, text: str) -> bytes:
         """The frame of a ``plain`` request that adds text to one choice."""
-        return b"".join((self._text_heads[index], encode(text), self._text_tail))
+        before, after = self._text_frames[index]
+        return b"".join((before, encode(text), after))
 
-    def frame(self, choice: dict[str, Any], **more: Any) -> bytes:
+    def frame(self, choice: msgspec.Struct, **more: Any) -> bytes:
         """Any other frame with one choice."""
-        body = {**self._frame_head, "choices": [choice], **more}
         if self._usage_in_frames:
-            body["usage"] = self._usage()
+            more["usage"] = self._usage()
         elif self._usage_at_end:
-            body["usage"] = None
-        return event(body)
+            more["usage"] = None
+        return event(self.chunk_type(**self._head, choices=[choice], **more))
 
     def closing(self) -> bytes:
         ends: list[dict[str, Any]] = []
@@ -129,18 +119,20 @@ class OpenAIReply:
             ends.append({"usage": self._usage()})
         if self.explain is not None:
             ends.append({"trace": self.explain()})
-        return b"".join([event({**self._frame_head, "choices": [], **end}) for end in ends]) + DONE
+        frames = [event(self.chunk_type(**self._head, choices=[], **end)) for end in ends]
+        return b"".join(frames) + DONE
 
     def failure(self, error: Exception) -> bytes:
         return error_frame(error) + DONE
 
-    def whole(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    def whole(self, choices: Sequence[msgspec.Struct], **more: Any) -> bytes:
         """The answer of a request that does not stream."""
         if self.explain is not None:
             more["trace"] = self.explain()
-        return encode({**self._head, "choices": choices, "usage": self._usage(), **more})
+        answer = self.answer_type(**self._head, choices=choices, usage=self._usage(), **more)
+        return encode(answer)
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> schemas.Usage:
         return usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
 
 

@@ -1,23 +1,52 @@
-"""What clients may send to /v1/completions."""
+"""The bodies of /v1/completions and /v1/embeddings."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
+
+import msgspec
 
 from asyncllm.server.chat.requests import (
     NOT_EMPTY,
+    CacheSalt,
+    Count,
+    KeptTokens,
     Logprobs,
+    Milliseconds,
     OpenAIFields,
+    Priority,
     Text,
     TokenBudget,
     TokenId,
 )
+from asyncllm.types import Pooling
+
+#: One text, several, the token ids of one, or of several.
+Prompts = Text | Annotated[list[Text | TokenId | list[TokenId]], NOT_EMPTY]
 
 
 class CompletionRequest(OpenAIFields, kw_only=True):
     """``max_tokens`` 0 only scores the prompt."""
 
     max_tokens: TokenBudget | None = None
-    prompt: Text | Annotated[list[Text | TokenId | list[TokenId]], NOT_EMPTY]
+    prompt: Prompts
     echo: bool | None = None
     logprobs: Logprobs | None = None
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """The fields from ``pooling`` on are not OpenAI's."""
+
+    model: str | None = None
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    user: str | None = None
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    truncate_prompt_tokens: KeptTokens | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    priority: Priority | None = None
+    deadline_ms: Milliseconds | None = None
+    cache_salt: CacheSalt | None = None

@@ -6,13 +6,12 @@ from typing import Final
 
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
-from asyncllm.server.openai import schemas as answers
+from asyncllm.server.openai import schemas
 from asyncllm.server.openai.chat import chat_completions
 from asyncllm.server.openai.completions import completions
 from asyncllm.server.openai.embeddings import embeddings
-from asyncllm.server.openai.embeddings_protocol import EmbeddingList, EmbeddingRequest
 from asyncllm.server.openai.render import render_chat
-from asyncllm.server.openai.requests import CompletionRequest
+from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
 
 ROUTES: Final = (
     Route(
@@ -21,8 +20,8 @@ ROUTES: Final = (
         handler=chat_completions,
         summary="Answer a conversation",
         body=ChatRequest,
-        answers=(answers.ChatCompletion,),
-        event=answers.ChatCompletionChunk,
+        answers=(schemas.ChatCompletion,),
+        event=schemas.ChatCompletionChunk,
         refusals=GENERATES,
     ),
     Route(
@@ -31,8 +30,8 @@ ROUTES: Final = (
         handler=completions,
         summary="Continue texts",
         body=CompletionRequest,
-        answers=(answers.Completion,),
-        event=answers.CompletionChunk,
+        answers=(schemas.Completion,),
+        event=schemas.CompletionChunk,
         refusals=GENERATES,
     ),
     Route(
@@ -41,7 +40,7 @@ ROUTES: Final = (
         handler=embeddings,
         summary="Texts as vectors",
         body=EmbeddingRequest,
-        answers=(EmbeddingList,),
+        answers=(schemas.EmbeddingList,),
         refusals=GENERATES,
     ),
     Route(
@@ -50,7 +49,7 @@ ROUTES: Final = (
         handler=render_chat,
         summary="What a conversation would be for the model",
         body=ChatRequest,
-        answers=(answers.Rendered,),
+        answers=(schemas.Rendered,),
         refusals=(*TAKES_JSON, 429),
     ),
 )

@@ -1,8 +1,6 @@
-"""What clients get, one Struct per kind of answer: the schemas of ``/openapi.json``.
+"""What clients get: one Struct per answer, also described in ``/openapi.json``.
 
-Answers are not made of these, because most are written as bytes around a text; tests hold every
-answer against them. A field that is ``UNSET`` here is left out unless the request asks for it, or
-the answer has use for it.
+A field that may be ``UNSET`` is left out unless the request asks for it or there is a value.
 """
 
 from __future__ import annotations
@@ -16,19 +14,19 @@ from asyncllm.server.trace import Trace
 
 
 class PromptTokensDetails(Answer, kw_only=True):
-    """Those of the prompt's tokens that did not have to be computed."""
+    """The prompt's tokens that were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Answer, kw_only=True):
-    """Those of the answer's tokens that are reasoning."""
+    """The answer's tokens that are reasoning."""
 
     reasoning_tokens: int
 
 
 class Usage(Answer, kw_only=True):
-    """Tokens; those of a prompt count once, however many answers there are to it."""
+    """Tokens; a prompt counts once, even with several answers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,7 +36,7 @@ class Usage(Answer, kw_only=True):
 
 
 class TopLogprob(Answer, kw_only=True):
-    """``bytes`` are the token's own, which need not be whole characters."""
+    """``bytes`` need not be whole characters."""
 
     token: str
     logprob: float
@@ -46,13 +44,13 @@ class TopLogprob(Answer, kw_only=True):
 
 
 class TokenLogprob(TopLogprob, kw_only=True):
-    """A token of the answer, and the likeliest ones at its place."""
+    """A token of the answer, and the likeliest alternatives."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Answer, kw_only=True):
-    """Of the tokens of this answer, or of this chunk; ``refusal`` as in the message."""
+    """The tokens of this answer, or of this chunk."""
 
     content: list[TokenLogprob]
     refusal: None
@@ -66,7 +64,7 @@ class FunctionCall(Answer, kw_only=True):
 
 
 class ToolCall(Answer, kw_only=True):
-    """A call that the model wants made."""
+    """A call that the model asks for."""
 
     id: str
     type: Literal["function"]
@@ -81,7 +79,7 @@ class FunctionCallDelta(Answer, kw_only=True):
 
 
 class ToolCallDelta(Answer, kw_only=True):
-    """The piece of the call ``index``; ``id`` and ``type`` come with the first."""
+    """A piece of the call ``index``; ``id`` and ``type`` come with the first one."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -90,9 +88,9 @@ class ToolCallDelta(Answer, kw_only=True):
 
 
 class AnswerMessage(Answer, kw_only=True):
-    """``reasoning`` and ``reasoning_content`` are the same, for clients know one or the other.
+    """``reasoning`` and ``reasoning_content`` are the same: clients know one or the other.
 
-    ``refusal`` is apart from ``content`` at OpenAI; here nothing tells the two apart.
+    A refusal is part of ``content``; OpenAI has it in ``refusal``.
     """
 
     role: Literal["assistant"]
@@ -114,7 +112,7 @@ class MessageDelta(Answer, kw_only=True):
 
 
 class Choice(Answer, kw_only=True):
-    """What all choices have; ``stop_reason`` is the stop string or the id of the stop token."""
+    """``stop_reason`` is the stop string, or the id of the stop token."""
 
     index: int
     stop_reason: str | int | UnsetType | None = UNSET
@@ -145,7 +143,7 @@ class PromptLogprob(Answer, kw_only=True):
     decoded_token: str
 
 
-#: Of each token of a prompt but the first, by token id: its own, and those of likely ones.
+#: For each token of a prompt but the first, by token id: its own logprob, and likely others.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
@@ -177,10 +175,9 @@ class _Head(Answer, kw_only=True):
     trace: Trace | UnsetType = UNSET
 
 
-class ChatCompletion(_Head, kw_only=True):
+class ChatCompletion(_Head, kw_only=True, tag_field="object", tag="chat.completion"):
     """A whole answer."""
 
-    object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -188,10 +185,9 @@ class ChatCompletion(_Head, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class ChatCompletionChunk(_Head, kw_only=True):
+class ChatCompletionChunk(_Head, kw_only=True, tag_field="object", tag="chat.completion.chunk"):
     """One event of a stream; the one with the usage has no choice, and neither has the trace's."""
 
-    object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -199,18 +195,16 @@ class ChatCompletionChunk(_Head, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class Completion(_Head, kw_only=True):
+class Completion(_Head, kw_only=True, tag_field="object", tag="text_completion"):
     """A whole answer."""
 
-    object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage
 
 
-class CompletionChunk(_Head, kw_only=True):
+class CompletionChunk(_Head, kw_only=True, tag_field="object", tag="text_completion"):
     """One event of a stream; the one with the usage has no choice, and neither has the trace's."""
 
-    object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
 
@@ -221,3 +215,26 @@ class Rendered(Answer, kw_only=True):
     prompt: str
     token_ids: list[int]
     count: int
+
+
+class EmbeddingUsage(Answer, kw_only=True):
+    """Tokens of all inputs; ``total_tokens`` is the same number."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingData(Answer, kw_only=True, tag_field="object", tag="embedding"):
+    """The vector of the input ``index``; in base64 it is of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Answer, kw_only=True, tag_field="object", tag="list"):
+    """The vectors, in the order of the inputs."""
+
+    data: list[EmbeddingData]
+    model: str
+    usage: EmbeddingUsage

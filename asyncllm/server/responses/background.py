@@ -1,4 +1,4 @@
-"""Responses that are made without anybody waiting for them, until they are asked for."""
+"""Responses that are generated in the background."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundRun(Delivery):
-    """One response, being made.
+    """One response in progress.
 
     Attributes:
         reply: has the response as it stands.
-        log: of its events, if they are wanted.
+        log: its events, if the request streams.
     """
 
     def __init__(self, reply: ResponseReply, events: EventLog | None):
@@ -40,13 +40,13 @@ class BackgroundRun(Delivery):
 
     def _take(self, index: int, delta: TokenDelta) -> None:
         if self.ended:
-            return  # failed, and the engine has not heard of it yet
+            return  # failed; the engine does not know yet
         try:
             self._record(self.reply.frames(index, delta))
             if not self._unfinished:
                 self._record(self.reply.closing())
         except Exception as error:
-            # The engine calls: trouble with one answer must not reach the others.
+            # The engine calls: an error in one answer must not reach the others.
             log.exception("request failed while its answer was made")
             self.end(error)
             return
@@ -54,7 +54,7 @@ class BackgroundRun(Delivery):
             self.end()
 
     def look(self, now: float) -> None:
-        """There is no client to look after."""
+        """No client is connected."""
 
     def end(self, error: Exception | None = None) -> None:
         if error is not None and not self.ended:
@@ -63,11 +63,11 @@ class BackgroundRun(Delivery):
 
     @property
     def ended(self) -> bool:
-        """Whether the response is what it will remain; it has been kept then."""
+        """Whether the response is final; it has been stored then."""
         return self._ended.done()
 
     async def wait(self) -> None:
-        """Until it has ended, one way or the other."""
+        """Wait until it has ended or failed."""
         await self._ended
 
     def _record(self, events: bytes) -> None:
@@ -76,7 +76,7 @@ class BackgroundRun(Delivery):
 
 
 class BackgroundRuns:
-    """Those that have not ended yet."""
+    """All responses in progress."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
@@ -85,7 +85,7 @@ class BackgroundRuns:
     def start(
         self, request: web.Request, reply: ResponseReply, job: Job, events: EventLog | None
     ) -> BackgroundRun:
-        """Submit the job; it is not waited for.
+        """Submit the job, and return at once.
 
         Raises:
             AsyncLLMError: the engine refused it.
@@ -109,12 +109,12 @@ class BackgroundRuns:
         return run
 
     def find(self, tenant: str, id: str) -> BackgroundRun | None:
-        """One that has not ended."""
+        """The run of a response that has not ended."""
         run = self._runs.get((tenant, id))
         return None if run is None or run.ended else run
 
     async def aclose(self) -> None:
-        """Give up those that still run."""
+        """Cancel all runs."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

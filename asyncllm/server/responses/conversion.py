@@ -1,24 +1,28 @@
-"""From a request for a response to the chat that it comes down to."""
+"""From a request for a response to a chat, and to the response before it is generated."""
 
 from __future__ import annotations
 
+import time
+import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.chat.requests import ChatRequest, GeneratingFields, NamedSchema, ResponseFormat
+from asyncllm.server.chat.adapter import convert_part, function_tool, generating_fields
+from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.fields import unsupported
-from asyncllm.server.http.parse import invalid
 from asyncllm.server.responses.input import messages_of
 from asyncllm.server.responses.requests import FunctionTool, ResponsesRequest, TextFormat
+from asyncllm.server.responses.schemas import ReasoningEcho, Response, TextEcho
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.server.responses.input import Item
+    from asyncllm.server.responses.schemas import Item
+    from asyncllm.types import SamplingParams
 
-#: What clients call the fields of the chat.
+#: From the fields of a chat to this API's names.
 NAMES: Final = {
     "messages": "input",
     "prompt": "input",
@@ -31,65 +35,64 @@ _REFUSED: Final = ("conversation", "prompt", "context_management", "return_token
 WITH_LOGPROBS: Final = "message.output_text.logprobs"
 
 
-def check(asked: ResponsesRequest) -> None:
-    """What cannot be seen from one field alone.
-
+def check(body: ResponsesRequest) -> None:
+    """
     Raises:
-        BadRequest: fields contradict each other, or ask for what there is not.
+        BadRequest: fields contradict each other or ask for what is not supported.
     """
     for name in _REFUSED:
-        if getattr(asked, name):
+        if getattr(body, name):
             raise unsupported(name)
-    if asked.background and asked.store is False:
+    if body.background and body.store is False:
         raise BadRequest("background needs store", param="background")
-    if asked.background and asked.trace:
+    if body.background and body.trace:
         raise BadRequest("trace is not given of what runs in the background", param="trace")
-    if asked.top_logprobs and WITH_LOGPROBS not in (asked.include or ()):
+    if body.top_logprobs and WITH_LOGPROBS not in (body.include or ()):
         raise BadRequest(f"top_logprobs needs include: {WITH_LOGPROBS}", param="top_logprobs")
-    form = text_format(asked)
+    form = text_format(body)
     if form.type == "json_schema" and (form.schema is None or form.name is None):
         missing = "name" if form.name is None else "schema"
         raise BadRequest(f"text.format.{missing} is required", param=f"text.format.{missing}")
 
 
-def text_format(asked: ResponsesRequest) -> TextFormat:
-    return (asked.text and asked.text.format) or TextFormat("text")
+def text_format(body: ResponsesRequest) -> TextFormat:
+    return (body.text and body.text.format) or TextFormat("text")
 
 
-def ineffective(asked: ResponsesRequest) -> list[str]:
-    """What was asked for and has no effect."""
+def ineffective(body: ResponsesRequest) -> list[str]:
+    """Fields that were given and have no effect."""
     names = []
-    if set(asked.include or ()) - {WITH_LOGPROBS}:
+    if set(body.include or ()) - {WITH_LOGPROBS}:
         names.append("include")
-    if asked.text is not None and asked.text.verbosity is not None:
+    if body.text is not None and body.text.verbosity is not None:
         names.append("text.verbosity")
     summaries = ("summary", "generate_summary")
-    given = [name for name in summaries if getattr(asked.reasoning, name, None) is not None]
+    given = [name for name in summaries if getattr(body.reasoning, name, None) is not None]
     return names + [f"reasoning.{name}" for name in given]
 
 
-def chat_of(asked: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
+def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     """The chat that continues ``items``.
 
     Raises:
-        BadRequest: the tools, or the choice of them, are not what OpenAI makes them.
+        BadRequest: a tool or the tool choice is malformed.
     """
-    tools = _tools(asked.tools or ())
-    choice, allowed = _tool_choice(asked.tool_choice, [tool.name for tool in tools])
+    tools = _tools(body.tools or ())
+    choice, allowed = _tool_choice(body.tool_choice, [tool.name for tool in tools])
     messages = messages_of(items)
-    if asked.instructions is not None:
-        messages.insert(0, {"role": "system", "content": asked.instructions})
-    shared = {name: getattr(asked, name) for name in GeneratingFields.__struct_fields__}
-    shared["max_tokens"] = asked.max_output_tokens or asked.max_tokens
-    shared["response_format"] = _response_format(asked)
+    if body.instructions is not None:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    shared = generating_fields(body)
+    shared["max_tokens"] = body.max_output_tokens or body.max_tokens
+    shared["response_format"] = _response_format(body)
     return ChatRequest(
         **shared,
         messages=messages,
         tools=[_chat_tool(tool) for tool in tools if tool.name in allowed] or None,
         tool_choice=choice,
-        parallel_tool_calls=asked.parallel_tool_calls,
-        reasoning_effort=asked.reasoning.effort if asked.reasoning else None,
-        chat_template_kwargs=asked.chat_template_kwargs,
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        chat_template_kwargs=body.chat_template_kwargs,
     )
 
 
@@ -98,23 +101,17 @@ def _tools(given: Sequence[dict[str, Any]]) -> list[FunctionTool]:
     for i, tool in enumerate(given):
         if (kind := tool.get("type", "function")) != "function":
             raise BadRequest(f"tools of type {kind!r} are not supported", param=f"tools[{i}].type")
-        try:
-            tools.append(msgspec.convert(tool, FunctionTool))
-        except msgspec.ValidationError as error:
-            problem = invalid(error)
-            where = f"tools[{i}].{problem.param}" if problem.param else f"tools[{i}]"
-            raise BadRequest(f"tools[{i}]: {problem.message}", param=where) from None
+        tools.append(convert_part(tool, FunctionTool, f"tools[{i}]"))
     return tools
 
 
 def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    fields = {name: getattr(tool, name) for name in ("name", "description", "parameters", "strict")}
-    function = {name: value for name, value in fields.items() if value is not None}
-    return {"type": "function", "function": function}
+    names = ("name", "description", "parameters", "strict")
+    return function_tool(**{name: getattr(tool, name) for name in names})
 
 
 def _tool_choice(given: Any, names: list[str]) -> tuple[Any, list[str]]:
-    """OpenAI's choice as chat completions have it, and the tools that are offered at all."""
+    """The choice as chat completions take it, and the names of the tools on offer."""
     match given:
         case None | "none" | "auto":
             return given, names
@@ -136,17 +133,54 @@ def _allowed_name(tool: Any, names: list[str]) -> str:
     raise BadRequest("tool_choice allows a tool that is not given", param="tool_choice")
 
 
-def _response_format(asked: ResponsesRequest) -> ResponseFormat | None:
-    """``text.format`` as chat completions have it."""
-    form = text_format(asked)
+def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
+    """``text.format`` as chat completions take it."""
+    form = text_format(body)
     match form.type:
         case "text":
-            return asked.response_format
+            return body.response_format
         case "json_object":
             return ResponseFormat("json_object")
         case "json_schema":
             return ResponseFormat("json_schema", NamedSchema(form.name, form.schema))
 
 
-def logprobs_of(asked: ResponsesRequest) -> int | None:
-    return (asked.top_logprobs or 0) if WITH_LOGPROBS in (asked.include or ()) else None
+def logprobs_of(body: ResponsesRequest) -> int | None:
+    return (body.top_logprobs or 0) if WITH_LOGPROBS in (body.include or ()) else None
+
+
+def response_of(
+    body: ResponsesRequest, chat: ChatRequest, params: SamplingParams, model: str
+) -> Response:
+    """The response before it is generated."""
+    return Response(
+        id=f"resp_{uuid.uuid4().hex}",
+        created_at=int(time.time()),
+        status="queued" if body.background else "in_progress",
+        background=bool(body.background),
+        completed_at=None,
+        error=None,
+        incomplete_details=None,
+        instructions=body.instructions,
+        max_output_tokens=chat.max_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=model,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningEcho(effort=chat.reasoning_effort, summary=None),
+        safety_identifier=body.safety_identifier,
+        service_tier="default",
+        store=body.store is not False,
+        temperature=params.temperature,
+        text=TextEcho(format=msgspec.to_builtins(text_format(body))),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=body.truncation or "disabled",
+        usage=None,
+        user=body.user,
+    )

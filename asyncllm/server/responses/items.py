@@ -1,138 +1,130 @@
-"""The items of a response's output, each with the events that tell how it came about.
-
-An event here is its body without the ``sequence_number``.
-"""
+"""The items of a response's output while they grow, and the events about them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.server.http.answer import encode
-from asyncllm.server.streaming.frames import TextEvents
-from asyncllm.text.parsing import Content, Reasoning, ToolArguments, ToolStart
+from asyncllm.server.responses import schemas
+from asyncllm.server.streaming.frames import named_event
+from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments, ToolStart
 
 if TYPE_CHECKING:
-    from asyncllm.text.parsing import Event
+    from asyncllm.server.openai.schemas import TokenLogprob
 
-Body = dict[str, Any]
+
+class EventWriter:
+    """Numbers and encodes the events of one response; writes nothing if it is not ``active``."""
+
+    def __init__(self, *, active: bool):
+        self._active = active
+        self._written = 0
+
+    def write(self, kind: type[schemas.NumberedEvent], **fields: Any) -> bytes:
+        if not self._active:
+            return b""
+        event = kind(sequence_number=self._written, **fields)
+        self._written += 1
+        return named_event(event)
 
 
 class TextItem:
     """A message, or the reasoning: one part with all of its text.
 
     Attributes:
-        item: as OpenAI has it; its part is missing until it is done.
+        item: has no part until it is closed.
     """
 
-    def __init__(self, id: str, index: int, *, reasoning: bool):
-        self._takes = Reasoning if reasoning else Content
-        self._kind = "reasoning_text" if reasoning else "output_text"
-        self._reasoning = reasoning
-        self.item: Body = {"id": id, "type": "message", "status": "in_progress", "content": []}
-        self.item |= {"type": "reasoning", "summary": []} if reasoning else {"role": "assistant"}
-        self._where = {"item_id": id, "output_index": index, "content_index": 0}
-        self._deltas = TextEvents(
-            {"type": f"response.{self._kind}.delta", **self._where, "delta": ""}
-        )
+    def __init__(
+        self, item: schemas.MessageItem | schemas.ReasoningItem, index: int, events: EventWriter
+    ):
+        self.item = item
+        self._reasoning = isinstance(item, schemas.ReasoningItem)
+        self._index = index
+        self._where = {"output_index": index, "item_id": item.id, "content_index": 0}
+        self._write = events.write
         self._texts: list[str] = []
-        self._logprobs: list[Body] = []
+        self._logprobs: list[TokenLogprob] = []
 
     def takes(self, event: Event) -> bool:
         """Whether an event goes on with this item."""
-        return isinstance(event, self._takes)
+        return isinstance(event, Reasoning if self._reasoning else Content)
 
-    def added(self) -> list[Body]:
-        return [
-            _item_event("added", self.item, self._where["output_index"]),
-            self._part_event("added", self._part("", [])),
-        ]
+    def open(self) -> bytes:
+        added = self._write(schemas.OutputItemAdded, output_index=self._index, item=self.item)
+        return added + self._write(schemas.ContentPartAdded, **self._where, part=self._part(""))
 
-    def add(self, text: str, logprobs: list[Body]) -> None:
+    def add(self, text: str, logprobs: list[TokenLogprob]) -> bytes:
         self._texts.append(text)
         self._logprobs += logprobs
+        if self._reasoning:
+            return self._write(schemas.ReasoningDelta, **self._where, delta=text)
+        return self._write(schemas.TextDelta, **self._where, delta=text, logprobs=logprobs)
 
-    def delta(self, text: str, logprobs: list[Body], number: int) -> bytes:
-        """The event of what was added, as the ``number``-th of its stream."""
-        scores = b"" if self._reasoning else b',"logprobs":%b' % encode(logprobs)
-        return self._deltas.write(text, b'%b,"sequence_number":%d' % (scores, number))
-
-    def done(self, status: str) -> list[Body]:
-        """The item is whole."""
+    def close(self, status: schemas.ItemStatus) -> bytes:
         text = "".join(self._texts)
-        part = self._part(text, self._logprobs)
-        self.item |= {"status": status, "content": [part]}
-        ended = {"type": f"response.{self._kind}.done", **self._where, "text": text}
-        if not self._reasoning:
-            ended["logprobs"] = self._logprobs
-        return [
-            ended,
-            self._part_event("done", part),
-            _item_event("done", self.item, self._where["output_index"]),
-        ]
+        part = self._part(text)
+        self.item.status, self.item.content = status, [part]
+        if self._reasoning:
+            done = self._write(schemas.ReasoningDone, **self._where, text=text)
+        else:
+            fields = {"text": text, "logprobs": self._logprobs}
+            done = self._write(schemas.TextDone, **self._where, **fields)
+        done += self._write(schemas.ContentPartDone, **self._where, part=part)
+        return done + self._write(schemas.OutputItemDone, output_index=self._index, item=self.item)
 
-    def _part(self, text: str, logprobs: list[Body]) -> Body:
-        part: Body = {"type": self._kind, "text": text}
-        return part if self._reasoning else {**part, "annotations": [], "logprobs": logprobs}
-
-    def _part_event(self, name: str, part: Body) -> Body:
-        return {"type": f"response.content_part.{name}", **self._where, "part": part}
+    def _part(self, text: str) -> Any:
+        if self._reasoning:
+            return schemas.ReasoningText(text)
+        return schemas.OutputText(text=text, annotations=[], logprobs=self._logprobs)
 
 
 class CallItem:
     """A call of a function.
 
     Attributes:
-        item: as OpenAI has it; it has no arguments until it is done.
+        item: has no arguments until it is closed.
     """
 
-    def __init__(self, id: str, index: int, call: ToolStart):
+    def __init__(self, item: schemas.FunctionCallItem, index: int, events: EventWriter, call: int):
+        self.item = item
         self._call = call
-        self.item: Body = {"id": id, "type": "function_call", "status": "in_progress"}
-        self.item |= {"call_id": call.id, "name": call.name, "arguments": ""}
-        self._where = {"item_id": id, "output_index": index}
-        kind = "response.function_call_arguments.delta"
-        self._deltas = TextEvents({"type": kind, **self._where, "delta": ""})
+        self._index = index
+        self._write = events.write
         self._texts: list[str] = []
 
     def takes(self, event: Event) -> bool:
         """Whether an event goes on with this item."""
-        return isinstance(event, ToolArguments) and event.index == self._call.index
+        return isinstance(event, ToolArguments) and event.index == self._call
 
-    def added(self) -> list[Body]:
-        return [_item_event("added", self.item, self._where["output_index"])]
+    def open(self) -> bytes:
+        return self._write(schemas.OutputItemAdded, output_index=self._index, item=self.item)
 
-    def add(self, text: str, logprobs: list[Body]) -> None:
+    def add(self, text: str, logprobs: list[TokenLogprob]) -> bytes:
         self._texts.append(text)
+        where = {"output_index": self._index, "item_id": self.item.id}
+        return self._write(schemas.ArgumentsDelta, **where, delta=text)
 
-    def delta(self, text: str, logprobs: list[Body], number: int) -> bytes:
-        """The event of what was added, as the ``number``-th of its stream."""
-        return self._deltas.write(text, b',"sequence_number":%d' % number)
-
-    def done(self, status: str) -> list[Body]:
-        """The item is whole."""
-        text = "".join(self._texts)
-        self.item |= {"status": status, "arguments": text}
-        kind = "response.function_call_arguments.done"
-        return [
-            {"type": kind, **self._where, "name": self._call.name, "arguments": text},
-            _item_event("done", self.item, self._where["output_index"]),
-        ]
+    def close(self, status: schemas.ItemStatus) -> bytes:
+        item, where = self.item, {"output_index": self._index}
+        item.status, item.arguments = status, "".join(self._texts)
+        fields = {"item_id": item.id, "name": item.name, "arguments": item.arguments}
+        done = self._write(schemas.ArgumentsDone, **where, **fields)
+        return done + self._write(schemas.OutputItemDone, **where, item=item)
 
 
-OutputItem = TextItem | CallItem
+OpenItem = TextItem | CallItem
 
 
-def begin_item(event: Event, response_id: str, index: int) -> OutputItem:
+def open_item(event: Event, response_id: str, index: int, events: EventWriter) -> OpenItem:
     """The item that an event begins; its id is as unique as the response's."""
     unique = f"{response_id.removeprefix('resp_')}{index:04x}"
+    head: dict[str, Any] = {"status": "in_progress"}
     match event:
-        case ToolStart():
-            return CallItem(f"fc_{unique}", index, event)
+        case ToolStart(call, call_id, name):
+            head |= {"id": f"fc_{unique}", "call_id": call_id, "name": name, "arguments": ""}
+            return CallItem(schemas.FunctionCallItem(**head), index, events, call)
         case Reasoning():
-            return TextItem(f"rs_{unique}", index, reasoning=True)
-        case _:
-            return TextItem(f"msg_{unique}", index, reasoning=False)
-
-
-def _item_event(name: str, item: Body, index: Any) -> Body:
-    return {"type": f"response.output_item.{name}", "output_index": index, "item": item}
+            head |= {"id": f"rs_{unique}", "summary": [], "content": []}
+            return TextItem(schemas.ReasoningItem(**head), index, events)
+    head |= {"id": f"msg_{unique}", "role": "assistant", "content": []}
+    return TextItem(schemas.MessageItem(**head), index, events)

@@ -1,4 +1,4 @@
-"""What clients may send to /v1/responses; ``None`` means "not given", as in ``protocol.py``."""
+"""The body of /v1/responses; ``None`` means "not given", as in chat requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InputPart(msgspec.Struct):
 
 
 class InputMessage(msgspec.Struct):
-    """Also without a ``type``, and also one that was an output."""
+    """May have no ``type``, and may have been an output."""
 
     role: Literal["user", "system", "developer", "assistant"]
     content: str | list[InputPart]
@@ -59,7 +59,7 @@ class ReasoningPart(msgspec.Struct):
 
 
 class InputReasoning(msgspec.Struct):
-    """What the model thought; without ``content``, its summary stands for it."""
+    """The model's reasoning; without ``content``, the summary replaces it."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningPart] | None = None
@@ -98,8 +98,8 @@ class FunctionTool(msgspec.Struct):
     strict: bool | None = None
 
 
-class TextFormat(msgspec.Struct):
-    """What the text must be; ``schema`` and ``name`` belong to ``json_schema``."""
+class TextFormat(msgspec.Struct, omit_defaults=True):
+    """The form of the text; ``schema`` and ``name`` belong to ``json_schema``."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -109,14 +109,14 @@ class TextFormat(msgspec.Struct):
 
 
 class TextConfig(msgspec.Struct):
-    """Of the answer's text."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningConfig(msgspec.Struct):
-    """``effort`` is handed to the chat template; reasoning is not summarized."""
+    """``effort`` goes to the chat template; reasoning is not summarized."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -124,12 +124,12 @@ class ReasoningConfig(msgspec.Struct):
 
 
 class ResponseStreamOptions(msgspec.Struct):
-    """``include_obfuscation`` asks for nothing here: events are not padded."""
+    """``include_obfuscation`` has no effect: events are not padded."""
 
     include_obfuscation: bool | None = None
 
 
-#: What fields refer to that are checked item by item.
+#: Schemas to which ``AnyItem`` and ``AnyFunctionTool`` refer.
 REFERRED_ITEMS: Final = (
     InputMessage,
     InputCall,
@@ -153,8 +153,7 @@ AnyFunctionTool = Annotated[
 
 
 class ResponsesRequest(GeneratingFields, kw_only=True):
-    """The last fields are for OpenAI's own books and change no answer; three ask for what is not
-    kept here, and are refused."""
+    """The fields from ``metadata`` on change no answer; the last three are refused."""
 
     input: str | Annotated[list[AnyItem], Meta(max_length=MAX_ITEMS)]
     instructions: str | None = None

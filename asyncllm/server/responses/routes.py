@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from asyncllm.server.http.route import GENERATES, Route
-from asyncllm.server.responses import handlers as responses
-from asyncllm.server.responses import schemas as responses_answers
+from asyncllm.server.responses import handlers, schemas
 from asyncllm.server.responses.requests import REFERRED_ITEMS, ResponsesRequest
 
 ROUTES: Final = (
     Route(
         method="POST",
         path="/v1/responses",
-        handler=responses.create_response,
+        handler=handlers.create_response,
         summary="Answer a conversation, and keep the answer",
         body=ResponsesRequest,
-        answers=(responses_answers.Response,),
-        event=responses_answers.ResponseEvent,
+        answers=(schemas.Response,),
+        event=schemas.ResponseEvent,
         named_events=True,
         refusals=GENERATES,
         refers=REFERRED_ITEMS,
@@ -25,10 +24,10 @@ ROUTES: Final = (
     Route(
         method="GET",
         path="/v1/responses/{id}",
-        handler=responses.retrieve_response,
+        handler=handlers.retrieve_response,
         summary="A response that is kept or being made",
-        answers=(responses_answers.Response,),
-        event=responses_answers.ResponseEvent,
+        answers=(schemas.Response,),
+        event=schemas.ResponseEvent,
         named_events=True,
         query={
             "stream": ("false", "true"),
@@ -39,25 +38,25 @@ ROUTES: Final = (
     Route(
         method="DELETE",
         path="/v1/responses/{id}",
-        handler=responses.delete_response,
+        handler=handlers.delete_response,
         summary="Keep a response no longer",
-        answers=(responses_answers.DeletedResponse,),
+        answers=(schemas.DeletedResponse,),
         refusals=(404,),
     ),
     Route(
         method="POST",
         path="/v1/responses/{id}/cancel",
-        handler=responses.cancel_response,
+        handler=handlers.cancel_response,
         summary="End a response that is made in the background",
-        answers=(responses_answers.Response,),
+        answers=(schemas.Response,),
         refusals=(400, 404),
     ),
     Route(
         method="GET",
         path="/v1/responses/{id}/input_items",
-        handler=responses.list_input_items,
+        handler=handlers.list_input_items,
         summary="What a response was made of",
-        answers=(responses_answers.ResponseItems,),
+        answers=(schemas.ResponseItems,),
         query={
             "order": ("desc", "asc"),
             "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},

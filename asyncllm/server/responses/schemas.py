@@ -1,8 +1,8 @@
-"""What clients of /v1/responses get: its schemas in ``/openapi.json``, as in ``answers.py``."""
+"""What clients of /v1/responses get: one Struct per answer, event and item."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
@@ -10,7 +10,16 @@ from asyncllm.server.http.answer import Answer
 from asyncllm.server.openai.schemas import TokenLogprob
 from asyncllm.server.trace import Trace
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+Status: TypeAlias = Literal[
+    "queued", "in_progress", "completed", "incomplete", "cancelled", "failed"
+]
+FailureCode: TypeAlias = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+#: By the HTTP status of the error.
+FAILURE_CODES: Final[dict[int, FailureCode]] = {
+    400: "invalid_prompt",
+    429: "rate_limit_exceeded",
+}
 
 
 class OutputText(Answer, kw_only=True, tag_field="type", tag="output_text"):
@@ -21,22 +30,25 @@ class OutputText(Answer, kw_only=True, tag_field="type", tag="output_text"):
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
-class InputText(Answer, kw_only=True, tag_field="type", tag="input_text"):
+class InputText(Answer, tag_field="type", tag="input_text"):
     """The text of a message that was given."""
 
     text: str
 
 
-class ReasoningText(Answer, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """What the model thought."""
+class ReasoningText(Answer, tag_field="type", tag="reasoning_text"):
+    """The model's reasoning."""
 
     text: str
 
 
-class SummaryText(Answer, kw_only=True, tag_field="type", tag="summary_text"):
+class SummaryText(Answer, tag_field="type", tag="summary_text"):
     """A summary that was given."""
 
     text: str
+
+
+Part: TypeAlias = OutputText | InputText | ReasoningText | SummaryText
 
 
 class MessageItem(Answer, kw_only=True, tag_field="type", tag="message"):
@@ -49,7 +61,7 @@ class MessageItem(Answer, kw_only=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought before it answered."""
+    """The model's reasoning before the answer."""
 
     id: str
     status: ItemStatus | UnsetType = UNSET
@@ -58,7 +70,7 @@ class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
 
 
 class FunctionCallItem(Answer, kw_only=True, tag_field="type", tag="function_call"):
-    """A call that the model wants made; ``arguments`` is JSON in a string."""
+    """A call that the model asks for; ``arguments`` is JSON in a string."""
 
     id: str
     status: ItemStatus
@@ -68,7 +80,7 @@ class FunctionCallItem(Answer, kw_only=True, tag_field="type", tag="function_cal
 
 
 class FunctionCallOutputItem(Answer, kw_only=True, tag_field="type", tag="function_call_output"):
-    """What a call returned."""
+    """The result of a call."""
 
     id: str
     status: ItemStatus
@@ -76,24 +88,26 @@ class FunctionCallOutputItem(Answer, kw_only=True, tag_field="type", tag="functi
     output: str
 
 
-OutputItemAnswer = MessageItem | ReasoningItem | FunctionCallItem
+OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem
+#: An item of a conversation, as it is stored and listed.
+Item: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem
 
 
 class InputTokensDetails(Answer, kw_only=True):
-    """Of the input's tokens, those that did not have to be computed."""
+    """The input's tokens that were found in the prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(Answer, kw_only=True):
-    """Of the output's tokens, those of reasoning."""
+    """The output's tokens that are reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Answer, kw_only=True):
-    """How many tokens went in and came out."""
+    """Tokens of the input and of the output."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -105,7 +119,7 @@ class ResponseUsage(Answer, kw_only=True):
 class ResponseFailure(Answer, kw_only=True):
     """Why a response failed."""
 
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    code: FailureCode
     message: str
 
 
@@ -116,25 +130,24 @@ class IncompleteDetails(Answer, kw_only=True):
 
 
 class ReasoningEcho(Answer, kw_only=True):
-    """The reasoning that was asked for."""
+    """The request's options for reasoning."""
 
     effort: str | None
     summary: None
 
 
 class TextEcho(Answer, kw_only=True):
-    """The text that was asked for."""
+    """The request's options for text."""
 
     format: dict[str, Any]
 
 
-class Response(Answer, kw_only=True):
-    """A response, whole or so far; what is not known is null."""
+class Response(Answer, kw_only=True, tag_field="object", tag="response"):
+    """A response, complete or in progress; what is not known yet is null."""
 
     id: str
-    object: Literal["response"]
     created_at: int
-    status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
+    status: Status
     background: bool
     completed_at: int | None
     error: ResponseFailure | None
@@ -144,7 +157,7 @@ class Response(Answer, kw_only=True):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputItemAnswer]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -164,105 +177,107 @@ class Response(Answer, kw_only=True):
     trace: Trace | UnsetType = UNSET
 
 
-class _Event(Answer, kw_only=True, tag_field="type"):
+class NumberedEvent(Answer, kw_only=True, tag_field="type"):
+    """What all events have; events are numbered from 0."""
+
     sequence_number: int
 
 
-class _Lifecycle(_Event, kw_only=True):
+class LifecycleEvent(NumberedEvent, kw_only=True):
     response: Response
 
 
-class _OfItem(_Event, kw_only=True):
+class _ItemEvent(NumberedEvent, kw_only=True):
     output_index: int
-    item: OutputItemAnswer
+    item: OutputItem
 
 
-class _InItem(_Event, kw_only=True):
+class _DeltaEvent(NumberedEvent, kw_only=True):
     output_index: int
     item_id: str
 
 
-class _InPart(_InItem, kw_only=True):
+class _PartEvent(_DeltaEvent, kw_only=True):
     content_index: int
 
 
-class ResponseCreated(_Lifecycle, kw_only=True, tag="response.created"):
+class ResponseCreated(LifecycleEvent, tag="response.created"):
     """The first event."""
 
 
-class ResponseQueued(_Lifecycle, kw_only=True, tag="response.queued"):
-    """It waits, in the background."""
+class ResponseQueued(LifecycleEvent, tag="response.queued"):
+    """The response waits, in the background."""
 
 
-class ResponseInProgress(_Lifecycle, kw_only=True, tag="response.in_progress"):
-    """It is being made."""
+class ResponseInProgress(LifecycleEvent, tag="response.in_progress"):
+    """The response is being generated."""
 
 
-class ResponseCompleted(_Lifecycle, kw_only=True, tag="response.completed"):
+class ResponseCompleted(LifecycleEvent, tag="response.completed"):
     """The last event, when all went well."""
 
 
-class ResponseIncomplete(_Lifecycle, kw_only=True, tag="response.incomplete"):
+class ResponseIncomplete(LifecycleEvent, tag="response.incomplete"):
     """The last event, when the answer was cut off or cancelled."""
 
 
-class ResponseFailed(_Lifecycle, kw_only=True, tag="response.failed"):
+class ResponseFailed(LifecycleEvent, tag="response.failed"):
     """The last event, when it went wrong."""
 
 
-class OutputItemAdded(_OfItem, kw_only=True, tag="response.output_item.added"):
+class OutputItemAdded(_ItemEvent, tag="response.output_item.added"):
     """An item begins."""
 
 
-class OutputItemDone(_OfItem, kw_only=True, tag="response.output_item.done"):
+class OutputItemDone(_ItemEvent, tag="response.output_item.done"):
     """An item is whole."""
 
 
-class ContentPartAdded(_InPart, kw_only=True, tag="response.content_part.added"):
+class ContentPartAdded(_PartEvent, kw_only=True, tag="response.content_part.added"):
     """The text of an item begins."""
 
     part: OutputText | ReasoningText
 
 
-class ContentPartDone(_InPart, kw_only=True, tag="response.content_part.done"):
+class ContentPartDone(_PartEvent, kw_only=True, tag="response.content_part.done"):
     """The text of an item is whole."""
 
     part: OutputText | ReasoningText
 
 
-class TextDelta(_InPart, kw_only=True, tag="response.output_text.delta"):
+class TextDelta(_PartEvent, kw_only=True, tag="response.output_text.delta"):
     """More of a message."""
 
     delta: str
     logprobs: list[TokenLogprob]
 
 
-class TextDone(_InPart, kw_only=True, tag="response.output_text.done"):
+class TextDone(_PartEvent, kw_only=True, tag="response.output_text.done"):
     """All of a message."""
 
     text: str
     logprobs: list[TokenLogprob]
 
 
-class ReasoningDelta(_InPart, kw_only=True, tag="response.reasoning_text.delta"):
-    """More of what the model thinks."""
+class ReasoningDelta(_PartEvent, kw_only=True, tag="response.reasoning_text.delta"):
+    """More of the model's reasoning."""
 
     delta: str
 
 
-class ReasoningDone(_InPart, kw_only=True, tag="response.reasoning_text.done"):
-    """All that the model thought."""
+class ReasoningDone(_PartEvent, kw_only=True, tag="response.reasoning_text.done"):
+    """All of the model's reasoning."""
 
     text: str
 
 
-class ArgumentsDelta(_InItem, kw_only=True, tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(_DeltaEvent, kw_only=True, tag="response.function_call_arguments.delta"):
     """More of a call's arguments."""
 
     delta: str
 
 
-class ArgumentsDone(_InItem, kw_only=True, tag="response.function_call_arguments.done"):
+class ArgumentsDone(_DeltaEvent, kw_only=True, tag="response.function_call_arguments.done"):
     """All of a call's arguments."""
 
     name: str
@@ -290,19 +305,17 @@ ResponseEvent: TypeAlias = (
 )
 
 
-class ResponseItems(Answer, kw_only=True):
-    """A page of the items that a response was made of."""
+class ResponseItems(Answer, kw_only=True, tag_field="object", tag="list"):
+    """A page of the items of a response's input."""
 
-    object: Literal["list"]
-    data: list[MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem]
+    data: list[Item]
     first_id: str
     last_id: str
     has_more: bool
 
 
-class DeletedResponse(Answer, kw_only=True):
+class DeletedResponse(Answer, kw_only=True, tag_field="object", tag="response"):
     """The response is no longer kept."""
 
     id: str
-    object: Literal["response"]
     deleted: Literal[True]

@@ -1,47 +1,54 @@
-"""Responses that are kept for later: in memory, a bounded number of bytes for each tenant."""
+"""Stored responses: in memory, with a limit of bytes for each tenant."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.cuts import GIVE_UP_SECONDS
+from asyncllm.server.responses.schemas import MessageItem, OutputText
 from asyncllm.server.streaming.frames import EVENT_STREAM
 from asyncllm.server.streaming.sse import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-#: Of each tenant: so many responses, and so many bytes of them, without their bookkeeping.
+    from asyncllm.server.responses.schemas import Item
+
+#: Limits for each tenant; the bytes do not include the bookkeeping.
 MAX_RESPONSES: Final = 1000
 MAX_BYTES: Final = 64 * 1024 * 1024
 
 
 class StoredItem(NamedTuple):
-    """An item as JSON: how much it is can be told before it is decoded."""
+    """An item as JSON, whose size is known before it is decoded."""
 
     id: str
     json: bytes
 
 
-def stored_items(items: Iterable[dict[str, Any]]) -> tuple[StoredItem, ...]:
-    """Items of an input or an output, without the logprobs that only the response itself has."""
-    return tuple(StoredItem(item["id"], encode(_without_logprobs(item))) for item in items)
+def stored_items(items: Iterable[Item]) -> tuple[StoredItem, ...]:
+    """Items of an input or an output, without logprobs, which only the response itself keeps."""
+    return tuple(StoredItem(item.id, encode(_without_logprobs(item))) for item in items)
 
 
-def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
-    parts = item.get("content")
-    if not parts or not any(part.get("logprobs") for part in parts):
+def _without_logprobs(item: Item) -> Item:
+    if not isinstance(item, MessageItem):
         return item
-    return {**item, "content": [{**part, "logprobs": []} for part in parts]}
+    parts = [
+        replace(part, logprobs=[]) if isinstance(part, OutputText) and part.logprobs else part
+        for part in item.content
+    ]
+    return replace(item, content=parts)
 
 
 class EventLog:
-    """The events of a response that is made in the background, for streams that come later."""
+    """The events of a background response, for streams that are opened later."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -49,22 +56,22 @@ class EventLog:
         self._more: asyncio.Event | None = asyncio.Event()
 
     def add(self, events: bytes) -> None:
-        """Several, as they would be sent."""
+        """Add encoded events."""
         assert self._more is not None
         self.size += len(events)
-        # Within JSON there is no newline.
+        # JSON contains no raw newline.
         self._events += [event + b"\n\n" for event in events.split(b"\n\n") if event]
         self._more.set()
         self._more = asyncio.Event()
 
     def close(self) -> None:
-        """There will be no more."""
+        """No more events will come."""
         if self._more is not None:
             self._more.set()
             self._more = None
 
     async def send(self, request: web.Request, after: int) -> web.StreamResponse:
-        """All events behind the one with the ``sequence_number`` ``after``, up to the last.
+        """Send all events after ``sequence_number`` ``after``, and those still to come.
 
         Raises:
             ConnectionError: the client went away, or does not read.
@@ -92,10 +99,10 @@ class StoredResponse(NamedTuple):
 
     Attributes:
         body: the response as JSON.
-        input: its own input items: those of earlier responses not among them.
-        output: its output items, which the body has, too.
+        input: its own input items, without those of earlier responses.
+        output: its output items, which are also in the body.
         previous: the id of the response that it continues.
-        log: of its events, if it was streamed in the background.
+        log: its events, if it was streamed in the background.
     """
 
     body: bytes
@@ -107,7 +114,7 @@ class StoredResponse(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes, when it is stored: the log's last event, which holds the body, is yet to come."""
+        """Bytes once the log is complete: its last event contains the body."""
         logged = 0 if self.log is None else self.log.size + len(self.body)
         return len(self.body) + sum(len(item.json) for item in self.items) + logged
 
@@ -117,13 +124,13 @@ class StoredResponse(NamedTuple):
 
 
 class _Shelf:
-    """One tenant's."""
+    """The responses of one tenant."""
 
     def __init__(self) -> None:
         self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self.sizes: dict[str, int] = {}
         self.size = 0
-        self.items: dict[str, tuple[str, StoredItem]] = {}  # by id, each with its response's id
+        self.items: dict[str, tuple[str, StoredItem]] = {}  # by id, with its response
 
     def remove(self, id: str) -> StoredResponse | None:
         stored = self.responses.pop(id, None)
@@ -136,10 +143,10 @@ class _Shelf:
 
 
 class ResponseStore:
-    """What was not used for longest goes first, and a response before those that it continues.
+    """Drops the least recently used responses first, and a response before those it continues.
 
-    For that, whoever uses a response uses all that it continues right after it. So what is missing
-    of a conversation was deleted.
+    For that, using a response also uses all that it continues. So if a part of a conversation is
+    missing, it was deleted.
     """
 
     def __init__(self, most: int = MAX_RESPONSES, most_bytes: int = MAX_BYTES):
@@ -148,7 +155,7 @@ class ResponseStore:
         self._shelves: dict[str, _Shelf] = {}
 
     def add(self, tenant: str, id: str, stored: StoredResponse) -> None:
-        """Keep a response, and forget old ones for it."""
+        """Store a response, and drop old ones if a limit is exceeded."""
         shelf = self._shelves.setdefault(tenant, _Shelf())
         shelf.responses[id] = stored
         shelf.sizes[id] = stored.size
@@ -170,7 +177,7 @@ class ResponseStore:
         return None if shelf is None else shelf.remove(id)
 
     def history(self, tenant: str, id: str) -> list[StoredItem] | None:
-        """All items of a conversation up to a response's last; None when one of it is missing."""
+        """All items of a conversation up to this response; None if a response is missing."""
         stored = self.get(tenant, id)
         if stored is None:
             return None
@@ -178,7 +185,7 @@ class ResponseStore:
         return None if before is None else [*before, *stored.items]
 
     def before(self, tenant: str, stored: StoredResponse) -> list[StoredItem] | None:
-        """The items that a response's own input continues; None when one of them is missing."""
+        """The items before a response's own input; None if a response is missing."""
         if stored.previous is None:
             return []
         shelf = self._shelves.get(tenant)
@@ -190,7 +197,7 @@ class ResponseStore:
         return [item for each in reversed(chain) for item in each.items]
 
     def find_items(self, tenant: str, ids: Collection[str]) -> dict[str, StoredItem]:
-        """Items of any responses, by their ids; those that are not there are left out."""
+        """Items of any responses by id; missing ones are left out."""
         shelf = self._shelves.get(tenant)
         if shelf is None:
             return {}
@@ -200,7 +207,7 @@ class ResponseStore:
 
     @staticmethod
     def _use(shelf: _Shelf, ids: Iterable[str]) -> None:
-        """Each response is looked at once, however many continue it."""
+        """Visit each response once, even if several continue it."""
         seen: set[str] = set()
         parts: list[list[str]] = []
         for id in ids:
@@ -211,14 +218,14 @@ class ResponseStore:
                 seen.add(each)
                 part.append(each)
             parts.append(part)
-        # Where a part ends, it continues a response of an earlier part, which must come after it.
+        # A part continues a response of an earlier part, which must be more recent.
         for part in reversed(parts):
             for each in part:
                 shelf.responses.move_to_end(each)
 
 
 def _chain(shelf: _Shelf, id: str | None) -> Iterator[str]:
-    """A response and those that it continues, as far as they are there."""
+    """A response and those that it continues, up to a missing one."""
     while id is not None and (stored := shelf.responses.get(id)) is not None:
         yield id
         id = stored.previous

@@ -1,4 +1,4 @@
-"""``truncation: auto``: a conversation without the turns that do not fit into the context."""
+"""``truncation: auto``: drops the earliest turns that do not fit into the context."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Messages = list[dict[str, Any]]
 
-#: Roles of messages that are kept where they begin the conversation.
+#: Messages of these roles at the beginning are kept.
 _STAYING: Final = ("system", "developer")
 
 
@@ -22,7 +22,7 @@ async def open_fitting(
     open_with: Callable[[Messages], Awaitable[OpenedChat]],
     context: int,
 ) -> OpenedChat:
-    """Open the conversation without its earliest turns: as few of them as it takes.
+    """Open the conversation without the fewest possible of its earliest turns.
 
     System messages at the beginning stay. A turn begins with a user's message.
 
@@ -57,5 +57,5 @@ async def open_fitting(
             found, high = opened, middle
         else:
             low = middle + 1
-    # The engine says what is wrong with a turn that is too long by itself.
+    # The last turn alone is too long: the error is the engine's.
     return found or await open_with([*messages[:head], *messages[starts[-1] :]])

@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, web
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.server.model import Model
+    from asyncllm.server.trace import Trace
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Reply(Protocol):
 
     id: str
     content_type: str
-    explain: Callable[[], dict[str, Any]] | None
+    explain: Callable[[], Trace] | None
 
     def opening(self) -> bytes:
         """Frames to send as soon as the engine has accepted the request."""

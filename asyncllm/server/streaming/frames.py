@@ -8,13 +8,13 @@ from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import msgspec
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
 
 
-def event(body: dict[str, Any]) -> bytes:
+def event(body: msgspec.Struct | dict[str, Any]) -> bytes:
     """One SSE frame."""
     return b"data: %b\n\n" % encode(body)
 
@@ -24,22 +24,8 @@ def error_frame(error: Exception) -> bytes:
     return event(error_body(error))
 
 
-def named_event(body: Mapping[str, Any]) -> bytes:
-    """One event; its name is the ``type`` that its body has too."""
-    return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), encode(body))
-
-
-class TextEvents:
-    """Events that are alike but for their text: nearly all of a stream."""
-
-    def __init__(self, body: Mapping[str, Any]):
-        """``body`` is that of each, with an empty string last, in the object that is last or in it
-        itself: there the text goes."""
-        head = encode(body)
-        place = head.rindex(b'""')
-        self._head = b"event: %b\ndata: %b" % (body["type"].encode(), head[:place])
-        self._tail = head[place + 2 : -1]
-
-    def write(self, text: str, more: bytes = b"") -> bytes:
-        """The event with this text; ``more`` are further fields, each with a comma before it."""
-        return b"".join((self._head, encode(text), self._tail, more, b"}\n\n"))
+def named_event(body: msgspec.Struct) -> bytes:
+    """One event; its name is the tag of its Struct, the ``type`` of the body."""
+    tag = body.__struct_config__.tag
+    assert isinstance(tag, str)
+    return b"event: %b\ndata: %b\n\n" % (tag.encode(), encode(body))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -96,7 +96,9 @@ def message_of(events: Iterable[Event]) -> Message:
     return Message("".join(content), "".join(reasoning), calls)
 
 
-def finish_reason(reason: FinishReason, calls: int, *, breaks_off: bool = False) -> str:
+def finish_reason(
+    reason: FinishReason, calls: int, *, breaks_off: bool = False
+) -> Literal["stop", "length", "tool_calls", "abort"]:
     """OpenAI's finish_reason of a message with this number of calls.
 
     "tool_calls" if there is a call and the model ended by itself. A text that was cut off has

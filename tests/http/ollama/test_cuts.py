@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncllm.server.chat.conversation import Conversation
-from asyncllm.server.ollama.reply import OllamaReply, chat_words
+from asyncllm.server.ollama.reply import OllamaReply, chat_answer
 from asyncllm.types import FinishReason, SamplingParams
 from tests.http.openai.test_chat_cuts import READER, TEXTS, TOKENIZER, TOOLS, deltas_of, merged
 
 
 def reply(*, scored: bool) -> OllamaReply:
-    turn = Conversation([1], SamplingParams(), READER, TOOLS, "").turn()
+    reader = Conversation([1], SamplingParams(), READER, TOOLS, "").message_reader()
     tokenizer = TOKENIZER if scored else None
-    return OllamaReply("m", turn, chat_words, prompt_tokens=1, began=0, tokenizer=tokenizer)
+    return OllamaReply("m", reader, chat_answer, prompt_tokens=1, began=0, tokenizer=tokenizer)
 
 
 def add_up(lines: bytes) -> dict[str, Any]:

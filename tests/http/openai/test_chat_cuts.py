@@ -151,6 +151,8 @@ def test_a_forced_call_is_no_content_wherever_it_is_cut(stop: str | None) -> Non
     for end in range(1, len(text)):
         deltas = deltas_of(text[:end], FinishReason.STOP if stop else FinishReason.LENGTH)
         deltas[-1].stop_reason = stop
-        turn = Conversation([1], SamplingParams(), READER, TOOLS, "", forced=True).turn()
-        events = [event for delta in deltas for event in turn.read(delta)]
+        reader = Conversation(
+            [1], SamplingParams(), READER, TOOLS, "", forced=True
+        ).message_reader()
+        events = [event for delta in deltas for event in reader.read(delta)]
         assert not any(isinstance(event, Content) for event in events)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from typing import Any
 
+import msgspec
 import openai.types.responses as openai_types
 import pydantic
 import pytest
@@ -14,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncllm.server.chat.conversation import Conversation
-from asyncllm.server.openai.logprobs import chat_logprobs
+from asyncllm.server.chat.requests import ChatRequest
+from asyncllm.server.responses.conversion import response_of
 from asyncllm.server.responses.reply import ResponseReply
+from asyncllm.server.responses.requests import ResponsesRequest
+from asyncllm.server.responses.schemas import Response
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.parsing import Formats
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta
@@ -28,17 +31,17 @@ EVENT: Any = pydantic.TypeAdapter(openai_types.ResponseStreamEvent)
 def reply(
     kept: list[Any], *, streams: bool, scored: bool = False, reads: bool = True
 ) -> ResponseReply:
-    head = {"id": "resp_1", "object": "response", "created_at": 1, "status": "in_progress"}
-    head |= {"model": "m", "output": [], "usage": None, "error": None, "completed_at": None}
-    head |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    chat = ChatRequest(messages=[])
+    response = response_of(ResponsesRequest(input=""), chat, SamplingParams(), "m")
+    response.id = "resp_1"
     reader, tools = (READER, TOOLS) if reads else (PLAIN, [])
     conversation = Conversation([1], SamplingParams(), reader, tools, "")
-    write = partial(written, tokenizer=TOKENIZER) if scored else None
-    return ResponseReply(head, conversation, tells=streams, keep=kept.append, write_logprobs=write)
+    tokenizer = TOKENIZER if scored else None
 
+    def keep(response: Response) -> None:
+        kept.append(json.loads(msgspec.json.encode(response)))
 
-def written(entries: Any, tokenizer: Any) -> Any:
-    return chat_logprobs(entries, tokenizer)["content"]
+    return ResponseReply(response, conversation, streams=streams, keep=keep, tokenizer=tokenizer)
 
 
 class Reader:

@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from asyncllm.errors import StepError
+from asyncllm.server.responses.input import decode_item
+from asyncllm.server.responses.schemas import ReasoningItem
 from asyncllm.server.responses.store import ResponseStore, StoredResponse, stored_items
 from asyncllm.server_config import ServerConfig
 from tests.http.responses.test_responses import RESPONSES, make_llm, seen
@@ -202,9 +204,13 @@ def test_the_background_ends_with_the_server() -> None:
     assert stopping.llm.aborted == [1]
 
 
+def item(id: str) -> ReasoningItem:
+    return ReasoningItem(id=id, summary=[])
+
+
 def stored(id: str, previous: str | None = None, size: int = 0) -> StoredResponse:
     body = json.dumps({"output": [{"id": f"out_{id}"}]}).encode() + b" " * size
-    given, made = (stored_items([{"id": f"{side}_{id}"}]) for side in ("in", "out"))
+    given, made = (stored_items([item(f"{side}_{id}")]) for side in ("in", "out"))
     return StoredResponse(body, given, made, previous, False, None)
 
 
@@ -216,7 +222,7 @@ def test_the_store_forgets_what_was_not_used_for_longest() -> None:
     store.add("t", "d", stored("d"))
     assert [id for id in "abcd" if store.get("t", id)] == ["a", "c", "d"]
     found = store.find_items("t", ["out_b", "in_c"])
-    assert {id: json.loads(item.json) for id, item in found.items()} == {"in_c": {"id": "in_c"}}
+    assert {id: decode_item(each.json) for id, each in found.items()} == {"in_c": item("in_c")}
     assert store.find_items("other", ["in_c"]) == {}
 
 
@@ -235,7 +241,7 @@ def test_using_items_of_many_responses_keeps_what_they_continue() -> None:
 def test_the_store_counts_bytes() -> None:
     store = ResponseStore(most_bytes=1000)
     for id in "abc":
-        store.add("t", id, stored(id, size=400))
+        store.add("t", id, stored(id, size=300))
     assert [id for id in "abc" if store.get("t", id)] == ["b", "c"]
     store.add("other", "d", stored("d", size=900))
     assert [id for id in "abc" if store.get("t", id)] == ["b", "c"]

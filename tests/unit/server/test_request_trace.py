@@ -151,7 +151,7 @@ def test_an_event_of_a_kind_to_come() -> None:
 def test_the_list_of_steps_is_bounded_for_all_sequences_together() -> None:
     steps = [StepRecord(i, 100.3 + i / 1e5, 2, 2, 100.3 + i / 1e5, 1e-5) for i in range(4096)]
     long = msgspec.structs.replace(TRACE, events=[EVENTS[0], EVENTS[3], EVENTS[-1]], steps=steps)
-    entries = explain([(0, long), (1, long)])["sequences"]
+    entries = json.loads(msgspec.json.encode(explain([(0, long), (1, long)])))["sequences"]
     for entry in entries:
         assert entry["steps"]["count"] == 4096
         assert len(entry["steps_detail"]) == MAX_STEPS_DETAIL // 2
