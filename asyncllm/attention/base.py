@@ -119,12 +119,3 @@ class KVPages(Protocol):
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
-
-
-__all__ = [
-    "AttentionBackend",
-    "Ends",
-    "EndsBackend",
-    "ForwardBatch",
-    "KVPages",
-]

@@ -111,6 +111,3 @@ def _summary(error: Exception) -> str:
         return error.message
     first, *_ = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {first}"
-
-
-__all__ = ["choose_backend"]

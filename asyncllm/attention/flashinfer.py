@@ -181,6 +181,3 @@ def _partial_results(spec: AttentionSpec, multiprocessors: int) -> int:
 def _indptr(counts: np.ndarray) -> Tensor:
     """int32 [n + 1]: where each of n runs of so many items begins, and the last one's end."""
     return torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
-
-
-__all__ = ["FlashInferPrompts", "unsupported"]

@@ -229,6 +229,3 @@ class PagedBackend:
             self.forward(qkv, spec, HeadEncoding(None, None, None), batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-
-
-__all__ = ["Decodes", "PagedBackend", "PagedPlan", "PlannedPrompts", "PromptKernels"]

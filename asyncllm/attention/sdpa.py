@@ -144,6 +144,3 @@ def _attend(
     if bias is not None:
         scores += bias
     return torch.matmul(scores.softmax(-1), v.float()).to(q.dtype)
-
-
-__all__ = ["SdpaBackend"]

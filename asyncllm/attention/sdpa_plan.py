@@ -223,6 +223,3 @@ def _causal_bias(
 def _aligned(length: int) -> int:
     """How long the rows of a bias are in memory: GPU kernels load 16 bytes at aligned addresses."""
     return -(-length // 16) * 16
-
-
-__all__ = ["Chunk", "DecodeGroup", "Reads", "SdpaPlan"]

@@ -75,5 +75,3 @@ def process_seconds() -> float | None:
 
 #: Of the times in /proc, on every architecture that Linux runs on today.
 TICKS_PER_SECOND = 100
-
-__all__ = ["StartupBill", "StartupItem", "process_seconds"]

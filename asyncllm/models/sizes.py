@@ -35,6 +35,3 @@ def _compare(field: str, claimed: int, stored: int, what: str) -> None:
         raise ModelError(
             f"config.json has {field} {claimed}, but the weights are of {stored} {what}"
         )
-
-
-__all__ = ["check_sizes"]

@@ -64,6 +64,3 @@ class CompileWatch:
                 metadata["name"],
                 times.total / 1e6,
             )
-
-
-__all__ = ["CompileWatch"]

@@ -162,16 +162,3 @@ def build(module: KernelModule, *, force: bool = False) -> Built:
     except (RuntimeError, OSError) as error:
         raise KernelError(f"building {spec.name} failed: {error}") from error
     return Built(spec.name, path, path.stat().st_size, time.perf_counter() - started)
-
-
-__all__ = [
-    "KINDS",
-    "Built",
-    "KernelError",
-    "KernelModule",
-    "build",
-    "find_nvcc",
-    "installed",
-    "modules_for",
-    "prepare",
-]

@@ -114,6 +114,3 @@ class _Nowhere(CpuDevice):
 
     def upload_into(self, target: Tensor, array: np.ndarray) -> None:
         pass
-
-
-__all__ = ["find_variants", "run_steps"]

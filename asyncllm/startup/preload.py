@@ -40,6 +40,3 @@ def _preload(gpu: int) -> None:
         from triton.runtime.cache import triton_key
 
         triton_key()  # a hash of half a gigabyte, which the first kernel would wait for
-
-
-__all__ = ["preload_cuda"]

@@ -295,14 +295,3 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def _as_tuples(value: Any) -> Any:
     """What JSON has made a list of was a tuple."""
     return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
-
-
-__all__ = [
-    "USUAL_GPUS",
-    "Gpu",
-    "Variant",
-    "cache_folder",
-    "compile_all",
-    "gpus_of",
-    "rehearsing",
-]

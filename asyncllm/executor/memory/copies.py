@@ -208,6 +208,3 @@ def _or_lost(doing: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise DeviceLost(f"{doing}: {error!r}") from error
-
-
-__all__ = ["PageCopier"]

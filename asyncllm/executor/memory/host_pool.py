@@ -36,6 +36,3 @@ class HostPool:
         layers, two, _, *page = pool.storage.shape
         self.num_pages = num_pages
         self.storage = memory.view(pool.storage.dtype).view(num_pages, layers, two, *page)
-
-
-__all__ = ["HostPool"]

@@ -54,6 +54,3 @@ class KVPool:
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]; contiguous."""
         return self._layers[index]
-
-
-__all__ = ["KVPool"]

@@ -182,6 +182,3 @@ def _costly(vocab_size: int) -> tuple[RowParams, ...]:
     )
     masked = Constraints(mask=bytes(4 * mask_width(vocab_size)))
     return everything, replace(everything, constraints=None), replace(_GREEDY, constraints=masked)
-
-
-__all__ = ["StepMemory", "StepSize", "captured_step", "largest_steps", "measure_step"]

@@ -185,6 +185,3 @@ def is_masked(constraints: Constraints) -> bool:
 def is_followed(constraints: Constraints) -> bool:
     """Whether which ones depends on the tokens before."""
     return bool(constraints.grammar or constraints.bad_words or constraints.reasoning)
-
-
-__all__ = ["BiasTable", "MaskTable", "is_followed", "is_masked"]

@@ -86,6 +86,3 @@ def _pack(logits: Tensor, tokens: Tensor, rows: Tensor, depth: int) -> Tensor:
     top = logits.topk(depth, dim=-1)
     values = torch.cat([sampled, top.values], dim=1) - logits.logsumexp(-1, keepdim=True)
     return torch.cat([values.double(), top.indices.double()], dim=1)
-
-
-__all__ = ["Logprobs"]

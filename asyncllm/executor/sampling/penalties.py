@@ -57,6 +57,3 @@ class PenaltyTable:
     def scores(self, logits: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
         """Scores of some rows of a batch after their penalties; see ``penalise``."""
         return penalise(logits, rows, slots, self._penalties, self._counts, self._in_prompt)
-
-
-__all__ = ["Penalties", "PenaltyTable"]

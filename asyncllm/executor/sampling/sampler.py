@@ -351,6 +351,3 @@ def _groups(which: np.ndarray, kinds: np.ndarray) -> list[np.ndarray]:
         rows = np.flatnonzero(which & (kinds == kind))
         groups += [rows[start : start + _GROUP] for start in range(0, len(rows), _GROUP)]
     return groups
-
-
-__all__ = ["Level", "Sampled", "Sampler", "ScoreTable"]

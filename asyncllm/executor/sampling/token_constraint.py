@@ -230,6 +230,3 @@ def _clear(mask: np.ndarray, ids: np.ndarray) -> None:
     """Set the bits of these tokens, int64, to 0; those that the mask does not have are ignored."""
     ids = ids[ids < 32 * len(mask)]
     np.bitwise_and.at(mask, ids // 32, ~(np.int32(1) << (ids % 32).astype(np.int32)))
-
-
-__all__ = ["Grammars", "Matcher", "Restriction"]

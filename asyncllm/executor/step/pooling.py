@@ -39,6 +39,3 @@ class PooledSums:
         """The sums as messages; ``packed`` is what was copied to the host."""
         for row, total in zip(self._rows, packed.astype("<f4", copy=False), strict=True):
             yield PooledPrompt(row.row, row.start, row.end, total.tobytes())
-
-
-__all__ = ["PooledSums"]

@@ -80,6 +80,3 @@ def _pack(logits: Tensor, tokens: Tensor, depth: int) -> Tensor:
     values = torch.cat([own, top.values], dim=1) - scores.logsumexp(-1, keepdim=True)
     parts = [values[:, :1].double(), rank.double(), values[:, 1:].double(), top.indices.double()]
     return torch.cat(parts, dim=1)
-
-
-__all__ = ["PromptLogprobs"]

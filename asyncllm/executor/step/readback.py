@@ -101,6 +101,3 @@ class Landing:
             for entry in read(part):
                 row = after * num_rows + int(self.rows[entry.row])
                 yield msgspec.structs.replace(entry, row=row)
-
-
-__all__ = ["Copied", "Landing", "read"]

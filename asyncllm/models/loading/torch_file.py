@@ -64,6 +64,3 @@ def _load(file: Path) -> dict[str, Tensor]:
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.device.type == "cpu"
-
-
-__all__ = ["TorchFile"]

@@ -147,6 +147,3 @@ def _read(descriptor: int, piece: Piece, block: Tensor) -> None:
         if count == 0:
             raise OSError("a file of weights ends before its tensors do")
         done += count
-
-
-__all__ = ["WeightStream"]
