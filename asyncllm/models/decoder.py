@@ -1,4 +1,4 @@
-"""The frame of the families with rotary positions: embedding, layers, norm, output projection."""
+"""The common part of families with rotary positions: embedding, norm, output projection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ C = TypeVar("C", bound=DecoderConfig)
 
 
 class DecoderLM(CausalLM, Generic[C]):
-    """A family says with ``make_layer`` what one of its layers is; the rest is here."""
+    """A family defines ``make_layer``; the rest is here."""
 
     norm_type: type[RMSNorm] = RMSNorm
 
@@ -54,10 +54,9 @@ class DecoderLM(CausalLM, Generic[C]):
 
     @abstractmethod
     def make_layer(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
-        """The layer ``spec.layer``: takes (x [tokens, hidden], rope, batch), returns x.
+        """Make layer ``spec.layer``, a function of (x [tokens, hidden], rotary table, batch).
 
-        It may change x in place. ``rope`` is its rotary table. Of the last layer's x, the rows that
-        are ``batch.needed`` are returned.
+        It returns ``batch.needed`` rows of x, and may change x in place.
         """
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -79,13 +78,13 @@ class DecoderLM(CausalLM, Generic[C]):
         return torch.tanh(scores / self.logit_softcap) * self.logit_softcap
 
     def checkpoint_name(self, name: str) -> str | None:
-        """Those of embedding models are often saved without the wrapper that generates."""
+        """Embedding models are often saved without the ``model.`` prefix."""
         bare = name.startswith(("embed_tokens.", "layers.", "norm."))
         return super().checkpoint_name(f"model.{name}" if bare else name)
 
 
 class _Stack(nn.Module):
-    """From token ids to hidden states before the last norm; named as checkpoints name it."""
+    """From token ids to hidden states before the last norm."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class _Stack(nn.Module):
         layer, rope = last
         batch = batch.for_last_layer()
         x = layer(x, rope, batch)
-        return x if batch.ending else batch.sampling(x)
+        return x if batch.logit_rows_only else batch.sampling(x)
 
 
 def _spec(config: DecoderConfig, layer: int) -> AttentionSpec:

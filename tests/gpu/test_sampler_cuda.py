@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from asyncllm.executor.device import CpuDevice, CudaDevice
-from asyncllm.executor.sampling.sampler import Level, Sampler
+from asyncllm.executor.sampling.needs import Level
+from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.kernels.random_streams import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.support.engine.waiting import no_waiting

@@ -21,7 +21,7 @@ _VISION = ("vision_tower.", "multi_modal_projector.")
 class Gemma3ForCausalLM(DecoderLM[Gemma3Config]):
     """Gemma 2 with a norm on each query and key head instead of soft-capped scores.
 
-    Sliding and full layers have rotary encodings of their own.
+    Sliding and full layers have different rotary encodings.
     """
 
     norm_type = GemmaRMSNorm
@@ -40,7 +40,7 @@ class Gemma3ForCausalLM(DecoderLM[Gemma3Config]):
         return SandwichNormBlock(attention, mlp, config, place)
 
     def checkpoint_name(self, name: str) -> str | None:
-        """Multimodal checkpoints wrap the text part in ``language_model``, inside or outside."""
+        """In multimodal checkpoints, the text part is in ``language_model``, inside or outside."""
         if name.removeprefix("model.").startswith(_VISION):
             return None
         return super().checkpoint_name(name.replace("language_model.", "", 1))

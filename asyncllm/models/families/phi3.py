@@ -14,10 +14,7 @@ from asyncllm.models.layers.parameter import Placement
 
 
 class Phi3ForCausalLM(DecoderLM[Phi3Config]):
-    """Llama whose checkpoints have fused projections; part of a head may go without position.
-
-    With longrope, one set of factors serves all sequences: see ``layers.rotary.rotary_table``.
-    """
+    """Llama with fused projections in checkpoints; rotates part of a head in some models."""
 
     def make_layer(self, config: Phi3Config, spec: AttentionSpec, place: Placement) -> nn.Module:
         hidden, act = config.hidden_size, config.activation

@@ -18,7 +18,7 @@ from asyncllm.models.layers.parameter import Placement
 
 
 class Qwen3MoeForCausalLM(DecoderLM[Qwen3MoeConfig]):
-    """Qwen3's attention; layers have experts, or one MLP where config.json says so."""
+    """Qwen3's attention, with experts or, where config.json says so, one MLP."""
 
     def make_layer(
         self, config: Qwen3MoeConfig, spec: AttentionSpec, place: Placement

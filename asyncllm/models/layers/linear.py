@@ -28,18 +28,18 @@ class Linear(nn.Module):
     def forward(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """See ``kernels.linear``: of x normalised; added to ``residual`` in place."""
+        """See ``kernels.linear``: normalises x first, and adds to ``residual`` in place."""
         return _project(x, self.weight, self.bias, norm=norm, residual=residual)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
-        """Where the checkpoint's tensors go, by name."""
+        """The places for the checkpoint's tensors, by name."""
         yield "weight", self.weight[:]
         if self.bias is not None:
             yield "bias", self.bias
 
 
 class FusedLinear(Packed):
-    """Several projections of one input as one matrix, one after another along its rows.
+    """Several projections of one input as one matrix, whose rows are theirs in order.
 
     Args:
         outputs: the output features of each projection, by its name in the checkpoint.
@@ -54,7 +54,7 @@ class FusedLinear(Packed):
         self.bias = place.empty(sum(outputs.values())) if bias else None
 
     def forward(self, x: Tensor, *, norm: Norm | None = None, act: str | None = None) -> Tensor:
-        """See ``kernels.linear``: of x normalised; through a gated activation."""
+        """See ``kernels.linear``: normalises x first, and applies a gated activation."""
         return _project(x, self.weight, self.bias, norm=norm, act=act)
 
     def parts(self) -> Iterator[tuple[str, Place]]:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.sampling.sampler import Level, Sampler
+from asyncllm.executor.sampling.needs import Level
+from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.kernels.random_streams import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, Constraints, RowParams
 from tests.support.kernels.distributions import check_distribution, distribution

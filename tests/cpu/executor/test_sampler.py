@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.sampling.sampler import Level, Sampler
+from asyncllm.executor.sampling.needs import Level
+from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.kernels.random_streams import stream_of, uniforms
 from asyncllm.kernels.reference.sampling import MAX_SELECT, TILE, cut_offs, keep_from, pick
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
