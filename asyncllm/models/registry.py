@@ -3,10 +3,10 @@
 To add a model:
 
 1. ``config.py``: a struct with the fields of its config.json, on top of ``DecoderConfig`` when it
-   has rotary positions; defaults as its own configuration class has them.
-2. ``families/<family>.py``: a ``CausalLM`` (``base.py``), for most families a ``DecoderLM`` whose
-   ``make_layer`` combines one layer from ``layers/``. Name modules as the checkpoint does, so that
-   the loader finds its tensors.
+   has rotary positions; defaults are those of its own configuration class.
+2. ``families/<family>.py``: a ``CausalLM`` (``base.py``), for most families a ``DecoderLM`` that
+   overrides what differs from Llama. Name modules as the checkpoint does, so that the loader finds
+   its tensors.
 3. One line in ``ARCHITECTURES`` below: the name that ``architectures`` has in config.json.
 4. ``tests/support/models/tiny_models.py``: a tiny configuration; the parity tests then cover it.
 """
