@@ -171,8 +171,8 @@ class PagedBackend:
             slots, lengths = decodes.slots[:count], decodes.lengths[:count]
             decoding = q[:count], keys, values, table, slots, lengths, spec
             # No kernel can start before FlashInfer's or PyTorch's kernels have finished.
-            beside = plan.prompts is None
-            decode_attention(*decoding, out=out[:count], overlaps_previous=beside)
+            overlaps = plan.prompts is None
+            decode_attention(*decoding, out=out[:count], overlaps_previous=overlaps)
         return out.flatten(1)
 
     def forward_logit_rows(

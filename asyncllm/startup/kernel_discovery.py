@@ -75,7 +75,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
         eager(step)
     padded = PaddedSteps(model, backend, table, page_size, max_rows, most_captured)
     for captured in padded.decode_sizes + padded.mixed_sizes:
-        flat = torch.empty(padded.num_ints(captured), dtype=torch.int32, device=meta)
+        flat = torch.empty(captured.num_ints, dtype=torch.int32, device=meta)
         logits, rows = padded.run(captured, flat)
         for level in CAPTURED_LEVELS:
             sampler.draw(logits, rows.slots, rows.lengths, level, relay=table.last_token)

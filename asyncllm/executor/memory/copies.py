@@ -35,8 +35,8 @@ STAGING_BYTES = 64 << 20
 class PageCopier:
     """Runs the copies of plans, and reports completed ones.
 
-    The pool is layer-first, as attention wants it; the host tier is page-first, as the bus wants
-    it. So a store gathers its pages in a staging buffer on the device, from where one transfer
+    The pool is layer-first, which suits attention; the host tier is page-first, which suits the
+    bus. So a store gathers its pages in a staging buffer on the device, from where one transfer
     moves each run of consecutive host pages; a load does the reverse. Stores and loads have a
     stream and a buffer each: the bus carries both ways at once, and stream order protects a buffer.
 

@@ -47,17 +47,11 @@ class Logprobs:
         depth = int(wanted.max())
         self.packed = torch.cat([_pack(logits, tokens, group, depth) for group in groups])
 
-    def unpack(self, packed: np.ndarray | None = None) -> tuple[RowLogprobs, ...]:
-        """The rows' logprobs as messages, without rows of non-finite logits and impossible tokens.
+    def unpack(self, packed: np.ndarray) -> Iterator[RowLogprobs]:
+        """The rows' logprobs as messages, from a copy of ``packed`` on the host.
 
-        Args:
-            packed: a copy of ``packed`` on the host; by default copy now, and wait.
+        Leaves out rows of non-finite logits and tokens of probability 0.
         """
-        if packed is None:
-            packed = self.packed.cpu().numpy()
-        return tuple(self._messages(packed))
-
-    def _messages(self, packed: np.ndarray) -> Iterator[RowLogprobs]:
         depth = packed.shape[1] // 2
         sampled, values, ids = np.split(packed, [1, 1 + depth], axis=1)
         # topk does not order ties: put the smaller id first, as greedy sampling does.

@@ -107,7 +107,7 @@ class Sampler:
         self._all_rows = torch.arange(_GROUP, device=self._device.torch_device)
 
     def admit(self, slot: int, params: RowParams, tokens: np.ndarray, num_prompt: int) -> None:
-        """A sequence takes a slot; the device is told at the next ``flush``.
+        """A sequence takes a slot; the next ``flush`` uploads its parameters.
 
         Args:
             tokens: int32 [n]; the prompt, then what was generated before a preemption.

@@ -8,7 +8,6 @@ and sampling parameters. Padding rows belong to a slot that no sequence has.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -43,12 +42,20 @@ class Size(NamedTuple):
     rows: int
     mixed: bool
 
+    @property
+    def num_ints(self) -> int:
+        """Length of the int32 input that ``PaddedSteps.pack`` makes and ``run`` takes."""
+        return 3 * self.tokens + (5 * self.rows + 1 if self.mixed else self.rows)
 
-class RowTensors(NamedTuple):
-    """Each row's slot and its length after the step, int32 [rows] on the device."""
-
-    slots: Tensor
-    lengths: Tensor
+    def split(self, flat: Any) -> Any:
+        """entries [3, tokens], lengths; for mixed steps also slots, starts, last, offsets."""
+        tokens, rows, mixed = self
+        entries = flat[: 3 * tokens].reshape(3, tokens)
+        rest = flat[3 * tokens : self.num_ints]
+        if not mixed:
+            return entries, rest
+        parts = [rest[i * rows : (i + 1) * rows] for i in range(4)]
+        return entries, *parts, rest[4 * rows :]
 
 
 @runtime_checkable
@@ -79,28 +86,6 @@ class GraphBackend(AttentionBackend, Protocol):
             q_offsets: int32 [n + 1]; its tokens are q_offsets[i] .. q_offsets[i + 1] - 1. Padding
                 rows have none, and length 0.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """The layout of the int32 input of a size."""
-
-    size: Size
-
-    @property
-    def num_ints(self) -> int:
-        tokens, rows, mixed = self.size
-        return 3 * tokens + (5 * rows + 1 if mixed else rows)
-
-    def split(self, flat: Any) -> Any:
-        """entries [3, tokens], lengths; for mixed steps also slots, starts, last, offsets."""
-        tokens, rows, mixed = self.size
-        entries = flat[: 3 * tokens].reshape(3, tokens)
-        rest = flat[3 * tokens : self.num_ints]
-        if not mixed:
-            return entries, rest
-        parts = [rest[i * rows : (i + 1) * rows] for i in range(4)]
-        return entries, *parts, rest[4 * rows :]
 
 
 class PaddedSteps:
@@ -140,12 +125,8 @@ class PaddedSteps:
 
     @property
     def max_ints(self) -> int:
-        """The largest ``num_ints`` of a size."""
-        return max(map(self.num_ints, self.decode_sizes + self.mixed_sizes))
-
-    def num_ints(self, size: Size) -> int:
-        """Length of the input that ``pack`` makes and ``run`` takes."""
-        return _Layout(size).num_ints
+        """The largest ``Size.num_ints``."""
+        return max(size.num_ints for size in self.decode_sizes + self.mixed_sizes)
 
     def size_of(self, step: StepRows) -> Size | None:
         """The size the step is padded to; None if it is too large."""
@@ -159,9 +140,8 @@ class PaddedSteps:
 
     def pack(self, size: Size, step: StepRows | None) -> np.ndarray:
         """The step's input, int32 [num_ints]; None is a step of padding only."""
-        layout = _Layout(size)
-        flat = np.zeros(layout.num_ints, dtype=np.int32)
-        entries, lengths, *mixed = layout.split(flat)
+        flat = np.zeros(size.num_ints, dtype=np.int32)
+        entries, lengths, *mixed = size.split(flat)
         entries[:] = [[LAST_TOKEN], [self._table.dummy_slot], [-1]]
         if mixed:
             mixed[0][:] = self._table.dummy_slot
@@ -181,19 +161,19 @@ class PaddedSteps:
             offsets[count + 1 :] = ends[-1]
         return flat
 
-    def run(self, size: Size, flat: Tensor) -> tuple[Tensor, RowTensors]:
-        """Logits of each row's last token, [rows, vocab]; flat int32 [num_ints]."""
-        entries, lengths, *mixed = _Layout(size).split(flat)
-        table, sample_rows, slots, logit_rows = self._table, None, entries[1], None
+    def run(self, size: Size, flat: Tensor) -> tuple[Tensor, LogitRows]:
+        """Logits of each row's last token, [rows, vocab], and the rows; flat int32 [num_ints]."""
+        entries, lengths, *mixed = size.split(flat)
+        table, backend, sample_rows, slots = self._table, self._backend, None, entries[1]
         tokens = locate_tokens(entries, table.last_token, table.block_table, self._page_size)
         if mixed:
             slots, starts, sample_rows, q_offsets = mixed
-            logit_rows = LogitRows(slots, lengths)
-            plan = self._backend.mixed_plan(slots, starts, q_offsets, lengths, table.block_table)
+            plan = backend.mixed_plan(slots, starts, q_offsets, lengths, table.block_table)
         else:
-            plan = self._backend.device_plan(slots, lengths, table.block_table)
-        batch = ForwardBatch(*tokens, sample_rows, self._backend, plan, logit_rows)
-        return self._model.logits(self._model(batch)), RowTensors(slots, lengths)
+            plan = backend.device_plan(slots, lengths, table.block_table)
+        rows = LogitRows(slots, lengths)
+        batch = ForwardBatch(*tokens, sample_rows, backend, plan, rows)
+        return self._model.logits(self._model(batch)), rows
 
 
 def captured_tokens(model: CausalLM) -> int:

@@ -140,7 +140,7 @@ def test_a_padded_step_is_the_same_step(
         assert size is not None
         assert size.mixed != step.each_samples_its_only_token
         flat = padded.pack(size, step)
-        assert len(flat) == padded.num_ints(size) <= padded.max_ints
+        assert len(flat) == size.num_ints <= padded.max_ints
         logits, by_row = padded.run(size, torch.from_numpy(flat))
     assert logits.shape[0] == size.rows
     torch.testing.assert_close(logits[: len(rows)], expected, rtol=1e-5, atol=1e-5)
