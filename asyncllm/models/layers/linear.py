@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import Norm
 from asyncllm.models.layers.parameter import Packed, Placement
-from asyncllm.models.quant.weight import Place, QuantizedWeight
+from asyncllm.models.quant.weight import Matrix, Place, QuantizedWeight
 
 Weight = nn.Parameter | QuantizedWeight
 
@@ -29,7 +29,7 @@ class Linear(nn.Module):
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """See ``kernels.linear``: normalises x first, and adds to ``residual`` in place."""
-        return _project(x, self.weight, self.bias, norm=norm, residual=residual)
+        return linear(x, _matrix(self.weight), self.bias, norm=norm, residual=residual)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         """The places for the checkpoint's tensors, by name."""
@@ -55,7 +55,7 @@ class FusedLinear(Packed):
 
     def forward(self, x: Tensor, *, norm: Norm | None = None, act: str | None = None) -> Tensor:
         """See ``kernels.linear``: normalises x first, and applies a gated activation."""
-        return _project(x, self.weight, self.bias, norm=norm, act=act)
+        return linear(x, _matrix(self.weight), self.bias, norm=norm, act=act)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         ends = accumulate(self.outputs.values())
@@ -65,16 +65,5 @@ class FusedLinear(Packed):
                 yield f"{name}.bias", self.bias[end - size : end]
 
 
-def _project(
-    x: Tensor,
-    weight: Weight,
-    bias: Tensor | None,
-    *,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    if isinstance(weight, QuantizedWeight):
-        y: Tensor = weight(x, bias, norm=norm, residual=residual, act=act)
-        return y
-    return linear(x, weight, bias, norm=norm, residual=residual, act=act)
+def _matrix(weight: Weight) -> Tensor | Matrix:
+    return weight.matrix() if isinstance(weight, QuantizedWeight) else weight

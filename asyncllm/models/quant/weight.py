@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asyncllm.kernels.linear import linear
-from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix, Norm
+from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix
 
 Matrix = Fp8Matrix | Int4Matrix
 
@@ -30,19 +29,7 @@ class QuantizedWeight(nn.Module, ABC):
 
     @abstractmethod
     def matrix(self) -> Matrix:
-        """The weight as kernels take it."""
-
-    def forward(
-        self,
-        x: Tensor,
-        bias: Tensor | None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        act: str | None = None,
-    ) -> Tensor:
-        """See ``kernels.linear.linear``."""
-        return linear(x, self.matrix(), bias, norm=norm, residual=residual, act=act)
+        """The weight for ``kernels.linear``."""
 
     @abstractmethod
     def write(self, start: int, end: int, matrix: Matrix) -> None:
