@@ -77,6 +77,10 @@ class ContextLengthExceeded(BadRequest):
         self.args = (self.message,)
 
 
+class KernelError(AsyncLLMError):
+    """Kernels cannot be built here; the message says what is missing."""
+
+
 class Unauthorized(AsyncLLMError):
     """The API key is missing or wrong."""
 

@@ -1,8 +1,8 @@
-"""The seam between models and attention kernels.
+"""The interface between models and attention backends.
 
 A model describes each of its attention layers once (``AttentionSpec``) and, in a step, calls
 ``batch.attend(spec, qkv, encoding)``. A backend turns the step's rows into a plan shared by all
-layers and reads and writes the paged KV cache. Nothing else knows how pages are laid out.
+layers, and reads and writes the paged KV cache. Nothing else knows the layout of pages.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ class AttentionBackend(Protocol):
     """Causal attention of a step's new tokens over the paged KV cache."""
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> Any:
-        """Prepare one step.
+        """Prepare one step; ``forward`` takes the result in every layer.
 
         Args:
-            rows: int32 [n, 3] of (slot, start, q_len) on the host: row i brings the tokens at
+            rows: int32 [n, 3] of (slot, start, q_len) on the host, n > 0: row i has the tokens at
                 positions start .. start+q_len-1 of the sequence in that slot. Tokens of all rows
                 are concatenated in this order in q, k and v.
             block_table: int32 [slots, max_pages] on the device; page numbers by slot.
-
-        Returns:
-            What ``forward`` needs for this step; the same for every layer.
         """
 
     def forward(
@@ -38,9 +35,8 @@ class AttentionBackend(Protocol):
         """Encode queries and keys, write K and V to their pages, then attend.
 
         Args:
-            qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: the projections of queries,
-                keys and values. May be overwritten.
-            batch: the step, with the plan for it.
+            qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: projected queries, keys and
+                values. May be overwritten.
 
         Returns:
             [tokens, num_heads * head_dim], same dtype as qkv.
@@ -48,18 +44,21 @@ class AttentionBackend(Protocol):
 
 
 @runtime_checkable
-class EndsBackend(AttentionBackend, Protocol):
-    """A backend that can attend the sampling tokens alone."""
+class LogitRowsBackend(AttentionBackend, Protocol):
+    """A backend that can attend only the tokens that yield logits."""
 
-    def forward_ends(
+    def forward_logit_rows(
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
-        """As ``forward``, of the tokens in ``batch.ends``: [samples, num_heads * head_dim]."""
+        """As ``forward``, for ``batch.logit_rows``: [samples, num_heads * head_dim]."""
 
 
-class Ends(NamedTuple):
-    """Of each token that yields logits, ints [samples]: its slot, and the length of its sequence up
-    to and with it, 0 for padding."""
+class LogitRows(NamedTuple):
+    """The tokens that yield logits: ints [samples].
+
+    ``slots`` are their slots, ``lengths`` the lengths of their sequences up to and including them;
+    0 is padding.
+    """
 
     slots: Tensor
     lengths: Tensor
@@ -71,41 +70,46 @@ class ForwardBatch:
 
     Attributes:
         input_ids: int64 [tokens].
-        positions: int64 [tokens], of each token in its own sequence.
-        written: int64 [tokens]; where its K and V go in the flattened pages, -1 for nowhere.
-        sample_rows: int64 [samples]; indices into tokens whose hidden state yields logits. None:
-            all tokens do.
-        plan: of the backend, for this step.
-        ends: of the tokens in ``sample_rows``, if the backend shall attend them alone where no
+        positions: int64 [tokens], each in its own sequence.
+        slot_mapping: int64 [tokens]; index of each token's K and V in the flattened pages, -1 for
+            padding.
+        sample_rows: int64 [samples]; indices of the tokens that yield logits. None: all do.
+        plan: the backend's, for this step.
+        logit_rows: the tokens in ``sample_rows``, if the backend should attend only these where no
             others are needed.
-        ending: the layer is the last one. It writes K and V of all tokens, but whatever comes after
-            is computed of those that yield logits.
+        logit_rows_only: this is the last layer. It writes K and V of all tokens, but computes
+            everything after that only for tokens that yield logits.
     """
 
     input_ids: Tensor
     positions: Tensor
-    written: Tensor
+    slot_mapping: Tensor
     sample_rows: Tensor | None
     backend: AttentionBackend
     plan: Any
-    ends: Ends | None = None
-    ending: bool = False
+    logit_rows: LogitRows | None = None
+    logit_rows_only: bool = False
 
     def for_last_layer(self) -> Self:
-        """The same step, ``ending`` if that leaves fewer tokens, yet some."""
+        """The same step with ``logit_rows_only``, if that leaves fewer tokens but not none."""
         if self.sample_rows is None or not 0 < len(self.sample_rows) < len(self.input_ids):
             return self
-        return replace(self, ending=True)
+        return replace(self, logit_rows_only=True)
 
     def attend(self, spec: AttentionSpec, qkv: Tensor, encoding: HeadEncoding) -> Tensor:
-        """See ``AttentionBackend.forward``; of the tokens that are ``needed``."""
-        if self.ending and self.ends is not None and isinstance(self.backend, EndsBackend):
-            return self.backend.forward_ends(qkv, spec, encoding, self)
-        return self.needed(self.backend.forward(qkv, spec, encoding, self))
+        """See ``AttentionBackend.forward``; returns only the ``needed`` rows."""
+        backend = self.backend
+        if (
+            self.logit_rows_only
+            and self.logit_rows is not None
+            and isinstance(backend, LogitRowsBackend)
+        ):
+            return backend.forward_logit_rows(qkv, spec, encoding, self)
+        return self.needed(backend.forward(qkv, spec, encoding, self))
 
     def needed(self, x: Tensor) -> Tensor:
-        """The rows of x, [tokens, size], that are needed behind the attention of this layer."""
-        return self.sampling(x) if self.ending else x
+        """The rows of x, [tokens, size], that are needed after this layer's attention."""
+        return self.sampling(x) if self.logit_rows_only else x
 
     def sampling(self, x: Tensor) -> Tensor:
         """The rows of x, [tokens, size], that yield logits."""
@@ -119,12 +123,3 @@ class KVPages(Protocol):
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
-
-
-__all__ = [
-    "AttentionBackend",
-    "Ends",
-    "EndsBackend",
-    "ForwardBatch",
-    "KVPages",
-]

@@ -1,4 +1,4 @@
-"""Which attention kernels a run takes."""
+"""The choice of attention kernels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
+from asyncllm.attention.flashinfer_library import find_nvcc, installed, libraries_for
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import ModelError
 from asyncllm.kernels.native import MIN_CAPABILITY
-from asyncllm.startup.flashinfer_prebuild import find_nvcc, installed, modules_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,17 +36,16 @@ def choose_backend(
 ) -> AttentionBackend:
     """The attention backend of that name; its kernels are loaded and have run once.
 
-    "triton" is our own kernels, "flashinfer" the same but for prompts, which FlashInfer's attend,
-    "sdpa" PyTorch's. "auto" is our own where they work, and otherwise PyTorch's; on a GPU a log
-    line says why. FlashInfer's kernels that are not built are compiled here, which takes minutes.
+    "triton" is our own kernels; "flashinfer" is the same, with FlashInfer's kernels for prompts;
+    "sdpa" is PyTorch's. "auto" is our own where they work, else PyTorch's; on a GPU, a log line
+    says why. FlashInfer's libraries that are not built are compiled here, which takes minutes.
 
     Args:
         specs: of all layers.
-        dtype: that the model computes in and K and V are stored in.
-        upload: to the device, for our own kernels.
+        dtype: of the computation and of K and V.
 
     Raises:
-        ModelError: what was asked for does not work here; the message says why.
+        ModelError: the backend does not work here; the message says why.
     """
     if name == "sdpa":
         return SdpaBackend(kv)
@@ -59,7 +58,7 @@ def choose_backend(
             prompts = FlashInferPrompts(kv, specs, dtype, device) if name == "flashinfer" else None
             backend = PagedBackend(kv, upload, prompts)
             backend.warm_up(specs, dtype, device)
-        except Exception as error:  # of the compiler, the loader and the driver, each its own
+        except Exception as error:  # compiler, loader and driver raise various types
             obstacle, cause = _summary(error), error
         else:
             return backend
@@ -71,7 +70,7 @@ def choose_backend(
 
 
 def _obstacle(device: torch.device) -> str | None:
-    """What can be known to stand in the way of our own kernels before they are imported."""
+    """Why our own kernels cannot work here, as far as can be known before importing them."""
     if device.type != "cuda":
         return "it needs a CUDA device"
     if find_spec("triton") is None:
@@ -84,13 +83,13 @@ def _obstacle(device: torch.device) -> str | None:
 
 
 def _flashinfer_obstacle(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str | None:
-    """Likewise of FlashInfer's."""
+    """Why FlashInfer's kernels cannot work here."""
     if not installed():
         return "it is not installed (pip install -e '.[cuda]')"
     problem = unsupported(specs, dtype)
     if problem is not None:
         return problem
-    missing = [module for module in modules_for(specs, dtype) if not module.is_built()]
+    missing = [library for library in libraries_for(specs, dtype) if not library.is_built()]
     if missing and find_nvcc() is None:
         return (
             f"{len(missing)} of its kernels are not built, and there is no nvcc to compile them "
@@ -106,11 +105,8 @@ def _flashinfer_obstacle(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> 
 
 
 def _summary(error: Exception) -> str:
-    """One line: what the compiler printed can be thousands."""
+    """One line, as a compiler prints thousands."""
     if isinstance(error, ModelError):
         return error.message
     first, *_ = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {first}"
-
-
-__all__ = ["choose_backend"]

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 128, 256)
 
-#: Plans that may be in use at once: one step runs while the next is prepared.
+#: Plans in use at once: one step runs while the next is prepared.
 PLANS_IN_FLIGHT = 2
-#: FlashInfer's advice for the buffer of partial results, and what bounds their number: at most
-#: two tiles of so many query rows per multiprocessor.
+#: The size that FlashInfer advises for the buffer of partial results, and the bound on their
+#: number: two tiles of TILE_ROWS query rows per multiprocessor.
 MIN_WORKSPACE = 128 << 20
 TILES_PER_MULTIPROCESSOR = 2
 TILE_ROWS = 128
@@ -42,8 +42,8 @@ def unsupported(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str | Non
 class FlashInferPrompts:
     """``attention.paged.PromptKernels`` on FlashInfer's FA2 kernels.
 
-    All steps run on one stream, the current one. No call waits for the GPU, except that ``plan``
-    waits until the copies of the plan before the last have left the host.
+    All steps run on the current stream. No call waits for the GPU, except that ``plan`` waits for
+    the uploads of the plan before the last.
 
     Args:
         kv: the pages, in ``dtype``, on ``device``.
@@ -59,7 +59,7 @@ class FlashInferPrompts:
         device: torch.device,
     ) -> None:
         self._kv = kv
-        # Layers that differ in nothing but their pages share a plan.
+        # Layers that differ only in their pages share a plan.
         alike = {spec.layer: replace(spec, layer=0) for spec in specs}
         kinds = list(dict.fromkeys(alike.values()))
         kind_of_layer = {layer: kinds.index(kind) for layer, kind in alike.items()}
@@ -75,7 +75,7 @@ class FlashInferPrompts:
         self._step = 0
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> _Turn:
-        """See ``PromptKernels.plan``; good until ``PLANS_IN_FLIGHT`` more plans are made."""
+        """See ``PromptKernels.plan``; valid until ``PLANS_IN_FLIGHT`` more plans are made."""
         slots, starts, q_lens = rows.astype(np.int64).T
         lengths = starts + q_lens
         page_size, max_pages = self._kv.page_size, block_table.shape[1]
@@ -113,10 +113,10 @@ class _Rows:
 
 
 class _Turn:
-    """The kernels that plans take in turn; ``attention.paged.PlannedPrompts``.
+    """One of the sets of kernels that plans alternate between; ``attention.paged.PlannedPrompts``.
 
-    A planner writes to a pinned buffer of its own, queues a copy of it to the GPU and returns. So
-    the buffer must not be written to again before that copy has run.
+    A planner writes to its own pinned buffer, queues a copy to the GPU and returns. So it must not
+    plan again before that copy is done.
     """
 
     def __init__(self, kv: KVPages, kind_of_layer: dict[int, int], kernels: list[_Kernel]) -> None:
@@ -138,7 +138,7 @@ class _Turn:
 
 
 class _Kernel:
-    """FlashInfer's prefill for layers of one kind; planned, it serves them all in one step."""
+    """FlashInfer's prefill for all layers of one kind."""
 
     def __init__(
         self, spec: AttentionSpec, dtype: torch.dtype, page_size: int, workspace: Tensor
@@ -161,26 +161,23 @@ class _Kernel:
         }
 
     def plan(self, rows: _Rows) -> None:
-        """Share the work of the rows out."""
+        """Divide the rows' work among multiprocessors."""
         self._wrapper.plan(
             rows.q_indptr, rows.kv_indptr, rows.pages, rows.last_page_len, **self._options
         )
 
     def run(self, q: Tensor, pages: tuple[Tensor, Tensor], out: Tensor) -> None:
-        """Attend in the rows last planned."""
+        """Attend for the rows of the last plan."""
         self._wrapper.run(q, pages, out=out)
 
 
 def _partial_results(spec: AttentionSpec, multiprocessors: int) -> int:
-    """Bytes of partial results, at most, when K and V of a row are split over several blocks."""
+    """Upper bound of the bytes of partial results, when K and V of a row are split into blocks."""
     tiles = TILES_PER_MULTIPROCESSOR * multiprocessors // spec.num_kv_heads
     values_and_sum = spec.head_dim + 1
     return spec.num_heads * tiles * TILE_ROWS * values_and_sum * 4  # float32
 
 
 def _indptr(counts: np.ndarray) -> Tensor:
-    """int32 [n + 1]: where each of n runs of so many items begins, and the last one's end."""
+    """int32 [n + 1]: 0 and the cumulative sums of n counts."""
     return torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
-
-
-__all__ = ["FlashInferPrompts", "unsupported"]

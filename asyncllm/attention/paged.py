@@ -1,15 +1,14 @@
 """Attention of a step's rows over the paged KV cache, on kernels that need no plan.
 
-Rows of one new token (decode rows) and longer ones have kernels of their own. Both find out on the
-device what their rows are, so that a plan is no more than a few small tensors: sent there by the
-host for a step that is launched kernel by kernel, or tensors that a CUDA graph reads anew each time
-it is launched.
+Decode rows (one new token) and longer rows have kernels of their own. Both read on the device what
+their rows are, so a plan is a few small tensors: uploaded for a step that is launched kernel by
+kernel, or read anew by each launch of a CUDA graph.
 
-In a step of both they run beside each other: reading keys and values of decode rows keeps memory
-busy and longer rows the tensor cores, of as many multiprocessors as they have tiles. Microseconds
-of a layer's attention in a graph of 36 layers, on one H200, with 32 heads, 8 K/V heads of 128:
+In a mixed step the two kernels overlap: decode rows keep memory busy, longer rows the tensor cores
+of as many multiprocessors as they have tiles. Microseconds of a layer's attention in a graph of 36
+layers, on one H200, with 32 heads, 8 K/V heads of 128:
 
-| decode rows x length + tokens @ start | decode rows | longer rows | in turn | beside | floor |
+| decode rows x length + tokens @ start | decode rows | longer rows | in turn | both   | floor |
 |---------------------------------------|-------------|-------------|---------|--------|-------|
 | 130 x 650 + 155 @ 500                 | 100         | 21          | 132     | 105    | 78    |
 | 130 x 650 + 155 @ 1,000               | 100         | 24          | 132     | 109    | 78    |
@@ -18,8 +17,8 @@ of a layer's attention in a graph of 36 layers, on one H200, with 32 heads, 8 K/
 | 64 x 1,000 + 400 @ 4,000              | 81          | 66          | 154     | 121    | 62    |
 | none + 155 @ 500                      | 3           | 22          | 26      | 19     | 2     |
 
-A stream beside, in the graph, takes the same. At the GPU's power limit, a whole layer of Qwen3-8B
-of the first kind takes 343 us instead of 358.
+A second stream in the graph takes the same time. At the GPU's power limit, a whole layer of
+Qwen3-8B in the first case takes 343 us instead of 358.
 """
 
 from __future__ import annotations
@@ -51,12 +50,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """Rows of one token each, which are the step's first tokens.
+    """Rows of one token each, which come first in the step.
 
     Attributes:
-        slots: integers [rows].
-        lengths: integers [rows]: positions to attend to, the row's own included. 0: this token is
-            none of a decode row.
+        slots, lengths: integers [rows]; positions to attend to, the row's own included. Length 0:
+            this token does not belong to a decode row.
     """
 
     slots: Tensor
@@ -64,14 +62,14 @@ class Decodes:
 
 
 class PlannedPrompts(Protocol):
-    """Attention of a step's longer rows by kernels that had to be told of them beforehand."""
+    """Attention of a step's longer rows by kernels that need a plan made on the host."""
 
     def run(self, q: Tensor, spec: AttentionSpec, out: Tensor) -> None:
         """Attend the tokens of these rows; q and out: [tokens, num_heads, head_dim]."""
 
 
 class PromptKernels(Protocol):
-    """Kernels for longer rows that want a plan made on the host."""
+    """Kernels for longer rows that need a plan made on the host."""
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> PlannedPrompts:
         """See ``AttentionBackend.plan``; no row is a decode row."""
@@ -79,13 +77,7 @@ class PromptKernels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """A step's rows, sorted by kernel.
-
-    Attributes:
-        block_table: int32 [slots, max_pages].
-        decodes: None if there are none; ``extends`` likewise.
-        prompts: what attends the rows of ``extends`` instead of their own kernel, or None.
-    """
+    """A step's rows by kernel; ``prompts`` attends the longer rows instead of our own kernel."""
 
     block_table: Tensor
     decodes: Decodes | None
@@ -101,8 +93,8 @@ class PagedBackend:
     Args:
         kv: the pages, in the dtype that queries come in.
         upload: to where the pages are.
-        prompts: kernels for the longer rows of steps that are launched kernel by kernel; by
-            default they are our own too.
+        prompts: kernels for the longer rows of steps launched kernel by kernel; by default, our
+            own.
     """
 
     def __init__(self, kv: KVPages, upload: Upload, prompts: PromptKernels | None = None) -> None:
@@ -129,12 +121,7 @@ class PagedBackend:
         )
 
     def device_plan(self, slots: Tensor, lengths: Tensor, block_table: Tensor) -> PagedPlan:
-        """A plan of decode rows, good for whatever these tensors hold when it is used.
-
-        Args:
-            slots: integers [rows].
-            lengths: int32 [rows], the row's own token included; 0 is padding.
-        """
+        """See ``GraphBackend.device_plan``."""
         return PagedPlan(block_table, Decodes(slots, lengths), None)
 
     def mixed_plan(
@@ -145,20 +132,15 @@ class PagedBackend:
         lengths: Tensor,
         block_table: Tensor,
     ) -> PagedPlan:
-        """A plan of rows of any number of tokens, likewise.
+        """See ``GraphBackend.mixed_plan``.
 
-        Which of them are decode rows is not known until then: each kernel gets all rows, and takes
-        the other's for padding.
-
-        Args:
-            slots, starts, lengths: int32 [rows]: row i brings positions starts[i] .. lengths[i]-1.
-            q_offsets: int32 [rows + 1]; its tokens are q_offsets[i] .. q_offsets[i + 1] - 1.
-                Padding rows have none, and length 0.
+        The host does not know which rows are decode rows when it captures, so each kernel gets all
+        rows, with the other kernel's rows as padding.
         """
-        # One token, and one of each row before: no more tokens than rows up to here.
+        # Decode rows come first: up to the last one, the number of tokens equals that of rows.
         numbers = torch.arange(len(q_offsets), dtype=q_offsets.dtype, device=q_offsets.device)
-        alike = q_offsets == numbers
-        decoding = alike[:-1] & alike[1:]
+        single = q_offsets == numbers
+        decoding = single[:-1] & single[1:]
         count = decoding.sum(dtype=q_offsets.dtype)
         decodes = Decodes(slots, lengths * decoding)
         extends = PrefillRows(slots, starts, torch.maximum(q_offsets, count))
@@ -174,9 +156,11 @@ class PagedBackend:
         if extends is None:
             assert decodes is not None
             slots, lengths = decodes.slots, decodes.lengths
-            at = batch.positions, batch.written
+            at = batch.positions, batch.slot_mapping
             return decode_heads(qkv, encoding, *at, keys, values, table, slots, lengths, spec)
-        q, _, _ = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.written)
+        q, _, _ = encode_heads(
+            qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping
+        )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         count = 0 if decodes is None else min(len(decodes.slots), len(q))
         if plan.prompts is not None:
@@ -186,22 +170,24 @@ class PagedBackend:
         if decodes is not None:
             slots, lengths = decodes.slots[:count], decodes.lengths[:count]
             decoding = q[:count], keys, values, table, slots, lengths, spec
-            # FlashInfer's kernels and PyTorch's let none start before they have finished.
-            beside = plan.prompts is None
-            decode_attention(*decoding, out=out[:count], overlaps_previous=beside)
+            # No kernel can start before FlashInfer's or PyTorch's kernels have finished.
+            overlaps = plan.prompts is None
+            decode_attention(*decoding, out=out[:count], overlaps_previous=overlaps)
         return out.flatten(1)
 
-    def forward_ends(
+    def forward_logit_rows(
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
-        """See ``EndsBackend.forward_ends``: tokens that end a row attend as decode rows do."""
-        assert batch.ends is not None
+        """See ``LogitRowsBackend``: the last tokens of rows attend as decode rows do."""
+        assert batch.logit_rows is not None
         keys, values = self._kv.layer(spec.layer)
-        q, _, _ = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.written)
+        q, _, _ = encode_heads(
+            qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping
+        )
         table = batch.plan.block_table
-        # Picking them is a kernel that waits for the one before it, as decode kernels do not before
-        # they read K and V of earlier tokens.
-        out = decode_attention(batch.sampling(q), keys, values, table, *batch.ends, spec)
+        # The decode kernel reads K and V of earlier tokens without waiting for the previous kernel.
+        # Here that is the selection of rows, which has waited itself.
+        out = decode_attention(batch.sampling(q), keys, values, table, *batch.logit_rows, spec)
         return out.flatten(1)
 
     def warm_up(
@@ -209,14 +195,11 @@ class PagedBackend:
     ) -> None:
         """Run every kind of layer once, with a decode row and a longer one.
 
-        Writes to page 0, so it must come before the first sequence does.
-
-        Args:
-            specs: of all layers; dtype: of queries, and of K and V.
+        Writes to page 0, so it must come before the first sequence.
 
         Raises:
-            Exception: what the compiler, the loader or the driver raise if that does not work,
-                for instance because kernels were built for another GPU.
+            Exception: from compiler, loader or driver, for instance because kernels were built for
+                another GPU.
         """
         rows = np.array([[0, 0, 1], [0, 0, 2]], dtype=np.int32)
         plan = self.plan(rows, torch.zeros(1, 2, dtype=torch.int32, device=device))
@@ -229,6 +212,3 @@ class PagedBackend:
             self.forward(qkv, spec, HeadEncoding(None, None, None), batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-
-
-__all__ = ["Decodes", "PagedBackend", "PagedPlan", "PlannedPrompts", "PromptKernels"]

@@ -1,13 +1,13 @@
 """Paged attention in plain torch, for CPUs and for GPUs without a better backend.
 
-K and V are gathered by token, not by page. Both take the same time (measured), and a position that
-pads a row can then repeat the row's own last token: what others left in a page, NaN included, is
+K and V are gathered by token, not by page. Both take the same time (measured), but padding of a row
+can then repeat the row's own last token: other sequences' leftovers in a page, NaN included, are
 never read, and a sliding window reads exactly its tokens.
 
-Decode rows are attended in groups of similar length. On a CPU a group is so small that what it
-gathers stays in the L2 cache: 64 rows of 512 tokens at once take up to 3 times as long. A
-GPU wants few launches, hence large groups. Query heads that share a K/V head are rows of one
-product: in float32 that takes half the time of ``enable_gqa``.
+Decode rows are attended in groups of similar length. On a CPU, the K and V of a group fit into the
+L2 cache: 64 rows of 512 tokens at once take up to 3 times as long. On a GPU, groups are large,
+which means few launches. Query heads that share a K/V head are rows of one matmul: in float32 that
+takes half the time of ``enable_gqa``.
 
 Microseconds of one layer's ``forward``, and of ``plan``, for 1 / 16 / 64 decode rows; 8 heads of
 dimension 64, page size 16, one thread of a Xeon with AVX512:
@@ -66,7 +66,7 @@ class SdpaBackend:
     ) -> Tensor:
         """See ``AttentionBackend.forward``."""
         pages = self._kv.layer(spec.layer)
-        q, k, v = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.written)
+        q, k, v = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.slot_mapping)
         keys, values = (part.flatten(0, 1) for part in pages)
         plan: SdpaPlan = batch.plan
         reads = plan.reads(spec.window, spec.softcap is None, q.dtype)
@@ -87,7 +87,7 @@ class SdpaBackend:
 def _decode(
     q: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec, reads: Reads
 ) -> None:
-    """Attend rows of one query, group by group; query heads of a K/V head become query rows."""
+    """Attend decode rows, group by group; query heads of a K/V head become query rows."""
     heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
     order = reads.order
     sorted_q = q if order is None else q.index_select(0, order)
@@ -109,8 +109,8 @@ def _prefill(
 ) -> None:
     """Attend one chunk of a row, causally if it has no bias.
 
-    K/V heads are the batch and the query heads that share one its heads, K and V being expanded
-    without a copy: unlike ``enable_gqa``, GPU kernels take that with a mask too.
+    K/V heads become the batch, and the query heads that share one become its heads, with K and V
+    expanded without a copy. Unlike ``enable_gqa``, this works with a mask on GPUs.
 
     Args:
         q, out: [queries, num_heads, head_dim]; k, v: [length, num_kv_heads, head_dim].
@@ -133,17 +133,14 @@ def _attend(
     bias: Tensor | None,
     causal: bool = False,
 ) -> Tensor:
-    """[batch, heads, queries, head_dim] attention with a bias that is added to the scores."""
+    """Attention of [batch, heads, queries, head_dim]; the bias is added to the scores."""
     if spec.softcap is None:
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, is_causal=causal, scale=spec.scale
         )
-    # No fused kernel caps scores. In float32: a bfloat16 score of 50 is off by up to 0.125.
+    # No fused kernel caps scores. In float32, as a bfloat16 score of 50 is off by up to 0.125.
     scores = torch.matmul(q.float(), k.float().transpose(-2, -1)).mul_(spec.scale / spec.softcap)
     scores.tanh_().mul_(spec.softcap)
     if bias is not None:
         scores += bias
     return torch.matmul(scores.softmax(-1), v.float()).to(q.dtype)
-
-
-__all__ = ["SdpaBackend"]

@@ -1,8 +1,7 @@
-"""What the rows of a step read from the paged KV cache, as token indices.
+"""The tokens in the paged KV cache that the rows of a step read.
 
-All arithmetic is numpy on the host, where the rows are known and small operations are cheap: on a
-CPU it takes half to a third of the time of the same operations in torch, on a GPU it saves a few
-dozen kernel launches. The device only looks pages up in the block table.
+The arithmetic is numpy on the host: on a CPU it takes half to a third of torch's time, on a GPU it
+saves dozens of kernel launches. The device only looks pages up in the block table.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from asyncllm.kernels.upload import upload
 
-#: The longest row of a decode group may have so many times the tokens of the shortest.
+#: Ratio of the longest to the shortest row of a decode group.
 MAX_PADDING = 1.5
-#: Chunks that need a mask are cut into blocks of so many queries, each reading only what it sees.
+#: Queries of a block; chunks that need a mask are cut into blocks, which read only what they see.
 QUERY_BLOCK = 256
 
 
@@ -41,8 +40,8 @@ class DecodeGroup:
 class Chunk:
     """Queries [begin, end) of one row.
 
-    They attend causally to each other alone when ``tokens`` is None. Otherwise they attend to the
-    cached ``tokens``, int32 [length], under ``bias``, 0 or -inf, [end - begin, length].
+    They attend to the cached ``tokens``, int32 [length], under ``bias``, 0 or -inf, [end - begin,
+    length]; or, if ``tokens`` is None, causally to each other only.
     """
 
     begin: int
@@ -53,10 +52,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What the rows of a step read in layers of one kind.
+    """The reads of a step's rows in layers of one kind.
 
-    ``order`` is int64 [decode rows]: the token of each decode row, sorted as the groups want them;
-    None when that is all tokens of the step as they come.
+    ``order`` is int64 [decode rows]: the tokens of decode rows in the order of groups; None if that
+    is all tokens of the step in their own order.
     """
 
     order: Tensor | None
@@ -65,16 +64,15 @@ class Reads:
 
 
 class SdpaPlan:
-    """The rows of one step, and what they read; the same for every layer.
+    """The rows of one step and their reads.
 
-    Reads depend on a layer's window and are worked out when the first such layer asks, so the block
-    table must not change (in stream order) between ``plan`` and the step's last ``forward``.
+    Reads depend on a layer's window, and are computed for the first layer with that window. So the
+    block table must not change (in stream order) between ``plan`` and the step's last ``forward``.
 
     Args:
-        rows: int32 [n, 3] of (slot, start, q_len), n > 0.
-        block_table: int32 [slots, max_pages], on the device.
+        rows, block_table: see ``AttentionBackend.plan``.
         page_size: tokens of a page.
-        group_tokens: most tokens that one decode group gathers (one row may have more).
+        group_tokens: tokens that one decode group gathers, at most, unless it is a single row.
     """
 
     def __init__(
@@ -91,10 +89,10 @@ class SdpaPlan:
         self._reads: dict[tuple[int, bool, torch.dtype], Reads] = {}
 
     def reads(self, window: int | None, fast: bool, dtype: torch.dtype) -> Reads:
-        """What to read in layers with this window.
+        """The reads of layers with this window.
 
         Args:
-            fast: whether a chunk that sees no earlier token may do without a mask.
+            fast: a chunk without earlier tokens needs no mask.
             dtype: of the biases.
         """
         window = self._longest if window is None else min(window, self._longest)
@@ -132,7 +130,7 @@ class SdpaPlan:
     def _padding_biases(
         self, lengths: np.ndarray, cuts: list[int], dtype: torch.dtype
     ) -> list[Tensor | None]:
-        """Of each group: None where its rows are equally long, else [rows, 1, 1, length]."""
+        """For each group: None if its rows are equally long, else [rows, 1, 1, length]."""
         biases: list[Tensor | None] = []
         for begin, end in pairwise(cuts):
             length = int(lengths[begin])
@@ -145,7 +143,7 @@ class SdpaPlan:
         return biases
 
     def _cut(self, lengths: list[int]) -> list[int]:
-        """Where groups begin in rows sorted by falling length, and the number of rows."""
+        """The starts of groups among rows sorted by falling length, and the number of rows."""
         cuts = [0]
         for i, length in enumerate(lengths):
             longest = lengths[cuts[-1]]
@@ -157,9 +155,9 @@ class SdpaPlan:
         return [*cuts, len(lengths)]
 
     def _chunk_reads(self, window: int, fast: bool, dtype: torch.dtype) -> list[Chunk]:
-        """Cut the rows with several new tokens into blocks of queries, where they need a mask.
+        """Cut rows with several new tokens into blocks of queries if they need a mask.
 
-        A block is a shorter chunk with more context: all K and V are written before any is read.
+        A block may read K and V of earlier blocks, because all are written before any is read.
         """
         chunks: list[Chunk] = []
         for i in np.flatnonzero(self._q_lens > 1):
@@ -167,7 +165,7 @@ class SdpaPlan:
             if fast and start == 0 and end <= window:
                 chunks.append(Chunk(token, token + end, None, None))
                 continue
-            # One index for the whole row; every block takes a slice of it.
+            # One index for the whole row; each block takes a slice of it.
             first = max(0, start + 1 - window)
             span = np.array([[self._slots[i]], [first], [end], [end - first]])
             index = self._locate(*span)
@@ -182,15 +180,12 @@ class SdpaPlan:
     def _locate(
         self, slots: np.ndarray, first: np.ndarray, end: np.ndarray, count: np.ndarray
     ) -> Tensor:
-        """Where positions lie in the flattened pages (page * page_size + offset).
+        """Indices of positions in the flattened pages: int32 [sum(count)] on the device.
 
-        For each i, count[i] positions of slot slots[i] from first[i] on. Those from end[i] on are
-        padding: they repeat position end[i] - 1, so that nothing foreign is read.
-
-        Returns:
-            int32 [sum(count)] on the device.
+        For each i, count[i] positions of slot slots[i] from first[i] on. Positions from end[i] on
+        are padding, and become end[i] - 1, so that no other sequence's data is read.
         """
-        # Span i owns a stretch of one arange over all spans; shifted, it yields its positions.
+        # A stretch of one arange over all spans, shifted, gives the positions of span i.
         shift = (first - (count.cumsum(dtype=np.int32) - count)).repeat(count)
         last = (end - 1).repeat(count)
         position = np.minimum(np.arange(shift.size, dtype=np.int32) + shift, last)
@@ -207,11 +202,7 @@ class SdpaPlan:
 def _causal_bias(
     start: int, end: int, first: int, window: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """0 where the query at position start + i sees the key at position first + j, else -inf.
-
-    Returns:
-        [end - start, end - first].
-    """
+    """[end - start, end - first]: 0 where query start + i sees key first + j, else -inf."""
     shape = (end - start, _aligned(end - first))
     hidden = torch.full(shape, -torch.inf, dtype=dtype, device=device)
     bias = hidden.triu(start - first + 1)
@@ -221,8 +212,5 @@ def _causal_bias(
 
 
 def _aligned(length: int) -> int:
-    """How long the rows of a bias are in memory: GPU kernels load 16 bytes at aligned addresses."""
+    """The row length of a bias in memory: GPU kernels load 16 bytes at aligned addresses."""
     return -(-length // 16) * 16
-
-
-__all__ = ["Chunk", "DecodeGroup", "Reads", "SdpaPlan"]

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# CPU kernels of a process that is not alone on its cores must not spin at barriers: with one busy
-# neighbour that costs a factor of 10 to 100. OpenMP reads this once, when torch is first imported.
+# CPU kernels that share their cores must not spin at barriers: one busy neighbour slows them down
+# by a factor of 10 to 100. OpenMP reads this once, when torch is first imported.
 if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -23,11 +23,17 @@ from asyncllm.attention.base import AttentionBackend
 from asyncllm.attention.choose import choose_backend
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.device import CpuDevice, CudaDevice, Device, available_host_bytes
+from asyncllm.executor.compile_watch import CompileWatch
+from asyncllm.executor.device import (
+    Device,
+    available_host_bytes,
+    compute_dtype,
+    open_device,
+)
 from asyncllm.executor.memory.copies import PageCopier
 from asyncllm.executor.memory.host_pool import HostPool
 from asyncllm.executor.memory.kv_pool import KVPool
-from asyncllm.executor.memory.memory import (
+from asyncllm.executor.memory.limits import (
     GRAPHS_LAYER_BYTES,
     GpuMemory,
     resolve_limits,
@@ -45,7 +51,7 @@ from asyncllm.executor.step.padded_steps import (
     FREE_TOKENS,
     MIXED_TOKENS,
     GraphBackend,
-    StepPrograms,
+    PaddedSteps,
     captured_tokens,
 )
 from asyncllm.executor.step.slots import SlotTable
@@ -53,12 +59,13 @@ from asyncllm.executor.worker import Worker
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import ModelSpec
-from asyncllm.startup.compile_watch import CompileWatch
 
 log = logging.getLogger(__name__)
 
-#: On a CPU the KV cache takes at most this share of the memory that is free.
+#: The share of free memory that the KV cache takes on a CPU.
 CPU_CACHE_SHARE = 0.25
+
+MakeBackend = Callable[[KVPool], AttentionBackend]
 
 
 def build_worker(
@@ -72,17 +79,17 @@ def build_worker(
     """Load the model and size the KV cache.
 
     Args:
-        progress: called in this thread with bytes of weights loaded so far, and in all.
-        bill: what each phase took is entered there.
-        grammars: of the model, for rows that have one.
+        progress: called in this thread with bytes of weights loaded and in total.
+        bill: records what each phase took.
+        grammars: the model's, for rows that have one.
 
     Raises:
-        ModelError: the device is not there, the weights are not as the model needs them, or the
-            memory does not suffice; the message names what and which option helps.
+        ModelError: there is no such device, the weights do not fit the model, or the memory does
+            not suffice; the message says which option helps.
     """
     bill = bill or StartupBill()
     with bill.phase("device"):
-        device = _open_device(config)
+        device = open_device(config)
     try:
         return _build(device, config, folder, spec, progress, bill, grammars)
     except BaseException as error:
@@ -111,51 +118,36 @@ def _build(
     bill: StartupBill,
     grammars: Grammars[Any] | None,
 ) -> Worker:
-    dtype = _compute_dtype(config, device)
-    before = device.free_bytes()
+    dtype, on_device = compute_dtype(config, device), device.torch_device
+    free_before = device.free_bytes()
     watch = CompileWatch()
-    if device.torch_device.type == "cuda" and find_spec("triton") is not None:
+    if on_device.type == "cuda" and find_spec("triton") is not None:
         watch.install(config.kernel_cache)
+
+    def make_backend(pool: KVPool) -> AttentionBackend:
+        layers = model.attention_specs
+        return choose_backend(config.attention, pool, layers, dtype, on_device, device.upload)
+
     with torch.inference_mode():
         with bill.phase("weights", device.free_bytes):
+            load_format, length = config.load_format, config.max_model_len
             model = load_model(
-                folder,
-                spec,
-                dtype=dtype,
-                device=device.torch_device,
-                load_format=config.load_format,
-                progress=progress,
-                max_length=config.max_model_len,
+                folder, spec, dtype, on_device, load_format, progress, max_length=length
             )
         with bill.phase("profile", device.free_bytes):
-            limits = _limits(config, spec, model, dtype, device, before)
+            limits = _limits(config, spec, model, make_backend, dtype, device, free_before)
         with bill.phase("KV cache", device.free_bytes):
-            pool = KVPool(
-                spec.num_layers,
-                limits.num_pages,
-                limits.page_size,
-                spec.num_kv_heads,
-                spec.head_dim,
-                dtype,
-                device.torch_device,
-            )
+            sizes = spec.num_layers, limits.num_pages, limits.page_size
+            pool = KVPool(*sizes, spec.num_kv_heads, spec.head_dim, dtype, on_device)
             copier = PageCopier(pool, HostPool(pool, limits.host_pages, device), device)
             copier.warm_up()
         with bill.phase("attention", device.free_bytes):
-            backend = choose_backend(
-                config.attention,
-                pool,
-                model.attention_specs,
-                dtype,
-                device.torch_device,
-                device.upload,
-            )
+            backend = make_backend(pool)
         with bill.phase("graphs", device.free_bytes):
             sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device, grammars)
-            table = SlotTable(
-                limits.max_num_seqs, -(-limits.max_model_len // limits.page_size), device
-            )
-            if device.torch_device.type == "cuda":
+            max_pages = -(-limits.max_model_len // limits.page_size)
+            table = SlotTable(limits.max_num_seqs, max_pages, device)
+            if on_device.type == "cuda":
                 sampler.warm_up(dtype)
                 table.warm_up()
             forward = _forward(config, model, backend, sampler, table, limits, device)
@@ -168,11 +160,12 @@ def _limits(
     config: EngineConfig,
     spec: ModelSpec,
     model: CausalLM,
+    make_backend: MakeBackend,
     dtype: torch.dtype,
     device: Device,
-    before: int,
+    free_before: int,
 ) -> EngineLimits:
-    """Size the KV cache; ``before`` is the device's free memory when it had no weights yet."""
+    """Size the KV cache; ``free_before`` is the device's free memory before the weights."""
     resolve = partial(
         resolve_limits,
         config,
@@ -183,8 +176,8 @@ def _limits(
         bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
     )
     if device.torch_device.type == "cpu":
-        return resolve(cache_bytes=int(before * CPU_CACHE_SHARE))
-    weights = before - device.free_bytes()
+        return resolve(cache_bytes=int(free_before * CPU_CACHE_SHARE))
+    weights = free_before - device.free_bytes()
     largest = _captured_tokens(config, model)
     size = StepSize(
         rows=config.max_num_seqs,
@@ -193,16 +186,10 @@ def _limits(
         captured_tokens=largest,
         page_size=config.page_size,
     )
-
-    def make_backend(pool: KVPool) -> AttentionBackend:
-        specs = model.attention_specs
-        on_device = device.torch_device, device.upload
-        return choose_backend(config.attention, pool, specs, dtype, *on_device)
-
     step, captured = measure_step(model, spec, make_backend, size, dtype, device)
     free, total = torch.cuda.mem_get_info(device.torch_device)
     graphs = captured + spec.num_layers * GRAPHS_LAYER_BYTES if config.cuda_graphs else 0
-    memory = GpuMemory(total, before, free, weights, step, graphs)
+    memory = GpuMemory(total, free_before, free, weights, step, graphs)
     share = config.gpu_memory_utilization
     log.info("memory: %s", memory.account(share))
     return resolve(
@@ -221,19 +208,14 @@ def _forward(
     limits: EngineLimits,
     device: Device,
 ) -> StepForward:
-    """How steps run: launched kernel by kernel, or, where kernels allow it, as graphs."""
-    eager = EagerForward(model, backend, sampler, table, limits.page_size, device)
+    """CUDA graphs where the kernels allow it, else a forward that launches kernel by kernel."""
+    page_size = limits.page_size
+    eager = EagerForward(model, backend, sampler, table, page_size, device)
     if not config.cuda_graphs or not isinstance(backend, GraphBackend):
         return eager
-    programs = StepPrograms(
-        model,
-        backend,
-        table,
-        limits.page_size,
-        limits.max_num_seqs,
-        _captured_tokens(config, model),
-    )
-    graphed = GraphedForward(programs, eager, sampler, table, device, limits)
+    largest = _captured_tokens(config, model)
+    padded = PaddedSteps(model, backend, table, page_size, limits.max_num_seqs, largest)
+    graphed = GraphedForward(padded, eager, sampler, table, device, limits)
     try:
         graphed.capture()
     except RuntimeError as error:
@@ -245,36 +227,7 @@ def _forward(
 
 
 def _captured_tokens(config: EngineConfig, model: CausalLM) -> int:
-    """The largest mixed step that is captured."""
+    """The tokens of the largest mixed step that is captured."""
     if not config.cuda_graphs:
         return 0
     return min(captured_tokens(model), step_tokens(config, "cuda"))
-
-
-def _open_device(config: EngineConfig) -> Device:
-    if config.gpu is None:
-        return CpuDevice(config.cpu_threads)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.gpu < count:
-        return CudaDevice(config.gpu)
-    if config.device != "auto":
-        last = f", up to cuda:{count - 1}" if count else ""
-        raise ModelError(
-            f"device {config.device}: PyTorch sees {count} CUDA devices{last}", param="device"
-        )
-    log.warning("no CUDA device: running on the CPU")
-    return CpuDevice(config.cpu_threads)
-
-
-def _compute_dtype(config: EngineConfig, device: Device) -> torch.dtype:
-    on_cpu = device.torch_device.type == "cpu"
-    if config.dtype == "auto":
-        return torch.float32 if on_cpu else torch.bfloat16
-    if config.dtype == "float16" and on_cpu:
-        log.warning("float16 has no fast CPU kernels: computing in bfloat16")
-        return torch.bfloat16
-    return {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-    }[config.dtype]

@@ -1,4 +1,4 @@
-"""Where tensors live, and how they get there and back without stalling the device."""
+"""The device: copies to and from it without stalling, events, and its memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import mmap
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.config import EngineConfig
+from asyncllm.errors import ModelError
 from asyncllm.executor.pinned import PinnedRing
 from asyncllm.kernels.upload import upload
 
@@ -20,41 +23,41 @@ log = logging.getLogger(__name__)
 
 
 class DeviceLost(Exception):
-    """The device can no longer be used, or what it holds can no longer be trusted."""
+    """The device can no longer be used, or its memory can no longer be trusted."""
 
 
-class Mark(Protocol):
-    """A point in the device's stream of work."""
+class Event(Protocol):
+    """A point in the device's stream of work; ``torch.cuda.Event`` is one."""
 
-    def done(self) -> bool:
-        """Whether everything launched before has run; never waits."""
+    def query(self) -> bool:
+        """Whether all work launched before it is done; never waits."""
 
-    def wait(self) -> None:
-        """Return once it has; waits with the GIL released."""
+    def synchronize(self) -> None:
+        """Wait until that work is done, with the GIL released."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds from this event to ``end``; both must be done."""
 
 
-class Span(Mark, Protocol):
-    """The end of a piece of work, and how long it took."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Work between two events of one stream; ``previous`` is the end of the span before it."""
+
+    begin: Event
+    end: Event
+    previous: Event | None = None
 
     def seconds(self) -> float:
-        """How long it ran, not counting what came before it; only once it is done."""
+        """How long the work ran, once ``end`` is done."""
+        return self.begin.elapsed_time(self.end) / 1e3
 
     def idle_seconds(self) -> float | None:
-        """How long nothing ran before it, since the end of what ``Device.begin`` began before it.
-
-        Only once it is done. None when nothing was begun before it, or was not ended.
-        """
-
-
-class Begun(Protocol):
-    """The beginning of a piece of work."""
-
-    def end(self) -> Span:
-        """It is all launched now."""
+        """How long the stream idled before this work; None if no span came before it."""
+        return None if self.previous is None else self.previous.elapsed_time(self.begin) / 1e3
 
 
 class CopyStream(Protocol):
-    """A queue of work that runs in order, beside the steps and in no order with them."""
+    """A queue that runs in order, concurrently with the steps and not ordered with them."""
 
     def run(self, work: Callable[[], None]) -> Span:
         """Queue what ``work`` launches; returns without waiting for it."""
@@ -72,51 +75,45 @@ class Device(Protocol):
         """Overwrite a contiguous tensor of the same shape and type, likewise ordered."""
 
     def download(self, tensor: Tensor) -> np.ndarray:
-        """Copy to the host, ordered after kernels launched before; to be read after a mark."""
+        """Copy to the host after kernels launched before; valid once a later event is done."""
 
-    def mark(self) -> Mark:
-        """The end of all that was launched so far; copy streams are not part of it."""
-
-    def begin(self) -> Begun:
-        """What is launched from now on, for as long as it runs on the device."""
+    def event(self) -> Event:
+        """An event after everything launched so far, copy streams excepted."""
 
     def copy_stream(self) -> CopyStream:
-        """A new one. Memory that its work uses must not be in use by earlier kernels."""
+        """A new one. Earlier kernels must not be using the memory that its work touches."""
 
     def host_memory(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] of zeros on the host, committed, that copies reach at full speed.
-
-        To be used until ``release``, and no longer.
+        """uint8 [num_bytes] zeros on the host, committed and page-locked, valid until ``release``.
 
         Raises:
-            RuntimeError: the system does not have it.
+            RuntimeError: the system does not have that much.
         """
 
     def check(self) -> None:
-        """Wait for all that was launched, copies included.
+        """Wait for everything launched, copies included.
 
         Raises:
             RuntimeError: the device can no longer be used.
         """
 
     def free_bytes(self) -> int:
-        """Memory that weights and KV cache may still take."""
+        """Free memory."""
 
     def release(self) -> None:
-        """Give cached and host memory back to the system, once all tensors are gone."""
+        """Return cached and host memory to the system, once all tensors are gone."""
 
 
 class CpuDevice:
-    """Kernels run in the calling thread, so every copy is done at once."""
+    """Kernels run in the calling thread, so all work is done when its launch returns."""
 
     def __init__(self, num_threads: int | None = None):
         self.torch_device = torch.device("cpu")
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        self._latest: _Started | None = None
 
     def upload(self, array: np.ndarray) -> Tensor:
-        # PyTorch has no tensors that are read-only, as what a plan holds is.
+        # Arrays of a plan are read-only, which PyTorch's tensors cannot be.
         return torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def upload_into(self, target: Tensor, array: np.ndarray) -> None:
@@ -125,15 +122,11 @@ class CpuDevice:
     def download(self, tensor: Tensor) -> np.ndarray:
         return tensor.numpy()
 
-    def mark(self) -> Mark:
-        return _Passed()
-
-    def begin(self) -> Begun:
-        self._latest = _Started(self._latest.ended if self._latest else None)
-        return self._latest
+    def event(self) -> Event:
+        return _CpuEvent()
 
     def copy_stream(self) -> CopyStream:
-        return _CallingThread()
+        return _CpuCopyStream()
 
     def host_memory(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8)
@@ -148,43 +141,27 @@ class CpuDevice:
         pass
 
 
-class _Passed:
-    def __init__(self, seconds: float = 0.0, idle: float | None = None):
-        self._seconds = seconds
-        self._idle = idle
+class _CpuEvent:
+    """The time at which it was made."""
 
-    def done(self) -> bool:
+    def __init__(self) -> None:
+        self.time = time.perf_counter()
+
+    def query(self) -> bool:
         return True
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         pass
 
-    def seconds(self) -> float:
-        return self._seconds
-
-    def idle_seconds(self) -> float | None:
-        return self._idle
+    def elapsed_time(self, end: _CpuEvent) -> float:
+        return 1e3 * (end.time - self.time)
 
 
-class _Started:
-    """``before`` and ``ended`` are times: the end of what was begun before this, and its own."""
-
-    def __init__(self, before: float | None = None) -> None:
-        self._start = time.perf_counter()
-        self._before = before
-        self.ended: float | None = None
-
-    def end(self) -> Span:
-        self.ended = time.perf_counter()
-        idle = None if self._before is None else self._start - self._before
-        return _Passed(self.ended - self._start, idle)
-
-
-class _CallingThread:
+class _CpuCopyStream:
     def run(self, work: Callable[[], None]) -> Span:
-        started = _Started()
+        begin = _CpuEvent()
         work()
-        return started.end()
+        return Span(begin, _CpuEvent())
 
 
 class CudaDevice:
@@ -194,13 +171,12 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self._locked: list[Tensor] = []
-        self._latest: _CudaBegun | None = None
         self._ring = PinnedRing()
         self._stream = torch.cuda.current_stream(self.torch_device)
 
     def upload(self, array: np.ndarray) -> Tensor:
         if torch.cuda.current_stream(self.torch_device) != self._stream:
-            # A copy stream may be far behind, and no step shall wait for a buffer that it holds.
+            # A copy stream may be far behind; a step must not wait for a buffer that it holds.
             return upload(array, self.torch_device)
         return self._ring.upload(array, self.torch_device)
 
@@ -211,14 +187,8 @@ class CudaDevice:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor, non_blocking=True).numpy()
 
-    def mark(self) -> Mark:
-        event = torch.cuda.Event()
-        event.record()
-        return _CudaMark(event)
-
-    def begin(self) -> Begun:
-        self._latest = _CudaBegun(self._latest.ended if self._latest else None)
-        return self._latest
+    def event(self) -> Event:
+        return _recorded_event()
 
     def copy_stream(self) -> CopyStream:
         return _CudaCopyStream(self.torch_device)
@@ -226,9 +196,9 @@ class CudaDevice:
     def host_memory(self, num_bytes: int) -> Tensor:
         if num_bytes == 0:
             return torch.empty(0, dtype=torch.uint8)
-        # Locked in place, as PyTorch's own pinned memory is rounded up to a power of two; from the
-        # beginning of a page to the end of one, so that no other locked block shares a page with
-        # it. Zeros commit the memory with all threads, locking alone would do so with one.
+        # Locked in place, because PyTorch rounds its own pinned memory up to a power of two; in
+        # whole pages, so that no two locked blocks share one. Zeroing commits the memory with all
+        # threads; locking alone would use one.
         block = torch.zeros(num_bytes + 2 * mmap.PAGESIZE, dtype=torch.uint8)
         start = -block.data_ptr() % mmap.PAGESIZE
         length = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -237,7 +207,7 @@ class CudaDevice:
         status = cudart.cudaHostRegister(locked.data_ptr(), length, 0)
         if status != cudart.cudaError.success:
             with suppress(RuntimeError):
-                # CUDA keeps the error for the next kernel to report, so let that be this one.
+                # CUDA reports the error again at the next kernel: let it be this one.
                 torch.zeros(1, device=self.torch_device)
             raise RuntimeError(f"locking host memory: {cudart.cudaGetErrorString(status)}")
         self._locked.append(locked)
@@ -265,68 +235,59 @@ class CudaDevice:
                 log.warning("unlocking host memory: %s", cudart.cudaGetErrorString(status))
 
 
-class _CudaMark:
-    def __init__(self, event: torch.cuda.Event):
-        self._event = event
-
-    def done(self) -> bool:
-        return bool(self._event.query())
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-
 class _CudaCopyStream:
     def __init__(self, device: torch.device):
-        # PyTorch's streams do not wait for the default stream, on which steps run, nor it for them.
+        # PyTorch's streams and the default stream, on which steps run, do not wait for each other.
         self._stream = torch.cuda.Stream(device)
 
     def run(self, work: Callable[[], None]) -> Span:
         with torch.cuda.stream(self._stream):
-            begun = _CudaBegun()
+            begin = _recorded_event()
             work()
-            return begun.end()
+            return Span(begin, _recorded_event())
 
 
-class _CudaBegun:
-    """Events on the current stream, so that what was queued before is not part of it.
+def _recorded_event() -> Event:
+    """An event of the current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
-    ``before`` and ``ended``: the end of what was begun before this, and its own.
+
+def open_device(config: EngineConfig) -> Device:
+    """The device of the configuration; "auto" falls back to the CPU.
+
+    Raises:
+        ModelError: there is no such GPU.
     """
-
-    def __init__(self, before: torch.cuda.Event | None = None) -> None:
-        self._start = torch.cuda.Event(enable_timing=True)
-        self._start.record()
-        self._before = before
-        self.ended: torch.cuda.Event | None = None
-
-    def end(self) -> Span:
-        self.ended = torch.cuda.Event(enable_timing=True)
-        self.ended.record()
-        return _CudaSpan(self._before, self._start, self.ended)
-
-
-class _CudaSpan(_CudaMark):
-    def __init__(
-        self, before: torch.cuda.Event | None, start: torch.cuda.Event, end: torch.cuda.Event
-    ):
-        super().__init__(end)
-        self._before = before
-        self._start = start
-
-    def seconds(self) -> float:
-        return _seconds(self._start, self._event)
-
-    def idle_seconds(self) -> float | None:
-        return None if self._before is None else _seconds(self._before, self._start)
+    if config.gpu is None:
+        return CpuDevice(config.cpu_threads)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.gpu < count:
+        return CudaDevice(config.gpu)
+    if config.device != "auto":
+        last = f", up to cuda:{count - 1}" if count else ""
+        raise ModelError(
+            f"device {config.device}: PyTorch sees {count} CUDA devices{last}", param="device"
+        )
+    log.warning("no CUDA device: running on the CPU")
+    return CpuDevice(config.cpu_threads)
 
 
-def _seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-    return float(start.elapsed_time(end)) / 1e3  # it tells milliseconds
+def compute_dtype(config: EngineConfig, device: Device) -> torch.dtype:
+    """The dtype of the computation: by default float32 on a CPU, else bfloat16."""
+    on_cpu = device.torch_device.type == "cpu"
+    if config.dtype == "auto":
+        return torch.float32 if on_cpu else torch.bfloat16
+    if config.dtype == "float16" and on_cpu:
+        log.warning("float16 has no fast CPU kernels: computing in bfloat16")
+        return torch.bfloat16
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
 
 
 def available_host_bytes() -> int:
-    """Memory the system can hand out without swapping."""
+    """Memory that the system can hand out without swapping."""
     try:
         with open("/proc/meminfo") as meminfo:
             for line in meminfo:
@@ -334,4 +295,4 @@ def available_host_bytes() -> int:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return 4 * 2**30  # a guess, for systems that do not tell
+    return 4 * 2**30  # a guess, where the system does not say

@@ -1,4 +1,4 @@
-"""Pinned host memory that is used over and over for copies to the device."""
+"""A ring of pinned host buffers for copies to the device."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Copies that may be under way before the host waits for the first of them. A step has up to seven,
-#: and two for every 32 rows with penalties; two steps are under way.
+#: Copies in flight before the host waits for the first of them. A step has up to seven, and two for
+#: every 32 rows with penalties; two steps are in flight.
 COPIES = 64
-#: A buffer's first size, enough for the tokens of most steps, as locking memory takes up to a
-#: millisecond; it grows with what it is asked to hold.
+#: A buffer's first size, enough for the tokens of most steps; a buffer grows when needed, but
+#: locking memory takes up to a millisecond.
 MIN_BYTES = 1 << 17
 
 
 class PinnedRing:
-    """Buffers in turn, for copies on one stream; each is free once the copy from it has run."""
+    """For copies on one stream; a buffer is used again once the copy from it is done."""
 
     def __init__(self) -> None:
         self._buffers = [_Buffer(part) for part in _pinned(COPIES * MIN_BYTES).split(MIN_BYTES)]
@@ -47,9 +47,9 @@ class _Buffer:
         self._memory = memory
 
     def wait(self, num_bytes: int) -> None:
-        """Return once it is free and large enough."""
-        # Done, if nothing was ever recorded. Waiting would give up the interpreter's lock, and then
-        # wait for that, too.
+        """Wait until the buffer is free, and make it large enough."""
+        # An event that was never recorded is done. ``synchronize`` would also give up the GIL, and
+        # wait to get it back.
         if not self.copied.query():
             self.copied.synchronize()
         if self._memory.nbytes < num_bytes:

@@ -7,48 +7,43 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asyncllm.executor.device import Device, Mark, Span
+from asyncllm.executor.device import Device, Event, Span
 from asyncllm.executor.memory.copies import PageCopier
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import StepForward
 from asyncllm.executor.step.inputs import StepRows
-from asyncllm.executor.step.readback import Landing, read
+from asyncllm.executor.step.readback import StepReadback
 from asyncllm.executor.step.slots import SlotTable
-from asyncllm.wire.messages import (
-    NO_TOKEN,
-    PooledPrompt,
-    RowLogprobs,
-    ScoredPrompt,
-    StepPlan,
-    StepResult,
-    unpack,
-)
+from asyncllm.wire.messages import NO_TOKEN, StepPlan, StepResult, unpack
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A launched step; launching took ``launch_seconds``. ``samples`` is None when nothing lands.
+    """A launched step.
 
-    ``end`` is that of the rows, or of the copies under way when there are no rows; ``rows`` tells
-    how long rows ran.
+    Attributes:
+        ends: the step is done when all of these are: the end of its rows or, if it has none, of
+            all copies under way.
+        rows: the rows' time on the device; None without rows.
+        readback: None if there is nothing to read.
     """
 
     step: int
     num_rows: int
     decode_steps: int
     t_launch: float
-    samples: Landing | None
-    end: Mark
-    rows: Span | None
-    launch_seconds: float = 0.0
+    launch_seconds: float
+    ends: list[Event]
+    rows: Span | None = None
+    readback: StepReadback | None = None
 
     def done(self) -> bool:
         """Whether ``collect`` would return without waiting."""
-        return self.end.done()
+        return all(end.query() for end in self.ends)
 
 
 class ModelRunner:
-    """Runs steps, and page copies beside them, on one device.
+    """Runs steps, and page copies concurrently with them, on one device.
 
     Owns the slot table and the sampler's state.
     """
@@ -66,6 +61,7 @@ class ModelRunner:
         self._table = table
         self._copier = copier
         self._device = device
+        self._previous_end: Event | None = None
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Queue a step's kernels. Host work only, unless the device is the CPU itself.
@@ -76,55 +72,61 @@ class ModelRunner:
         t_launch = time.perf_counter()
         self._copier.launch(plan.step, unpack(plan.copies, 3))
         rows = unpack(plan.rows, 3)
-        # The table first: should anything below fail, rows of the next step, which is on its way
-        # already, still go to their own pages.
+        # The table first: if anything below fails, the rows of the next step, which may be planned
+        # already, still write to their own pages.
         known = [self._table.admit(admit) for admit in plan.admits]
         self._table.add_pages(unpack(plan.new_pages, 3))
         for admit, tokens in zip(plan.admits, known, strict=True):
             self._sampler.admit(admit.slot, admit.params, tokens, admit.num_prompt)
         self._sampler.flush()
         if len(rows) == 0:
-            return Ticket(plan.step, 0, 1, t_launch, None, self._copier.mark(), None)
+            return Ticket(plan.step, 0, 1, t_launch, 0.0, self._copier.ends())
         step = StepRows.of(rows, self._table)
-        begun = self._device.begin()
-        sampled = self._forward(step, plan.decode_steps)
-        samples = None if sampled is None else Landing.of(step, sampled, self._device.download)
-        span = begun.end()
-        seconds = time.perf_counter() - t_launch
+        # No idle time is known behind a launch that fails.
+        previous, self._previous_end = self._previous_end, None
+        begin = self._device.event()
+        samples = self._forward(step, plan.decode_steps)
+        readback = (
+            None if samples is None else StepReadback.of(step, samples, self._device.download)
+        )
+        end = self._previous_end = self._device.event()
         return Ticket(
-            plan.step, len(rows), plan.decode_steps, t_launch, samples, span, span, seconds
+            plan.step,
+            len(rows),
+            plan.decode_steps,
+            t_launch,
+            time.perf_counter() - t_launch,
+            [end],
+            Span(begin, end, previous),
+            readback,
         )
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a launched step, with the GIL released, and read its outcome.
 
-        Copies of this and earlier plans are told of if they are done, which with rows is not
-        waited for.
+        Reports completed copies of this and earlier plans; only a plan without rows waits for them.
         """
-        tokens = np.full((ticket.decode_steps, ticket.num_rows), NO_TOKEN, dtype="<i4")
-        logprobs: tuple[RowLogprobs, ...] = ()
-        prompts: tuple[ScoredPrompt, ...] = ()
-        pooled: tuple[PooledPrompt, ...] = ()
-        ticket.end.wait()
+        for end in ticket.ends:
+            end.synchronize()
         landed = time.perf_counter()
-        if ticket.samples is not None:
-            tokens[:, ticket.samples.rows] = ticket.samples.sampled()
-            logprobs = tuple(ticket.samples.row_logprobs(ticket.num_rows))
-            prompts, pooled = read(ticket.samples.prompts), read(ticket.samples.pooled)
+        readback, rows = ticket.readback, ticket.rows
+        tokens = np.full((ticket.decode_steps, ticket.num_rows), NO_TOKEN, dtype="<i4")
+        if readback is not None:
+            tokens[:, readback.rows] = readback.sampled()
         return StepResult(
             step=ticket.step,
             tokens=tokens.tobytes(),
-            logprobs=logprobs,
+            logprobs=() if readback is None else tuple(readback.row_logprobs(ticket.num_rows)),
             error=None,
             t_launch=ticket.t_launch,
-            t_done=time.perf_counter(),
-            seconds=0.0 if ticket.rows is None else ticket.rows.seconds(),
+            seconds=0.0 if rows is None else rows.seconds(),
             launch_seconds=ticket.launch_seconds,
+            idle_seconds=None if rows is None else rows.idle_seconds(),
+            prompts=() if readback is None else readback.prompts.read(),
+            pooled=() if readback is None else readback.pooled.read(),
+            failures=() if readback is None else readback.failures,
+            t_done=time.perf_counter(),
             collect_seconds=time.perf_counter() - landed,
-            idle_seconds=None if ticket.rows is None else ticket.rows.idle_seconds(),
-            prompts=prompts,
-            pooled=pooled,
-            failures=() if ticket.samples is None else ticket.samples.failures,
-            # Last, as nothing may fail any more: each is told once.
-            copied=self._copier.landed(ticket.step),
+            # Last, because nothing may fail after it: each copy is reported once.
+            copied=self._copier.completed(ticket.step),
         )

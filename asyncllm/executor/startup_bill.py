@@ -1,4 +1,4 @@
-"""The start-up bill: what loading took, in seconds and in memory of the device."""
+"""The start-up bill: seconds and device memory of each phase of loading."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from contextlib import contextmanager
 
 import msgspec
 
+#: Of times in /proc, on all of Linux's architectures.
+TICKS_PER_SECOND = 100
+
 
 class StartupItem(msgspec.Struct, frozen=True):
-    """One phase; ``bytes`` of the device's memory were in use afterwards and not before."""
+    """One phase; ``bytes`` is the growth of used device memory."""
 
     name: str
     seconds: float
@@ -18,22 +21,14 @@ class StartupItem(msgspec.Struct, frozen=True):
 
 
 class StartupBill:
-    """Filled in by the thread that loads, phase after phase; to be read once loading is done.
-
-    Attributes:
-        items: in the order in which the phases began.
-    """
+    """Written by the loading thread; read it once loading is done. ``items`` are in order."""
 
     def __init__(self) -> None:
         self.items: list[StartupItem] = []
 
     @contextmanager
     def phase(self, name: str, free_bytes: Callable[[], int] | None = None) -> Iterator[None]:
-        """Time what happens inside; nothing is entered if it fails.
-
-        Args:
-            free_bytes: free memory of the device; None counts none.
-        """
+        """Measure a phase; ``free_bytes`` is the device's free memory. Errors record nothing."""
         free = free_bytes() if free_bytes else 0
         started = time.perf_counter()
         yield
@@ -52,7 +47,7 @@ class StartupBill:
         return sum(item.bytes for item in self.items)
 
     def __str__(self) -> str:
-        """A line for each phase, and the sum: name, seconds, GiB."""
+        """A line for each phase and one for the sum: name, seconds, GiB."""
         total = StartupItem("in all", self.seconds, self.bytes)
         width = max(len(item.name) for item in (*self.items, total))
         return "\n".join(
@@ -62,7 +57,7 @@ class StartupBill:
 
 
 def process_seconds() -> float | None:
-    """How long this process has existed; None where the system does not tell (Linux does)."""
+    """The age of this process; None where there is no /proc."""
     try:
         with open("/proc/self/stat", encoding="utf-8") as stat, open("/proc/uptime") as uptime:
             # The second field, a name in parentheses, may contain anything; the 22nd is the start.
@@ -71,9 +66,3 @@ def process_seconds() -> float | None:
             return float(uptime.read().split()[0]) - started
     except (OSError, ValueError, IndexError):
         return None
-
-
-#: Of the times in /proc, on every architecture that Linux runs on today.
-TICKS_PER_SECOND = 100
-
-__all__ = ["StartupBill", "StartupItem", "process_seconds"]

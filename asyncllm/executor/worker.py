@@ -1,4 +1,4 @@
-"""The executor thread's loop: plans in, results out, one step always queued behind the other."""
+"""The executor thread's loop: plans in, results out, with one step queued behind another."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 class Worker:
     """Answers every plan with exactly one result, in order.
 
-    With two steps in flight the newest launched step is not collected until the next plan is
-    launched behind it, so the device never runs dry. A FLUSH says that no such plan will come.
+    With two steps in flight, the newest step is collected only after the next plan is launched
+    behind it, so the device never idles. FLUSH announces that no such plan comes.
 
-    A step that fails, or a plan that cannot be decoded, gives a result with an error. A page copy
-    that fails ends the worker: the loop would wait for its acknowledgment for ever.
+    A step that fails, or a plan that cannot be decoded, gives a result with an error. A failed page
+    copy ends the worker, because the loop would wait for it forever.
     """
 
     def __init__(self, runner: ModelRunner, limits: EngineLimits, device: Device):
@@ -37,7 +37,7 @@ class Worker:
         self._device = device
 
     def run(self, channel: ThreadChannel) -> None:
-        """Serve the channel until it closes, then give the device's memory back."""
+        """Serve the channel until it closes, then release the device's memory."""
         assert self._runner is not None, "a worker runs once"
         try:
             with torch.inference_mode():
@@ -46,8 +46,8 @@ class Worker:
             _clear_frames(error)
             raise
         finally:
-            with suppress(RuntimeError):  # of a lost device: what ended the loop says more
-                self._device.check()  # nothing runs any more on memory that others may get
+            with suppress(RuntimeError):  # of a lost device: the error itself says more
+                self._device.check()  # no kernel may still use memory that is released
             self._runner = None
             gc.collect()
             with suppress(RuntimeError):
@@ -57,7 +57,7 @@ class Worker:
         launched: deque[Ticket | StepResult] = deque()
 
         def post(keep: int) -> None:
-            """Post results: all but the newest ``keep``, and those too if they have landed."""
+            """Post results of all but the newest ``keep`` steps, and of those that are done."""
             while launched and (len(launched) > keep or _done(launched[0])):
                 channel.post(encode(self._collect(runner, launched.popleft())))
 
@@ -77,7 +77,7 @@ class Worker:
             plan = decode_plan(message)
         except msgspec.MsgspecError as error:
             head = decode_plan_head(message)
-            # Its pages and copies are the scheduler's own, and later steps rely on them.
+            # Its pages and copies do not come from requests, and later steps rely on them.
             runner.launch(StepPlan(head.step, b"", head.new_pages, (), head.copies))
             return self._failed(head.step, started, error)
         try:
@@ -98,7 +98,7 @@ class Worker:
             return self._failed(step.step, step.t_launch, error)
 
     def _failed(self, step: int, t_launch: float, error: Exception) -> StepResult:
-        """The step's requests fail, and the worker goes on, unless the device is lost."""
+        """Fail the step's requests and go on, unless the device is lost."""
         log.error("step %d failed", step, exc_info=error)
         self._device.check()
         return StepResult(step, b"", (), repr(error), t_launch, time.perf_counter())
@@ -109,7 +109,7 @@ def _done(step: Ticket | StepResult) -> bool:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Drop the locals of what has failed: they hold the runner, and with it the device's memory."""
+    """Drop the locals of failed frames, which hold the runner and so the device's memory."""
     cause: BaseException | None = error
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)

@@ -1,4 +1,4 @@
-"""What every model offers the executor and the loader."""
+"""The interface of models for the executor and the loader."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from asyncllm.models.quant.weight import Place, QuantizedWeight
 class CausalLM(nn.Module, ABC):
     """A decoder-only language model that computes in the dtype of its weights.
 
-    Made as ``cls(config, dtype, device, max_length)``: parameters are allocated on the device and
-    not written to; positions stay below ``max_length``, by default the checkpoint's own limit. With
-    ``quantized=True`` the weights of projections are left to ``models.quant.allocate``.
+    ``cls(config, dtype, device, max_length)`` allocates parameters without filling them. Positions
+    stay below ``max_length``, by default the checkpoint's own limit. With ``quantized=True``,
+    ``models.loading.allocate`` allocates the weights of projections.
 
     Attributes:
         attention_specs: of each layer, in order.
-        lm_head: the output projection, or None where the token embedding serves as it.
+        lm_head: the output projection; None if it is the token embedding.
     """
 
     attention_specs: list[AttentionSpec]
@@ -31,7 +31,7 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run one step; [samples, hidden], as ``logits`` takes it."""
+        """Run one step; returns [samples, hidden] for ``logits``."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -39,20 +39,20 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def final(self, hidden: Tensor) -> Tensor:
-        """What ``forward`` returns, after the last norm: [n, hidden] -> [n, hidden]."""
+        """Apply the last norm to the output of ``forward``: [n, hidden] -> [n, hidden]."""
 
     def checkpoint_name(self, name: str) -> str | None:
-        """What this class calls a tensor of the checkpoint; None where it has no use for it."""
+        """This class's name for a tensor of the checkpoint; None if it is not used."""
         tied = name == "lm_head.weight" and self.lm_head is None
         return None if tied or name.endswith("rotary_emb.inv_freq") else name
 
     def checkpoint_tensors(self) -> dict[str, Place]:
-        """Where each tensor goes, by name: views that together are all the parameters."""
+        """The place of each tensor, by name: views that together cover all parameters."""
         places: dict[str, Place] = {}
         own: Iterable[tuple[str, Place]]
         for path, module in self.named_modules():
             if isinstance(module, QuantizedWeight):
-                continue  # the projection that it is of has its parts
+                continue  # a part of its projection
             if isinstance(module, Packed):
                 path, own = path.rpartition(".")[0], module.parts()
             elif isinstance(module, Linear):

@@ -1,8 +1,8 @@
 """config.json, typed: one struct per family, with the family's own defaults.
 
 Field names are those on disk; other fields there are ignored. Both spellings of rotary settings are
-understood: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters``. What cannot be served is
-refused on construction, with ModelError, or with msgspec's ValidationError when decoding.
+understood: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters``. Unsupported values raise
+ModelError on construction, or msgspec's ValidationError when decoding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asyncllm.models.rope import RopeConfig
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
-#: Bounds far beyond any model there is: more is a mistake, or an attempt to take all memory.
+#: Bounds far beyond any existing model; larger values are mistakes or attacks on memory.
 Layers = Annotated[int, msgspec.Meta(ge=1, le=2**10)]
 Experts = Annotated[int, msgspec.Meta(ge=0, le=2**12)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
@@ -27,7 +27,7 @@ VocabSize = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What every family says."""
+    """The settings of every family."""
 
     vocab_size: VocabSize
     hidden_size: Size
@@ -48,7 +48,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context_length(self) -> int:
-        """The longest sequence the checkpoint is made for."""
+        """The longest sequence."""
         return self.max_position_embeddings
 
     @property
@@ -75,7 +75,7 @@ class OPTConfig(Config, frozen=True, kw_only=True):
 
 
 class DecoderConfig(Config, frozen=True, kw_only=True):
-    """What the families with rotary positions share."""
+    """The settings of families with rotary positions."""
 
     intermediate_size: Size
     num_key_value_heads: Size | None = None
@@ -139,7 +139,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
 
     @property
     def embedding_scale(self) -> float | None:
-        """None, or what token embeddings are multiplied by."""
+        """None, or the factor of token embeddings."""
         return None
 
     def layer_type(self, layer: int) -> str:
@@ -159,7 +159,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         return self._rope({"rope_theta": self.rope_theta or 10_000.0, **of_layer})
 
     def _rope(self, given: dict[str, Any]) -> RopeConfig:
-        """Resolve one set of rotary settings; the context lengths come from around it."""
+        """Resolve one set of rotary settings."""
         turned = given.get("partial_rotary_factor", self.partial_rotary_factor)
         original = self.original_max_position_embeddings
         if original is None:
@@ -180,7 +180,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         return name
 
     def _listed_layer_type(self, layer: int) -> str | None:
-        """The entry of ``layer_types``, None when there is no such list."""
+        """The entry of ``layer_types``, None without such a list."""
         if self.layer_types is None:
             return None
         if len(self.layer_types) < self.num_hidden_layers:
@@ -262,7 +262,7 @@ class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
 
     @property
     def experts(self) -> int:
-        """Experts of one sparse layer."""
+        """Number of experts in a sparse layer."""
         return self.num_experts or self.num_local_experts or 0
 
     def is_sparse(self, layer: int) -> bool:
@@ -315,10 +315,10 @@ class Gemma2Config(DecoderConfig, frozen=True, kw_only=True):
 
 
 class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
-    """The text part of Gemma 3: every sixth layer is full, with a rotary base of its own.
+    """The text part of Gemma 3: every sixth layer is full, with its own rotary base.
 
-    Multimodal checkpoints leave out what equals these defaults. ``rope_scaling`` stretches the
-    full layers only.
+    Multimodal checkpoints omit values equal to these defaults. ``rope_scaling`` applies to full
+    layers only.
     """
 
     vocab_size: VocabSize = 262_208

@@ -1,8 +1,8 @@
-"""The frame of the families with rotary positions: embedding, layers, norm, output projection."""
+"""The families with rotary positions: Llama, and what others override."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -13,8 +13,11 @@ from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config import DecoderConfig
+from asyncllm.models.layers.attention import Attention
+from asyncllm.models.layers.block import PreNormBlock
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.linear import Linear
+from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.norm import RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.rotary import rotary_table
@@ -24,9 +27,15 @@ C = TypeVar("C", bound=DecoderConfig)
 
 
 class DecoderLM(CausalLM, Generic[C]):
-    """A family says with ``make_layer`` what one of its layers is; the rest is here."""
+    """Llama; a family overrides what it has different.
+
+    Attributes:
+        has_head_norms: each query and key head has a norm.
+    """
 
     norm_type: type[RMSNorm] = RMSNorm
+    block_type: type[PreNormBlock] = PreNormBlock
+    has_head_norms = False
 
     def __init__(
         self,
@@ -43,7 +52,7 @@ class DecoderLM(CausalLM, Generic[C]):
         self.logit_softcap = config.logit_softcap
         self.model = _Stack(
             Embedding(config.vocab_size, config.hidden_size, place, scale=config.embedding_scale),
-            [self.make_layer(config, spec, place) for spec in self.attention_specs],
+            [self._make_layer(config, spec, place) for spec in self.attention_specs],
             self.norm_type(config.hidden_size, config.rms_norm_eps, place),
             [config.rope(i) for i in range(config.num_hidden_layers)],
             max_length or config.context_length,
@@ -52,13 +61,27 @@ class DecoderLM(CausalLM, Generic[C]):
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, place)
 
-    @abstractmethod
-    def make_layer(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
-        """The layer ``spec.layer``: takes (x [tokens, hidden], rope, batch), returns x.
+    def make_attention(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
+        """The attention of layer ``spec.layer``."""
+        bias = config.attention_bias
+        return self._attention(config, spec, place, qkv_bias=bias, out_bias=bias)
 
-        It may change x in place. ``rope`` is its rotary table. Of the last layer's x, the rows that
-        are ``batch.needed`` are returned.
-        """
+    def make_mlp(self, config: C, layer: int, place: Placement) -> nn.Module:
+        """The feed-forward part of a layer."""
+        return GatedMLP(config.hidden_size, config.intermediate_size, config.activation, place)
+
+    def _attention(
+        self, config: C, spec: AttentionSpec, place: Placement, **options: bool
+    ) -> Attention:
+        """``Attention`` with these options and the family's norms."""
+        head_norm = partial(self.norm_type, config.head_size, config.rms_norm_eps, place)
+        norms = head_norm if self.has_head_norms else None
+        return Attention(spec, config.hidden_size, place, head_norm=norms, **options)
+
+    def _make_layer(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
+        attention = self.make_attention(config, spec, place)
+        mlp = self.make_mlp(config, spec.layer, place)
+        return self.block_type(attention, mlp, config, place)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         hidden: Tensor = self.model(batch)
@@ -79,13 +102,13 @@ class DecoderLM(CausalLM, Generic[C]):
         return torch.tanh(scores / self.logit_softcap) * self.logit_softcap
 
     def checkpoint_name(self, name: str) -> str | None:
-        """Those of embedding models are often saved without the wrapper that generates."""
+        """Embedding models are often saved without the ``model.`` prefix."""
         bare = name.startswith(("embed_tokens.", "layers.", "norm."))
         return super().checkpoint_name(f"model.{name}" if bare else name)
 
 
 class _Stack(nn.Module):
-    """From token ids to hidden states before the last norm; named as checkpoints name it."""
+    """From token ids to hidden states before the last norm."""
 
     def __init__(
         self,
@@ -112,7 +135,7 @@ class _Stack(nn.Module):
         layer, rope = last
         batch = batch.for_last_layer()
         x = layer(x, rope, batch)
-        return x if batch.ending else batch.sampling(x)
+        return x if batch.logit_rows_only else batch.sampling(x)
 
 
 def _spec(config: DecoderConfig, layer: int) -> AttentionSpec:

@@ -1,12 +1,12 @@
-"""Which architectures can be served, and where each lives. Imports no torch.
+"""The supported architectures. Imports no torch.
 
 To add a model:
 
 1. ``config.py``: a struct with the fields of its config.json, on top of ``DecoderConfig`` when it
-   has rotary positions; defaults as its own configuration class has them.
-2. ``<family>.py``: a ``CausalLM`` (``base.py``), for most families a ``DecoderLM`` whose
-   ``make_layer`` puts one layer together from ``layers/``. Name modules as the checkpoint does, and
-   its tensors find their place by themselves.
+   has rotary positions; defaults are those of its own configuration class.
+2. ``families/<family>.py``: a ``CausalLM`` (``base.py``), for most families a ``DecoderLM`` that
+   overrides what differs from Llama. Name modules as the checkpoint does, so that the loader finds
+   its tensors.
 3. One line in ``ARCHITECTURES`` below: the name that ``architectures`` has in config.json.
 4. ``tests/support/models/tiny_models.py``: a tiny configuration; the parity tests then cover it.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """The class ``name`` in ``asyncllm.models.<module>``, and the config it takes."""
+    """The class ``name`` in ``asyncllm.models.families.<module>``, and its config."""
 
     module: str
     name: str

@@ -6,7 +6,7 @@ import msgspec
 
 from asyncllm.errors import ModelError
 
-#: Supported kinds of rotary encoding, with the settings each cannot do without.
+#: Supported kinds of rotary encoding, with the settings that each needs.
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -23,11 +23,11 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rope_type: a key of ``ROPE_TYPES``.
         rope_theta: base of the geometric series of wavelengths.
-        rotary_dim: how many leading dimensions of a head turn; even.
+        rotary_dim: leading dimensions of a head that are rotated; even.
         max_position_embeddings: as config.json has it.
         original_max_position_embeddings: the context before it was stretched.
 
-    The other fields belong to some kinds only and mean what they mean in config.json.
+    The other fields are those of config.json, for some kinds only.
     """
 
     rope_type: str
@@ -63,7 +63,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stretch(self) -> float:
-        """How many times the original context is stretched."""
+        """The ratio of the context to the original one."""
         if self.factor is not None:
             return self.factor
         return self.max_position_embeddings / self.original_max_position_embeddings

@@ -1,4 +1,4 @@
-"""Whether a checkpoint has as many layers and experts as config.json says, before any is made."""
+"""Check the numbers of layers and experts in config.json before allocating any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXPERT: Final = re.compile(r"\.experts\.(\d{1,9})\.")
 
 
 def check_sizes(config: Config, names: Iterable[str]) -> None:
-    """Compare config.json with the names of the tensors; shapes are compared later, with the model.
+    """Compare config.json with the names of tensors; shapes are compared later, with the model.
 
     Raises:
         ModelError: the checkpoint has fewer.
@@ -31,10 +31,7 @@ def check_sizes(config: Config, names: Iterable[str]) -> None:
 
 
 def _compare(field: str, claimed: int, stored: int, what: str) -> None:
-    if claimed > stored > 0:  # the tensors are listed otherwise: none has its place
+    if claimed > stored > 0:  # with 0 stored, the names are unusual: listed as unexpected later
         raise ModelError(
             f"config.json has {field} {claimed}, but the weights are of {stored} {what}"
         )
-
-
-__all__ = ["check_sizes"]

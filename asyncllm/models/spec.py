@@ -1,4 +1,4 @@
-"""What a model folder says of itself, read without torch."""
+"""The spec of a model, read from its folder without torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from asyncllm.models.quant.config import Quantization, parse_quantization
 
 T = TypeVar("T")
 
-#: What reading nested settings raises, which no type describes.
+#: Errors of reading nested settings, which are not typed.
 _WRONG_FORM: Final = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError)
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling values generation_config.json recommends; None where it has none.
+    """The sampling values of generation_config.json; None where it has none.
 
     ``do_sample`` false means greedy, whatever the other values are.
     """
@@ -33,17 +33,17 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of one model that the rest of the engine needs.
+    """The properties of a model that the engine needs.
 
     Attributes:
         architecture: as config.json names it.
-        config: the family's own settings, for its model class.
-        num_kv_heads, head_dim: of every layer; what one position costs follows from them.
-        max_position_embeddings: the longest sequence the checkpoint is made for.
+        config: the family's settings, for its model class.
+        num_kv_heads, head_dim: of every layer.
+        max_position_embeddings: the longest sequence.
         eos_token_ids: those of generation_config.json, then those only config.json has.
         dtype: of the weights on disk, as config.json names it: "bfloat16", "float16", "float32".
-        sampling: defaults for requests that leave a value open.
-        quantization: how the weights on disk are quantised; None where they are not.
+        sampling: defaults for values that requests leave unset.
+        quantization: of the weights on disk; None if they are not quantised.
     """
 
     architecture: str
@@ -61,7 +61,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = None
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of K and V that one token takes over all layers, in a dtype of that size."""
+        """Bytes of K and V of one token in all layers, for a dtype of that size."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
 
 

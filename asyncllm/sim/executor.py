@@ -16,7 +16,7 @@ import numpy as np
 
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import EngineDead
-from asyncllm.executor.memory.memory import resolve_limits
+from asyncllm.executor.memory.limits import resolve_limits
 from asyncllm.models.spec import ModelSpec
 from asyncllm.sim.cost import H200, SimCost, shape_of
 from asyncllm.sim.device import Computed, SimDevice

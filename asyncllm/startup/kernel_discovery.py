@@ -1,8 +1,8 @@
-"""Which Triton kernels serving a model launches, found by running its steps without a GPU.
+"""Find the Triton kernels that serving a model launches, by running its steps without a GPU.
 
-Model, tables and buffers are those of serving, on the meta device, where a tensor has a shape and
-no contents. So what is found are the variants that serving launches, if it is told the same sizes;
-two layers stand for all where they are alike.
+Model, tables and buffers are those of serving, on the meta device, where tensors have no contents.
+So the launched variants are those of serving with the same sizes. If all layers are alike, two of
+them run.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from asyncllm.attention.paged import PagedBackend
 from asyncllm.config import EngineConfig
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
-from asyncllm.executor.memory.memory import step_tokens, wanted_length
+from asyncllm.executor.memory.limits import step_tokens, wanted_length
 from asyncllm.executor.memory.profile import StepSize, largest_steps
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
-from asyncllm.executor.step.graphs import DRAWN_LEVELS
-from asyncllm.executor.step.padded_steps import StepPrograms, captured_tokens
+from asyncllm.executor.step.graphs import CAPTURED_LEVELS
+from asyncllm.executor.step.padded_steps import PaddedSteps, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.allocate import can_keep
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
-from asyncllm.startup.triton_prebuild import Gpu, Variant, rehearsing
+from asyncllm.startup.triton_prebuild import Gpu, Variant, recorded_launches
 
 
 def find_variants(
     spec: ModelSpec, dtype: torch.dtype, config: EngineConfig, gpu: Gpu
 ) -> list[Variant]:
-    """Every variant that serving the model on that GPU launches, as far as it can be foreseen.
+    """The variants that serving the model on that GPU launches, as far as they can be foreseen.
 
     Args:
-        config: lengths and sizes that serving will be given.
+        config: the lengths and sizes of serving.
 
     Raises:
         ModelError: the model is not supported, or not with this configuration.
     """
-    with rehearsing(gpu) as variants:
+    with recorded_launches(gpu) as variants:
         run_steps(spec, dtype, config)
     return variants
 
 
 def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> EagerForward:
-    """Run, on no device, all steps that starting to serve runs, and nothing depends on the data of.
+    """Run the data-independent start-up steps on the meta device.
 
     Returns:
-        What runs steps that are not captured, to run more of them.
+        The forward for steps that are not captured, to run more of them.
     """
-    device = _Nowhere()
+    device = _MetaDevice()
     meta = device.torch_device
     length, page_size, max_rows = wanted_length(config, spec), config.page_size, config.max_num_seqs
     keep = spec.quantization is not None and can_keep(torch.device("cuda"), dtype)
@@ -73,17 +73,17 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     size = StepSize(max_rows, step_tokens(config, "cuda"), length, most_captured, page_size)
     for step in largest_steps(size, spec.vocab_size, table, sampler):
         eager(step)
-    programs = StepPrograms(model, backend, table, page_size, max_rows, most_captured)
-    for captured in programs.decode_sizes + programs.mixed_sizes:
-        flat = torch.empty(programs.num_ints(captured), dtype=torch.int32, device=meta)
-        logits, rows = programs.run(captured, flat)
-        for level in DRAWN_LEVELS:
+    padded = PaddedSteps(model, backend, table, page_size, max_rows, most_captured)
+    for captured in padded.decode_sizes + padded.mixed_sizes:
+        flat = torch.empty(captured.num_ints, dtype=torch.int32, device=meta)
+        logits, rows = padded.run(captured, flat)
+        for level in CAPTURED_LEVELS:
             sampler.draw(logits, rows.slots, rows.lengths, level, relay=table.last_token)
     return eager
 
 
 def _shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
-    """With a layer and a last one, which computes less, if all layers of the model are alike."""
+    """The spec of two layers, if all are alike; the last one computes less than the others."""
     count = len(model.attention_specs)
     lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count)
     layers = next(lists, None)
@@ -103,8 +103,8 @@ def _shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
     return replace(spec, num_layers=2, config=config)
 
 
-class _Nowhere(CpuDevice):
-    """A device that keeps shapes only."""
+class _MetaDevice(CpuDevice):
+    """Tensors without contents."""
 
     def __init__(self) -> None:
         self.torch_device = torch.device("meta")
@@ -114,6 +114,3 @@ class _Nowhere(CpuDevice):
 
     def upload_into(self, target: Tensor, array: np.ndarray) -> None:
         pass
-
-
-__all__ = ["find_variants", "run_steps"]

@@ -1,14 +1,13 @@
-"""Triton's kernels ahead of time: which variants a program launches, and compiling them.
+"""Compile Triton's kernels ahead of time: record the launches of a program, then compile them.
 
-Triton compiles a kernel when it is first launched, once for each combination of argument types,
+Triton compiles a kernel at its first launch, once for each combination of argument types,
 alignments and constants, and keeps the result in a cache folder. To fill that folder without a GPU,
-the program that will serve runs on tensors without contents (``rehearsing``), where a launch is
-written down and goes no further; what was written down is then compiled, for any GPU. So the
-variants are those of the real program, and so are their keys in the cache.
+the serving program runs on the meta device under ``recorded_launches``, which records launches
+instead of running them; the recorded variants are then compiled for any GPU. So they have the same
+keys in the cache as those of the serving program.
 
-For processes that do nothing else, one for each GPU: what Triton and torch believe of the device is
-replaced, they and the kernels' launchers remember it, and a variant that has been launched before
-would be launched again, with addresses that are none.
+Use a process of its own for each GPU: Triton, torch and the kernels' launchers remember the
+properties of the pretended device, and a variant launched before would really be launched.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from asyncllm.startup.flashinfer_prebuild import KernelError
+from asyncllm.errors import KernelError
 
 
 class Gpu(NamedTuple):
@@ -41,7 +40,7 @@ class Gpu(NamedTuple):
 
     Attributes:
         capability: compute capability, such as (9, 0).
-        name, multiprocessors: on which kernels choose how they divide their work.
+        name, multiprocessors: kernels choose their tiles by these.
     """
 
     capability: tuple[int, int]
@@ -57,8 +56,8 @@ class Gpu(NamedTuple):
         return GPUTarget("cuda", 10 * major + minor, 32)
 
 
-#: Of each architecture the GPU that models are most likely served on. Older ones than Hopper have
-#: no programmatic launches, which our kernels ask for.
+#: The most likely GPU of each architecture. GPUs before Hopper lack the programmatic launches that
+#: our kernels need.
 USUAL_GPUS = (
     Gpu((9, 0), "NVIDIA H200", 132),
     Gpu((10, 0), "NVIDIA B200", 148),
@@ -67,7 +66,7 @@ USUAL_GPUS = (
 
 
 def gpus_of(archs: Sequence[str]) -> list[Gpu]:
-    """What to compile for.
+    """The GPUs to compile for.
 
     Args:
         archs: compute capabilities such as "9.0a"; none: the GPUs of this machine.
@@ -115,13 +114,13 @@ class Variant:
 
 
 @contextmanager
-def rehearsing(gpu: Gpu) -> Iterator[list[Variant]]:
-    """Let tensors on the meta device pass for tensors on this GPU, inside.
+def recorded_launches(gpu: Gpu) -> Iterator[list[Variant]]:
+    """Record kernel launches instead of running them; meta tensors pass for tensors on this GPU.
 
-    No kernel may have been launched in this process, nor another GPU been rehearsed.
+    No kernel may have been launched in this process, nor recorded for another GPU.
 
     Yields:
-        What would have been launched, each variant once; nothing is.
+        The launched variants, each once.
     """
     from triton import knobs
     from triton.runtime import driver
@@ -130,7 +129,7 @@ def rehearsing(gpu: Gpu) -> Iterator[list[Variant]]:
     variants: dict[Any, Variant] = {}
     listed: list[Variant] = []
 
-    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+    def record(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         function, key = fn.jit_function, compile["key"]
         if (function, key) not in variants:
             options = json.loads(compile["specialization_data"])["options"]
@@ -142,7 +141,7 @@ def rehearsing(gpu: Gpu) -> Iterator[list[Variant]]:
                 {name: _as_tuples(value) for name, value in options.items()},
             )
             listed.append(variants[function, key])
-        return True  # there is nothing left to do
+        return True  # do not compile or launch it
 
     major, minor = gpu.capability
     properties = SimpleNamespace(
@@ -150,7 +149,7 @@ def rehearsing(gpu: Gpu) -> Iterator[list[Variant]]:
     )
     with (
         _replaced(driver, "_active", _AbsentGpu(gpu)),
-        _replaced(knobs.runtime, "jit_cache_hook", note),
+        _replaced(knobs.runtime, "jit_cache_hook", record),
         _replaced(torch.cuda, "get_device_name", lambda device=None: gpu.name),
         _replaced(torch.cuda, "get_device_capability", lambda device=None: gpu.capability),
         _replaced(torch.cuda, "get_device_properties", lambda device=None: properties),
@@ -161,10 +160,10 @@ def rehearsing(gpu: Gpu) -> Iterator[list[Variant]]:
 
 
 def compile_all(variants: Sequence[Variant], gpu: Gpu, folder: Path) -> None:
-    """Compile into a cache folder what is not there yet, on all cores.
+    """Compile the variants that a cache folder lacks, on all cores.
 
-    Triton keeps nothing but what launching needs. Where it links each kernel with a launcher of
-    its own in C (before 3.7), that is compiled too; so serving needs no compiler.
+    Keeps only what launching needs. Before 3.7, Triton links each kernel with its own launcher in
+    C, which is compiled too; so serving needs no compiler.
 
     Raises:
         KernelError: a C compiler is missing, or a kernel cannot be compiled for this GPU.
@@ -176,7 +175,7 @@ def compile_all(variants: Sequence[Variant], gpu: Gpu, folder: Path) -> None:
 
     def build(variant: Variant) -> None:
         function = variant.function
-        # Its own kind of source, as Gluon has another one than Triton.
+        # Gluon functions have another kind of source than Triton's.
         source = function.ASTSource(
             function, variant.signature, variant.constants, variant.attributes
         )
@@ -193,9 +192,9 @@ def compile_all(variants: Sequence[Variant], gpu: Gpu, folder: Path) -> None:
         _linkable_driver(),
         ThreadPoolExecutor(os.cpu_count()) as threads,
     ):
-        nvidia.CudaUtils()  # what Triton itself asks of the driver, also in C
+        nvidia.CudaUtils()  # compiles Triton's own interface to the driver
         for _ in threads.map(build, variants):
-            pass  # what one of them raises comes out here
+            pass  # raises the first error
 
 
 def cache_folder() -> Path:
@@ -206,7 +205,7 @@ def cache_folder() -> Path:
 
 
 class _OnGpu(Tensor):
-    """A tensor on the meta device that passes for one on a GPU."""
+    """A meta tensor that passes for one on a GPU."""
 
     is_cuda = True
 
@@ -215,7 +214,7 @@ class _OnGpu(Tensor):
 
 
 class _MetaAsCuda(TorchFunctionMode):
-    """Has every function return ``_OnGpu`` for tensors on the meta device."""
+    """Every function returns ``_OnGpu`` for meta tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return tree_map(_on_gpu, func(*args, **(kwargs or {})))
@@ -228,7 +227,7 @@ def _on_gpu(value: Any) -> Any:
 
 
 class _AbsentGpu:
-    """As much of Triton's driver as finding a variant takes."""
+    """The part of Triton's driver that choosing a variant needs."""
 
     def __init__(self, gpu: Gpu):
         self._target = gpu.target
@@ -245,9 +244,9 @@ class _AbsentGpu:
 
 @contextmanager
 def _linkable_driver() -> Iterator[None]:
-    """If the driver's library is not here, give Triton one of the same names to link with.
+    """Let Triton link with a stub if the driver's library is not here.
 
-    It stays loaded, as otherwise nothing that was linked with it could be.
+    The stub stays loaded, or what is linked with it could not be loaded.
     """
     from triton import knobs
     from triton.backends.nvidia import driver as nvidia
@@ -264,7 +263,7 @@ def _linkable_driver() -> Iterator[None]:
 
 
 def _make_stub(folder: Path, backend: Path) -> Path:
-    """A ``libcuda.so.1`` with what the sources in ``backend`` name; it knows of no device."""
+    """A ``libcuda.so.1`` with the functions named by ``backend``'s sources; all return an error."""
     text = "".join((backend / name).read_text() for name in ("driver.c", "driver.py"))
     names = sorted(set(re.findall(r"\bcu[A-Z]\w*", text)))
     source, library = folder / "stub.c", folder / "libcuda.so.1"
@@ -275,7 +274,7 @@ def _make_stub(folder: Path, backend: Path) -> Path:
 
 
 def _c_compiler() -> str:
-    """The one that Triton takes."""
+    """The compiler that Triton uses."""
     found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if found is None:
         raise KernelError("a C compiler is missing: install gcc, or set CC")
@@ -293,16 +292,5 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _as_tuples(value: Any) -> Any:
-    """What JSON has made a list of was a tuple."""
+    """JSON has turned tuples into lists."""
     return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
-
-
-__all__ = [
-    "USUAL_GPUS",
-    "Gpu",
-    "Variant",
-    "cache_folder",
-    "compile_all",
-    "gpus_of",
-    "rehearsing",
-]

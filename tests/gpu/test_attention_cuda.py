@@ -224,7 +224,7 @@ def test_a_captured_step_serves_other_rows() -> None:
         qkv[:count] = layer.qkv.flatten(1)
         positions[:count] = batch.positions
         written.fill_(-1)
-        written[:count] = batch.written
+        written[:count] = batch.slot_mapping
         graph.replay()
         layer.check(out.view(num_tokens, spec.num_heads, spec.head_dim)[:count])
 

@@ -64,15 +64,15 @@ def test_pages_come_back_bit_by_bit(shape: Shape, staging_pages: int | None) -> 
     before = tiers.bits()
     away, hosts = shuffled(20, seed=1)[:14], shuffled(24, seed=2)[:14]
     tiers.copier.launch(0, store(zip(away, hosts, strict=True)))
-    tiers.copier.mark().wait()
+    tiers.wait_for_copies()
     assert torch.equal(tiers.host_bits()[hosts], before[away])
 
     tiers.clobber(range(20))
-    device.mark().wait()
+    device.event().synchronize()
     pages = shuffled(20, seed=3)[:14]
     tiers.copier.launch(1, load(zip(pages, hosts, strict=True)))
-    tiers.copier.mark().wait()
-    ((first, first_seconds), (second, second_seconds)) = tiers.copier.landed(1)
+    tiers.wait_for_copies()
+    ((first, first_seconds), (second, second_seconds)) = tiers.copier.completed(1)
     assert (first, second) == (0, 1)
     assert first_seconds > 0
     assert second_seconds > 0
@@ -90,12 +90,12 @@ def test_a_batch_in_many_pieces_keeps_its_staging_buffers_apart() -> None:
     before = tiers.bits()
     hosts = shuffled(120, seed=0)
     tiers.copier.launch(0, store(enumerate(hosts[:60])))
-    tiers.copier.mark().wait()
+    tiers.wait_for_copies()
     out = store(zip(range(60, 120), hosts[60:], strict=True))
     back = load(zip(range(60), reversed(hosts[:60]), strict=True))
     tiers.copier.launch(1, np.concatenate([out, back]))
-    tiers.copier.mark().wait()
-    assert [step for step, _ in tiers.copier.landed(1)] == [0, 1]
+    tiers.wait_for_copies()
+    assert [step for step, _ in tiers.copier.completed(1)] == [0, 1]
     assert torch.equal(tiers.host_bits()[hosts], before)
     assert torch.equal(tiers.bits()[:60], before[:60].flip(0))
     device.release()
@@ -108,10 +108,10 @@ def test_launching_and_polling_do_not_wait_for_the_device() -> None:
     with no_waiting(), gate() as hold:
         held = device.hold_copies(hold)
         tiers.copier.launch(0, np.concatenate([store([(0, 0), (3, 5)]), load([(1, 1)])]))
-        assert tiers.copier.landed(0) == ()
-        assert not any(span.done() for span in held)
-    tiers.copier.mark().wait()
-    assert [step for step, _ in tiers.copier.landed(0)] == [0]
+        assert tiers.copier.completed(0) == ()
+        assert not any(span.end.query() for span in held)
+    tiers.wait_for_copies()
+    assert [step for step, _ in tiers.copier.completed(0)] == [0]
     device.release()
 
 
@@ -122,13 +122,13 @@ def test_copies_do_not_wait_for_the_steps() -> None:
     before = tiers.bits()
     with gate() as hold:
         hold()
-        steps = device.mark()
+        steps = device.event()
         tiers.copier.launch(0, np.concatenate([store([(4, 9), (5, 10)]), load([(0, 0)])]))
-        tiers.copier.mark().wait()
-        assert not steps.done()
-    assert [step for step, _ in tiers.copier.landed(0)] == [0]
+        tiers.wait_for_copies()
+        assert not steps.query()
+    assert [step for step, _ in tiers.copier.completed(0)] == [0]
     assert torch.equal(tiers.host_bits()[9:11], before[4:6])
-    steps.wait()
+    steps.synchronize()
     device.release()
 
 
@@ -149,7 +149,7 @@ def test_steps_do_not_wait_for_copies() -> None:
         plans = [plan(2, pages, rows=[(0, 4, 1)])]
         plans += [plan(step, rows=[(0, step + 2, 1)]) for step in range(3, 20)]
         results = [runner.collect(runner.launch(each)) for each in plans]
-        assert not any(span.done() for span in held)
+        assert not any(span.end.query() for span in held)
         assert [result.copied for result in results] == [()] * 18
         assert all(unpack(result.tokens).tolist() == [7] for result in results)
 
@@ -244,10 +244,10 @@ def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         tiers.copier.launch(step, copies)
-        tiers.copier.mark().wait()
+        tiers.wait_for_copies()
         end.record()
         end.synchronize()
-        ((_, seconds),) = tiers.copier.landed(step)
+        ((_, seconds),) = tiers.copier.completed(step)
         moved = len(copies) * tiers.pool.page_bytes / 1e9
         wall = start.elapsed_time(end) / 1e3
         lines.append(f"{name}: {moved / seconds:.1f} GB/s a stream, {moved / wall:.1f} in all")

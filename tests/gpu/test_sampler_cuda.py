@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from asyncllm.executor.device import CpuDevice, CudaDevice
-from asyncllm.executor.sampling.sampler import Level, Sampler
+from asyncllm.executor.sampling.needs import Level
+from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.kernels.random_streams import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.support.engine.waiting import no_waiting
+from tests.support.models.constraining import unpacked
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,8 +81,8 @@ def test_tokens_are_those_of_the_cpu(dtype: torch.dtype) -> None:
         different += int((~same).sum())
         assert want.logprobs is not None
         assert got.logprobs is not None
-        expected = {entry.row: entry for entry in want.logprobs.unpack()}
-        for entry in got.logprobs.unpack():
+        expected = {entry.row: entry for entry in unpacked(want.logprobs)}
+        for entry in unpacked(got.logprobs):
             assert entry.top_logprobs == pytest.approx(expected[entry.row].top_logprobs, abs=1e-4)
             if same[entry.row]:
                 assert entry.sampled == pytest.approx(expected[entry.row].sampled, abs=1e-4)

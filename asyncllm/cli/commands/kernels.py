@@ -16,14 +16,14 @@ from asyncllm.config import EngineConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncllm.attention.flashinfer_library import Library
     from asyncllm.cli.parser import CommandParser
     from asyncllm.models.spec import ModelSpec
-    from asyncllm.startup.flashinfer_prebuild import KernelModule
     from asyncllm.startup.triton_prebuild import Gpu
 
 _DTYPES = ("bfloat16", "float16")
 _HEAD_DIMS = ("64", "128", "256")
-#: What kernels depend on, beside the model and the GPU, and where they are kept.
+#: The options that kernels depend on, and the folder of compiled kernels.
 _SIZES = (
     "attention",
     "max_model_len",
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def models_of(args: argparse.Namespace) -> list[str]:
-    """The models that are named, as arguments or by --model."""
+    """The models named, as arguments or by --model."""
     named: list[str] = getattr(args, "named", [])
     if named and args.models and set(named) != set(args.models):
         usage_error(args, f"different models are named: {' '.join(named)}, and by --model")
@@ -135,52 +135,42 @@ def _build_flashinfer(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> 
     from asyncllm.startup import flashinfer_prebuild as prebuild
 
     prebuild.prepare(args.arch)
-    modules = _model_modules(args, specs) if specs else _named_modules(args)
     size = 0
-    for module in modules:
-        print(f"{module}: ", end="", flush=True)
-        built = prebuild.build(module, force=args.force)
+    libraries = _libraries(args, specs)
+    for library in libraries:
+        print(f"{library}: ", end="", flush=True)
+        built = prebuild.build(library, force=args.force)
         took = "was there" if built.seconds is None else f"{built.seconds:.1f} s"
         print(f"{took}, {built.size / 2**20:.2f} MiB")
         size += built.size
-    if modules:
+    if libraries:
         folder = built.path.parents[1]
-        print(f"{len(modules)} of FlashInfer's libraries, {size / 2**20:.2f} MiB, in {folder}")
+        print(f"{len(libraries)} of FlashInfer's libraries, {size / 2**20:.2f} MiB, in {folder}")
 
 
-def _named_modules(args: argparse.Namespace) -> list[KernelModule]:
-    import torch
-
-    from asyncllm.startup.flashinfer_prebuild import KINDS, KernelModule
-
-    windows = (False, True) if args.window else (False,)
-    softcaps = (False, True) if args.softcap else (False,)
-    return [
-        KernelModule(kind, getattr(torch, dtype), int(head_dim), window, softcap)
-        for dtype, head_dim, window, softcap, kind in itertools.product(
-            args.dtypes, args.head_dim or ["64", "128"], windows, softcaps, KINDS
-        )
-    ]
-
-
-def _model_modules(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> list[KernelModule]:
+def _libraries(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> list[Library]:
+    """FlashInfer's libraries for the models or, without any, for the options."""
     import torch
 
     from asyncllm.attention.flashinfer import unsupported
+    from asyncllm.attention.flashinfer_library import Library, libraries_for
     from asyncllm.models.registry import model_class
-    from asyncllm.startup.flashinfer_prebuild import modules_for
 
-    modules = []
-    for (name, spec), dtype_name in itertools.product(specs.items(), args.dtypes):
-        dtype = getattr(torch, dtype_name)
-        model_type = model_class(spec.architecture)
-        layers = model_type(spec.config, dtype, torch.device("meta"), 1).attention_specs
-        problem = unsupported(layers, dtype)
+    dtypes = [getattr(torch, name) for name in args.dtypes]
+    if not specs:
+        head_dims = [int(size) for size in args.head_dim or ("64", "128")]
+        windows, softcaps = range(args.window + 1), range(args.softcap + 1)
+        sizes = itertools.product(dtypes, head_dims, windows, softcaps)
+        return [Library(dtype, size, bool(w), bool(s)) for dtype, size, w, s in sizes]
+    libraries = []
+    for (name, spec), dtype in itertools.product(specs.items(), dtypes):
+        model = model_class(spec.architecture)(spec.config, dtype, torch.device("meta"), 1)
+        problem = unsupported(model.attention_specs, dtype)
         if problem is not None:
             print(f"{name} does not run on FlashInfer: {problem}")
             continue
-        modules += modules_for(layers, dtype)
-    return list(dict.fromkeys(modules))
+        libraries += libraries_for(model.attention_specs, dtype)
+    return list(dict.fromkeys(libraries))
 
 
 def _build_triton(
@@ -191,7 +181,7 @@ def _build_triton(
     folder = Path(config.kernel_cache) if config.kernel_cache else cache_folder()
     fresh = multiprocessing.get_context("spawn")
     for gpu in gpus_of(args.arch):
-        # A process of its own, as what it believes of its GPU it believes for good.
+        # A process of its own, because a process remembers the GPU that it pretends to have.
         with ProcessPoolExecutor(1, fresh) as process:
             for (name, spec), dtype in itertools.product(specs.items(), args.dtypes):
                 started = time.perf_counter()
@@ -203,7 +193,7 @@ def _build_triton(
 
 
 def _compile(spec: ModelSpec, dtype: str, config: EngineConfig, gpu: Gpu, folder: Path) -> int:
-    """Compile what the model launches on that GPU; returns how many kernels that are."""
+    """Compile the kernels that the model launches on that GPU; returns their number."""
     import torch
 
     from asyncllm.startup.kernel_discovery import find_variants

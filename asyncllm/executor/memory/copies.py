@@ -1,15 +1,14 @@
-"""Pages on their way between the device and the host tier, beside the steps.
+"""Copies of pages between the device and the host tier, concurrent with the steps.
 
-Copies are in no order with the steps' kernels; they need none, as the scheduler promises
+Copies are not ordered with the steps' kernels. They need not be, because the scheduler promises
 (``StepPlan.copies``) that
 
-* what a copy reads is complete. The steps that wrote a device page have landed, and the copy that
-  filled a host page has been acknowledged, before a plan names it as a source. Either means that
-  this thread has seen the event behind that work completed, and work that is launched after such an
-  observation sees its effects, on whatever stream it runs. A failed step has landed too:
-  ``Device.check`` waits for what it had launched.
-* what a copy writes is nobody's until it is acknowledged: no step in flight, and no other copy,
-  touches the page. Steps that use it are launched after this thread has seen the copy's own event.
+* the source of a copy is complete. Before a plan names a page as a source, the results of the steps
+  that wrote the device page are in, or the copy that filled the host page has been reported. So
+  this thread has seen the event behind that work completed, and work launched afterwards sees its
+  effects on any stream. A failed step counts too: ``Device.check`` waits for what it launched.
+* nobody uses the target of a copy until the copy is reported: no step in flight and no other copy.
+  Steps that use the page are launched after this thread has seen the copy's own event.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.executor.device import Device, DeviceLost, Mark, Span
+from asyncllm.executor.device import Device, DeviceLost, Event, Span
 from asyncllm.executor.memory.host_pool import HostPool
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.wire.messages import TO_HOST
@@ -34,19 +33,19 @@ STAGING_BYTES = 64 << 20
 
 
 class PageCopier:
-    """Runs the copies of plans, and tells which are done.
+    """Runs the copies of plans, and reports completed ones.
 
-    The pool is layer-first, as attention wants it, and the host tier page-first, as the bus wants
-    it. So a store gathers its pages in a buffer on the device, and one transfer moves each run of
-    consecutive host pages from there; a load does the reverse. Stores and loads have a stream and a
-    buffer each: the bus carries both ways at once, and a buffer is used again in stream order.
+    The pool is layer-first, which suits attention; the host tier is page-first, which suits the
+    bus. So a store gathers its pages in a staging buffer on the device, from where one transfer
+    moves each run of consecutive host pages; a load does the reverse. Stores and loads have a
+    stream and a buffer each: the bus carries both ways at once, and stream order protects a buffer.
 
     Args:
         staging_bytes: of each buffer, which holds at least one page.
 
     Raises:
         DeviceLost: from any method, when copies cannot be launched or have failed. They will never
-            be acknowledged, so it must end the worker.
+            be reported, so it must end the worker.
     """
 
     def __init__(
@@ -57,17 +56,14 @@ class PageCopier:
         piece = min(max(staging_bytes // pool.page_bytes, 1), host.num_pages)
         self._stores = _Lane(pool, host, device, piece, _store)
         self._loads = _Lane(pool, host, device, piece, _load)
-        # The buffers may be memory that earlier kernels still use, which the lanes do not wait for.
-        device.mark().wait()
+        # Earlier kernels may still use the buffers' memory, and the lanes do not wait for them.
+        device.event().synchronize()
 
     def warm_up(self) -> None:
-        """Move page 0 out and back, so that the first copies find their kernels loaded.
-
-        Must come before the first step. The page keeps its contents.
-        """
+        """Copy page 0 out and back, which loads the kernels. Must come before the first step."""
         if self._num_pages[1] > 0:
             for lane in (self._stores, self._loads):
-                lane.queue(np.zeros((1, 2), dtype=np.int32)).wait()
+                lane.queue(np.zeros((1, 2), dtype=np.int32)).end.synchronize()
 
     def launch(self, step: int, copies: np.ndarray) -> None:
         """Queue the copies of plan ``step``: int32 [k, 3] of (direction, device page, host page).
@@ -89,39 +85,38 @@ class PageCopier:
                 if chosen.any()
             ]
 
-    def landed(self, step: int) -> tuple[tuple[int, float], ...]:
-        """Plans up to ``step`` whose copies are all done; each is told once. Never waits.
+    def completed(self, step: int) -> tuple[tuple[int, float], ...]:
+        """Plans up to ``step`` whose copies are all done, each reported once. Never waits.
 
         Returns:
-            (the plan's step, the seconds its copies ran): stores and loads run side by side, and
-            their times are added up.
+            (the plan's step, the sum of the seconds that its stores and its loads ran).
         """
         with _or_lost("polling page copies"):
             done = [
                 number
                 for number, spans in self._under_way.items()
-                if number <= step and all(span.done() for span in spans)
+                if number <= step and all(span.end.query() for span in spans)
             ]
             return tuple(
                 (number, sum(span.seconds() for span in self._under_way.pop(number)))
                 for number in done
             )
 
-    def mark(self) -> Mark:
-        """The end of all copies launched so far that ``landed`` has not told yet."""
-        return _AllOf([span for spans in self._under_way.values() for span in spans])
+    def ends(self) -> list[Event]:
+        """The ends of all copies that are not reported yet."""
+        return [span.end for spans in self._under_way.values() for span in spans]
 
 
-#: Moves one piece: (pool [parts of all pages, words], which of them [n], buffer [n, words], runs).
-#: Each run is a stretch of the buffer and that of the host tier, both contiguous.
+#: Moves one piece: (pool [parts of all pages, words], indices of parts [n], buffer [n, words],
+#: runs). Each run is a stretch of the buffer and one of the host tier, both contiguous.
 Move = Callable[[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]], None]
 
 
 class _Lane:
-    """One direction: a stream, and the buffer of ``piece`` pages that its work uses in turn.
+    """One direction: a stream, and the buffer of ``piece`` pages that its copies share.
 
     A page has two parts in each layer, K and V, and the pool is a table of all parts of all pages.
-    They are moved as integers, as wide as fit evenly: bits count here, not their meaning.
+    Parts are moved as the widest integers that they are a whole number of.
     """
 
     def __init__(
@@ -129,7 +124,9 @@ class _Lane:
     ) -> None:
         layers, two, num_pages, *page = pool.storage.shape
         num_parts, part = layers * two, math.prod(page)
-        word = _word(part * pool.storage.itemsize)
+        words = (torch.int64, torch.int32, torch.int16, torch.uint8)
+        part_bytes = part * pool.storage.itemsize
+        word = next(dtype for dtype in words if part_bytes % dtype.itemsize == 0)
         self._pool = pool.storage.view(num_parts * num_pages, part).view(word)
         self._host = host.storage.view(host.num_pages, num_parts, part).view(word)
         on_device = device.torch_device
@@ -140,12 +137,12 @@ class _Lane:
         self._move = move
 
     def queue(self, pages: np.ndarray) -> Span:
-        """Move pages: int32 [k, 2] of (device page, host page)."""
-        # In the order of host pages, so that their runs are as long as can be.
+        """Copy pages: int32 [k, 2] of (device page, host page)."""
+        # In the order of host pages, which makes their runs as long as possible.
         return self._stream.run(partial(self._run, pages[pages[:, 1].argsort()].astype(np.int64)))
 
     def _run(self, pages: np.ndarray) -> None:
-        """Launch it all. Called by the stream, to which all memory that is taken here belongs."""
+        """Called by the stream, which therefore owns all memory that is allocated here."""
         device_pages, host_pages = np.ascontiguousarray(pages.T)
         parts = self._device.upload(device_pages)[:, None] + self._first_parts
         size = len(self._buffer)
@@ -182,32 +179,9 @@ def _runs(pages: np.ndarray) -> Iterator[tuple[int, int, int]]:
         yield begin, end, int(pages[begin])
 
 
-def _word(num_bytes: int) -> torch.dtype:
-    """The widest integer that so many bytes are a whole number of."""
-    widths = (torch.int64, torch.int32, torch.int16, torch.uint8)
-    return next(dtype for dtype in widths if num_bytes % dtype.itemsize == 0)
-
-
-class _AllOf:
-    """A ``Mark`` behind several others."""
-
-    def __init__(self, marks: list[Span]) -> None:
-        self._marks = marks
-
-    def done(self) -> bool:
-        return all(mark.done() for mark in self._marks)
-
-    def wait(self) -> None:
-        for mark in self._marks:
-            mark.wait()
-
-
 @contextmanager
 def _or_lost(doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         raise DeviceLost(f"{doing}: {error!r}") from error
-
-
-__all__ = ["PageCopier"]

@@ -1,4 +1,4 @@
-"""The host tier of the KV cache: pages that have left the device, in host memory."""
+"""The host tier of the KV cache: pages in host memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from asyncllm.executor.memory.kv_pool import KVPool
 class HostPool:
     """K and V of ``num_pages`` pages, each one contiguous block, so that it moves in one transfer.
 
-    Which page holds what is known to ``cache/`` alone. The memory is the device's: it is there
-    until ``Device.release``, and page-locked where the device copies faster from such memory.
+    The memory belongs to the device: it is page-locked, and valid until ``Device.release``.
 
     Args:
-        pool: where the pages come from.
+        pool: the pool whose pages it stores.
 
     Attributes:
         storage: [num_pages, num_layers, 2, page_size, num_kv_heads, head_dim], in the pool's dtype.
 
     Raises:
-        ModelError: the system does not have that much memory, or does not let it be locked.
+        ModelError: there is not enough memory, or it cannot be locked.
     """
 
     def __init__(self, pool: KVPool, num_pages: int, device: Device) -> None:
@@ -36,6 +35,3 @@ class HostPool:
         layers, two, _, *page = pool.storage.shape
         self.num_pages = num_pages
         self.storage = memory.view(pool.storage.dtype).view(num_pages, layers, two, *page)
-
-
-__all__ = ["HostPool"]

@@ -1,4 +1,4 @@
-"""The memory of the paged KV cache: one allocation, handed out layer by layer."""
+"""The memory of the paged KV cache."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from torch import Tensor
 class KVPool:
     """K and V of every layer, in pages of ``page_size`` tokens (``attention.base.KVPages``).
 
-    No page is special: which pages are free, shared or pinned is known to ``cache/`` alone, and
-    page 0 is handed out like any other. A backend may be given page 0 as padding of a block table;
-    it must not let anything read there reach a result.
+    Only ``cache/`` knows which pages are free or shared. Page 0 is a page like any other, and also
+    pads block tables, so results must not depend on what is read there.
 
-    The pool is zeroed once, which commits the memory: a machine that cannot hold the pool fails
-    here and not under load. It is no promise about the contents. A page keeps whatever its last
-    owner wrote, NaN of a broken row included, and 0 * NaN is NaN, so a mask does not make a foreign
-    position harmless: backends must read nothing but a row's own positions, 0 to start+q_len-1.
+    Zeroing the pool commits the memory, so a machine that cannot hold it fails at start-up, not
+    under load. It says nothing about later contents: a page keeps what its last owner wrote. This
+    may be NaN, and a mask does not help, as 0 * NaN is NaN. So a backend reads only a row's own
+    positions, 0 .. start+q_len-1.
 
-    The step itself writes those from ``start`` on. Those before it were written by earlier steps,
-    by rows of this sequence or of others with the same prefix, or by a copy from the host tier;
-    sequences may share such pages, so a row writes to none but its own positions either.
-
-    Args:
-        dtype: of the stored K and V.
-        device: where the pool lives.
+    The step writes positions from ``start`` on, and only those, because pages before it may be
+    shared: they were written by earlier steps of sequences with the same prefix, or copied from the
+    host tier.
 
     Attributes:
         storage: [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim].
@@ -54,6 +49,3 @@ class KVPool:
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]; contiguous."""
         return self._layers[index]
-
-
-__all__ = ["KVPool"]

@@ -1,12 +1,12 @@
-"""Measure what a step takes, before the KV cache gets what is left.
+"""Measure the memory of the largest steps; the KV cache gets the rest.
 
-The largest steps that can be planned run once, kernel by kernel, over a KV pool of a single page
-that every entry of the block table names: K and V overwrite each other, and nothing else about the
-work depends on them. The allocator's peak is then what such steps need, workspaces of attention and
-the sampler's tables included. It depends on shapes alone, so it is the same at every start.
+The largest steps that can be planned run once, kernel by kernel, over a KV pool of a single page to
+which all block tables point: K and V overwrite each other, which changes nothing else. The
+allocator's peak is the memory that steps need, with attention workspaces and the sampler's tables.
+It depends on shapes only, so it is the same at every start.
 
-On an H200 with kernels found compiled, which this is the first to load: 0.5 s, and 0.44 GiB of
-Qwen3-0.6B, 1.02 GiB of 8B.
+On an H200, with kernels compiled but not loaded yet: 0.5 s; 0.44 GiB for Qwen3-0.6B, 1.02 GiB for
+8B.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncllm.attention.base import AttentionBackend
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import Device
 from asyncllm.executor.memory.kv_pool import KVPool
-from asyncllm.executor.memory.memory import gib
+from asyncllm.executor.memory.limits import gib
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.inputs import StepRows
@@ -38,9 +38,9 @@ _GREEDY = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The largest step: most rows, most tokens over all of them, most tokens of one.
+    """The largest step: rows, tokens of all rows, tokens of one row.
 
-    ``captured_tokens`` is likewise the most of a step that is captured as a graph; 0: none is.
+    ``captured_tokens`` are the tokens of the largest step captured as a graph; 0: none is captured.
     """
 
     rows: int
@@ -54,8 +54,8 @@ class StepMemory(NamedTuple):
     """Bytes of device memory.
 
     Attributes:
-        step: the most that a step launched kernel by kernel takes beside weights and KV pages.
-        captured: activations of the largest step that is captured, which its graph keeps.
+        step: the peak of a step launched kernel by kernel, besides weights and KV pages.
+        captured: activations of the largest captured step, which its graph keeps.
     """
 
     step: int
@@ -73,7 +73,7 @@ def measure_step(
     """Run the largest steps on a GPU; afterwards all their memory is free again.
 
     Args:
-        make_backend: the attention that will serve, for a given pool.
+        make_backend: makes the attention backend that will serve.
         dtype: of the KV pool.
 
     Raises:
@@ -105,7 +105,7 @@ def _peaks(
     dtype: torch.dtype,
     device: Device,
 ) -> tuple[int, int]:
-    """Most bytes reserved, and ``StepMemory.captured``. What it makes is gone when it returns."""
+    """The peak of reserved bytes, and ``StepMemory.captured``. Keeps nothing."""
     cuda = device.torch_device
     pool = KVPool(spec.num_layers, 1, size.page_size, spec.num_kv_heads, spec.head_dim, dtype, cuda)
     sampler = Sampler(size.rows, spec.vocab_size, device)
@@ -126,11 +126,10 @@ def _peaks(
 def largest_steps(
     size: StepSize, vocab_size: int, table: SlotTable, sampler: Sampler
 ) -> Iterator[StepRows]:
-    """Admit prompts, and give the steps that take the most memory.
+    """Admit prompts, and yield the steps that take the most memory: few long rows, and all rows.
 
-    One has few and long rows, the other as many rows as there can be; every row samples, with
-    parameters that make the sampler do all it can: together in some rows, and apart in others, as
-    scores then change in the type of the logits.
+    Every row samples, with parameters that need every sampling kernel: all at once in some rows,
+    and one at a time in others, whose scores then change in the dtype of the logits.
     """
     kinds = _costly(vocab_size)
     few = min(-(-size.tokens // size.row_tokens), size.rows)
@@ -142,7 +141,7 @@ def largest_steps(
 
 
 def captured_step(size: StepSize, table: SlotTable, sampler: Sampler) -> StepRows:
-    """Admit greedy sequences, and give the largest step that is captured."""
+    """Admit greedy sequences, and return the largest captured step."""
     q_len = max(min(size.captured_tokens // size.rows, size.row_tokens), 1)
     for slot in range(size.rows):
         _admit(slot, q_len, _GREEDY, table, sampler)
@@ -157,7 +156,7 @@ def _admit(
 
 
 def _rows(count: int, q_len: int) -> np.ndarray:
-    """int32 [count, 3] of (slot, start, q_len), each from its first token."""
+    """int32 [count, 3] of (slot, 0, q_len)."""
     rows = np.empty((count, 3), dtype=np.int32)
     rows[:] = 0, 0, q_len
     rows[:, 0] = np.arange(count)
@@ -182,6 +181,3 @@ def _costly(vocab_size: int) -> tuple[RowParams, ...]:
     )
     masked = Constraints(mask=bytes(4 * mask_width(vocab_size)))
     return everything, replace(everything, constraints=None), replace(_GREEDY, constraints=masked)
-
-
-__all__ = ["StepMemory", "StepSize", "captured_step", "largest_steps", "measure_step"]

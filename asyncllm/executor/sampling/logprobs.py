@@ -1,4 +1,4 @@
-"""Logprobs of sampled tokens: computed on the device, read on the host a step later."""
+"""Logprobs of sampled tokens, computed on the device and read on the host later."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ if TYPE_CHECKING:
 
     from asyncllm.executor.device import Device
 
-#: So many rows at a time.
+#: Rows at a time: in float32, all rows together would take a multiple of the logits' memory.
 _GROUP = 32
 
 
 class Logprobs:
-    """Logprobs of the rows of a batch that asked for them, before penalties and temperature.
+    """Logprobs of the rows that asked for them, from unchanged logits.
 
     Args:
         logits: [m, vocab] of the batch.
-        tokens: int64 [m], what was sampled; negative where the logits were not finite.
-        rows: int64 [r] on the host, those of the batch that asked.
-        wanted: int64 [r] on the host, how many of the likeliest tokens each of them wants.
-        device: where the logits are.
+        tokens: int64 [m], sampled; negative where the logits were not finite.
+        rows: int64 [r] on the host, the rows that asked.
+        wanted: int64 [r] on the host, the number of likely alternatives that each of them wants.
 
     Attributes:
-        packed: float64 [r, 1 + 2n] on the device, so that one copy brings everything over: the
-            sampled token's logprob, the n largest, and their token ids.
+        packed: float64 [r, 1 + 2n] on the device, one tensor so that it is one copy: the sampled
+            token's logprob, the n largest, and their token ids.
     """
 
     def __init__(
@@ -44,27 +43,18 @@ class Logprobs:
     ):
         self._rows = rows
         self._wanted = wanted
-        # A group at a time: in float32, all rows would take a multiple of what the logits do.
         groups = device.upload(rows).split(_GROUP)
         depth = int(wanted.max())
         self.packed = torch.cat([_pack(logits, tokens, group, depth) for group in groups])
 
-    def unpack(self, packed: np.ndarray | None = None) -> tuple[RowLogprobs, ...]:
-        """The rows' logprobs as messages.
+    def unpack(self, packed: np.ndarray) -> Iterator[RowLogprobs]:
+        """The rows' logprobs as messages, from a copy of ``packed`` on the host.
 
-        Rows whose logits were not finite are left out, and so are tokens of probability 0.
-
-        Args:
-            packed: what was copied to the host of ``packed``; by default copy now, and wait.
+        Leaves out rows of non-finite logits and tokens of probability 0.
         """
-        if packed is None:
-            packed = self.packed.cpu().numpy()
-        return tuple(self._messages(packed))
-
-    def _messages(self, packed: np.ndarray) -> Iterator[RowLogprobs]:
         depth = packed.shape[1] // 2
         sampled, values, ids = np.split(packed, [1, 1 + depth], axis=1)
-        # topk leaves the order of ties open; the smaller id first, as greedy sampling has it.
+        # topk does not order ties: put the smaller id first, as greedy sampling does.
         order = np.lexsort((ids, -values), axis=-1)
         values = np.take_along_axis(values, order, axis=1)
         ids = np.take_along_axis(ids, order, axis=1).astype(np.int64)
@@ -86,6 +76,3 @@ def _pack(logits: Tensor, tokens: Tensor, rows: Tensor, depth: int) -> Tensor:
     top = logits.topk(depth, dim=-1)
     values = torch.cat([sampled, top.values], dim=1) - logits.logsumexp(-1, keepdim=True)
     return torch.cat([values.double(), top.indices.double()], dim=1)
-
-
-__all__ = ["Logprobs"]

@@ -1,4 +1,4 @@
-"""Which tokens each slot's sequence holds, and the penalties on repeating them."""
+"""Penalties on repeating tokens: parameters and token counts by slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncllm.kernels.upload import upload
 
 
 class Penalties(NamedTuple):
-    """Factors and terms, as in ``SamplingParams``; 1, 0 and 0 do nothing."""
+    """As in ``SamplingParams``; 1, 0 and 0 have no effect."""
 
     repetition: float
     presence: float
@@ -23,8 +23,8 @@ class Penalties(NamedTuple):
 class PenaltyTable:
     """Penalties and token counts by slot, on the device.
 
-    Generated tokens are counted (presence and frequency penalties act on them alone); of prompt
-    tokens it matters only whether they occur (for the repetition penalty).
+    Presence and frequency penalties act on counts of generated tokens; the repetition penalty also
+    on tokens that occur in the prompt.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
@@ -38,25 +38,22 @@ class PenaltyTable:
     def admit(
         self, slot: int, penalties: Penalties, prompt: np.ndarray, generated: np.ndarray
     ) -> None:
-        """Start a slot anew from token ids, int32; those that have no logit are ignored."""
+        """Start a slot anew from token ids, int32; ids beyond the vocabulary are ignored."""
         prompt, generated = (ids[ids < self._vocab_size] for ids in (prompt, generated))
         bits = np.array(penalties, dtype=np.float32).view(np.int32)
-        # Not one of the device's few buffers for steps: any number of slots may start at once.
+        # Not through the device's ring of buffers, as any number of slots may start at once.
         packed = upload(np.concatenate([bits, prompt, generated]), self._device)
-        there = packed.split([len(bits), len(prompt), len(generated)])
-        self._penalties[slot] = there[0].view(torch.float32)
+        on_device = packed.split([len(bits), len(prompt), len(generated)])
+        self._penalties[slot] = on_device[0].view(torch.float32)
         counts = self._counts[slot].zero_()
-        counts.index_add_(0, there[2], torch.ones_like(there[2]))
-        self._in_prompt[slot].zero_().index_fill_(0, there[1].long(), 1)
+        counts.index_add_(0, on_device[2], torch.ones_like(on_device[2]))
+        self._in_prompt[slot].zero_().index_fill_(0, on_device[1].long(), 1)
 
     def add(self, slots: Tensor, tokens: Tensor) -> None:
-        """Count sampled tokens, int64 [m]; negative ones are none."""
+        """Count sampled tokens, int64 [m]; negative ones are ignored."""
         where = slots * self._vocab_size + tokens.clamp(min=0)
         self._counts.view(-1).index_add_(0, where, (tokens >= 0).to(torch.int32))
 
     def scores(self, logits: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
-        """Scores of some rows of a batch after their penalties; see ``penalise``."""
+        """Penalised scores of some rows of a batch; see ``ScoreTable``."""
         return penalise(logits, rows, slots, self._penalties, self._counts, self._in_prompt)
-
-
-__all__ = ["Penalties", "PenaltyTable"]

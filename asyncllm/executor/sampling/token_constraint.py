@@ -1,4 +1,4 @@
-"""Restriction: what one sequence may sample next, where that depends on what it has sampled."""
+"""TokenConstraint: which tokens a sequence may sample next, given those it has sampled."""
 
 from __future__ import annotations
 
@@ -15,34 +15,31 @@ from asyncllm.wire.messages import Constraints, RowParams
 
 
 class Matcher(Protocol):
-    """Where one sequence is in its grammar.
-
-    Nothing raises: what goes wrong is told by ``error``, and then the sequence cannot go on.
-    """
+    """The state of one sequence in its grammar. Methods set ``error`` instead of raising."""
 
     @property
     def error(self) -> str | None:
-        """None, or why the sequence cannot go on."""
+        """Why the sequence cannot go on, or None."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether only the end of the sequence could follow, or it has."""
+        """Whether nothing but the end of the sequence can follow, or the sequence has ended."""
 
     def accept(self, token: int) -> object:
-        """The sequence goes on with this token; the grammar is not finished."""
+        """Advance by a token; the grammar must not be finished."""
 
     def accept_bytes(self, text: bytes) -> object:
-        """The sequence goes on with this text, which is not a token of its own."""
+        """Advance by text that is part of a token."""
 
 
 M = TypeVar("M", bound=Matcher)
 
 
 class Grammars(Protocol[M]):
-    """Makes matchers, and asks many of them at once."""
+    """Makes matchers, and fills the masks of many at once."""
 
     def matcher(self, grammar: bytes) -> M:
-        """At the beginning of the grammar that ``Constraints.grammar`` names; quick to make.
+        """A matcher at the beginning of the grammar that ``Constraints.grammar`` names; fast.
 
         Raises:
             Exception: there is no such grammar.
@@ -52,27 +49,25 @@ class Grammars(Protocol[M]):
         """What a token adds to the text."""
 
     def fill(self, matchers: Sequence[M], masks: np.ndarray) -> None:
-        """Write which tokens each of them allows next.
-
-        An end-of-sequence token is allowed exactly where the grammar may end.
+        """Write which tokens each matcher allows next; end-of-sequence where the grammar may end.
 
         Args:
-            masks: int32 [len(matchers), ceil(vocab / 32)], to be overwritten: bit i % 32 of word
-                i // 32 becomes 1 where token i is allowed.
+            masks: int32 [len(matchers), ceil(vocab / 32)], overwritten: bit i % 32 of word i // 32
+                becomes 1 if token i is allowed.
         """
 
 
-class Restriction:
-    """The state of one sequence, on the host.
+class TokenConstraint:
+    """The constraint of one sequence and its state, on the host.
 
-    Bad words are the sequences of tokens that would be completed by their last one, as in Hugging
-    Face's ``bad_words_ids``; as in vLLM only what was generated counts, not the prompt.
+    The last token of a bad word is banned after the others, as with Hugging Face's
+    ``bad_words_ids``; as in vLLM, only generated tokens count, not the prompt.
 
     Args:
         fixed: int32 [width], 0 where a token is never allowed.
-        matcher: of a sequence that has a grammar.
-        error: why it can never sample anything, such as a grammar that could not be made.
-        token_bytes: what a token adds to the text; needed where markers of reasoning are texts.
+        matcher: for a sequence with a grammar.
+        error: why the sequence cannot sample, such as a grammar that could not be made.
+        token_bytes: the text of a token; needed where markers of reasoning are texts.
     """
 
     def __init__(
@@ -83,62 +78,62 @@ class Restriction:
         error: str | None = None,
         token_bytes: Callable[[int], bytes] | None = None,
     ):
-        asked = params.constraints or Constraints()
+        constraints = params.constraints or Constraints()
         self._matcher = matcher
         self._error = error
         self._fixed = fixed
-        self._has_mask = bool(asked.mask)
-        self._words = _Words(asked.bad_words)
-        # Without a grammar the sampler bans them itself.
-        self._min_length = params.min_length if asked.grammar else 0
+        self._has_mask = bool(constraints.mask)
+        self._bad_words = _BadWords(constraints.bad_words)
+        # Without a grammar, the sampler bans stop tokens itself.
+        self._min_length = params.min_length if constraints.grammar else 0
         self._stops = np.array(params.stop_ids, dtype=np.int64)
         self._reasoning = None
-        if (reasoning := asked.reasoning) is not None:
-            if asked.grammar:
-                # What its first tokens are not allowed to begin they do not begin.
+        if (reasoning := constraints.reasoning) is not None:
+            if constraints.grammar:
+                # The grammar bans the start texts' tokens, so reasoning cannot start with them.
                 reasoning = msgspec.structs.replace(reasoning, start_texts=())
-            self._reasoning = _Progress(reasoning, token_bytes)
+            self._reasoning = _ReasoningState(reasoning, token_bytes)
 
     @property
-    def matching(self) -> Matcher | None:
-        """What has to fill the mask before it is narrowed."""
+    def mask_matcher(self) -> Matcher | None:
+        """The matcher that has to fill the mask before ``narrow``; None during reasoning."""
         return None if self._reasoning is not None and self._reasoning.inside else self._matcher
 
     def accept(self, token: int) -> None:
-        """The sequence goes on with this token; a negative one is none."""
+        """Advance by a sampled token; ignore BAD_TOKEN, which is negative."""
         if token >= 0:
-            self._words.accept(token)
+            self._bad_words.accept(token)
             if self._reasoning is not None and self._reasoning.accept(token):
-                # A token may end the reasoning and begin the answer; space between is markup.
-                beyond = self._reasoning.beyond.lstrip()
-                if beyond and self._matcher is not None:
-                    self._matcher.accept_bytes(beyond)
+                # A token may end the reasoning and begin the answer; space in between is markup.
+                answer = self._reasoning.beyond.lstrip()
+                if answer and self._matcher is not None:
+                    self._matcher.accept_bytes(answer)
                 return
-            # Rows that were in flight when it ended may have ended it again.
+            # The row in flight when the grammar finished samples once more.
             if self._matcher is not None and not self._matcher.is_finished:
                 self._matcher.accept(token)
 
     def narrow(self, mask: np.ndarray, length: int) -> str | None:
-        """Clear what is not allowed in the mask of a sequence that has ``length`` tokens.
+        """Clear the bits of tokens that are not allowed after ``length`` tokens.
 
         Args:
-            mask: int32 [width], as ``matching`` has filled it; overwritten where there is none.
+            mask: int32 [width], filled by ``mask_matcher``; overwritten if that is None.
 
         Returns:
-            None, or what went wrong, and then nothing is allowed.
+            An error, in which case no token is allowed, or None.
         """
-        matching, reasoning = self.matching, self._reasoning
-        error = self._error or (matching.error if matching is not None else None)
+        matcher, reasoning = self.mask_matcher, self._reasoning
+        error = self._error or (matcher.error if matcher is not None else None)
         if error is not None:
             mask[:] = 0
             return error
-        if matching is None:
+        if matcher is None:
             mask[:] = self._fixed
         if reasoning is not None:
             reasoning.change(mask, self._stops if self._matcher is not None else None)
-        if matching is not None and self._has_mask:
+        if matcher is not None and self._has_mask:
             mask &= self._fixed
-        if banned := self._words.next():
+        if banned := self._bad_words.completing():
             _clear(mask, np.array(banned))
         if length < self._min_length:
             later = mask.copy()
@@ -148,35 +143,35 @@ class Restriction:
         return None
 
 
-class _Progress:
-    """How far the reasoning at the beginning of an output is."""
+class _ReasoningState:
+    """The state of the reasoning at the beginning of an output."""
 
-    def __init__(self, asked: Reasoning, token_bytes: Callable[[int], bytes] | None):
-        self._span = ReasoningSpan(asked)
+    def __init__(self, reasoning: Reasoning, token_bytes: Callable[[int], bytes] | None):
+        self._span = ReasoningSpan(reasoning)
         self._token_bytes = token_bytes if self._span.reads_text else None
-        self._starts = np.array(() if asked.is_open else asked.start_ids, dtype=np.int64)
-        self._closing = asked.closing_ids or asked.end_ids[:1]
+        self._starts = np.array(() if reasoning.is_open else reasoning.start_ids, dtype=np.int64)
+        self._closing = reasoning.closing_ids or reasoning.end_ids[:1]
         self._recent: deque[int] = deque(maxlen=len(self._closing) - 1 if self._closing else 0)
-        self._most = np.inf if asked.max_tokens is None else asked.max_tokens
+        self._most = np.inf if reasoning.max_tokens is None else reasoning.max_tokens
 
     @property
     def inside(self) -> bool:
-        """Whether the next token is part of it."""
+        """Whether the next token is part of the reasoning."""
         return self._span.inside
 
     @property
     def beyond(self) -> bytes:
-        """What the latest token says behind the end that it has completed."""
+        """The text of the last token after the end marker that it completed."""
         return self._span.beyond
 
     def accept(self, token: int) -> bool:
-        """Whether the token is part of it."""
+        """Advance by a token; returns whether it is part of the reasoning."""
         self._recent.append(token)
         text = b"" if self._token_bytes is None else self._token_bytes(token)
         return self._span.accept(token, text)
 
     def change(self, mask: np.ndarray, stops: np.ndarray | None) -> None:
-        """Let it begin, and have it end in time; ``stops`` are for what comes after it."""
+        """Allow reasoning to start, and force its end in time; ban ``stops`` inside it."""
         left = self._most - self._span.length
         if self.inside:
             if stops is not None:
@@ -188,7 +183,7 @@ class _Progress:
             _set(mask, self._starts)
 
     def _next_closing(self) -> int:
-        """The token that goes on with the closing marker, as far as that is there already."""
+        """The next token of the closing marker, of which the recent tokens may be a beginning."""
         recent = tuple(self._recent)
         return next(
             self._closing[count]
@@ -197,11 +192,11 @@ class _Progress:
         )
 
 
-class _Words:
-    """Which tokens would complete a word of several."""
+class _BadWords:
+    """Bad words of several tokens, and the recent tokens."""
 
     def __init__(self, words: Iterable[tuple[int, ...]]):
-        #: By how many tokens come before the last one, and which: the last ones.
+        #: Last tokens, by the number of tokens before them and by those tokens.
         self._last: dict[int, dict[tuple[int, ...], list[int]]] = {}
         for *before, last in words:
             completing = self._last.setdefault(len(before), {})
@@ -211,7 +206,8 @@ class _Words:
     def accept(self, token: int) -> None:
         self._recent.append(token)
 
-    def next(self) -> list[int]:
+    def completing(self) -> list[int]:
+        """The tokens that would complete a bad word."""
         recent = tuple(self._recent)
         tokens: list[int] = []
         for count, completing in self._last.items():
@@ -221,15 +217,12 @@ class _Words:
 
 
 def _set(mask: np.ndarray, ids: np.ndarray) -> None:
-    """Set the bits of these tokens, int64, to 1; those that the mask does not have are ignored."""
+    """Set the bits of these tokens, int64; those beyond the mask are ignored."""
     ids = ids[ids < 32 * len(mask)]
     np.bitwise_or.at(mask, ids // 32, np.int32(1) << (ids % 32).astype(np.int32))
 
 
 def _clear(mask: np.ndarray, ids: np.ndarray) -> None:
-    """Set the bits of these tokens, int64, to 0; those that the mask does not have are ignored."""
+    """Clear the bits of these tokens, int64; those beyond the mask are ignored."""
     ids = ids[ids < 32 * len(mask)]
     np.bitwise_and.at(mask, ids // 32, ~(np.int32(1) << (ids % 32).astype(np.int32)))
-
-
-__all__ = ["Grammars", "Matcher", "Restriction"]

@@ -1,4 +1,4 @@
-"""A step whose kernels are launched one by one."""
+"""Steps whose kernels are launched one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.executor.device import Device
 from asyncllm.executor.sampling.sampler import Sampled, Sampler
-from asyncllm.executor.step.inputs import StepInputs, StepRows, stage
+from asyncllm.executor.step.inputs import StepInputs, StepRows, upload_step
 from asyncllm.executor.step.pooling import PooledSums
 from asyncllm.executor.step.prompt_logprobs import PromptLogprobs
 from asyncllm.executor.step.slots import SlotTable
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 class StepForward(Protocol):
-    """From the rows of a step to sampled tokens, which are relayed to the next step's rows."""
+    """From the rows of a step to sampled tokens, which stay on the device for the next step."""
 
     def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
-        """Queue the kernels; None when there is nothing to tell. Good until the next call.
+        """Queue the kernels. The result, None if nothing is to be read, is valid until the next
+        call.
 
         Args:
-            decode_steps: how many tokens each row yields; more than one of decode rows only.
+            decode_steps: tokens that each row yields; more than one for decode rows only.
         """
 
 
@@ -37,10 +38,12 @@ class StepForward(Protocol):
 class Samples:
     """What the rows that sample yield, on the device.
 
-    ``tokens`` is int64 [decode_steps, samples]. With more columns, ``columns``, int64 [samples]
-    on the host, says which are the samples'. ``logprobs`` has one for each decode step, or none.
-    ``prompts`` are of the prompts that are scored, ``pooled`` of those that are pooled, if there
-    are any. ``failures`` tells where among the samples no token may be, and why.
+    Attributes:
+        tokens: int64 [decode_steps, columns].
+        columns: int64 [samples] on the host; the columns of ``tokens`` that are read. None: all.
+        logprobs: one for each decode step, or none.
+        prompts, pooled: of the prompts that are scored or pooled.
+        failures: (decode step, sample, reason) where the constraints leave no token.
     """
 
     tokens: Tensor
@@ -52,19 +55,17 @@ class Samples:
 
     @classmethod
     def of(cls, decode_steps: list[Sampled]) -> Self:
-        """One after the other; at least one."""
-        first = decode_steps[0].tokens
-        tokens = (
-            first.unsqueeze(0)
-            if len(decode_steps) == 1
-            else torch.stack([s.tokens for s in decode_steps])
-        )
+        """From one or more decode steps."""
         logprobs = tuple(sampled.logprobs for sampled in decode_steps)
         failures = tuple(
             (after, row, reason)
             for after, sampled in enumerate(decode_steps)
             for row, reason in sampled.failures.items()
         )
+        if len(decode_steps) == 1:
+            tokens = decode_steps[0].tokens.unsqueeze(0)
+        else:
+            tokens = torch.stack([sampled.tokens for sampled in decode_steps])
         return cls(tokens, logprobs if any(logprobs) else (), failures=failures)
 
 
@@ -89,25 +90,25 @@ class EagerForward:
 
     def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
         if step.reads_prompts:
-            return self._run_reading(step)
+            return self._run_reading_prompts(step)
         sampled = [self._run(step.continued(after)) for after in range(decode_steps)]
         done = [part for part in sampled if part is not None]
         return Samples.of(done) if done else None
 
     def _run(self, step: StepRows) -> Sampled | None:
-        inputs = stage(step, self._table, self._page_size, self._device)
+        inputs = upload_step(step, self._table, self._page_size, self._device)
         return self._sample(self._hidden(step, inputs), step, inputs)
 
-    def _run_reading(self, step: StepRows) -> Samples:
-        """A step with prompts that are scored or pooled, and so one decode step."""
-        inputs = stage(step, self._table, self._page_size, self._device)
+    def _run_reading_prompts(self, step: StepRows) -> Samples:
+        """A step with prompts that are scored or pooled; it has one decode step."""
+        inputs = upload_step(step, self._table, self._page_size, self._device)
         num_scored = sum(len(row.targets) for row in step.scored)
         num_pooled = sum(row.end - row.start for row in step.pooled)
         counts = [num_scored, num_pooled, len(step.sampling)]
         scored, pooled, sampling = self._hidden(step, inputs).split(counts)
-        model, device, logprobs, sums = self._model, self._device, None, None
+        model, logprobs, sums = self._model, None, None
         if step.scored:
-            logprobs = PromptLogprobs(device, model.logits, scored, step.scored)
+            logprobs = PromptLogprobs(self._device, model.logits, scored, step.scored)
         if step.pooled:
             sums = PooledSums(model.final, pooled, step.pooled)
         sampled = self._sample(sampling, step, inputs)
@@ -123,7 +124,7 @@ class EagerForward:
             sample_rows=inputs.sample_rows,
             backend=self._backend,
             plan=self._backend.plan(step.rows, self._table.block_table),
-            ends=inputs.ends,
+            logit_rows=inputs.logit_rows,
         )
         hidden: Tensor = self._model(batch)
         return hidden
@@ -132,5 +133,5 @@ class EagerForward:
         if len(step.sampling) == 0:
             return None
         sampled = self._sampler.sample(self._model.logits(hidden), step.slots, step.lengths)
-        self._table.relay(inputs.sample_slots, sampled.tokens)
+        self._table.keep_last(inputs.sample_slots, sampled.tokens)
         return sampled

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import Ends
+from asyncllm.attention.base import LogitRows
 from asyncllm.executor.device import Device
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.kernels.types import Tokens
 from asyncllm.kernels.upload import upload_aligned
 
-#: In ``StepRows.entries``: the id of a token that only the device knows.
+#: In ``StepRows.entries``, the id of a token that only the device knows.
 LAST_TOKEN = -1
 
 
@@ -25,11 +25,11 @@ class ScoredRow(NamedTuple):
     """A row with tokens of a prompt that is scored.
 
     Attributes:
-        row: of the plan.
-        first: index among the step's tokens of the row's first.
-        start: the position of the first token scored, which that one predicts.
-        targets: int32 [n]; the tokens scored, from there on.
-        num_top: how many of the likeliest tokens are wanted with each.
+        row: index in the plan.
+        first: index of the row's first token among the step's; it predicts ``targets[0]``.
+        start: position of ``targets[0]``.
+        targets: int32 [n]; the scored tokens.
+        num_top: likely alternatives wanted for each of them.
     """
 
     row: int
@@ -40,12 +40,11 @@ class ScoredRow(NamedTuple):
 
 
 class PooledRow(NamedTuple):
-    """A row with positions of a prompt whose hidden states are wanted.
+    """A row with positions start .. end-1 (at least one) whose hidden states are pooled.
 
     Attributes:
-        row: of the plan.
-        first: index among the step's tokens of the first such position.
-        start, end: they are start .. end-1; at least one.
+        row: index in the plan.
+        first: index of position ``start`` among the step's tokens.
     """
 
     row: int
@@ -64,8 +63,7 @@ class StepRows:
         sampling: int64 [samples]; the rows that sample.
         sample_at: int64 [samples]; their last tokens.
         slots, lengths: int64 [samples]; slot, and sequence length before the sample.
-        scored: the rows with tokens of prompts that are scored.
-        pooled: the rows with positions whose hidden states are wanted.
+        scored, pooled: the rows with tokens of prompts that are scored or pooled.
     """
 
     rows: np.ndarray
@@ -79,17 +77,17 @@ class StepRows:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether more is wanted than what rows sample."""
+        """Whether prompts are scored or pooled."""
         return bool(self.scored or self.pooled)
 
     @property
     def each_samples_its_only_token(self) -> bool:
-        """Whether this is a step of decode rows alone, or no different from one."""
+        """True for decode-only steps, and for those that cannot be told apart from one."""
         num_rows: int = len(self.rows)
         return len(self.sampling) == num_rows and self.entries.shape[1] == num_rows
 
     def continued(self, after: int) -> Self:
-        """The rows that follow these, which are all decode rows, after so many tokens."""
+        """The decode rows that follow these decode rows, ``after`` tokens later."""
         if after == 0:
             return self
         shift = np.array([0, after, 0], dtype=np.int32)
@@ -105,7 +103,7 @@ class StepRows:
     def of(cls, rows: np.ndarray, table: SlotTable) -> Self:
         """Look up the tokens that came with admissions; rows int32 [n, 3], n > 0.
 
-        Of prompts that are scored or pooled, the table takes the rows' part for done.
+        Takes from the table what these rows' prompts still have to be scored or pooled.
         """
         slots, starts, q_lens = rows.astype(np.int64).T
         ends = np.cumsum(q_lens)
@@ -153,20 +151,22 @@ def _pooled_rows(rows: np.ndarray, table: SlotTable) -> Iterator[PooledRow]:
 class StepInputs:
     """A step's tensors on the device.
 
-    ``sample_rows`` (None: all tokens) are int64 [scored + pooled + samples], the tokens of which
-    hidden states are needed: those that predict tokens of scored prompts, those that are pooled,
-    then those that samples come from. ``sample_slots`` are int64 [samples], the latter's slots.
-    ``ends`` is None if there are any of the former: they are too many to be attended one by one.
+    Attributes:
+        sample_rows: int64 [scored + pooled + samples]; the tokens whose hidden states are needed:
+            those that predict scored tokens, those that are pooled, then those that sample. None:
+            all tokens.
+        sample_slots: int64 [samples]; slots of the rows that sample.
+        logit_rows: None with scored or pooled tokens, which are too many to attend one by one.
     """
 
     tokens: Tokens
     sample_rows: Tensor | None
     sample_slots: Tensor
-    ends: Ends | None
+    logit_rows: LogitRows | None
 
 
-def stage(step: StepRows, table: SlotTable, page_size: int, device: Device) -> StepInputs:
-    """Send what the host knows of a step in one copy, and look the rest up on the device."""
+def upload_step(step: StepRows, table: SlotTable, page_size: int, device: Device) -> StepInputs:
+    """Upload a step in one copy, and look up on the device what only the device knows."""
     at = step.sample_at
     if step.reads_prompts:
         scored = [row.first + np.arange(len(row.targets)) for row in step.scored]
@@ -179,5 +179,5 @@ def stage(step: StepRows, table: SlotTable, page_size: int, device: Device) -> S
         locate_tokens(entries.view(3, -1), table.last_token, table.block_table, page_size),
         None if step.each_samples_its_only_token and not step.pooled else sample_rows,
         sample_slots,
-        None if step.reads_prompts else Ends(*samples[1:]),
+        None if step.reads_prompts else LogitRows(*samples[1:]),
     )

@@ -1,64 +1,69 @@
-"""Steps of a fixed size, for CUDA graphs: how their rows are laid out, and the forward itself.
+"""Steps padded to a fixed size, for CUDA graphs: the layout of their input, and their forward.
 
-A captured graph repeats the same kernels on the same addresses. So what differs between two steps
-of one size is written to a fixed buffer first, and everything else that a kernel needs (pages, last
-tokens, sampling parameters) it finds on the device by slot. Sizes are rounded up to a bucket; rows
-that pad it belong to a slot that nobody has.
+A captured graph repeats the same kernels on the same addresses. So a step's rows are written to a
+fixed buffer first, and kernels look everything else up on the device by slot: pages, last tokens
+and sampling parameters. Padding rows belong to a slot that no sequence has.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionBackend, Ends, ForwardBatch
+from asyncllm.attention.base import AttentionBackend, ForwardBatch, LogitRows
 from asyncllm.executor.step.inputs import LAST_TOKEN, StepRows
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.models.base import CausalLM
 
-#: Up to about so many tokens, products take what reading the weights takes: padding is free.
+#: Below about 256 tokens a matmul is bound by reading weights, so padding is free.
 FREE_TOKENS = 256
-#: Tokens of mixed steps that are captured, as far as ``captured_tokens`` says.
+#: Token counts of captured mixed steps, up to ``captured_tokens``.
 MIXED_TOKENS: tuple[int, ...] = (
     *(32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1280, 1536),
     *range(2048, 8193, 512),
 )
-#: Launching a layer's kernels one by one, in seconds, on a host whose event loop takes the
-#: interpreter's lock every other moment.
+#: Seconds to launch a layer's kernels one by one, while the event loop competes for the GIL.
 LAUNCH_SECONDS = 8e-4
-#: What a device does in products of many rows, in floating-point operations per second.
+#: Floating-point operations per second in matmuls of many rows.
 FLOPS = 600e12
-#: How many rows mixed steps are captured for, beside the most there can be. Padding costs the
-#: logits of rows, 0.1 ms for 200 of Qwen3-0.6B; each number, the capture of all sizes above.
+#: Row counts of captured mixed steps, besides the maximum. Padding costs logits, 0.1 ms for 200
+#: rows of Qwen3-0.6B; each extra entry captures every token count again.
 MIXED_ROWS = (32,)
 
 
 class Size(NamedTuple):
-    """What a step is padded to; ``mixed`` when rows may have several tokens, or sample none."""
+    """What a step is padded to; in ``mixed`` steps rows may have several tokens or not sample."""
 
     tokens: int
     rows: int
     mixed: bool
 
+    @property
+    def num_ints(self) -> int:
+        """Length of the int32 input that ``PaddedSteps.pack`` makes and ``run`` takes."""
+        return 3 * self.tokens + (5 * self.rows + 1 if self.mixed else self.rows)
 
-class RowTensors(NamedTuple):
-    """Of each row, int32 [rows] on the device: its slot, and its length after the step."""
-
-    slots: Tensor
-    lengths: Tensor
+    def split(self, flat: Any) -> Any:
+        """entries [3, tokens], lengths; for mixed steps also slots, starts, last, offsets."""
+        tokens, rows, mixed = self
+        entries = flat[: 3 * tokens].reshape(3, tokens)
+        rest = flat[3 * tokens : self.num_ints]
+        if not mixed:
+            return entries, rest
+        parts = [rest[i * rows : (i + 1) * rows] for i in range(4)]
+        return entries, *parts, rest[4 * rows :]
 
 
 @runtime_checkable
 class GraphBackend(AttentionBackend, Protocol):
-    """A backend whose kernels read on the device what differs between steps."""
+    """A backend whose kernels read the rows of a step on the device."""
 
     def device_plan(self, slots: Tensor, lengths: Tensor, block_table: Tensor) -> Any:
-        """A plan of rows of one token each, good for whatever these tensors hold later.
+        """A plan for rows of one token each, valid for later contents of these tensors too.
 
         Args:
             slots: int32 [n].
@@ -74,7 +79,7 @@ class GraphBackend(AttentionBackend, Protocol):
         lengths: Tensor,
         block_table: Tensor,
     ) -> Any:
-        """A plan of rows of any number of tokens, likewise.
+        """A plan for rows of any number of tokens, likewise.
 
         Args:
             slots, starts, lengths: int32 [n]: row i brings positions starts[i] .. lengths[i]-1.
@@ -83,34 +88,12 @@ class GraphBackend(AttentionBackend, Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where things lie in the int32 buffer of a size."""
-
-    size: Size
-
-    @property
-    def num_ints(self) -> int:
-        tokens, rows, mixed = self.size
-        return 3 * tokens + (5 * rows + 1 if mixed else rows)
-
-    def split(self, flat: Any) -> Any:
-        """entries [3, tokens] and lengths; of mixed steps then slots, starts, last, offsets."""
-        tokens, rows, mixed = self.size
-        entries = flat[: 3 * tokens].reshape(3, tokens)
-        rest = flat[3 * tokens : self.num_ints]
-        if not mixed:
-            return entries, rest
-        parts = [rest[i * rows : (i + 1) * rows] for i in range(4)]
-        return entries, *parts, rest[4 * rows :]
-
-
-class StepPrograms:
+class PaddedSteps:
     """The forward of every size, up to the logits of each row.
 
     Args:
         max_rows: of one step.
-        max_tokens: most tokens of one step; larger steps have no size.
+        max_tokens: of one mixed step; larger ones have no size.
     """
 
     def __init__(
@@ -142,15 +125,11 @@ class StepPrograms:
 
     @property
     def max_ints(self) -> int:
-        """The largest ``num_ints`` of a size."""
-        return max(map(self.num_ints, self.decode_sizes + self.mixed_sizes))
-
-    def num_ints(self, size: Size) -> int:
-        """What ``pack`` makes for it, and ``run`` takes."""
-        return _Layout(size).num_ints
+        """The largest ``Size.num_ints``."""
+        return max(size.num_ints for size in self.decode_sizes + self.mixed_sizes)
 
     def size_of(self, step: StepRows) -> Size | None:
-        """What the step is padded to; None when it is too large."""
+        """The size the step is padded to; None if it is too large."""
         num_rows, num_tokens = len(step.rows), step.entries.shape[1]
         if step.each_samples_its_only_token:
             rows = _round_up(num_rows, self._decode_rows)
@@ -160,10 +139,9 @@ class StepPrograms:
         return None if rows is None or tokens is None else Size(tokens, rows, True)
 
     def pack(self, size: Size, step: StepRows | None) -> np.ndarray:
-        """int32 [num_ints]: the step's rows, padded; None is a step of nothing but padding."""
-        layout = _Layout(size)
-        flat = np.zeros(layout.num_ints, dtype=np.int32)
-        entries, lengths, *mixed = layout.split(flat)
+        """The step's input, int32 [num_ints]; None is a step of padding only."""
+        flat = np.zeros(size.num_ints, dtype=np.int32)
+        entries, lengths, *mixed = size.split(flat)
         entries[:] = [[LAST_TOKEN], [self._table.dummy_slot], [-1]]
         if mixed:
             mixed[0][:] = self._table.dummy_slot
@@ -183,28 +161,26 @@ class StepPrograms:
             offsets[count + 1 :] = ends[-1]
         return flat
 
-    def run(self, size: Size, flat: Tensor) -> tuple[Tensor, RowTensors]:
-        """Logits of each row's last token, [rows, vocab]; flat int32 [num_ints]."""
-        entries, lengths, *mixed = _Layout(size).split(flat)
-        table, sample_rows, slots, ends = self._table, None, entries[1], None
+    def run(self, size: Size, flat: Tensor) -> tuple[Tensor, LogitRows]:
+        """Logits of each row's last token, [rows, vocab], and the rows; flat int32 [num_ints]."""
+        entries, lengths, *mixed = size.split(flat)
+        table, backend, sample_rows, slots = self._table, self._backend, None, entries[1]
         tokens = locate_tokens(entries, table.last_token, table.block_table, self._page_size)
         if mixed:
             slots, starts, sample_rows, q_offsets = mixed
-            ends = Ends(slots, lengths)
-            plan = self._backend.mixed_plan(slots, starts, q_offsets, lengths, table.block_table)
+            plan = backend.mixed_plan(slots, starts, q_offsets, lengths, table.block_table)
         else:
-            plan = self._backend.device_plan(slots, lengths, table.block_table)
-        batch = ForwardBatch(
-            *tokens, sample_rows=sample_rows, backend=self._backend, plan=plan, ends=ends
-        )
-        return self._model.logits(self._model(batch)), RowTensors(slots, lengths)
+            plan = backend.device_plan(slots, lengths, table.block_table)
+        rows = LogitRows(slots, lengths)
+        batch = ForwardBatch(*tokens, sample_rows, backend, plan, rows)
+        return self._model.logits(self._model(batch)), rows
 
 
 def captured_tokens(model: CausalLM) -> int:
-    """Up to how many tokens a mixed step is worth a graph: 8,192 of Qwen3-0.6B, 1,050 of 8B.
+    """The most tokens for which a mixed step is worth a graph: 8,192 of Qwen3-0.6B, 1,050 of 8B.
 
-    A larger one keeps the device busy for longer than it takes to launch its kernels one by one,
-    and then padding it to a size would only cost.
+    A larger step runs longer than launching its kernels one by one takes, so padding it would only
+    cost time.
     """
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     launching = len(model.attention_specs) * LAUNCH_SECONDS
@@ -212,9 +188,9 @@ def captured_tokens(model: CausalLM) -> int:
 
 
 def row_buckets(max_rows: int) -> list[int]:
-    """Numbers of decode rows to capture graphs for, rising.
+    """Row counts of captured decode steps, rising.
 
-    What padding costs is mostly reading weights in tiles of 16 rows, so there it is nothing.
+    Matmuls read weights in tiles of 16 rows, so padding to a multiple of 16 is nearly free.
     """
     sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 16), *range(256, max_rows, 64)]
     return [*(size for size in sizes if size < max_rows), max_rows]

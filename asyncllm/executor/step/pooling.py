@@ -1,4 +1,4 @@
-"""Sums of a prompt's final hidden states: made on the device, read on the host a step later."""
+"""Sums of a prompt's final hidden states, computed on the device and read on the host later."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from asyncllm.wire.messages import PooledPrompt
 
 
 class PooledSums:
-    """One for each row of which hidden states are wanted.
+    """The sum of each pooled row's hidden states.
 
     Args:
-        final: from hidden states as the model gives them to those after its last norm.
-        hidden: [n, hidden_size] of the positions that are wanted, row after row.
-        rows: whose they are.
+        final: the model's last norm.
+        hidden: [n, hidden_size] of the pooled positions, row after row.
 
     Attributes:
         packed: float32 [rows, hidden_size] on the device.
@@ -36,9 +35,6 @@ class PooledSums:
             self.packed = torch.stack([part.sum(0, dtype=torch.float32) for part in parts])
 
     def unpack(self, packed: np.ndarray) -> Iterator[PooledPrompt]:
-        """The sums as messages; ``packed`` is what was copied to the host."""
+        """The sums as messages, from a copy of ``packed`` on the host."""
         for row, total in zip(self._rows, packed.astype("<f4", copy=False), strict=True):
             yield PooledPrompt(row.row, row.start, row.end, total.tobytes())
-
-
-__all__ = ["PooledSums"]

@@ -1,4 +1,4 @@
-"""Logprobs of prompt tokens: computed on the device, read on the host a step later."""
+"""Logprobs of prompt tokens, computed on the device and read on the host later."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from asyncllm.executor.device import Device
 from asyncllm.executor.step.inputs import ScoredRow
 from asyncllm.wire.messages import ScoredPrompt
 
-#: So many positions have their logits computed at a time: those of a whole chunk would take
-#: gigabytes. Each group reads the output projection once, so fewer would cost time.
+#: Positions whose logits are computed at once. A whole chunk's logits would take gigabytes, and
+#: each group reads the output projection again.
 _GROUP = 64
 
 
 class PromptLogprobs:
-    """Logprobs of the prompt tokens that a step's positions predict, as the model has them.
+    """Logprobs of the prompt tokens that a step's positions predict, from unchanged logits.
 
     Args:
-        device: where they are computed.
         logits: from hidden states [m, hidden] to scores [m, vocab].
         hidden: [n, hidden] of the positions that predict, row after row.
-        rows: whose they are.
 
     Attributes:
-        packed: float64 [n, 2 + 2k] on the device, so that one copy brings everything over: the
-            token's logprob and rank, the k largest logprobs, and their token ids.
+        packed: float64 [n, 2 + 2k] on the device, one tensor so that it is one copy: the token's
+            logprob and rank, the k largest logprobs, and their token ids.
     """
 
     def __init__(
@@ -48,10 +46,10 @@ class PromptLogprobs:
         self.packed = torch.cat([_pack(logits(part), tokens, depth) for part, tokens in groups])
 
     def unpack(self, packed: np.ndarray) -> Iterator[ScoredPrompt]:
-        """The rows' logprobs as messages; ``packed`` is what was copied to the host."""
+        """The rows' logprobs as messages, from a copy of ``packed`` on the host."""
         depth = packed.shape[1] // 2 - 1
         own, values, ids = np.split(packed, [2, 2 + depth], axis=1)
-        # topk leaves the order of ties open; the smaller id first, as greedy sampling has it.
+        # topk does not order ties: put the smaller id first, as greedy sampling does.
         order = np.lexsort((ids, -values), axis=-1)
         values = np.take_along_axis(values, order, axis=1)
         ids = np.take_along_axis(ids, order, axis=1)
@@ -72,7 +70,7 @@ class PromptLogprobs:
 
 
 def _pack(logits: Tensor, tokens: Tensor, depth: int) -> Tensor:
-    """``PromptLogprobs.packed`` of some positions; tokens int64 [m]."""
+    """``PromptLogprobs.packed`` of m positions, whose scored tokens are int64 [m]."""
     scores = logits.float()
     own = scores.gather(1, tokens.unsqueeze(1))
     rank = (scores > own).sum(dim=1, keepdim=True) + 1
@@ -80,6 +78,3 @@ def _pack(logits: Tensor, tokens: Tensor, depth: int) -> Tensor:
     values = torch.cat([own, top.values], dim=1) - scores.logsumexp(-1, keepdim=True)
     parts = [values[:, :1].double(), rank.double(), values[:, 1:].double(), top.indices.double()]
     return torch.cat(parts, dim=1)
-
-
-__all__ = ["PromptLogprobs"]

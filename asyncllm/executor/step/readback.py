@@ -1,4 +1,4 @@
-"""What a step brings to the host, while it is on its way."""
+"""A step's outcome on its way from the device to the host."""
 
 from __future__ import annotations
 
@@ -23,84 +23,71 @@ Download = Callable[["Tensor"], np.ndarray]
 
 
 class Packed(Protocol[T_co]):
-    """Messages as one tensor on the device.
-
-    Attributes:
-        packed: it.
-    """
+    """Messages as one tensor on the device, ``packed``."""
 
     packed: Tensor
 
     def unpack(self, packed: np.ndarray) -> Iterable[T_co]:
-        """The messages, from ``packed`` on the host."""
+        """The messages, from a copy of ``packed`` on the host."""
+
+
+class Readback(Generic[T]):
+    """The copy of messages to the host, ``packed``; None if there are no messages."""
+
+    def __init__(self, messages: Packed[T] | None, download: Download) -> None:
+        self._messages = messages
+        self.packed = None if messages is None else download(messages.packed)
+
+    def read(self) -> tuple[T, ...]:
+        """The messages, once the copy is done."""
+        if self._messages is None or self.packed is None:
+            return ()
+        return tuple(self._messages.unpack(self.packed))
 
 
 @dataclass(frozen=True, slots=True)
-class Copied(Generic[T]):
-    """Messages, and where on the host their tensor lands."""
-
-    messages: Packed[T]
-    packed: np.ndarray
-
-
-def copy(messages: Packed[T] | None, download: Download) -> Copied[T] | None:
-    """Begin to copy messages, if there are any, to the host."""
-    return None if messages is None else Copied(messages, download(messages.packed))
-
-
-def read(copied: Copied[T] | None) -> tuple[T, ...]:
-    """Messages that have landed."""
-    return () if copied is None else tuple(copied.messages.unpack(copied.packed))
-
-
-@dataclass(frozen=True, slots=True)
-class Landing:
-    """Sampled tokens, and what there is beside them, on their way to the host.
+class StepReadback:
+    """Copies to the host of sampled tokens and of everything else a step yields.
 
     Attributes:
-        rows: int64 [samples]; the rows of the plan they belong to.
-        tokens, columns: as in ``Samples``, landing.
-        logprobs: of each decode step; None when no row asked.
-        prompts: of the prompts that are scored; None without any.
-        pooled: of those that are pooled, likewise.
-        failures: as in ``StepResult``.
+        rows: int64 [samples]; the plan's rows that sampled.
+        tokens, columns: see ``Samples``; the tokens' copy may still run.
+        logprobs: one for each decode step, or none.
+        prompts, pooled: of the prompts that are scored or pooled.
+        failures: see ``StepResult``.
     """
 
     rows: np.ndarray
     tokens: np.ndarray
     columns: np.ndarray | None
-    logprobs: tuple[Copied[RowLogprobs] | None, ...]
-    prompts: Copied[ScoredPrompt] | None
-    pooled: Copied[PooledPrompt] | None
+    logprobs: tuple[Readback[RowLogprobs], ...]
+    prompts: Readback[ScoredPrompt]
+    pooled: Readback[PooledPrompt]
     failures: tuple[tuple[int, str], ...]
 
     @classmethod
-    def of(cls, step: StepRows, samples: Samples, download: Download) -> Landing:
-        """What was sampled in a step, whose kernels may still run."""
-        failures = tuple(
-            (after * len(step.rows) + int(step.sampling[row]), reason)
-            for after, row, reason in samples.failures
-        )
+    def of(cls, step: StepRows, samples: Samples, download: Download) -> StepReadback:
+        """Begin the copies of a step whose kernels may still run."""
         return cls(
             rows=step.sampling,
             tokens=download(samples.tokens),
             columns=samples.columns,
-            logprobs=tuple(copy(logprobs, download) for logprobs in samples.logprobs),
-            prompts=copy(samples.prompts, download),
-            pooled=copy(samples.pooled, download),
-            failures=failures,
+            logprobs=tuple(Readback(logprobs, download) for logprobs in samples.logprobs),
+            prompts=Readback(samples.prompts, download),
+            pooled=Readback(samples.pooled, download),
+            failures=tuple(
+                (after * len(step.rows) + int(step.sampling[row]), reason)
+                for after, row, reason in samples.failures
+            ),
         )
 
     def sampled(self) -> np.ndarray:
-        """int64 [decode_steps, samples], once they have landed."""
+        """int64 [decode_steps, samples], once the copies are done."""
         return self.tokens if self.columns is None else self.tokens[:, self.columns]
 
     def row_logprobs(self, num_rows: int) -> Iterator[RowLogprobs]:
-        """By place in ``StepResult.tokens``; they have landed."""
+        """Each with its index into ``StepResult.tokens``, once the copies are done."""
         for after, part in enumerate(self.logprobs):
-            for entry in read(part):
+            for entry in part.read():
                 row = after * num_rows + int(self.rows[entry.row])
                 yield msgspec.structs.replace(entry, row=row)
-
-
-__all__ = ["Copied", "Landing", "read"]

@@ -1,4 +1,4 @@
-"""SlotTable: what the device remembers of each running sequence between steps."""
+"""SlotTable: the state of each running sequence that lives between steps."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from asyncllm.wire.messages import Admit, unpack
 
 
 class Scoring(NamedTuple):
-    """A prompt of so many tokens, of each of which so many likely alternatives are wanted."""
+    """A prompt to be scored: its length, and the likely alternatives wanted for each token."""
 
     num_prompt: int
     num_top: int
 
 
 class SlotTable:
-    """State by slot, so that a step names sequences by small numbers.
+    """State by slot; steps name sequences by slot.
 
-    There is one slot more than sequences can have; rows that pad a batch are in it.
+    There is one slot more than sequences can have, for rows that pad a batch.
 
     Attributes:
-        dummy_slot: the one that no sequence has.
-        block_table: int32 [slots, max_pages] on the device; a sequence's pages in order.
-        last_token: int64 [slots] on the device; the token sampled last, which is the next decode
-            row's input. It never has to reach the host for the next step to run.
-        num_known: int64 [slots] on the host; how many tokens came with the admission.
-        scoring: prompts of which logprobs are still wanted, by slot.
-        pooling: the next position whose hidden state is wanted, by slot.
+        dummy_slot: the slot of padding rows.
+        block_table: int32 [slots + 1, max_pages] on the device; a sequence's pages in order.
+        last_token: int64 [slots + 1] on the device; the last sampled token, the input of the next
+            decode row. The next step can run before the host has seen it.
+        num_known: int64 [slots] on the host; number of tokens that came with the admission.
+        scoring: prompts that are still to be scored, by slot.
+        pooling: the next position to be pooled, by slot.
     """
 
     def __init__(self, num_slots: int, max_pages: int, device: Device):
         self.dummy_slot = num_slots
-        # Kernels are compiled for rows that begin aligned, whatever the longest sequence is.
+        # Kernels are compiled for aligned rows, whatever the longest sequence is.
         columns = -(-max_pages // 16) * 16
         self.block_table = torch.zeros(
             num_slots + 1, columns, dtype=torch.int32, device=device.torch_device
@@ -50,7 +50,7 @@ class SlotTable:
         self._device = device
 
     def warm_up(self) -> None:
-        """Launch what enters pages once, with one that nobody reads."""
+        """Load the kernel that writes pages, with an entry that nobody reads."""
         self.add_pages(np.array([[self.dummy_slot, 0, 0]], dtype=np.int32))
 
     def admit(self, admit: Admit) -> np.ndarray:
@@ -67,13 +67,13 @@ class SlotTable:
         return tokens
 
     def known(self, slot: int, start: int, length: int) -> np.ndarray:
-        """Tokens start .. start+length-1 of those the sequence was admitted with."""
+        """Tokens start .. start+length-1 of those that came with the admission."""
         return self._known[slot][start : start + length]
 
     def take_scoring(self, slot: int, start: int, end: int) -> Scoring | None:
-        """What is wanted of a row's positions start .. end-1; asked once, as each is computed once.
+        """The scoring of a row's positions start .. end-1, None if they are not scored.
 
-        None when they have nothing of a prompt that is scored.
+        Call once for each position, in order.
         """
         scoring = self.scoring.get(slot)
         if scoring is not None and end >= scoring.num_prompt:
@@ -81,9 +81,9 @@ class SlotTable:
         return scoring if scoring is not None and start < scoring.num_prompt else None
 
     def take_pooling(self, slot: int, end: int) -> int | None:
-        """From which position on, up to a row's ``end``, hidden states are wanted; asked once.
+        """The first position before ``end`` to be pooled, None if there is none.
 
-        None when none of them is.
+        Call once for each row, in order.
         """
         first = self.pooling.get(slot)
         if first is None or end <= first:
@@ -95,16 +95,16 @@ class SlotTable:
         return first
 
     def add_pages(self, new_pages: np.ndarray) -> None:
-        """Enter int32 [m, 3] of (slot, index, page) into the block table.
+        """Write int32 [m, 3] of (slot, index, page) to the block table.
 
-        The upload of a step's rows comes after it, and waits for it: so attention may look pages up
-        before the kernels before it have finished.
+        The upload of the step's rows comes later in the stream. So attention, which waits for that
+        upload, may look up pages before its preceding kernels have finished.
         """
         if len(new_pages):
             enter_pages(self._device.upload(new_pages), self.block_table)
 
-    def relay(self, slots: Tensor, tokens: Tensor) -> None:
-        """Keep sampled tokens (int64) for the next step's decode rows of these slots."""
-        # A row without a valid token has none; its sequence ends, but its next row may be in
-        # flight already and needs an id that exists.
+    def keep_last(self, slots: Tensor, tokens: Tensor) -> None:
+        """Keep sampled tokens (int64) for the next decode rows of these slots."""
+        # A sequence without a valid token ends, but its next row may be in flight already and needs
+        # an id that exists.
         self.last_token.index_copy_(0, slots, tokens.clamp(min=0))

@@ -17,9 +17,9 @@ from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.norm import LayerNorm
 from asyncllm.models.layers.parameter import Placement
 
-#: Queries and keys are taken as they are projected.
+#: No norms and no rotation.
 _UNCHANGED = HeadEncoding(None, None, None)
-#: Row of the table of learned positions that belongs to position 0.
+#: The row of position 0 in the table of learned positions.
 _POSITION_OFFSET = 2
 
 
@@ -62,7 +62,7 @@ class OPTForCausalLM(CausalLM):
         return scores
 
     def checkpoint_name(self, name: str) -> str | None:
-        """Some checkpoints were saved with the bare model, others with its wrapper."""
+        """Some checkpoints have the prefix ``model.``."""
         return super().checkpoint_name(name.removeprefix("model."))
 
 

@@ -7,20 +7,18 @@ from torch import nn
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.config import Phi3Config
 from asyncllm.models.decoder import DecoderLM
-from asyncllm.models.layers.attention import Attention
-from asyncllm.models.layers.block import PreNormBlock
 from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.parameter import Placement
 
 
 class Phi3ForCausalLM(DecoderLM[Phi3Config]):
-    """Llama whose checkpoints have fused projections; part of a head may go without position.
+    """Llama with fused projections in checkpoints; rotates part of a head in some models."""
 
-    With longrope, one set of factors serves all sequences: see ``layers.rotary.rotary_table``.
-    """
+    def make_attention(
+        self, config: Phi3Config, spec: AttentionSpec, place: Placement
+    ) -> nn.Module:
+        return self._attention(config, spec, place, fused_on_disk=True)
 
-    def make_layer(self, config: Phi3Config, spec: AttentionSpec, place: Placement) -> nn.Module:
-        hidden, act = config.hidden_size, config.activation
-        attention = Attention(spec, hidden, place, fused_on_disk=True)
-        mlp = GatedMLP(hidden, config.intermediate_size, act, place, fused_on_disk=True)
-        return PreNormBlock(attention, mlp, config, place)
+    def make_mlp(self, config: Phi3Config, layer: int, place: Placement) -> nn.Module:
+        size = config.intermediate_size
+        return GatedMLP(config.hidden_size, size, config.activation, place, fused_on_disk=True)

@@ -17,8 +17,8 @@ class Attention(nn.Module):
     """Projections, positions and attention: [tokens, hidden] -> [needed tokens, hidden].
 
     Args:
-        head_norm: makes the norm of each query and each key head, when the family has them.
-        fused_on_disk: the checkpoint, too, has queries, keys and values in one matrix.
+        head_norm: makes the norms of query and key heads, if the family has them.
+        fused_on_disk: queries, keys and values are one matrix in the checkpoint too.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Attention(nn.Module):
         norm: Norm | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Of x normalised; added to ``residual`` in place.
+        """Normalises x first, and adds to ``residual`` in place.
 
         Args:
-            rope: float32 [max_length, rotary_dim], of this layer (``HeadEncoding.rope``).
+            rope: float32 [max_length, rotary_dim]; see ``HeadEncoding.rope``.
         """
         encoding = HeadEncoding(
             None if self.q_norm is None else self.q_norm.norm,

@@ -13,8 +13,8 @@ from asyncllm.models.layers.parameter import Placement
 class PreNormBlock(nn.Module):
     """A norm before attention and one before the MLP.
 
-    Norms and sums go with the projections next to them, which may compute them in one kernel. So
-    the stream x, [tokens, hidden], is changed in place.
+    Norms and residual sums are arguments of the projections next to them, which may fuse them into
+    one kernel. So the residual stream x, [tokens, hidden], is changed in place.
     """
 
     norm_type: type[RMSNorm] = RMSNorm

@@ -12,11 +12,11 @@ from asyncllm.models.layers.parameter import Placement
 class Embedding(nn.Module):
     """Rows of a table by id: int64 [tokens] -> [tokens, size].
 
-    Ids outside the table, as padding and failed rows may have, take its nearest row: on a GPU an
-    index out of range would end the process.
+    Ids are clamped to the table, as padding and failed rows may have invalid ones, and on a GPU an
+    index out of range ends the process.
 
     Args:
-        scale: what embeddings are multiplied by, rounded to their dtype first.
+        scale: factor of embeddings, rounded to their dtype first.
     """
 
     def __init__(self, rows: int, size: int, place: Placement, *, scale: float | None = None):

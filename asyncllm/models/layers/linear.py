@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import Norm
 from asyncllm.models.layers.parameter import Packed, Placement
-from asyncllm.models.quant.weight import Place, QuantizedWeight
+from asyncllm.models.quant.weight import Matrix, Place, QuantizedWeight
 
 Weight = nn.Parameter | QuantizedWeight
 
@@ -28,18 +28,18 @@ class Linear(nn.Module):
     def forward(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """See ``kernels.linear``: of x normalised; added to ``residual`` in place."""
-        return _project(x, self.weight, self.bias, norm=norm, residual=residual)
+        """See ``kernels.linear``: normalises x first, and adds to ``residual`` in place."""
+        return linear(x, _matrix(self.weight), self.bias, norm=norm, residual=residual)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
-        """Where the checkpoint's tensors go, by name."""
+        """The places for the checkpoint's tensors, by name."""
         yield "weight", self.weight[:]
         if self.bias is not None:
             yield "bias", self.bias
 
 
 class FusedLinear(Packed):
-    """Several projections of one input as one matrix, one after another along its rows.
+    """Several projections of one input as one matrix, whose rows are theirs in order.
 
     Args:
         outputs: the output features of each projection, by its name in the checkpoint.
@@ -54,8 +54,8 @@ class FusedLinear(Packed):
         self.bias = place.empty(sum(outputs.values())) if bias else None
 
     def forward(self, x: Tensor, *, norm: Norm | None = None, act: str | None = None) -> Tensor:
-        """See ``kernels.linear``: of x normalised; through a gated activation."""
-        return _project(x, self.weight, self.bias, norm=norm, act=act)
+        """See ``kernels.linear``: normalises x first, and applies a gated activation."""
+        return linear(x, _matrix(self.weight), self.bias, norm=norm, act=act)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         ends = accumulate(self.outputs.values())
@@ -65,16 +65,5 @@ class FusedLinear(Packed):
                 yield f"{name}.bias", self.bias[end - size : end]
 
 
-def _project(
-    x: Tensor,
-    weight: Weight,
-    bias: Tensor | None,
-    *,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    if isinstance(weight, QuantizedWeight):
-        y: Tensor = weight(x, bias, norm=norm, residual=residual, act=act)
-        return y
-    return linear(x, weight, bias, norm=norm, residual=residual, act=act)
+def _matrix(weight: Weight) -> Tensor | Matrix:
+    return weight.matrix() if isinstance(weight, QuantizedWeight) else weight

@@ -12,7 +12,7 @@ from asyncllm.models.layers.parameter import Placement
 
 
 def check_activation(name: str) -> str:
-    """The name, if config.json may call an activation by it.
+    """Return the name of an activation in config.json.
 
     Raises:
         ModelError: it is not supported.
@@ -28,7 +28,7 @@ class GatedMLP(nn.Module):
 
     Args:
         act: name of the activation.
-        fused_on_disk: the checkpoint, too, has gate and up in one matrix.
+        fused_on_disk: gate and up are one matrix in the checkpoint too.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GatedMLP(nn.Module):
     def forward(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """Of x normalised; added to ``residual`` in place."""
+        """Normalises x first, and adds to ``residual`` in place."""
         hidden = self.gate_up_proj(x, norm=norm, act=self.act)
         out: Tensor = self.down_proj(hidden, residual=residual)
         return out

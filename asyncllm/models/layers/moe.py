@@ -17,7 +17,7 @@ from asyncllm.models.layers.parameter import Packed, Placement
 
 
 class Experts(Packed):
-    """The gated MLPs of all experts, in one tensor for gate and up and one for down."""
+    """The gated MLPs of all experts: one tensor for gate and up, one for down."""
 
     def __init__(
         self, num_experts: int, hidden_size: int, intermediate_size: int, act: str, place: Placement
@@ -31,8 +31,8 @@ class Experts(Packed):
         """Apply each expert to its rows.
 
         Args:
-            rows: [n, hidden], grouped by expert, in the order of experts.
-            ends: int32 [num_experts]; where the rows of each expert end.
+            rows: [n, hidden], sorted by expert.
+            ends: int32 [num_experts]; the end of each expert's rows.
 
         Returns:
             [n, hidden].
@@ -52,10 +52,10 @@ class Experts(Packed):
 class SparseMoE(nn.Module):
     """Each token goes through its ``top_k`` likeliest experts: [tokens, hidden] -> the same.
 
-    No step waits for the device, and equal inputs give equal outputs: no atomic additions.
+    Does not wait for the device. Deterministic, as it uses no atomic additions.
 
     Args:
-        normalize: make the weights of a token's experts sum to one.
+        normalize: a token's expert weights sum to one.
     """
 
     expert_ids: Tensor
@@ -82,7 +82,7 @@ class SparseMoE(nn.Module):
     def forward(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """Of x normalised; added to ``residual`` in place."""
+        """Normalises x first, and adds to ``residual`` in place."""
         if norm is not None:
             x = rms_norm(x, norm)
         weights, experts = self._route(x)

@@ -13,7 +13,7 @@ from asyncllm.models.layers.parameter import Placement
 class RMSNorm(nn.Module):
     """x / rms(x) * weight; see ``kernels.norm``."""
 
-    #: The weight that scales by one, and whether the factor is one more than the weight.
+    #: The weight that scales by one, and whether the factor is weight + 1.
     neutral = 1.0
     offset = False
 
@@ -24,19 +24,19 @@ class RMSNorm(nn.Module):
 
     @property
     def norm(self) -> Norm:
-        """What to compute, for kernels that do more than that."""
+        """The norm as an argument of fused kernels."""
         return Norm(self.weight, self.eps, self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.norm)
 
     def fill_neutral(self) -> None:
-        """Make the norm scale by one, in place."""
+        """Set the weight to scale by one."""
         self.weight.fill_(self.neutral)
 
 
 class GemmaRMSNorm(RMSNorm):
-    """x / rms(x) * (1 + weight), all of it in float32."""
+    """x / rms(x) * (1 + weight), computed in float32."""
 
     neutral = 0.0
     offset = True
@@ -55,7 +55,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
 
     def fill_neutral(self) -> None:
-        """Make the norm scale by one and shift by nothing, in place."""
+        """Set the weights to scale by one and shift by zero."""
         if self.weight is not None and self.bias is not None:
             self.weight.fill_(1.0)
             self.bias.fill_(0.0)

@@ -1,4 +1,4 @@
-"""Where parameters live, and how one parameter holds several tensors of a checkpoint."""
+"""Allocation of parameters, and parameters that hold several tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class Placement:
     """The dtype and device of a model's parameters.
 
     Attributes:
-        quantized: what form each projection's weight takes is decided when the checkpoint is known:
-            see ``models.quant.allocate``.
+        quantized: projections get their weights later; see ``models.loading.allocate``.
     """
 
     dtype: torch.dtype
@@ -26,23 +25,23 @@ class Placement:
     quantized: bool = False
 
     def empty(self, *shape: int) -> nn.Parameter:
-        """A parameter that nothing has been written to yet, without gradient."""
+        """An uninitialised parameter without gradient."""
         values = torch.empty(shape, dtype=self.dtype, device=self.device)
         return nn.Parameter(values, requires_grad=False)
 
     def projection(self, rows: int, columns: int) -> nn.Parameter:
-        """The weight of a projection: as ``empty``, but without memory if it may be quantised."""
+        """The weight of a projection: as ``empty``, but on the meta device if ``quantized``."""
         device = torch.device("meta") if self.quantized else self.device
         values = torch.empty(rows, columns, dtype=self.dtype, device=device)
         return nn.Parameter(values, requires_grad=False)
 
 
 class Packed(nn.Module, ABC):
-    """A layer whose parameters each hold several tensors of the checkpoint."""
+    """A layer whose parameters hold several tensors of the checkpoint each."""
 
     @abstractmethod
     def parts(self) -> Iterator[tuple[str, Place]]:
-        """The checkpoint's tensors: name, relative to the module this one is in, and its place.
+        """The places for the checkpoint's tensors, by name relative to the parent module.
 
-        Places are views of the parameters, of the shape on disk; together they cover them.
+        Places are views of the parameters in the shape on disk; together they cover them.
         """

@@ -14,9 +14,9 @@ def rotary_table(rope: RopeConfig, max_length: int, device: torch.device) -> Ten
     """Cosines and sines of every position: float32 [max_length, rotary_dim] (``HeadEncoding``).
 
     Args:
-        max_length: positions are less than this. longrope takes its long factors when it exceeds
-            the original context and its short ones otherwise, for every sequence: with a prefix
-            cache the keys of one sequence serve another, so the choice cannot depend on length.
+        max_length: positions are less than this. longrope uses its long factors for all sequences
+            if max_length exceeds the original context, else its short ones. The choice cannot
+            depend on a sequence's length, as the prefix cache shares keys between sequences.
     """
     if device.type == "meta":
         # Computing there would import PyTorch's compiler, which takes seconds.
@@ -30,7 +30,7 @@ def rotary_table(rope: RopeConfig, max_length: int, device: torch.device) -> Ten
 def rotary_frequencies(rope: RopeConfig, max_length: int) -> tuple[Tensor, float]:
     """Radians per position, float32 [rotary_dim / 2] on the CPU, and the factor of cos and sin.
 
-    "dynamic" changes nothing up to ``max_position_embeddings``, and no sequence is longer.
+    "dynamic" only changes positions beyond ``max_position_embeddings``, which no sequence has.
     """
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     spans = rope.rope_theta**exponents  # positions per radian
@@ -49,8 +49,8 @@ def rotary_frequencies(rope: RopeConfig, max_length: int) -> tuple[Tensor, float
 
 
 def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
-    """Slow down the frequencies that turn less than ``low_freq_factor`` times in the original
-    context, keep those that turn more than ``high_freq_factor`` times, and blend in between."""
+    """Stretch frequencies with less than ``low_freq_factor`` turns in the original context, keep
+    those with more than ``high_freq_factor``, and blend in between."""
     assert rope.low_freq_factor is not None
     assert rope.high_freq_factor is not None
     turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)
@@ -60,11 +60,11 @@ def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, spans: Tensor) -> Tensor:
-    """Keep the dimensions that turn more than ``beta_fast`` times in the original context, slow
-    down those that turn less than ``beta_slow`` times, and blend linearly in between."""
+    """Keep dimensions with more than ``beta_fast`` turns in the original context, stretch those
+    with less than ``beta_slow``, and blend linearly in between."""
 
     def dimension(turns: float) -> float:
-        """Which dimension turns so often."""
+        """The dimension with this number of turns in the original context."""
         ratio = rope.original_max_position_embeddings / (turns * 2 * math.pi)
         return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.rope_theta))
 

@@ -1,4 +1,4 @@
-"""Which projections keep their weights as they are quantised in the checkpoint."""
+"""Allocate weights of projections in the quantised form of the checkpoint, if kernels take it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,18 @@ from asyncllm.models.loading.quantized_tensors import Fp8Layout, Int4Layout, Lay
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.weight import Fp8Weight, Int4Weight, QuantizedWeight
 
+#: The layout of a matrix by the name of its module (the model's) and its shape [N, K]; None if it
+#: is not quantised.
+LayoutOf = Callable[[str, Sequence[int]], Layout | None]
+
 
 def can_keep(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are kernels for quantised weights."""
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
-def allocate(
-    model: CausalLM, place: Placement, layout_of: Callable[[str, Sequence[int]], Layout | None]
-) -> None:
-    """Give the projections of a model their weights; nothing is written to them.
-
-    Args:
-        place: what the model was made with; ``quantized``.
-        layout_of: of a matrix in the checkpoint, by the name of its module (as the model has it)
-            and its shape [N, K]; None if it is not quantised.
-    """
+def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf) -> None:
+    """Allocate the weights of projections; ``place`` is the one that the model was made with."""
     for projection, modules in _projections(model):
         size, depth = projection.weight.shape
         layouts = {layout_of(name, (rows, depth)) for name, rows in modules.items()}
@@ -43,8 +39,8 @@ def allocate(
             projection.weight = weight
 
 
-def dummy_layout(quantization: Quantization) -> Callable[[str, Sequence[int]], Layout | None]:
-    """``layout_of`` for a model without a checkpoint."""
+def dummy_layout(quantization: Quantization) -> LayoutOf:
+    """The layouts of a model without a checkpoint."""
 
     def layout_of(module: str, shape: Sequence[int]) -> Layout | None:
         if quantization.ignores(module):
@@ -58,7 +54,7 @@ def dummy_layout(quantization: Quantization) -> Callable[[str, Sequence[int]], L
 
 
 def _projections(model: CausalLM) -> Iterator[tuple[Linear | FusedLinear, dict[str, int]]]:
-    """Each with the modules of the checkpoint that it holds, and their output features."""
+    """The projections, each with its modules in the checkpoint and their output features."""
     for path, module in list(model.named_modules()):
         if isinstance(module, FusedLinear):
             around = path.rpartition(".")[0]
@@ -74,17 +70,17 @@ def _weight(
     size = sum(sizes)
     match layout:
         case Fp8Layout(blocked=True):
-            # cuBLAS wants the scales of four blocks side by side.
+            # cuBLAS needs the scales of four blocks side by side.
             if depth % (4 * FP8_BLOCK) or any(part % FP8_BLOCK for part in sizes):
                 return None
             return Fp8Weight(size, depth, device, blocked=True)
         case Fp8Layout(blocked=False):
-            # torch._scaled_mm wants rows of multiples of 16 bytes, in and out.
+            # torch._scaled_mm needs rows of multiples of 16 bytes, in and out.
             if depth % 16 or size % 16:
                 return None
             return Fp8Weight(size, depth, device, blocked=False)
         case Int4Layout(group, scale, order):
-            # Tensor cores multiply 16 columns at a time, and two lie in a byte.
+            # Tensor cores multiply 16 columns at a time, and a byte holds two.
             if packed_block(group) < 32:
                 return None
             return Int4Weight(

@@ -1,4 +1,4 @@
-"""The files of a checkpoint and the tensors that they say they hold."""
+"""The files of a checkpoint and the headers of their tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from asyncllm.errors import ModelError
 from asyncllm.models.loading.torch_file import TorchFile
 
-#: In the order in which they are looked for; each may also be shards, with an index.
+#: In order of preference; each may also be shards with an index.
 _WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
 
-#: By the names that safetensors has for them.
+#: By their names in safetensors.
 DTYPES: Final = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -33,7 +33,7 @@ _DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Header(NamedTuple):
-    """What a file says of one of its tensors; ``dtype`` as safetensors calls it."""
+    """The header of a tensor; ``dtype`` is safetensors' name."""
 
     file: Path
     name: str
@@ -42,7 +42,7 @@ class Header(NamedTuple):
 
 
 class Reader(Protocol):
-    """Reads tensors of an open file by their names."""
+    """An open file of tensors."""
 
     def get_tensor(self, name: str, /) -> Tensor: ...
 
@@ -57,7 +57,7 @@ def weight_files(folder: Path) -> list[Path]:
     """``model.safetensors`` or its shards, else ``pytorch_model.bin`` or its shards.
 
     Raises:
-        ModelError: there are none, or not all of them.
+        ModelError: no weights, or missing shards.
     """
     for name in _WEIGHTS:
         single, index = folder / name, folder / f"{name}.index.json"
@@ -76,7 +76,7 @@ def _shards(index: Path) -> list[Path]:
         raise ModelError(f"{index} is not an index of shards: {error}") from None
     names = sorted(set(weight_map.values()))
     for name in names:
-        # A file may be a link to anywhere, as in the hub's cache; its name may not lead anywhere.
+        # Files may be links, as in the hub's cache, but names must not be paths.
         if name in ("", "..") or name != PurePath(name).name or not name.isprintable():
             raise ModelError(f"{index} lists {name!r}, which is not the name of a file beside it")
         if not (index.parent / name).is_file():
@@ -87,7 +87,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def read_headers(files: list[Path]) -> list[Header]:
-    """Those of all tensors, in the order in which they are in the files; no tensor is read.
+    """The headers of all tensors in file order; reads no tensor.
 
     Raises:
         ModelError: a file is damaged.
@@ -109,12 +109,12 @@ def read_headers(files: list[Path]) -> list[Header]:
 
 
 def is_torch_file(file: Path) -> bool:
-    """Whether the file was written by ``torch.save``; the others are safetensors."""
+    """Whether the file was written by ``torch.save``; else it is safetensors."""
     return file.suffix == ".bin"
 
 
 def open_file(file: Path) -> AbstractContextManager[Reader]:
-    """A reader.
+    """Open a file for reading.
 
     Raises:
         ModelError: the file is damaged or cannot be read.

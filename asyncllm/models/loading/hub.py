@@ -1,4 +1,4 @@
-"""From the name of a model to the folder that holds it."""
+"""From the name of a model to its folder, by download if needed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 from asyncllm.errors import ModelError
 
 _WEIGHTS = "*.safetensors"
-_OLD_WEIGHTS = "pytorch_model*.bin"  # only where there are no others
+_OLD_WEIGHTS = "pytorch_model*.bin"  # only if there are no others
 _WANTED = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*")
 _UNWANTED = ("consolidated*", "original/*")  # second copies of the weights
 
 
 def resolve_folder(name_or_path: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """A folder as it is, or else the model of that name, downloaded from the Hugging Face Hub.
+    """The folder of that name, or of the model of that name, downloaded from the Hugging Face Hub.
 
     Args:
-        revision: branch, tag or commit on the hub; a folder has none.
-        weights: False where the other files are enough: then no weights are downloaded.
+        revision: branch, tag or commit on the hub; ignored for folders.
+        weights: False downloads all files but the weights.
 
     Raises:
         ModelError: there is no such folder, and the hub has no such model or cannot be reached.
@@ -49,7 +49,7 @@ def _download(name: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
                 ignore_patterns=list(_UNWANTED),
             )
         )
-    except Exception as error:  # the hub's client lets many kinds through: HTTP, disk, cache
+    except Exception as error:  # the hub's client raises many types: HTTP, disk, cache
         at = f" at revision {revision!r}" if revision else ""
         raise ModelError(
             f"there is no local folder {name!r}, and the Hugging Face Hub did not give the model "

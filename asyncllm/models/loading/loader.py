@@ -1,10 +1,10 @@
 """Build a model and stream its checkpoint into place.
 
-Every tensor is checked against a model without memory (on the meta device) before anything is
-allocated or copied, so a folder that does not fit fails at once, whatever sizes config.json has.
-Then each is copied from the mapped file into the parameter (or the part of a fused one) that it
-belongs to, converted on the way; host memory holds no second copy of the model. A quantised matrix
-is several tensors; it is kept as it is where there are kernels for it, else dequantised.
+First, every tensor is checked against the model on the meta device, so that a folder that does not
+fit fails before anything is allocated, whatever sizes config.json has. Then each tensor is copied
+from the mapped file into its parameter, or part of one, and converted on the way; host memory holds
+no second copy of the model. A quantised matrix is several tensors; it is dequantised if there are
+no kernels for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.norm import LayerNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.loading.allocate import allocate, can_keep, dummy_layout
+from asyncllm.models.loading.allocate import LayoutOf, allocate, can_keep, dummy_layout
 from asyncllm.models.loading.checkpoint import Header, Reader, open_file, read_headers, weight_files
 from asyncllm.models.loading.quantized_tensors import Layout, StoredMatrix, find_matrices
 from asyncllm.models.loading.torch_file import TorchFile
@@ -33,12 +33,12 @@ from asyncllm.models.registry import model_class
 from asyncllm.models.sizes import check_sizes
 from asyncllm.models.spec import ModelSpec
 
-#: Called with bytes done and bytes in all.
+#: Called with bytes done and the total.
 Progress = Callable[[int, int], None]
 
 _FLOATS = ("BF16", "F16", "F32", "F64")
-_SHOWN = 3  # names in an error message
-_LONGEST = 200  # characters of each
+_MAX_NAMES = 3  # in an error message
+_MAX_CHARACTERS = 200  # of each
 
 
 def load_model(
@@ -56,10 +56,10 @@ def load_model(
     Args:
         folder: holds ``model.safetensors`` or ``pytorch_model.bin``, or shards with their index;
             unused for "dummy".
-        dtype: of the parameters, whatever the checkpoint's is, but for quantised ones.
-        load_format: "auto" reads the checkpoint; "dummy" fills in small random numbers, the same
-            ones each time on a kind of device.
-        max_length: longest sequence to be served; by default ``spec.max_position_embeddings``.
+        dtype: of parameters that are not quantised, whatever the checkpoint's is.
+        load_format: "auto" reads the checkpoint; "dummy" fills in small random numbers, which are
+            reproducible on each kind of device.
+        max_length: longest sequence to serve; by default ``spec.max_position_embeddings``.
 
     Raises:
         ModelError: the checkpoint is incomplete, damaged or of another model; the message names
@@ -74,12 +74,11 @@ def load_model(
             _fill_dummy(model, report)
         else:
             checkpoint = _read_checkpoint(Path(folder), spec)
-            place = Placement(dtype, device, quantized=keep)
-            build = model_class(spec.architecture)
-            model = build(spec.config, dtype, device, max_length, quantized=keep)
-            _fill(model, place, checkpoint, report)
+            layout_of = partial(_layout, checkpoint.matrices)
+            model = make_model(spec, dtype, device, max_length, keep=keep, layout_of=layout_of)
+            _fill(model, device, checkpoint, report)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what conversions took is free for the KV cache
+        torch.cuda.empty_cache()  # the memory of conversions, for the KV cache
     return model
 
 
@@ -90,30 +89,32 @@ def make_model(
     max_length: int | None = None,
     *,
     keep: bool = False,
+    layout_of: LayoutOf | None = None,
 ) -> CausalLM:
-    """The model without its weights: parameters are allocated, and not written to.
+    """Allocate the parameters of a model, without filling them.
 
     Args:
-        keep: projections are quantised, as far as config.json tells.
+        keep: keep projections quantised.
+        layout_of: see ``allocate``; by default, as config.json says.
     """
+    quantized = keep and spec.quantization is not None
     build = model_class(spec.architecture)
-    if spec.quantization is None or not keep:
-        return build(spec.config, dtype, device, max_length)
-    model = build(spec.config, dtype, device, max_length, quantized=True)
-    place = Placement(dtype, device, quantized=True)
-    allocate(model, place, dummy_layout(spec.quantization))
+    model = build(spec.config, dtype, device, max_length, quantized=quantized)
+    if spec.quantization is not None and quantized:
+        place = Placement(dtype, device, quantized)
+        allocate(model, place, layout_of or dummy_layout(spec.quantization))
     return model
 
 
 class _Source(NamedTuple):
-    """What fills a place: one tensor, or the tensors of one quantised matrix."""
+    """A tensor or a quantised matrix of the checkpoint, and its place."""
 
     stored: Header | StoredMatrix
     place: Place
 
 
 class _Checkpoint(NamedTuple):
-    """A checkpoint that fits its model: its files, and what they hold by the model's names."""
+    """A checkpoint that fits its model: files, tensors and matrices by the model's names."""
 
     folder: Path
     files: list[Path]
@@ -122,10 +123,7 @@ class _Checkpoint(NamedTuple):
 
 
 def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
-    """
-    Raises:
-        ModelError: the files are damaged, or do not hold the tensors of the model.
-    """
+    """Read and check everything but the tensors' contents."""
     files = weight_files(folder)
     stored = read_headers(files)
     check_sizes(spec.config, (header.name for header in stored))
@@ -139,18 +137,16 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
     return _Checkpoint(folder, files, headers, matrices)
 
 
-def _fill(model: CausalLM, place: Placement, checkpoint: _Checkpoint, report: Progress) -> None:
+def _fill(model: CausalLM, device: torch.device, checkpoint: _Checkpoint, report: Progress) -> None:
     folder, files, headers, matrices = checkpoint
-    if place.quantized:
-        allocate(model, place, partial(_layout, matrices))
     plans = _match(model, folder, headers, matrices)
     sizes = {file: file.stat().st_size for file in files}
     total, done = sum(sizes.values()), 0
-    stream = WeightStream() if place.device.type == "cuda" else None
+    stream = WeightStream() if device.type == "cuda" else None
     for file in files:
         with open_file(file) as reader:
             copied = 0
-            for num_bytes in _copies(file, reader, plans[file], place.device, stream):
+            for num_bytes in _copies(file, reader, plans[file], device, stream):
                 # Tensors that share memory in the file count twice.
                 copied = min(copied + num_bytes, sizes[file])
                 report(done + copied, total)
@@ -165,33 +161,33 @@ def _copies(
     device: torch.device,
     stream: WeightStream | None,
 ) -> Iterator[int]:
-    """Fill the places of what is in a file; yields bytes copied, again and again."""
+    """Copy a file's tensors to their places; yields the bytes of each copy."""
     if stream is not None:
-        straight, sources = _sorted_by_way(sources)
+        plain, sources = _split(sources)
         if not isinstance(reader, TorchFile):
-            yield from stream.copy(file, straight)
+            yield from stream.copy(file, plain)
         else:
-            mapped = {name: reader.get_tensor(name).contiguous() for name in straight}
-            yield from stream.copy_mapped(mapped, straight)
+            mapped = {name: reader.get_tensor(name).contiguous() for name in plain}
+            yield from stream.copy_mapped(mapped, plain)
     for stored, target in sources:
         yield _copy(stored, target, file, reader, device)
 
 
-def _sorted_by_way(sources: list[_Source]) -> tuple[dict[str, Tensor], list[_Source]]:
-    """Places by name of the tensors that go there as they are, but for the dtype; and the rest."""
-    straight, rest = {}, []
+def _split(sources: list[_Source]) -> tuple[dict[str, Tensor], list[_Source]]:
+    """Places by name of tensors that only change their dtype, and the other sources."""
+    plain, rest = {}, []
     for stored, place in sources:
         if isinstance(stored, Header) and isinstance(place, Tensor) and place.is_contiguous():
-            straight[stored.name] = place
+            plain[stored.name] = place
         else:
             rest.append(_Source(stored, place))
-    return straight, rest
+    return plain, rest
 
 
 def _copy(
     stored: Header | StoredMatrix, target: Place, file: Path, reader: Reader, device: torch.device
 ) -> int:
-    """Fill a place from the file that is open, and from others if need be; returns bytes read."""
+    """Fill a place from the open file, and others if needed; returns bytes read."""
     copied = 0
 
     def read(header: Header) -> Tensor:
@@ -221,12 +217,12 @@ def _layout(
     matrices: Mapping[str, StoredMatrix], module: str, shape: Sequence[int]
 ) -> Layout | None:
     stored = matrices.get(f"{module}.weight")
-    # One of another shape is refused later, with the names of all.
+    # Another shape is an error, which ``_match`` reports with all others.
     return stored.layout(_read) if stored is not None and stored.shape == list(shape) else None
 
 
 def _wanted(model: CausalLM, headers: list[Header]) -> dict[str, Header]:
-    """Those of use, by the names that the model has for them."""
+    """The headers that the model uses, by its names."""
     wanted: dict[str, Header] = {}
     for header in headers:
         name = model.checkpoint_name(header.name)
@@ -243,7 +239,7 @@ def _wanted(model: CausalLM, headers: list[Header]) -> dict[str, Header]:
 def _match(
     model: CausalLM, folder: Path, headers: dict[str, Header], matrices: dict[str, StoredMatrix]
 ) -> dict[Path, list[_Source]]:
-    """Find the place of every tensor, by the file in which it, or most of it, is."""
+    """The place of every tensor, by the file that holds it or the largest part of it."""
     missing = model.checkpoint_tensors()
     unexpected: list[str] = []
     plans: dict[Path, list[_Source]] = defaultdict(list)
@@ -279,8 +275,8 @@ def _check(stored: Header | StoredMatrix, main: Header, target: Place) -> None:
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(name[:_LONGEST] for name in names[:_SHOWN]) + (
+    more = len(names) - _MAX_NAMES
+    return ", ".join(name[:_MAX_CHARACTERS] for name in names[:_MAX_NAMES]) + (
         f" and {more} more" if more > 0 else ""
     )
 

@@ -21,7 +21,7 @@ from asyncllm.models.quant.formats import (
 )
 from asyncllm.models.quant.weight import Matrix
 
-#: Reads the tensor that a header is of.
+#: Reads the tensor of a header.
 Read = Callable[[Header], Tensor]
 
 _CODES = ("F8_E4M3", "I32")
@@ -29,13 +29,13 @@ _SCALES = {"F16": torch.float16, "BF16": torch.float32, "F32": torch.float32}
 
 
 class Fp8Layout(NamedTuple):
-    """What the 8-bit matrices of one projection have in common."""
+    """The common layout of the 8-bit matrices of a projection."""
 
     blocked: bool
 
 
 class Int4Layout(NamedTuple):
-    """What the 4-bit matrices of one projection have in common.
+    """The common layout of the 4-bit matrices of a projection.
 
     Attributes:
         scale: dtype of the scales.
@@ -54,8 +54,8 @@ class StoredMatrix(NamedTuple):
     """A quantised matrix of a checkpoint.
 
     Attributes:
-        module: whose weight it is, as the model calls it.
-        tensors: what it is made of, by the name of each after that of the module.
+        module: name of the module whose weight it is, in the model.
+        tensors: by the last part of their names.
         shape: [N, K].
     """
 
@@ -66,16 +66,16 @@ class StoredMatrix(NamedTuple):
 
     @property
     def main(self) -> Header:
-        """The largest of its tensors."""
+        """The largest tensor."""
         return self.tensors[main_field(self.quantization)]
 
     def read(self, read: Read, device: torch.device) -> Matrix:
-        """Read and convert it on a device."""
+        """Read it, and convert it on a device."""
         stored = {field: read(header).to(device) for field, header in self.tensors.items()}
         return read_matrix(self.quantization, self.module, stored)
 
     def layout(self, read: Read) -> Layout:
-        """What it needs to be kept as it is."""
+        """Its layout, if it is kept quantised."""
         if self.quantization.method == "fp8":
             scale = next(h.shape for field, h in self.tensors.items() if field != "weight")
             return Fp8Layout(
@@ -95,17 +95,14 @@ class StoredMatrix(NamedTuple):
 def find_matrices(
     quantization: Quantization, headers: dict[str, Header], known: Collection[str], read: Read
 ) -> dict[str, StoredMatrix]:
-    """Take the quantised matrices, and what belongs to them, out of the headers.
+    """Take the tensors of quantised matrices out of the headers; returns the matrices by name.
 
     Args:
-        headers: by the names that the model has for the tensors; changed in place.
-        known: the names of all tensors that the model has a place for.
-
-    Returns:
-        By the name of the weight that each is.
+        headers: by the model's names; changed in place.
+        known: names of all tensors that the model has a place for.
 
     Raises:
-        ModelError: the tensors of one do not fit each other.
+        ModelError: the tensors of a matrix do not fit each other.
     """
     main = main_field(quantization)
     found: dict[str, StoredMatrix] = {}

@@ -1,4 +1,4 @@
-"""Tensors of a ``pytorch_model.bin``, the format of checkpoints before safetensors."""
+"""Read ``pytorch_model.bin``, the format of checkpoints before safetensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ZIP: Final = b"PK\x03\x04"
 
 
 class TorchFile:
-    """An open file; nothing in it is executed.
+    """An open file; executes no code in it.
 
-    Its tensors are mapped, so that each is read when it is copied. Files of PyTorch before 1.6 are
-    no zip archives and cannot be mapped: those are read as a whole.
+    Tensors are mapped, so each is read when it is copied. Files of PyTorch before 1.6 are not zip
+    archives and cannot be mapped: they are read as a whole.
     """
 
     def __init__(self, file: Path):
@@ -27,7 +27,7 @@ class TorchFile:
             ModelError: the file is damaged, cannot be read, or holds something else.
         """
         tensors = _load(file)
-        # In the order of the file, which mapped tensors have in memory, too.
+        # In file order, which is the order of mapped tensors in memory.
         ordered = sorted(tensors.items(), key=lambda item: item[1].data_ptr())
         self._tensors: dict[str, Tensor] = dict(ordered)
 
@@ -51,7 +51,7 @@ def _load(file: Path) -> dict[str, Tensor]:
         content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error}") from None
-    except Exception as error:  # the unpickler lets many kinds through
+    except Exception as error:  # the unpickler raises many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{file} is damaged, or holds more than tensors: {reason}") from None
     if not isinstance(content, dict) or not all(
@@ -64,6 +64,3 @@ def _load(file: Path) -> dict[str, Tensor]:
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.device.type == "cpu"
-
-
-__all__ = ["TorchFile"]

@@ -1,8 +1,8 @@
 """Stream tensors of files to a GPU at the speed of the disk, the page cache or the bus.
 
-A copy from a mapped file is one thread's page faults and the driver's own small buffers. Here
-several threads read blocks into page-locked memory, while the calling thread, which alone speaks to
-the GPU, sends on those that are full.
+A copy from a mapped file is limited by one thread's page faults and the driver's small buffers.
+Here several threads read blocks into page-locked memory, and the calling thread, the only one that
+uses the GPU, uploads full blocks.
 
 GB/s on an H200 with 16 cores, a file of 4 GiB:
 
@@ -29,17 +29,17 @@ from torch import Tensor
 
 from asyncllm.models.loading.checkpoint import DTYPES
 
-#: Threads that read; the size of a block; and how many there are: some are on the bus meanwhile.
+#: Reading threads, bytes of a block, and blocks: while some are read, others are uploaded.
 READERS = 8
 BLOCK_BYTES = 4 << 20
 BLOCKS = 2 * READERS
 
 
 class Piece(NamedTuple):
-    """As much of a tensor as fits into a block.
+    """A part of a tensor that fits into a block.
 
     Attributes:
-        offset, num_bytes: in the file, or for a mapped tensor in its memory.
+        offset, num_bytes: in the file or, for a mapped tensor, in its memory.
         dtype: in the file.
         place: [elements] on the device.
     """
@@ -51,20 +51,16 @@ class Piece(NamedTuple):
 
 
 class WeightStream:
-    """Copies tensors to contiguous places on a GPU; its buffers live as long as it does."""
+    """Copies tensors to contiguous places on a GPU; owns its buffers."""
 
     def __init__(self) -> None:
         self._blocks = torch.empty(BLOCKS, BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
         self._sent = [torch.cuda.Event() for _ in range(BLOCKS)]
 
     def copy(self, file: Path, places: Mapping[str, Tensor]) -> Iterator[int]:
-        """Copy tensors of a file, by name, to their places, in the dtype that is there.
+        """Copy tensors of a safetensors file to their places by name, and convert their dtypes.
 
-        Args:
-            file: a valid safetensors file that has them, in these shapes.
-
-        Yields:
-            Bytes sent, again and again; the copies are done when the current stream is.
+        Yields the bytes of each upload; copies are done when the current stream is.
         """
         pieces = list(_pieces(file, places))
         descriptor = os.open(file, os.O_RDONLY)
@@ -76,11 +72,11 @@ class WeightStream:
     def copy_mapped(
         self, tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]
     ) -> Iterator[int]:
-        """As ``copy``, from contiguous tensors in host memory, which may be that of a file."""
+        """As ``copy``, from contiguous tensors in host memory, which may be mapped."""
         return self._copy(_mapped_pieces(tensors, places))
 
     def _copy(self, pieces: Iterator[tuple[Piece, Callable[[Tensor], object]]]) -> Iterator[int]:
-        """Copy pieces; with each comes what fills a block with it, in another thread."""
+        """Copy pieces; each comes with a function that fills a block with it, in another thread."""
         with ThreadPoolExecutor(READERS) as readers:
             reads: deque[tuple[int, Piece, Future[object]]] = deque()
             for number, (piece, read) in enumerate(pieces):
@@ -94,10 +90,10 @@ class WeightStream:
                 yield self._send(*reads.popleft())
 
     def _send(self, turn: int, piece: Piece, read: Future[object]) -> int:
-        """Once it is read, queue the copy."""
+        """Wait until a piece is read, and queue its upload."""
         read.result()
         values = self._blocks[turn, : piece.num_bytes].view(piece.dtype)
-        if piece.dtype != piece.place.dtype:  # converted there, not by the host
+        if piece.dtype != piece.place.dtype:  # converted on the device
             values = values.to(piece.place.device, non_blocking=True)
         piece.place.copy_(values, non_blocking=True)
         self._sent[turn].record()
@@ -105,7 +101,7 @@ class WeightStream:
 
 
 def _pieces(file: Path, places: Mapping[str, Tensor]) -> Iterator[Piece]:
-    """In the order of the file, which is read from its beginning to its end."""
+    """The pieces in file order."""
     with open(file, "rb") as raw:
         header_bytes = int.from_bytes(raw.read(8), "little")
         header = msgspec.json.decode(raw.read(header_bytes))
@@ -125,7 +121,7 @@ def _mapped_pieces(
 
 
 def _cut(begin: int, end: int, dtype: torch.dtype, place: Tensor) -> Iterator[Piece]:
-    """The pieces of a tensor that begins and ends there."""
+    """The pieces of a tensor between two offsets."""
     flat = place.view(-1)
     for offset in range(begin, end, BLOCK_BYTES):
         num_bytes = min(BLOCK_BYTES, end - offset)
@@ -134,12 +130,12 @@ def _cut(begin: int, end: int, dtype: torch.dtype, place: Tensor) -> Iterator[Pi
 
 
 def _fill(source: Tensor, block: Tensor) -> None:
-    """Fill the block; in another thread, where PyTorch would not write to an inference tensor."""
+    """Fill a block in another thread, where PyTorch cannot write to inference tensors."""
     block.numpy()[:] = source.numpy()
 
 
 def _read(descriptor: int, piece: Piece, block: Tensor) -> None:
-    """Fill the block; in another thread, with the GIL released."""
+    """Fill a block in another thread, with the GIL released."""
     view = block.numpy().data
     done = 0
     while done < piece.num_bytes:
@@ -147,6 +143,3 @@ def _read(descriptor: int, piece: Piece, block: Tensor) -> None:
         if count == 0:
             raise OSError("a file of weights ends before its tensors do")
         done += count
-
-
-__all__ = ["WeightStream"]

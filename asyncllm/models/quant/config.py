@@ -1,4 +1,4 @@
-"""``quantization_config`` of config.json: which formats can be read. Imports no torch."""
+"""``quantization_config`` of config.json, and the supported formats. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import msgspec
 
 from asyncllm.errors import ModelError
 
-#: Rows and columns of a block that shares a scale, in the one size that checkpoints come in.
+#: Rows and columns of a block that shares a scale; checkpoints have no other size.
 BLOCK = (128, 128)
 
 Method = Literal["fp8", "awq", "gptq"]
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True):
-    """How a checkpoint holds its quantised matrices.
+    """The format of quantised matrices in a checkpoint.
 
-    Which matrices those are, and in what groups, is seen from the tensors themselves; what is said
-    of that here serves dummy weights.
+    The tensors themselves show which matrices are quantised, and in what groups; ``blocked``,
+    ``group_size`` and ``ignored`` are for dummy weights.
 
     Attributes:
         method: "fp8", 8-bit floating point (e4m3) with a scale for each matrix, row or block; "awq"
             or "gptq", 4-bit integers with a scale and a zero point for each group of columns, as
             AutoAWQ ("gemm") or GPTQ tools pack them.
-        zero_offset: what is added to stored zero points.
+        zero_offset: added to stored zero points.
         reordered: columns may belong to groups in any order (``g_idx``).
         blocked: "fp8" with a scale for each block.
-        group_size: columns of a group of "awq" and "gptq"; -1 for all of them.
-        ignored: what is not quantised, as in ``ignores``.
+        group_size: columns of a group of "awq" and "gptq"; -1 for all columns.
+        ignored: modules that are not quantised; see ``ignores``.
     """
 
     method: Method
@@ -40,10 +40,9 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
 
     def ignores(self, module: str) -> bool:
-        """Whether the list of what is not quantised has this module.
+        """Whether ``ignored`` has this module.
 
-        Entries name a module, what contains it, or consecutive parts of its name; those that begin
-        with "re:" are matched as regular expressions.
+        Entries are consecutive parts of a module's name, or regular expressions after "re:".
         """
         return any(
             re.match(entry[3:], module) is not None
@@ -54,10 +53,10 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_quantization(raw: Any) -> Quantization | None:
-    """What ``quantization_config`` says; None where there is none.
+    """Parse ``quantization_config``, which may be None or empty.
 
     Raises:
-        ModelError: it cannot be read; the message names the field.
+        ModelError: it is not supported; the message names the field.
     """
     if not raw:
         return None
@@ -77,7 +76,7 @@ def parse_quantization(raw: Any) -> Quantization | None:
 
 
 def _compressed_tensors(raw: dict[str, Any]) -> Quantization:
-    """Of vLLM's compressor: groups of layers, each with the way its weights are quantised."""
+    """vLLM's compressor: groups of layers, each with the format of its weights."""
     _require(raw, "format", "float-quantized", "naive-quantized")
     groups = raw.get("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -91,7 +90,7 @@ def _compressed_tensors(raw: dict[str, Any]) -> Quantization:
         _require(weights, "strategy", "tensor", "channel", "block", at=f"{at}weights.")
         if weights["strategy"] == "block":
             _require(weights, "block_structure", list(BLOCK), at=f"{at}weights.")
-        # Activations: a format that is finer than theirs takes their place; see kernels.fp8.
+        # Our kernels quantise activations more finely; see kernels.fp8.
         activations = group.get("input_activations")
         if activations is not None:
             _require(activations, "type", "float", at=f"{at}input_activations.")
@@ -105,7 +104,7 @@ def _compressed_tensors(raw: dict[str, Any]) -> Quantization:
 
 
 def _fp8(raw: dict[str, Any]) -> Quantization:
-    """Of Qwen and DeepSeek: a scale for each block; without ``weight_block_size``, one in all."""
+    """Qwen and DeepSeek: a scale for each block or, without ``weight_block_size``, one in all."""
     _require(raw, "fmt", "e4m3", "float8_e4m3fn", None)
     _require(raw, "activation_scheme", "dynamic", "static", None)
     _require(raw, "weight_block_size", list(BLOCK), None)

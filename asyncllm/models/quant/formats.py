@@ -1,4 +1,4 @@
-"""From the tensors of one matrix in a checkpoint to the matrix that the kernels take.
+"""From the tensors of a quantised matrix in a checkpoint to the matrix that kernels take.
 
 | method | tensors of a matrix [N, K], in groups of G columns |
 |--|--|
@@ -6,8 +6,8 @@
 | awq | qweight int32 [K, N / 8], qzeros int32 [K / G, N / 8], scales [K / G, N] |
 | gptq | qweight int32 [K / 8, N], qzeros and scales as awq, g_idx int32 [K]: groups of columns |
 
-Eight codes are in one int32: gptq has the first in the lowest bits; awq has, from the lowest bits
-up, numbers 0, 2, 4, 6, 1, 3, 5 and 7.
+An int32 has eight codes: in gptq the first is in the lowest bits; in awq their order from the
+lowest bits up is 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asyncllm.models.quant.weight import Matrix
 
 Shape = Sequence[int]
 
-#: Tensors of a quantised module that are of no use here: scales of activations and of the cache.
+#: Unused tensors of quantised modules: scales of activations and of the KV cache.
 UNUSED = ("input_scale", "k_scale", "v_scale", "q_scale", "prob_scale")
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -34,12 +34,12 @@ _ROWS_AT_ONCE = 1024  # a multiple of FP8_BLOCK
 
 
 def main_field(quantization: Quantization) -> str:
-    """The tensor that every quantised matrix has: the codes."""
+    """The name of the tensor of codes, which every quantised matrix has."""
     return "weight" if quantization.method == "fp8" else "qweight"
 
 
 def fields(quantization: Quantization) -> tuple[str, ...]:
-    """Names of the tensors of one matrix, after that of its module."""
+    """Names of the tensors of a matrix, without the module's."""
     if quantization.method == "fp8":
         return ("weight", *_SCALES)
     packed = ("qweight", "qzeros", "scales")
@@ -47,10 +47,10 @@ def fields(quantization: Quantization) -> tuple[str, ...]:
 
 
 def stored_shape(quantization: Quantization, module: str, shapes: Mapping[str, Shape]) -> list[int]:
-    """[N, K] of a matrix from the shapes of its tensors.
+    """The shape [N, K] of a matrix from the shapes of its tensors.
 
     Raises:
-        ModelError: one of them is missing, or has a shape that does not fit the others.
+        ModelError: a tensor is missing, or has a shape that does not fit the others.
     """
     if quantization.method == "fp8":
         return _fp8_shape(module, shapes)
@@ -95,13 +95,10 @@ def _misfit(module: str, field: str, shapes: Mapping[str, Shape], expected: obje
 
 
 def read_matrix(quantization: Quantization, module: str, stored: Mapping[str, Tensor]) -> Matrix:
-    """Convert the tensors of one matrix, on the device that they are on.
-
-    Args:
-        stored: by their ``fields``; of shapes that ``stored_shape`` accepts.
+    """Convert the tensors of a matrix on their device; ``stored_shape`` has accepted their shapes.
 
     Raises:
-        ModelError: columns do not belong to groups of the same size.
+        ModelError: groups of columns have different sizes.
     """
     match quantization.method:
         case "fp8":
@@ -128,7 +125,7 @@ def _fp8_matrix(stored: Mapping[str, Tensor]) -> Fp8Matrix:
 
 
 def _int4_matrix(codes: Tensor, zeros: Tensor, scale: Tensor, order: Tensor | None) -> Int4Matrix:
-    """Of codes [N, K], and zeros and scale [K / G, N]."""
+    """From codes [N, K], and zeros and scale [K / G, N]."""
     if order is not None:
         codes = codes[:, order]
     packed = pack_int4(codes, codes.shape[1] // len(zeros))
@@ -137,10 +134,10 @@ def _int4_matrix(codes: Tensor, zeros: Tensor, scale: Tensor, order: Tensor | No
 
 
 def _unpack(packed: Tensor, order: Sequence[int], dim: int) -> Tensor:
-    """Codes, uint8, of which each int32 holds eight along ``dim``.
+    """Unpack eight uint8 codes along ``dim`` from each int32.
 
     Args:
-        order: the number, among the eight, of the code in each four bits from the lowest up.
+        order: the number of the code in each four bits, from the lowest up.
     """
     shape = list(packed.shape)
     shape.insert(dim + 1, 8)
@@ -151,9 +148,9 @@ def _unpack(packed: Tensor, order: Sequence[int], dim: int) -> Tensor:
 
 
 def group_order(module: str, groups: Tensor, count: int) -> Tensor | None:
-    """An order of columns, int64 [K], in which those of a group are consecutive.
+    """An order of columns, int64 [K], that makes groups consecutive; None if they are already.
 
-    None if they are already. ``groups`` is ``g_idx``: int [K], below ``count``.
+    ``groups`` is ``g_idx``: int [K], below ``count``.
 
     Raises:
         ModelError: the groups are not of the same size.
@@ -168,7 +165,7 @@ def group_order(module: str, groups: Tensor, count: int) -> Tensor | None:
 
 
 def dequantize_into(place: Tensor, matrix: Matrix) -> None:
-    """Write the matrix itself, [N, K], to a place on any device and of any dtype."""
+    """Write the dequantised matrix [N, K] to a place on any device and of any dtype."""
     for start in range(0, len(place), _ROWS_AT_ONCE):
         end = min(start + _ROWS_AT_ONCE, len(place))
         if isinstance(matrix, Fp8Matrix):

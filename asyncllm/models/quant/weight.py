@@ -8,16 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asyncllm.kernels.linear import linear
-from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix, Norm
+from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix
 
 Matrix = Fp8Matrix | Int4Matrix
 
 
 class QuantizedWeight(nn.Module, ABC):
-    """The weight [N, K] of a projection. Allocated, and not written to.
+    """The weight [N, K] of a projection, allocated but not filled.
 
-    Slices of it are places for the matrices of a checkpoint, as those of a tensor are.
+    Like a tensor's, its slices are places for the matrices of a checkpoint.
     """
 
     def __init__(self, size: int, depth: int):
@@ -29,28 +28,20 @@ class QuantizedWeight(nn.Module, ABC):
         return Rows(self, start, end)
 
     @abstractmethod
-    def forward(
-        self,
-        x: Tensor,
-        bias: Tensor | None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        act: str | None = None,
-    ) -> Tensor:
-        """As ``kernels.linear.linear``."""
+    def matrix(self) -> Matrix:
+        """The weight for ``kernels.linear``."""
 
     @abstractmethod
     def write(self, start: int, end: int, matrix: Matrix) -> None:
-        """Set some of the rows to a matrix of this kind and layout."""
+        """Set rows start .. end-1 to a matrix of this kind and layout."""
 
     @abstractmethod
     def fill_dummy(self, generator: torch.Generator) -> None:
-        """Small random numbers, about as large as those of other layers."""
+        """Fill with small random numbers, like those of other layers."""
 
 
 class Rows(NamedTuple):
-    """Some rows of a weight: where a matrix of a checkpoint goes."""
+    """Rows of a weight, as the place for a matrix of a checkpoint."""
 
     weight: QuantizedWeight
     start: int
@@ -61,11 +52,11 @@ class Rows(NamedTuple):
         return torch.Size((self.end - self.start, self.weight.shape[1]))
 
     def write(self, matrix: Matrix) -> None:
-        """Set them to a matrix of this shape, and of the weight's kind and layout."""
+        """Set the rows to a matrix of this shape and of the weight's kind and layout."""
         self.weight.write(self.start, self.end, matrix)
 
 
-#: Where a tensor or a quantised matrix of a checkpoint goes.
+#: The place for a tensor or a quantised matrix of a checkpoint.
 Place = Tensor | Rows
 
 
@@ -73,7 +64,7 @@ class Fp8Weight(QuantizedWeight):
     """8-bit floating point.
 
     Args:
-        blocked: a scale for each block rather than each row. Parts begin at multiples of FP8_BLOCK.
+        blocked: one scale for each block, else for each row. Parts begin at multiples of FP8_BLOCK.
     """
 
     def __init__(self, size: int, depth: int, device: torch.device, *, blocked: bool):
@@ -82,21 +73,12 @@ class Fp8Weight(QuantizedWeight):
         self.data = _parameter((size, depth), torch.float8_e4m3fn, device)
         self.scale = _parameter(scales, torch.float32, device)
 
-    def forward(
-        self,
-        x: Tensor,
-        bias: Tensor | None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        act: str | None = None,
-    ) -> Tensor:
-        weight = Fp8Matrix(self.data, self.scale)
-        return linear(x, weight, bias, norm=norm, residual=residual, act=act)
+    def matrix(self) -> Fp8Matrix:
+        return Fp8Matrix(self.data, self.scale)
 
     def write(self, start: int, end: int, matrix: Matrix) -> None:
         assert isinstance(matrix, Fp8Matrix)
-        place = Fp8Matrix(self.data, self.scale).rows(start, end)
+        place = self.matrix().rows(start, end)
         place.data.copy_(matrix.data)
         place.scale.copy_(matrix.scale)
 
@@ -111,8 +93,8 @@ class Int4Weight(QuantizedWeight):
 
     Args:
         group: columns that share a scale.
-        scale: the dtype of scales.
-        reordered: whether ``Int4Matrix.order`` is there; the same for all parts.
+        scale: dtype of scales.
+        reordered: whether there is an ``Int4Matrix.order``, shared by all parts.
     """
 
     def __init__(
@@ -132,21 +114,12 @@ class Int4Weight(QuantizedWeight):
         self.zero = _parameter((groups, size), torch.uint8, device)
         self.order = _parameter((depth,), torch.int64, device) if reordered else None
 
-    def forward(
-        self,
-        x: Tensor,
-        bias: Tensor | None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        act: str | None = None,
-    ) -> Tensor:
-        weight = Int4Matrix(self.packed, self.scale, self.zero, self.order)
-        return linear(x, weight, bias, norm=norm, residual=residual, act=act)
+    def matrix(self) -> Int4Matrix:
+        return Int4Matrix(self.packed, self.scale, self.zero, self.order)
 
     def write(self, start: int, end: int, matrix: Matrix) -> None:
         assert isinstance(matrix, Int4Matrix)
-        place = Int4Matrix(self.packed, self.scale, self.zero).rows(start, end)
+        place = self.matrix().rows(start, end)
         place.packed.copy_(matrix.packed)
         place.scale.copy_(matrix.scale)
         place.zero.copy_(matrix.zero)

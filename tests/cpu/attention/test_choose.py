@@ -12,13 +12,13 @@ import torch
 from asyncllm.attention import choose
 from asyncllm.attention.choose import choose_backend
 from asyncllm.attention.flashinfer import unsupported
+from asyncllm.attention.flashinfer_library import Library, libraries_for
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
-from asyncllm.errors import ModelError
+from asyncllm.errors import KernelError, ModelError
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.startup import flashinfer_prebuild as prebuild
-from asyncllm.startup.flashinfer_prebuild import KernelError, KernelModule, modules_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +115,7 @@ def test_flashinfer_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_kernels_are_not_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KernelModule, "is_built", lambda self: False)
+    monkeypatch.setattr(Library, "is_built", lambda self: False)
     monkeypatch.setattr(choose, "find_nvcc", lambda: None)
     with pytest.raises(ModelError, match="asyncllm kernels build"):
         chosen("flashinfer", CUDA)
@@ -140,9 +140,9 @@ def test_what_flashinfer_supports(
 
 def test_layers_of_one_kind_share_libraries() -> None:
     layers = [spec(layer, group=4, window=None if layer % 2 else 64) for layer in range(6)]
-    assert modules_for(layers, BF16) == [
-        KernelModule("prefill", BF16, 64, window=True),
-        KernelModule("prefill", BF16, 64),
+    assert libraries_for(layers, BF16) == [
+        Library(BF16, 64, window=True),
+        Library(BF16, 64),
     ]
 
 
@@ -153,7 +153,7 @@ def test_a_library_is_compiled_once_and_again_if_forced(tmp_path: Path) -> None:
         compiled.append(b"library %d" % len(compiled))
         (tmp_path / "cache.so").write_bytes(compiled[-1])
 
-    class Library(KernelModule):
+    class FakeLibrary(Library):
         def jit_spec(self) -> Any:
             return SimpleNamespace(
                 name="name",
@@ -162,12 +162,12 @@ def test_a_library_is_compiled_once_and_again_if_forced(tmp_path: Path) -> None:
                 build=compile_it,
             )
 
-    module = Library("prefill", BF16, 64)
-    first = prebuild.build(module)
+    library = FakeLibrary(BF16, 64)
+    first = prebuild.build(library)
     assert first.seconds is not None
-    assert prebuild.build(module).seconds is None
+    assert prebuild.build(library).seconds is None
     assert first.path.read_bytes() == b"library 0"
-    prebuild.build(module, force=True)
+    prebuild.build(library, force=True)
     assert first.path.read_bytes() == b"library 1"
     assert len(compiled) == 2
     assert list(first.path.parent.iterdir()) == [first.path]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asyncllm.attention.base import Ends
+from asyncllm.attention.base import LogitRows
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.kernels.types import AttentionSpec
@@ -112,8 +112,8 @@ def test_the_last_tokens_of_rows_can_be_attended_alone(
     batch = forward_batch(backend, world.rows, world.table, PAGE_SIZE)
     slots, starts, q_lens = (torch.from_numpy(column[::every].copy()) for column in world.rows.T)
     batch.sample_rows = torch.from_numpy(world.rows[:, 2].cumsum() - 1)[::every]
-    batch.ends = Ends(slots, starts + q_lens)
-    out = backend.forward_ends(qkv.flatten(1).clone(), world.spec, UNCHANGED, batch)
+    batch.logit_rows = LogitRows(slots, starts + q_lens)
+    out = backend.forward_logit_rows(qkv.flatten(1).clone(), world.spec, UNCHANGED, batch)
     answer = out.view(-1, HEADS, DIM)
     torch.testing.assert_close(answer, expected[batch.sample_rows], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(world.pool.storage, written, equal_nan=True)
@@ -130,7 +130,7 @@ def assert_same(
     """With tokens of no row behind those of the rows."""
     batch = forward_batch(backend, world.rows, world.table, PAGE_SIZE, plan=plan)
     batch.positions = torch.cat([batch.positions, torch.zeros(padding, dtype=torch.int64)])
-    batch.written = torch.cat([batch.written, torch.full((padding,), -1)])
+    batch.slot_mapping = torch.cat([batch.slot_mapping, torch.full((padding,), -1)])
     padded = torch.cat([qkv, torch.full((padding, *qkv.shape[1:]), torch.nan)])
 
     out = backend.forward(padded.flatten(1), world.spec, UNCHANGED, batch)

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.sampling.sampler import Level, Sampler
+from asyncllm.executor.sampling.needs import Level
+from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.kernels.random_streams import stream_of, uniforms
 from asyncllm.wire.messages import BAD_TOKEN, Constraints, RowParams
 from tests.support.kernels.distributions import check_distribution, distribution
-from tests.support.models.constraining import row_params
+from tests.support.models.constraining import row_params, unpacked
 
 NO_TOKENS = np.empty(0, dtype=np.int32)
 
@@ -232,7 +233,7 @@ def test_logprobs_are_of_the_model_whatever_is_constrained() -> None:
     sampled = sampler.sample(logits, np.array([0]), np.array([0]))
     assert sampled.tokens.tolist() == [5]
     assert sampled.logprobs is not None
-    (entry,) = sampled.logprobs.unpack()
+    (entry,) = unpacked(sampled.logprobs)
     want = logits[0].double().log_softmax(-1)
     assert entry.sampled == pytest.approx(want[5].item(), abs=1e-5)
     assert entry.top_ids == (best,)

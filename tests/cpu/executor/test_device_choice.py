@@ -7,7 +7,7 @@ import torch
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest, ModelError
-from asyncllm.executor import build
+from asyncllm.executor import device as devices
 from asyncllm.executor.device import CpuDevice
 
 
@@ -18,7 +18,7 @@ class FakeCudaDevice:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(build, "CudaDevice", FakeCudaDevice)
+    monkeypatch.setattr(devices, "CudaDevice", FakeCudaDevice)
     return monkeypatch
 
 
@@ -33,7 +33,7 @@ def have(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 )
 def test_a_gpu(device: str, count: int, index: int, gpus: pytest.MonkeyPatch) -> None:
     have(gpus, count)
-    opened = build._open_device(EngineConfig(device=device))
+    opened = devices.open_device(EngineConfig(device=device))
     assert isinstance(opened, FakeCudaDevice)
     assert opened.index == index
 
@@ -41,7 +41,7 @@ def test_a_gpu(device: str, count: int, index: int, gpus: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_the_cpu(device: str, gpus: pytest.MonkeyPatch) -> None:
     have(gpus, 2 if device == "cpu" else 0)
-    assert isinstance(build._open_device(EngineConfig(device=device)), CpuDevice)
+    assert isinstance(devices.open_device(EngineConfig(device=device)), CpuDevice)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_gpu_that_is_not_there(
 ) -> None:
     have(gpus, count)
     with pytest.raises(ModelError) as caught:
-        build._open_device(EngineConfig(device=device))
+        devices.open_device(EngineConfig(device=device))
     assert str(caught.value) == message
     assert caught.value.param == "device"
 

@@ -43,13 +43,13 @@ def test_pages_come_back_bit_by_bit(shape: Shape, staging_pages: int | None) -> 
     before = tiers.bits()
     away = list(zip(shuffled(20, seed=1)[:14], shuffled(24, seed=2)[:14], strict=True))
     tiers.copier.launch(0, store(away))
-    assert [step for step, _ in tiers.copier.landed(0)] == [0]
+    assert [step for step, _ in tiers.copier.completed(0)] == [0]
     assert torch.equal(tiers.bits(), before)
 
     tiers.clobber(range(20))
     pages, hosts = shuffled(20, seed=3)[:14], [host for _, host in away]
     tiers.copier.launch(1, load(zip(pages, hosts, strict=True)))
-    assert [step for step, _ in tiers.copier.landed(1)] == [1]
+    assert [step for step, _ in tiers.copier.completed(1)] == [1]
     after = tiers.bits()
     assert torch.equal(after[pages], before[[page for page, _ in away]])
     others = [page for page in range(20) if page not in pages]
@@ -61,7 +61,7 @@ def test_both_directions_run_in_one_plan() -> None:
     before = tiers.bits()
     tiers.copier.launch(0, store([(4, 9)]))
     tiers.copier.launch(1, np.concatenate([load([(7, 9)]), store([(5, 8), (6, 2)])]))
-    assert [step for step, _ in tiers.copier.landed(1)] == [0, 1]
+    assert [step for step, _ in tiers.copier.completed(1)] == [0, 1]
     assert torch.equal(tiers.bits()[7], before[4])
     assert torch.equal(tiers.host_bits()[[8, 2, 9]], before[[5, 6, 4]])
 
@@ -71,7 +71,7 @@ def test_warming_up_changes_no_page() -> None:
     before = tiers.bits()
     tiers.copier.warm_up()
     assert torch.equal(tiers.bits(), before)
-    assert tiers.copier.landed(0) == ()
+    assert tiers.copier.completed(0) == ()
     Tiers(CpuDevice(), host_pages=0).copier.warm_up()
 
 
@@ -139,7 +139,7 @@ def test_rows_do_not_wait_for_copies_and_are_told_when_they_are_done() -> None:
     tiers = Tiers(device)
 
     def land(span: int) -> Callable[[], None]:
-        return lambda: device.held[span].wait()
+        return lambda: device.held[span].synchronize()
 
     script = serve(
         tiers,
@@ -187,7 +187,7 @@ def test_a_plan_without_rows_is_posted_as_soon_as_its_copies_have_landed() -> No
     later = runner.launch(plan(2, store([(1, 1)])))
     assert not ticket.done()
     assert not empty.done()
-    device.held[0].wait()
+    device.held[0].synchronize()
     assert ticket.done()
     assert empty.done()
     assert not later.done()
@@ -243,22 +243,22 @@ def test_a_copy_that_cannot_be_launched_ends_the_worker(copies: np.ndarray) -> N
 
 
 def test_a_copy_that_fails_on_its_way_ends_the_worker() -> None:
-    class BadSpan(HeldCopies):
+    class BadEvent(HeldCopies):
         def copy_stream(self) -> Any:
             stream = super().copy_stream()
 
-            def done() -> bool:
+            def query() -> bool:
                 raise RuntimeError("bus error")
 
             class Stream:
                 def run(self, work: Callable[[], None]) -> Any:
                     span: Any = stream.run(work)
-                    span.done = done
+                    span.end.query = query
                     return span
 
             return Stream()
 
-    tiers = Tiers(BadSpan())
+    tiers = Tiers(BadEvent())
     script: list[Any] = [plan(0, store([(0, 0)]), **PROMPT), plan(1, rows=[(0, 3, 1)])]
     with pytest.raises(DeviceLost, match="bus error"):
         serve(tiers, script)

@@ -19,8 +19,8 @@ from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
-from asyncllm.executor.step.inputs import StepRows, stage
-from asyncllm.executor.step.padded_steps import StepPrograms, row_buckets
+from asyncllm.executor.step.inputs import StepRows, upload_step
+from asyncllm.executor.step.padded_steps import PaddedSteps, row_buckets
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
@@ -67,7 +67,7 @@ class TensorPlanned(SdpaBackend):
         inner = ForwardBatch(
             batch.input_ids[:count],
             batch.positions[:count],
-            batch.written[:count],
+            batch.slot_mapping[:count],
             None,
             self,
             self.plan(rows.astype(np.int32), self._table.block_table),
@@ -126,7 +126,7 @@ def test_a_padded_step_is_the_same_step(
     with torch.inference_mode():
         table, pool = prepared(model)
         step = StepRows.of(rows, table)
-        inputs = stage(step, table, PAGE_SIZE, CpuDevice())
+        inputs = upload_step(step, table, PAGE_SIZE, CpuDevice())
         plain = SdpaBackend(pool)
         batch = ForwardBatch(*inputs.tokens, None, plain, plain.plan(rows, table.block_table))
         last = torch.from_numpy(rows[:, 2].cumsum() - 1)
@@ -135,13 +135,13 @@ def test_a_padded_step_is_the_same_step(
 
         table, pool = prepared(model)
         backend = TensorPlanned(pool, table)
-        programs = StepPrograms(model, backend, table, PAGE_SIZE, SLOTS, 128)
-        size = programs.size_of(step)
+        padded = PaddedSteps(model, backend, table, PAGE_SIZE, SLOTS, 128)
+        size = padded.size_of(step)
         assert size is not None
         assert size.mixed != step.each_samples_its_only_token
-        flat = programs.pack(size, step)
-        assert len(flat) == programs.num_ints(size) <= programs.max_ints
-        logits, by_row = programs.run(size, torch.from_numpy(flat))
+        flat = padded.pack(size, step)
+        assert len(flat) == size.num_ints <= padded.max_ints
+        logits, by_row = padded.run(size, torch.from_numpy(flat))
     assert logits.shape[0] == size.rows
     torch.testing.assert_close(logits[: len(rows)], expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(pool.storage, written, rtol=1e-5, atol=1e-5)
@@ -163,10 +163,10 @@ def test_scored_tokens_yield_logits_beside_those_that_sample(
         rows = np.array([(0, 25, 1), (1, 3, 17), (2, 5, 8)], dtype=np.int32)
         step = StepRows.of(rows, table)
         assert [len(row.targets) for row in step.scored] == [16]
-        inputs = stage(step, table, PAGE_SIZE, CpuDevice())
+        inputs = upload_step(step, table, PAGE_SIZE, CpuDevice())
         attention = backend(pool)
         plan = attention.plan(rows, table.block_table)
-        batch = ForwardBatch(*inputs.tokens, inputs.sample_rows, attention, plan, inputs.ends)
+        batch = ForwardBatch(*inputs.tokens, inputs.sample_rows, attention, plan, inputs.logit_rows)
         hidden = model(batch)
         everything = model(ForwardBatch(*inputs.tokens, None, attention, plan))
     expected = everything[[*range(1, 17), 0, 17]]
@@ -176,10 +176,10 @@ def test_scored_tokens_yield_logits_beside_those_that_sample(
 def test_padding_alone_writes_nothing(model: CausalLM) -> None:
     table, pool = prepared(model)
     before = pool.storage.clone()
-    programs = StepPrograms(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
+    padded = PaddedSteps(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
     with torch.inference_mode():
-        for size in programs.decode_sizes:
-            logits, by_row = programs.run(size, torch.from_numpy(programs.pack(size, None)))
+        for size in padded.decode_sizes:
+            logits, by_row = padded.run(size, torch.from_numpy(padded.pack(size, None)))
             assert logits.isfinite().all()
             assert (by_row.slots == table.dummy_slot).all()
     assert torch.equal(pool.storage, before)
@@ -187,14 +187,14 @@ def test_padding_alone_writes_nothing(model: CausalLM) -> None:
 
 def test_steps_too_large_for_every_size_have_none(model: CausalLM) -> None:
     table, pool = prepared(model)
-    programs = StepPrograms(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
+    padded = PaddedSteps(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
     rows = np.array([(slot, 0, 20) for slot in range(SLOTS)], dtype=np.int32)
-    assert programs.size_of(StepRows.of(rows, table)) is not None
+    assert padded.size_of(StepRows.of(rows, table)) is not None
     entries = np.zeros((3, 129), dtype=np.int32)
     whole = StepRows(
         rows[:1], entries, np.array([0]), np.array([128]), rows[:1, 0], np.array([129])
     )
-    assert programs.size_of(whole) is None
+    assert padded.size_of(whole) is None
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 8, 100, 256, 1000])

@@ -12,7 +12,8 @@ from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.profile import StepSize, captured_step, largest_steps
-from asyncllm.executor.sampling.sampler import Level, Sampler
+from asyncllm.executor.sampling.needs import Level
+from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.sampling.sampler import Level, Sampler
+from asyncllm.executor.sampling.needs import Level
+from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.kernels.random_streams import stream_of, uniforms
 from asyncllm.kernels.reference.sampling import MAX_SELECT, TILE, cut_offs, keep_from, pick
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.support.kernels.distributions import check_distribution, distribution
-from tests.support.models.constraining import plain_params
+from tests.support.models.constraining import plain_params, unpacked
 
 NO_TOKENS = np.empty(0, dtype=np.int32)
 
@@ -327,7 +328,7 @@ def test_rows_that_are_not_finite_are_reported(kind: str, dtype: torch.dtype) ->
     healthy = make_sampler(300, *[KINDS[kind]] * 6)
     assert tokens[5] == sample_all(healthy, rows)[5]
     if sampled.logprobs is not None:
-        assert [entry.row for entry in sampled.logprobs.unpack()] == [4, 5]
+        assert [entry.row for entry in unpacked(sampled.logprobs)] == [4, 5]
     # The next step is not disturbed by what this one reported.
     assert all(token >= 0 for token in sample_all(sampler, rows, position=1))
 
@@ -349,8 +350,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     sampled = sampler.sample(logits, np.arange(5), np.zeros(5, dtype=np.int64))
     assert torch.equal(logits, before)
     assert sampled.logprobs is not None
-    entries = sampled.logprobs.unpack()
-    assert entries == sampled.logprobs.unpack(sampled.logprobs.packed.numpy())
+    entries = unpacked(sampled.logprobs)
     assert [entry.row for entry in entries] == [0, 2, 3, 4]
     want = logits.double().log_softmax(-1)
     for entry, count in zip(entries, (3, 0, 20, 1), strict=True):
@@ -369,7 +369,7 @@ def test_logprobs_leave_out_what_cannot_be() -> None:
     sampler = make_sampler(50, plain_params(logprobs=5, temperature=0.0))
     sampled = sampler.sample(logits, np.array([0]), np.array([0]))
     assert sampled.logprobs is not None
-    (entry,) = sampled.logprobs.unpack()
+    (entry,) = unpacked(sampled.logprobs)
     assert entry.top_ids == (7, 30)
     assert entry.top_logprobs == pytest.approx((math.log(0.5),) * 2)
 
@@ -378,7 +378,7 @@ def test_logprobs_name_equal_tokens_in_order() -> None:
     sampler = make_sampler(3000, plain_params(logprobs=20, temperature=0.0))
     sampled = sampler.sample(torch.zeros(1, 3000), np.array([0]), np.array([0]))
     assert sampled.logprobs is not None
-    (entry,) = sampled.logprobs.unpack()
+    (entry,) = unpacked(sampled.logprobs)
     assert list(entry.top_ids) == sorted(entry.top_ids)
 
 

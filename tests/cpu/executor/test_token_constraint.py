@@ -13,7 +13,7 @@ import torch
 
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.sampling.sampler import Sampled, Sampler
-from asyncllm.executor.sampling.token_constraint import Restriction
+from asyncllm.executor.sampling.token_constraint import TokenConstraint
 from asyncllm.types import Reasoning
 from asyncllm.wire.messages import BAD_TOKEN
 from tests.support.models.constraining import mask_of, row_params
@@ -316,19 +316,19 @@ def test_what_is_narrowed() -> None:
     asked = row_params(
         VOCAB, allowed=[0], bad_words=[(1, 2)], stop_ids=(4,), min_length=9, grammar=b"x"
     )
-    restriction = Restriction(asked, mask_of([0, 2, 4, 33], VOCAB), ScriptMatcher([[1], [33]]))
-    restriction.accept(BAD_TOKEN)
+    constraint = TokenConstraint(asked, mask_of([0, 2, 4, 33], VOCAB), ScriptMatcher([[1], [33]]))
+    constraint.accept(BAD_TOKEN)
 
     def narrow(tokens: list[int], length: int = 9) -> list[int]:
         mask = mask_of(tokens, VOCAB)
-        assert restriction.narrow(mask, length) is None
+        assert constraint.narrow(mask, length) is None
         return [token for token in range(VOCAB) if mask[token // 32] >> token % 32 & 1]
 
     assert narrow([1, 2, 3, 33]) == [2, 33]
-    restriction.accept(1)
+    constraint.accept(1)
     assert narrow([1, 2, 3, 33]) == [33]
     assert narrow([1, 2, 3]) == []
-    restriction.accept(33)
+    constraint.accept(33)
     assert narrow([2, 4]) == [2, 4]
     assert narrow([2, 4], length=8) == [2]
     assert narrow([4], length=8) == [4]

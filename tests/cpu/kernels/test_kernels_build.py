@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from asyncllm import demo
-from asyncllm.startup.flashinfer_prebuild import KernelError
+from asyncllm.errors import KernelError
 from asyncllm.startup.triton_prebuild import gpus_of
 from tests.support.models import tiny_models
 
@@ -30,9 +30,9 @@ from types import SimpleNamespace
 import torch
 from asyncllm import demo
 from asyncllm.config import EngineConfig
-from asyncllm.startup import kernel_discovery as rehearsal
+from asyncllm.startup import kernel_discovery
 from asyncllm.startup import triton_prebuild as prebuild
-from asyncllm.startup.compile_watch import CompileWatch
+from asyncllm.executor.compile_watch import CompileWatch
 from asyncllm.models.spec import read_spec
 from triton import knobs
 from triton.runtime import driver
@@ -49,10 +49,10 @@ watch = CompileWatch()
 watch.install(sys.argv[1])
 gpu = prebuild.gpus_of(["9.0a"])[0]
 config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128)
-with prebuild.rehearsing(gpu):
+with prebuild.recorded_launches(gpu):
     driver._active = Gpu(gpu)
     knobs.runtime.jit_cache_hook = None  # so that launches are carried out
-    rehearsal.run_steps(read_spec(Path(demo.path())), torch.bfloat16, config)
+    kernel_discovery.run_steps(read_spec(Path(demo.path())), torch.bfloat16, config)
 print(len(watch.compiled), watch.loaded)
 """
 
@@ -98,8 +98,8 @@ def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
         gpus_of([])
 
 
-#: Runs steps of many sizes, such as are launched kernel by kernel, after the rehearsal. Prints how
-#: many kernels the rehearsal launched, and the names of those that only the steps did.
+#: After kernel discovery, runs eager steps of many sizes. Prints the number of kernels discovered,
+#: and the names of further kernels that the steps launch.
 SWEEP = """
 import itertools
 import sys
@@ -107,9 +107,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from asyncllm.config import EngineConfig
-from asyncllm.startup import kernel_discovery as rehearsal
+from asyncllm.startup import kernel_discovery
 from asyncllm.executor.step.inputs import StepRows
-from asyncllm.startup.triton_prebuild import gpus_of, rehearsing
+from asyncllm.startup.triton_prebuild import gpus_of, recorded_launches
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import RowParams
 
@@ -123,9 +123,9 @@ params = itertools.cycle(
     for draw in (greedy, drawn, filtered)
     for penalty, logprobs, min_length in ((0.0, -1, 0), (0.5, 5, 0), (0.0, -1, length))
 )
-with rehearsing(gpus_of(["9.0a"])[0]) as variants:
-    eager = rehearsal.run_steps(read_spec(Path(sys.argv[1])), torch.bfloat16, config)
-    rehearsed = len(variants)
+with recorded_launches(gpus_of(["9.0a"])[0]) as variants:
+    eager = kernel_discovery.run_steps(read_spec(Path(sys.argv[1])), torch.bfloat16, config)
+    discovered = len(variants)
     eager._table.num_known[:] = 0
     decodes = (0, *range(1, 10), *range(15, max_rows, 8), *range(128, max_rows, 16))
     for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100)):
@@ -137,7 +137,7 @@ with rehearsing(gpus_of(["9.0a"])[0]) as variants:
         for slot in range(len(rows)):
             eager._sampler.admit(slot, next(params), np.zeros(1, np.int32), 1)
         eager(StepRows.of(np.array(rows, dtype=np.int32), eager._table))
-print(rehearsed, *(variant.function.__name__ for variant in variants[rehearsed:]))
+print(discovered, *(variant.function.__name__ for variant in variants[discovered:]))
 """
 
 QWEN3 = {
@@ -173,14 +173,14 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_no_step_launches_a_kernel_that_was_not_rehearsed(shape: str, tmp_path: Path) -> None:
+def test_no_step_launches_a_kernel_that_was_not_discovered(shape: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape]))
-    rehearsed, *others = python("-c", SWEEP, str(tmp_path)).split()
-    assert int(rehearsed) > 30
+    discovered, *others = python("-c", SWEEP, str(tmp_path)).split()
+    assert int(discovered) > 30
     assert not others
 
 
-REHEARSE = """
+DISCOVER = """
 import sys
 from pathlib import Path
 import torch
@@ -196,8 +196,8 @@ for folder in sys.argv[1:]:
 """
 
 
-def test_every_family_is_rehearsed(folder_of: Callable[[str], Path]) -> None:
+def test_kernels_of_every_family_are_discovered(folder_of: Callable[[str], Path]) -> None:
     folders = [str(folder_of(family)) for family in tiny_models.FAMILIES]
-    counts = python("-c", REHEARSE, *folders).split()
+    counts = python("-c", DISCOVER, *folders).split()
     assert len(counts) == len(folders)
     assert all(int(count) > 10 for count in counts)

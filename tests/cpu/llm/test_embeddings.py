@@ -225,8 +225,9 @@ async def test_a_failing_step_fails_them(
     broken = asyncio.Event()
 
     def collect_not_finite(self: ModelRunner, ticket: Ticket) -> StepResult:
-        if ticket.samples is not None and ticket.samples.pooled is not None and broken.is_set():
-            ticket.samples.pooled.packed[:] = np.inf
+        pooled = None if ticket.readback is None else ticket.readback.pooled.packed
+        if pooled is not None and broken.is_set():
+            pooled[:] = np.inf
         return collect(self, ticket)
 
     monkeypatch.setattr(ModelRunner, "collect", collect_not_finite)

@@ -62,14 +62,14 @@ async def check_innocents(
 
         monkeypatch.setattr(Sampler, "admit", note)
         if where == "launch":
-            relay = SlotTable.relay
+            keep_last = SlotTable.keep_last
 
             def fail_after_sampling(self: SlotTable, slots: Any, tokens: Any) -> None:
-                relay(self, slots, tokens)
+                keep_last(self, slots, tokens)
                 if bad_slots.intersection(np.asarray(slots).tolist()):
                     raise RuntimeError("planted")
 
-            monkeypatch.setattr(SlotTable, "relay", fail_after_sampling)
+            monkeypatch.setattr(SlotTable, "keep_last", fail_after_sampling)
         if where == "collect":
             launch, collect = ModelRunner.launch, ModelRunner.collect
             bad_steps: set[int] = set()

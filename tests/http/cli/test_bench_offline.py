@@ -16,7 +16,6 @@ from asyncllm.bench import cases
 from asyncllm.bench.cases import OfflineCase, fixed, uneven
 from asyncllm.bench.offline import run_case
 from asyncllm.bench.report import decode_report
-from asyncllm.executor.device import CpuDevice
 
 TINY = (
     OfflineCase("bs1", fixed(1, 6, 12, 100)),
@@ -105,20 +104,6 @@ async def test_no_repetition_finds_prefixes_of_another() -> None:
         assert row.engine is not None
         assert row.engine.steps <= llm.stats.steps / 4
         assert llm.stats.running == llm.stats.waiting == 0
-
-
-def test_idle_time_between_steps() -> None:
-    device = CpuDevice()
-    first = device.begin().end()
-    assert first.idle_seconds() is None
-    time.sleep(0.01)
-    begun = device.begin()
-    time.sleep(0.02)
-    second = begun.end()
-    assert 0.01 <= (second.idle_seconds() or 0) < second.seconds()
-    device.begin()  # and never ended
-    assert device.begin().end().idle_seconds() is None
-    assert device.copy_stream().run(lambda: None).idle_seconds() is None
 
 
 def test_given_prompts(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
-from asyncllm.startup.triton_prebuild import Variant, gpus_of, rehearsing
+from asyncllm.startup.triton_prebuild import Variant, gpus_of, recorded_launches
 
 HIDDEN, INTERMEDIATE, MAX_LENGTH, PAGE_SIZE = 1024, 3072, 4096, 16
 SPEC = AttentionSpec(0, num_heads=16, num_kv_heads=8, head_dim=128, scale=0.1)
@@ -233,7 +233,7 @@ def compile_modules(names: Iterable[str]) -> dict[str, Any]:
     launches; or an error."""
     (gpu,) = gpus_of(["9.0a"])
     launched: dict[str, Any] = {}
-    with rehearsing(gpu) as variants, torch.device("meta"):
+    with recorded_launches(gpu) as variants, torch.device("meta"):
         for name in names:
             before = len(variants)
             try:

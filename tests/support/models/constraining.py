@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncllm.types import Reasoning
-from asyncllm.wire.messages import Constraints, RowParams, pack
+from asyncllm.wire.messages import Constraints, RowLogprobs, RowParams, pack
+
+if TYPE_CHECKING:
+    from asyncllm.executor.sampling.logprobs import Logprobs
 
 
 def mask_of(tokens: Iterable[int], vocab: int) -> np.ndarray:
@@ -62,3 +65,8 @@ def plain_params(**changes: Any) -> RowParams:
         "stop_ids": (),
     }
     return RowParams(**{**values, **changes})
+
+
+def unpacked(logprobs: Logprobs) -> list[RowLogprobs]:
+    """The rows' logprobs, after a copy to the host."""
+    return list(logprobs.unpack(logprobs.packed.cpu().numpy()))

@@ -72,7 +72,7 @@ def step(
     batch = ForwardBatch(
         input_ids=torch.tensor(tokens),
         positions=torch.tensor(positions),
-        written=torch.empty(0),
+        slot_mapping=torch.empty(0),
         sample_rows=torch.arange(len(tokens)),
         backend=backend,
         plan=backend.plan(shape, torch.empty(0)),

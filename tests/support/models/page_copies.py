@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.executor.build import build_worker
-from asyncllm.executor.device import CpuDevice, Device
+from asyncllm.executor.device import CpuDevice, Device, Span
 from asyncllm.executor.memory.copies import STAGING_BYTES, PageCopier
 from asyncllm.executor.memory.host_pool import HostPool
 from asyncllm.executor.memory.kv_pool import KVPool
@@ -102,6 +102,10 @@ class Tiers:
         """The same of the host tier; only once its copies have landed."""
         pages = self.host.storage.view(torch.uint8).transpose(1, 2).flatten(1)
         return pages.clone()
+
+    def wait_for_copies(self) -> None:
+        for end in self.copier.ends():
+            end.synchronize()
 
     def clobber(self, pages: Iterable[int]) -> None:
         self.pool.storage.view(torch.uint8)[:, :, list(pages)] = 0xA5
@@ -236,7 +240,7 @@ class HeldCopies(CpuDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: list[HeldSpan] = []
+        self.held: list[HeldEvent] = []
 
     def copy_stream(self) -> HeldStream:
         return HeldStream(self)
@@ -246,28 +250,25 @@ class HeldStream:
     def __init__(self, device: HeldCopies) -> None:
         self._device = device
 
-    def run(self, work: Callable[[], None]) -> HeldSpan:
-        span = HeldSpan(work)
-        self._device.held.append(span)
-        return span
+    def run(self, work: Callable[[], None]) -> Span:
+        end = HeldEvent(work)
+        self._device.held.append(end)
+        return Span(end, end)
 
 
-class HeldSpan:
+class HeldEvent:
     def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
 
-    def done(self) -> bool:
+    def query(self) -> bool:
         return self._work is None
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Run now."""
         if self._work is not None:
             self._work()
             self._work = None
 
-    def seconds(self) -> float:
-        assert self.done()
-        return 0.25
-
-    def idle_seconds(self) -> None:
-        return None
+    def elapsed_time(self, end: HeldEvent) -> float:
+        assert end.query()
+        return 250.0

@@ -9,7 +9,7 @@ import pytest
 from asyncllm import demo
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.memory.memory import SPARE_BYTES, GpuMemory, resolve_limits
+from asyncllm.executor.memory.limits import SPARE_BYTES, GpuMemory, resolve_limits
 from asyncllm.models.spec import read_spec
 
 GIB = 2**30

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncllm.startup.compile_watch import CompileWatch
+from asyncllm.executor.compile_watch import CompileWatch
 
 
 def heard(watch: CompileWatch, name: str, *, cache_hit: bool, seconds: float = 0.5) -> None:

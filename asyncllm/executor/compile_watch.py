@@ -1,4 +1,4 @@
-"""Which kernels Triton compiles, and a warning when one is compiled while requests wait for it."""
+"""Count the kernels that Triton compiles, and warn when one is compiled during serving."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ log = logging.getLogger(__name__)
 
 
 class CompileWatch:
-    """Counts kernels; one that is compiled while serving is reported.
+    """Listens to Triton's compiler.
 
     Attributes:
-        compiled: the names of those that were compiled, each as often as there were variants.
-        loaded: how many were found in Triton's cache.
+        compiled: the name of each compiled variant.
+        loaded: the number of variants found in Triton's cache.
     """
 
     def __init__(self) -> None:
@@ -25,22 +25,18 @@ class CompileWatch:
         self._serving = False
 
     def install(self, folder: str | None = None) -> None:
-        """Watch from now on, for as long as the process lives or another one is installed.
-
-        Args:
-            folder: where Triton keeps compiled kernels from now on; None: where it does anyway.
-        """
+        """Watch until another one is installed; ``folder`` changes Triton's cache folder."""
         from triton import knobs
         from triton.runtime.cache import triton_key
 
         if folder is not None:
             knobs.cache.dir = str(Path(folder).absolute())
         knobs.compilation.listener = self._on_kernel
-        # A hash of Triton itself, half a gigabyte, which its first kernel would wait for.
+        # A hash of Triton itself, half a gigabyte, which the first kernel would wait for.
         threading.Thread(target=triton_key, name="asyncllm-triton-key", daemon=True).start()
 
     def start_serving(self) -> None:
-        """Start-up is over: log what it compiled, and report every kernel that is from now on."""
+        """Log what start-up compiled; from now on, warn about every compiled kernel."""
         self._serving = True
         names = ", ".join(f"{count} {name}" for name, count in Counter(self.compiled).items())
         if names:
@@ -64,6 +60,3 @@ class CompileWatch:
                 metadata["name"],
                 times.total / 1e6,
             )
-
-
-__all__ = ["CompileWatch"]

@@ -1,4 +1,4 @@
-"""How large the KV cache is, and so which sequences can be served at all."""
+"""The size of the KV cache, and the limits that follow from it."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
 from asyncllm.models.spec import ModelSpec
 
-#: Default token budget of a step: what keeps the device busy without making decode rows wait.
+#: Default token budget of a step: enough to keep the device busy, but decode rows wait little.
 CPU_BATCHED_TOKENS = 1024
-#: Default size of the KV cache on a CPU, unless one sequence may be longer: memory is shared there.
+#: Default size of the KV cache on a CPU, where memory is shared, unless a sequence may be longer.
 CPU_CACHE_TOKENS = 65536
 GPU_BATCHED_TOKENS = 8192
 #: Default of ``max_decode_steps`` where several decode steps are one graph.
 GRAPH_DECODE_STEPS = 4
-#: Bytes per second between the tiers, to begin with: memory to memory, and PCIe 5.0 with 16 lanes.
+#: First guess of bytes per second between the tiers: memory to memory, and PCIe 5.0 with 16 lanes.
 CPU_COPY_SPEED = 5e9
 GPU_COPY_SPEED = 50e9
-#: Of a GPU's memory, for what nobody counts: libraries that load kernels, and gaps between blocks.
+#: GPU memory for what is not measured: kernels that libraries load, and gaps between blocks.
 SPARE_BYTES = 256 << 20
-#: What the driver keeps of all captured graphs, for each layer of the model (measured: 7 to 8 of 96
-#: graphs; a small model has up to 30 more).
+#: The driver's memory for all captured graphs, for each layer of the model. Measured: 7 to 8 MiB
+#: for 96 graphs; a small model has up to 30 more graphs.
 GRAPHS_LAYER_BYTES = 12 << 20
 
 
 class GpuMemory(NamedTuple):
-    """A GPU's memory when weights are loaded and the largest steps have been measured, in bytes.
+    """A GPU's memory in bytes, after loading weights and measuring the largest steps.
 
     Attributes:
-        total: what the GPU has.
-        before: what was free when this process had made its CUDA context and nothing else; what
-            was not, other processes had.
-        free: what is free now.
-        weights: the part of ``before - free`` that the weights are.
-        step: what the largest step takes besides.
-        graphs: what captured graphs will take.
+        before: free memory when this process had only made its CUDA context.
+        free: free memory now.
+        weights: the weights' part of ``before - free``.
+        step: additional memory of the largest step.
+        graphs: additional memory of captured graphs.
     """
 
     total: int
@@ -46,12 +44,12 @@ class GpuMemory(NamedTuple):
     graphs: int
 
     def cache_bytes(self, share: float) -> int:
-        """What is left for the KV cache if this process may use ``share`` of all memory."""
+        """Memory left for the KV cache if this process may use ``share`` of all memory."""
         left = min(int(share * self.total) - (self.before - self.free), self.free)
         return max(left - self.step - self.graphs - SPARE_BYTES, 0)
 
     def account(self, share: float) -> str:
-        """How ``cache_bytes`` comes about, for an error message."""
+        """How ``cache_bytes`` is computed, for an error message."""
         libraries = max(self.before - self.free - self.weights, 0)
         return (
             f"gpu_memory_utilization {share:g} of {gib(self.total)} is {gib(share * self.total)}, "
@@ -62,7 +60,7 @@ class GpuMemory(NamedTuple):
 
 
 def step_tokens(config: EngineConfig, device: str) -> int:
-    """Most tokens in one step."""
+    """The token budget of a step."""
     default = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS
     return config.max_num_batched_tokens or max(default, config.max_num_seqs)
 
@@ -95,18 +93,17 @@ def resolve_limits(
     account: str = "",
     step_sizes: tuple[int, ...] = (),
 ) -> EngineLimits:
-    """Turn what was asked and what is there into the scheduler's numbers.
+    """Compute the scheduler's limits from the configuration and the memory.
 
     Args:
-        cache_bytes: memory the KV cache may take.
-        host_bytes: memory of the host that is free, on a CPU before the KV cache is made.
+        cache_bytes: memory for the KV cache.
+        host_bytes: free memory of the host; on a CPU, before the KV cache is made.
         bytes_per_token: K and V of one position in all layers.
-        account: how ``cache_bytes`` comes about, for the message if it does not suffice.
-        step_sizes: as in the limits.
+        account: how ``cache_bytes`` was computed, for error messages.
 
     Raises:
-        ModelError: the cache or its host tier cannot hold what was asked; the message gives the
-            numbers and the option that helps.
+        ModelError: the cache or its host tier is too small for the configuration; the message gives
+            the numbers and the option that helps.
     """
     wanted_len = wanted_length(config, spec)
     because = f" ({account})" if account else ""
@@ -155,7 +152,7 @@ def resolve_limits(
 
 
 def _remedy(config: EngineConfig, device: str) -> str:
-    """What makes room for longer sequences; the end of a message."""
+    """The end of a message: which option makes room for longer sequences."""
     if config.kv_cache_tokens is not None or device == "cpu":
         return ": lower max_model_len or raise kv_cache_tokens"
     return ": lower max_model_len or raise gpu_memory_utilization"
@@ -169,7 +166,7 @@ def _num_pages(
     bytes_per_token: int,
     because: str,
 ) -> int:
-    """Pages of the KV cache: as many as asked for, or all that fit and can be of use."""
+    """Pages of the KV cache: as configured, or as many as fit and can be used."""
     fitting_pages = cache_bytes // (bytes_per_token * config.page_size)
     tokens = config.kv_cache_tokens
     if tokens is None:
@@ -189,7 +186,7 @@ def _num_pages(
 
 
 def _host_pages(config: EngineConfig, host_bytes: int, page_bytes: int) -> int:
-    """Pages of the host tier; it keeps what the prefix cache evicts, so there is none without."""
+    """Pages of the host tier, which holds pages that the prefix cache evicts."""
     if not config.prefix_caching or config.host_kv_gib == 0:
         return 0
     wanted = int(config.host_kv_gib * 2**30)
@@ -208,5 +205,5 @@ def _host_pages(config: EngineConfig, host_bytes: int, page_bytes: int) -> int:
 
 
 def gib(num_bytes: float) -> str:
-    """For messages."""
+    """A size for messages."""
     return f"{num_bytes / 2**30:.2f} GiB"
