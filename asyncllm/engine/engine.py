@@ -288,7 +288,8 @@ class Engine:
             if planned is None:
                 self._steps.flush()
                 break
-            self._requests.started(planned.admitted, now)
+            if planned.admitted:
+                self._requests.started(planned.admitted, now)
             self._steps.submit(planned, now)
         self._end_unranked()
         self.stats.cpu_plan += time.perf_counter() - started

@@ -10,12 +10,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -118,44 +120,28 @@ def _thread_main(
 ) -> None:
     """The executor thread. Every way out of it is reported to the loop."""
     try:
-        _run_worker(build, channel, loop, started, on_death)
-    finally:
-        _call(loop, _resolve_end, ended)
-
-
-def _run_worker(
-    build: Callable[[], StepWorker],
-    channel: ThreadChannel,
-    loop: asyncio.AbstractEventLoop,
-    started: asyncio.Future[EngineLimits],
-    on_death: Callable[[BaseException | None], None],
-) -> None:
-
-    def resolve(limits: EngineLimits | None, error: BaseException | None) -> None:
-        if started.done():
+        try:
+            worker = build()
+        except BaseException as error:
+            # Its frames hold the weights, and a caller may keep the error for long.
+            traceback.clear_frames(error.__traceback__)
+            _call(loop, _settle, started, None, error)
             return
-        if error is not None:
-            started.set_exception(error)
-        elif limits is not None:
-            started.set_result(limits)
-
-    try:
-        worker = build()
-    except BaseException as error:
-        # Its frames hold the weights, and a caller may hold the error for long.
-        traceback.clear_frames(error.__traceback__)
-        _call(loop, resolve, None, error)
-        return
-    _call(loop, resolve, worker.limits, None)
-    try:
+        _call(loop, _settle, started, worker.limits)
         worker.run(channel)
     except BaseException as error:
         _call(loop, on_death, error)
+    finally:
+        _call(loop, _settle, ended, None)
 
 
-def _resolve_end(ended: asyncio.Future[None]) -> None:
-    if not ended.done():
-        ended.set_result(None)
+def _settle(future: asyncio.Future[T], result: T, error: BaseException | None = None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def _end_thread(channel: ThreadChannel, thread: threading.Thread) -> None:

@@ -109,6 +109,8 @@ class Admission:
 
     def stop_sharing(self) -> None:
         """Sequences whose prefix has been computed, or will not be, rejoin the queue."""
+        if not self._sharing:
+            return
         for node in [node for node in self._sharing if node.ready or not node.linked]:
             for seq in self._sharing.pop(node):
                 if seq.state is not SeqState.WAITING:

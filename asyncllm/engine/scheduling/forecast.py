@@ -12,7 +12,7 @@ NEWEST = 1 / 32
 
 
 class Forecast:
-    """Means of what was seen, and the step-time model, turned into expectations."""
+    """Expectations from means of past outputs and steps, and from the step-time model."""
 
     def __init__(self, times: StepTimeModel):
         self._times = times

@@ -41,6 +41,8 @@ class PrefillPlanner:
 
     def plan(self, step: Step, now: float) -> None:
         """Chunks of the first prompts, admitted or waiting, until the step is full."""
+        if not self._batch.prefilling and not self._admission.num_waiting:
+            return
         num_decodes, waiting = step.shape.num_tokens, self._admission.queue
         pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
         budget = int(min(self._limits.max_num_batched_tokens - num_decodes, pace))

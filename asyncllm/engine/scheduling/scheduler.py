@@ -167,10 +167,12 @@ class Scheduler:
         self._decode.plan(step, now, self.num_waiting)
         if step.decode_steps == 1:
             self._prefill.plan(step, now)
-            self.running.update((seq.id, seq) for seq in step.admitted)
+            for seq in step.admitted:
+                self.running[seq.id] = seq
         self._admission.explain(self._batch.num_free)
         if step.has_rows:
-            self._copies.back_up()
+            if self.limits.host_pages:
+                self._copies.back_up()
         elif self._in_flight or not self._copies.outstanding:
             return None
         # A plan without rows only waits for the copies.

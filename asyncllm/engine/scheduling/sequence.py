@@ -155,7 +155,7 @@ class Sequence:
 
     @property
     def reading(self) -> bool:
-        """Whether something is still wanted of each position of its prompt, be it cached or not.
+        """Whether something is still wanted of each position of its prompt, cached or not.
 
         That is, logprobs or the sum of all hidden states.
         """
