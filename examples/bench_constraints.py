@@ -1,4 +1,4 @@
-"""The cost of constraints on the output: tokens per second of constrained and free rows.
+"""What constraints on the output cost: tokens per second with every row constrained, or with none.
 
     python examples/bench_constraints.py [--model FOLDER] [--device cpu] [--rows 16 64] [--quick]
 
