@@ -1,5 +1,6 @@
-"""What a model's layers compute: on a GPU in kernels of our own, elsewhere in plain torch.
+"""The computations of a model's layers and of sampling.
 
-Each module here has one public function, its reference in plain torch, and a counterpart of the
-same name in ``kernels.triton``, which is imported when the first tensor on a GPU comes along.
+Each function of the modules here runs in Triton on recent GPUs (``kernels.triton``, imported with
+the first such tensor), elsewhere in plain torch (``kernels.reference``). All three share
+``kernels.types``.
 """

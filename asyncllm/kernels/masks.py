@@ -1,4 +1,4 @@
-"""Masks: one bit of each token, which says whether a sequence may have it next."""
+"""Masks: a bit for each token, whether a sequence may have it next."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from asyncllm.kernels.reference.scores import mask_scores_reference
 
 
 def mask_width(vocab: int) -> int:
-    """How many int32 words the mask of one row has."""
+    """int32 words of the mask of one row."""
     return -(-vocab // 32)
 
 
 def mask_scores(logits: Tensor, rows: Tensor, slots: Tensor, masks: Tensor) -> Tensor:
-    """Scores of some rows of a batch, -inf of the tokens that their masks leave out.
+    """Scores of some rows of a batch, with -inf for the tokens that their masks ban.
 
-    What is not finite stays so: a left-out token that is NaN or infinite becomes NaN, and so the
-    row is noticed all the same.
+    A banned token whose score is NaN or infinite becomes NaN, so that the row still counts as bad.
 
     Args:
         logits: [m, vocab], any floating dtype, the last dimension contiguous; not modified.

@@ -1,4 +1,4 @@
-"""Where kernels of our own run."""
+"""Which tensors our Triton kernels handle."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from functools import cache
 import torch
 from torch import Tensor
 
-#: Hopper: kernels overlap with those around them in a way that older GPUs do not have.
+#: Hopper: our kernels overlap by programmatic dependent launch, which older GPUs lack.
 MIN_CAPABILITY = (9, 0)
 
 
 def has_triton_kernels(x: Tensor) -> bool:
-    """Whether what is done with x is done by kernels of our own, or else by plain torch."""
+    """Whether x is on a GPU that our kernels run on; otherwise plain torch handles it."""
     return x.is_cuda and _is_recent(x.device)
 
 
 @cache
 def _is_recent(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
-
-
-__all__ = ["MIN_CAPABILITY", "has_triton_kernels"]

@@ -1,4 +1,4 @@
-"""Penalties on tokens that occur already."""
+"""Penalties on tokens that have occurred."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def stream_of(seed: Ints) -> Ints:
-    """Where the random numbers of a seed begin; keeps those of neighbouring seeds apart.
+    """The stream of random numbers of a seed; neighbouring seeds get distant streams.
 
     Args:
         seed: int64, any shape; a tensor or an array.
@@ -32,7 +32,7 @@ def stream_of(seed: Ints) -> Ints:
 def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
     """One random number for each pair of stream and position, the same on every device.
 
-    This is splitmix64, which can be read at any position: a counter that is mixed.
+    splitmix64 mixes a counter, so it can be read at any position.
 
     Args:
         streams: int64 [m], of ``stream_of``. positions: int64 [m].

@@ -33,17 +33,17 @@ def sample_tokens(
 ) -> Tensor:
     """Sample one token for each row, without waiting for the device.
 
-    What a row yields depends on its own logits, record and position alone. Sums are rounded
-    differently on GPUs and CPUs, which decides where a draw falls between two tokens.
+    The token of a row depends on its own logits, record and position alone. GPUs and CPUs round
+    sums differently, so a draw at the border of two tokens may differ.
 
     Args:
         logits: [m, vocab], any floating dtype, the last dimension contiguous; -inf bans a token.
         table: int64 [slots, 3] of ``RECORD``.
         slots: int [m]; each row's record.
-        positions: int [m]; which of the stream's random numbers each row takes.
-        draws: False: the temperature of all rows is 0.
-        filters: False: no row of which a token is drawn has filters.
-        relay: int64 [slots]; the row's token is also written there, 0 if it has none.
+        positions: int [m]; the position in its stream of each row's random number.
+        draws: False if the temperature of all rows is 0.
+        filters: False if no row with a temperature above 0 has filters.
+        relay: int64 [slots]; the row's token is also written there, 0 for BAD_TOKEN.
 
     Returns:
         int64 [m]; BAD_TOKEN where the best score is NaN or infinite. Of equal scores, the first

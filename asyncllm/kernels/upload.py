@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Copies an array to the device of whoever gave it, ordered before kernels launched later.
+#: Copies an array to a device, ordered before kernels launched later.
 Upload = Callable[[np.ndarray], Tensor]
 
 
@@ -26,7 +26,7 @@ def upload_aligned(
 ) -> list[Tensor]:
     """Copy arrays of integers at once; on the device each begins at a multiple of 16 bytes.
 
-    Kernels are compiled apart for what is aligned and what is not: so it is always the same ones.
+    Kernels have separate variants for unaligned arguments, which are therefore never needed.
     """
     per_line = 16 // np.dtype(dtype).itemsize
     starts = np.cumsum([0, *(-(-len(array) // per_line) * per_line for array in arrays)])

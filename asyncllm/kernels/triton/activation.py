@@ -1,7 +1,7 @@
-"""Gated activations: a program per piece of a row; float32 until the store.
+"""Gated activations: a program for each block of a row, in float32 until the store.
 
-Measured on one H200 in bfloat16, in a CUDA graph of such launches; predicted are 0.7 µs, which any
-launch takes there, and the bytes read and written at 4.3 TB/s, since most are read.
+Measured on one H200 in bfloat16, in a CUDA graph of such launches. The prediction is 0.7 µs for any
+launch plus the bytes read and written at 4.3 TB/s (most are read).
 
 | elements of the result's rows | 1 row | 32 | 256 | 2,048 | 8,192 rows | predicted |
 |--|--|--|--|--|--|--|

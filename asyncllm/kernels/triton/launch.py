@@ -1,7 +1,7 @@
 """Launching a compiled kernel with little Python.
 
-``kernel[grid](...)`` of a small kernel takes 9.4 µs on the host of an H200, most of it to find out
-which variant of the kernel to launch; a ``Launcher`` takes 4.5 µs, of which the driver has 3.
+``kernel[grid](...)`` of a small kernel takes 9.4 µs on the host of an H200, most of it to find the
+compiled variant; a ``Launcher`` takes 4.5 µs, 3 of them in the driver.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from triton.runtime import driver
 
 
 class Launcher:
-    """Launches one kernel and remembers its compiled variants by what they were compiled for.
+    """Launches one kernel and caches its compiled variants.
 
     Args:
         kernel: a ``triton.jit`` or ``gluon.jit`` function: its arguments, then its
             ``tl.constexpr`` ones, of which the last is PDL: whether the launch is programmatic.
-        max_registers: the most of a thread, if the kernel divides warps among tasks.
-        fuses: whether a product may be added without being rounded first. The sum of products over
-            the lanes of a warp then differs from lane to lane, as each rounds all but its own: a
-            kernel that branches on such a sum never ends.
+        max_registers: of a thread, if the kernel divides its warps among tasks.
+        fuses: allow fused multiply-add. A sum of products over the lanes of a warp then differs
+            between lanes, as each rounds all products but its own: a kernel that branches on such
+            a sum would never end.
     """
 
     def __init__(self, kernel: Any, max_registers: int | None = None, fuses: bool = True):
@@ -47,7 +47,7 @@ class Launcher:
         if device < 0:
             self._kernel[grid](*args, *constants, False)
             return
-        # All that Triton compiles for: constants, and of arguments types, alignment and being 1.
+        # What Triton compiles for: constants, and types, alignment and being 1 of arguments.
         key: list[Any] = [device, num_warps, num_stages, constants]
         values: list[TensorDescriptor | int | float | None] = []
         for arg in args:
@@ -68,7 +68,7 @@ class Launcher:
         if found is None:
             options = {"num_warps": num_warps, "num_stages": num_stages, **self._options}
             compiled = self._kernel[grid](*args, *constants, True, **options)
-            if compiled is not None:  # as where launches are only written down
+            if compiled is not None:  # None where launches are only recorded
                 found = (compiled.run, compiled.function, compiled.packed_metadata)
                 self._variants[tuple(key)] = found
             return
@@ -78,10 +78,10 @@ class Launcher:
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up. ``triton.cdiv``, which serves kernels as well, takes 3 µs."""
+    """a / b, rounded up. ``triton.cdiv``, which also works in kernels, takes 3 µs."""
     return -(-a // b)
 
 
 def next_power_of_2(n: int) -> int:
-    """The least power of two that is not below n >= 1; as ``cdiv``."""
+    """The least power of two >= n, for n >= 1; for the host, as ``cdiv``."""
     return 1 << (n - 1).bit_length()

@@ -1,7 +1,7 @@
-"""Root-mean-square normalisation: a row stays in the registers of the program that reads it.
+"""Root-mean-square normalisation. A program reads a few whole rows into registers.
 
-Measured on one H200 in bfloat16, in a CUDA graph of such launches; predicted are 0.7 µs, which any
-launch takes there, and the bytes read and written at 4.1 TB/s.
+Measured on one H200 in bfloat16, in a CUDA graph of such launches. The prediction is 0.7 µs for any
+launch plus the bytes read and written at 4.1 TB/s.
 
 | elements of a row | 1 row | 32 | 256 | 2,048 | 8,192 rows | predicted | a copy by torch |
 |--|--|--|--|--|--|--|--|
@@ -67,7 +67,7 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
         return y
     block = next_power_of_2(size)
     row_bytes = block * x.itemsize
-    # An SM starts 6 programs a microsecond: of short rows, each takes several if there are many.
+    # An SM starts 6 programs a microsecond, so programs take several of many short rows.
     per_program = max(4096 // row_bytes, 1) if count >= 1024 else 1
     num_warps = min(max(row_bytes // 2048, 4), 16)
     grid = (cdiv(count, per_program), 1, 1)

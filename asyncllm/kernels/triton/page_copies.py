@@ -1,4 +1,4 @@
-"""Tokens of pages, copied to shared memory by the tensor memory accelerator of Hopper GPUs."""
+"""Copies tokens of pages to shared memory with the tensor memory accelerator of Hopper GPUs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from asyncllm.kernels.types import AttentionSpec
 
 HEAD_DIMS = (64, 128)
-#: Elements of 128 bytes, which is how wide a copy to shared memory can be.
+#: Elements of 128 bytes, the greatest width of a copy to shared memory.
 SPAN = gl.constexpr(64)
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 
 
 def can_copy(keys: Tensor, spec: AttentionSpec, block: int) -> bool:
-    """Whether this GPU can copy ``block`` tokens at a time of pages such as these."""
+    """Whether this GPU can copy blocks of ``block`` tokens of these pages."""
     page_size = keys.shape[1]
     return (
         keys.is_cuda
@@ -35,16 +35,16 @@ def can_copy(keys: Tensor, spec: AttentionSpec, block: int) -> bool:
 
 
 def describe(pages: Tensor, block: int) -> TensorDescriptor:
-    """Pages [num_pages, page_size, num_kv_heads, head_dim], for ``copy_block``."""
+    """A descriptor of pages [num_pages, page_size, num_kv_heads, head_dim] for ``copy_block``."""
     box = [min(pages.shape[1], block), SPAN.value]
     return TensorDescriptor.from_tensor(pages.flatten(2).flatten(0, 1), box, SHARED.value)
 
 
 @gluon.jit
 def find_cells(table, start, end, BLOCK: gl.constexpr, COPIED: gl.constexpr, PAGE: gl.constexpr):
-    """Where in the flattened pages the parts of a block lie, which begins with token ``start``.
+    """The cells, in the flattened pages, of the parts of the block that begins at token ``start``.
 
-    There may be no page behind that of the last token before ``end``: that one is copied again.
+    The table may end after the page of token ``end - 1``, so parts after it copy that page again.
     """
     cells = ()
     for part in gl.static_range(BLOCK // COPIED):
@@ -56,12 +56,12 @@ def find_cells(table, start, end, BLOCK: gl.constexpr, COPIED: gl.constexpr, PAG
 
 @gluon.jit
 def copy_block(pages, cells, column, ring, stage, full):
-    """Have a block copied.
+    """Request a block.
 
     Args:
-        pages: what ``describe`` made.
+        pages: of ``describe``.
         cells: of ``find_cells``.
-        column: where the head begins.
+        column: the first column of the head.
         ring: shared memory, [stages, BLOCK, head_dim].
         full: the barrier of this stage.
     """
@@ -69,7 +69,7 @@ def copy_block(pages, cells, column, ring, stage, full):
     STAGES: gl.constexpr = ring.shape[0]
     PARTS: gl.constexpr = ring.shape[1] // COPIED
     SPANS: gl.constexpr = ring.shape[2] // SPAN
-    # In shared memory all rows of the first 128 bytes lie before those of the next.
+    # In shared memory, the first 128 bytes of all rows come before the next 128 bytes.
     boxes = ring._reinterpret(ring.dtype, [STAGES * SPANS * PARTS, COPIED, SPAN], SHARED)
     mbarrier.expect(full, ring.shape[1] * ring.shape[2] * 2)
     for part in gl.static_range(PARTS):
@@ -77,6 +77,3 @@ def copy_block(pages, cells, column, ring, stage, full):
             box = boxes.index((stage * SPANS + span) * PARTS + part)
             at = [cells[part], column + span * SPAN]
             tma.async_copy_global_to_shared(pages, at, full, box)
-
-
-__all__ = ["HEAD_DIMS", "SHARED", "SPAN", "can_copy", "copy_block", "describe", "find_cells"]

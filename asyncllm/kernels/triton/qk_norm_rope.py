@@ -1,12 +1,12 @@
-"""Norms and rotary positions of the heads, and their K and V into pages: a program per token.
+"""Norms and rotary positions of heads, and K and V into their pages: a program for each token.
 
-A head is taken as head_dim / 2 pairs of elements, each pair in one thread: rotation moves nothing
-between threads. Elements beyond the rotary ones are paired as well, and turn by nothing.
+A head is head_dim / 2 pairs of elements, each pair in one thread, so that rotation exchanges
+nothing between threads. Elements beyond the rotary ones are pairs that are not rotated.
 
 Measured on one H200 in bfloat16, heads of 128 with norms and rotary positions, in a CUDA graph of
-such launches; predicted are 0.7 µs, which any launch takes there, and the bytes read and written at
-3.9 TB/s, since most are written. A program for every 8 or 16 heads is up to 0.4 µs faster for few
-tokens and a quarter slower for many: each loads the token's cosines, sines and factors again.
+such launches. The prediction is 0.7 µs for any launch plus the bytes read and written at 3.9 TB/s
+(most are written). A program for every 8 or 16 heads is up to 0.4 µs faster for few tokens and a
+quarter slower for many: each loads the token's cosines, sines and factors again.
 
 | heads: queries, keys | 1 token | 32 | 256 | 2,048 | 8,192 tokens | predicted |
 |--|--|--|--|--|--|--|
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def paired_columns(DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Where in a head the two elements of each pair are; int32 [BLOCK] each."""
+    """The positions in a head of the two elements of each pair; int32 [BLOCK] each."""
     pairs = tl.arange(0, BLOCK)
     if ROTARY == 0 or ROTARY == DIM:
         first = pairs
@@ -45,7 +45,7 @@ def paired_columns(DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def norm_factors(weight, columns, exists, OFFSET: tl.constexpr):
-    """What a norm multiplies these elements by, float32 [1, BLOCK]; None without a norm."""
+    """The factors of a norm for these elements, float32 [1, BLOCK]; None without a norm."""
     factors = None
     if weight is not None:
         factors = tl.load(weight + columns, mask=exists, other=0.0).to(tl.float32)[None, :]
@@ -66,7 +66,7 @@ def encoded(
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
-    """Norm, rounded as by ``kernels.norm.rms_norm``, and rotation of pairs [heads, BLOCK] each."""
+    """Normalise, rounding as ``kernels.norm.rms_norm`` does, and rotate pairs [heads, BLOCK]."""
     dtype: tl.constexpr = first.dtype
     x = first.to(tl.float32)
     y = second.to(tl.float32)
@@ -85,7 +85,7 @@ def encoded(
     return x.to(dtype), y.to(dtype)
 
 
-# positions and slot_mapping are often slices of an upload, which start anywhere.
+# positions and slot_mapping are often slices of an upload, of any alignment.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _encode_heads(
     qkv,
@@ -134,7 +134,7 @@ def _encode_heads(
     kv_mask = (kv_heads < 2 * NUM_KV_HEADS) & exists[None, :]
     q = qkv + token * ROW_STRIDE + heads * DIM
     kv = qkv + token * ROW_STRIDE + (NUM_HEADS + kv_heads) * DIM
-    # All loads come first: none may pass a store.
+    # All loads come first, as the compiler moves none across a store.
     first_kv = tl.load(kv + first, mask=kv_mask, other=0.0)
     second_kv = tl.load(kv + second, mask=kv_mask, other=0.0)
     first_q = tl.load(q + first, mask=mask, other=0.0)
@@ -146,7 +146,7 @@ def _encode_heads(
     tl.store(q + first, first_q, mask=mask)
     tl.store(q + second, second_q, mask=mask)
 
-    # Keys and values lie in one tile, whose rows are short with few of either.
+    # Keys and values share one tile, which wastes less where there are few heads.
     is_k = kv_heads < NUM_KV_HEADS
     first_k, second_k = encoded(
         first_kv, second_kv, first_k_factors, second_k_factors, cos, sin, DIM, EPS, OFFSET
@@ -192,7 +192,7 @@ def encode_heads(
 def encoding_of(
     encoding: HeadEncoding,
 ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor | None], tuple[int, float, bool]]:
-    """As kernels take it: q_weight, k_weight and rope; ROTARY, EPS and OFFSET."""
+    """Arguments of kernels: (q_weight, k_weight, rope) and (ROTARY, EPS, OFFSET)."""
     q_norm, k_norm, rope = encoding
     rotary = 0 if rope is None else rope.shape[1]
     if q_norm is None or k_norm is None:

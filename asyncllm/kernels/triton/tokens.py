@@ -1,4 +1,4 @@
-"""Ids, positions and page slots of a step's tokens; pages for the block table."""
+"""Ids, positions and slot mapping of a step's tokens, and pages for the block table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncllm.kernels.types import Tokens
 _BLOCK = 256
 
 
-# Whatever they are slices of: nothing here is loaded in vectors.
+# One variant for all alignments, since nothing here is loaded in vectors.
 @triton.jit(
     do_not_specialize=["count"],
     do_not_specialize_on_alignment=["entries", "last_token", "block_table", "located"],

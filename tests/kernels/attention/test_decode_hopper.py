@@ -31,8 +31,8 @@ from asyncllm.kernels.triton.attention.decode_hopper import (
     supports,
 )
 from asyncllm.kernels.triton.attention.decode_launch import (
-    AS_IT_IS,
     MAX_PROGRAMS,
+    UNENCODED,
     Rows,
     arrivals_of,
 )
@@ -57,7 +57,7 @@ def attend(
     pieces: tuple[int, int] | None = None,
 ) -> None:
     strides = q.stride(0), q.stride(1)
-    launch(q, *strides, AS_IT_IS, Rows(*cache), spec, out, overlaps_previous, pieces)
+    launch(q, *strides, UNENCODED, Rows(*cache), spec, out, overlaps_previous, pieces)
 
 
 def check(

@@ -1,23 +1,23 @@
 """Attention of decode rows over the paged KV cache, in Triton.
 
-Flash decoding (Dao et al., 2023): a row's tokens are cut into pieces that programs attend to
-side by side, each for all query heads of one K/V head, and whoever finishes a row's last piece
-adds them up.
+Flash decoding (Dao et al., 2023): the tokens of a row are cut into pieces, one for each program; a
+program attends all query heads of one K/V head to its piece, and the program that finishes the last
+piece of a row adds them up. Grid: K/V heads, pieces, rows.
 
-Latency decides while rows are few. The first K and V are on their way before the kernels before
-this have finished; the newest token, which those write, enters the softmax by itself. Only then may
-the next kernel start: the weights that it loads ahead would delay K and V, 1 x 640 by 1 us. A dot
-has as many rows as there are query heads, which the compiler pads for the tensor cores.
+With few rows, latency decides. A program requests its first K and V before the previous kernels
+have finished; the newest token, which those write, enters the softmax separately. Only then may the
+next kernel start: the weights that it loads early would delay K and V, 1 x 640 by 1 us. The query
+heads of a group are the rows of a dot, which the compiler pads for the tensor cores.
 
-Where rows are many, a GPU is at its limit of power, and instructions cost time. Places in 32 bits,
-and totals that threads keep to themselves, make a tile take 480 instead of 680 instructions of a
-warp, and a layer of Qwen3-8B with 160 rows 272 instead of 278 us. Hopper GPUs have a kernel that
-takes fewer still, ``decode_hopper``, for more than two rows of 8 K/V heads.
+With many rows, the GPU is at its power limit, and instructions cost time. With offsets in 32 bits
+and a partial total in each thread, a tile takes 480 instead of 680 instructions of a warp, and a
+layer of Qwen3-8B with 160 rows 272 instead of 278 us. On Hopper GPUs ``decode_hopper`` needs even
+fewer, for more than two rows of 8 K/V heads.
 
 Microseconds that attention adds to a layer of Qwen3-0.6B on an H200, encoding included, in a graph
 of layers with shuffled pages, before those two changes; bfloat16, 16 query and 8 K/V heads of 128,
-page size 16. Bold: what is chosen where ``decode_hopper`` is not. Mixed: lengths of 100 to 1,300,
-uniform. Floor: bytes of K and V at 4.5 TB/s.
+page size 16. Bold: chosen where ``decode_hopper`` is not. Mixed: lengths uniform in 100 to 1,300.
+Floor: bytes of K and V at 4.5 TB/s.
 
 | rows x length | 1 x 300 | 1 x 640 | 1 x 1,500 | 2 x 640 | 4 x 640 | 8 x 300 | 8 x 640 |
 |---------------|---------|---------|-----------|---------|---------|---------|---------|
@@ -31,14 +31,14 @@ uniform. Floor: bytes of K and V at 4.5 TB/s.
 | two kernels   | 17.8     | 20.0      | **28.8** | **31.2**  | **47.9** | **99.7**  | **193.9** |
 | floor         | 9.3      | 10.2      | 18.6     | 20.4      | 37.3     | 89.5      | 179.0     |
 
-Predicted were 4 us for 1 to 8 rows of up to 700 tokens, and 21.5 for 32 x 640. What is missed are
-the 2 us of adding up pieces, whose store, counter and loads each go to the L2 and back (without,
-1 x 640 takes 3.9); and memory is busy with weights before and after. With 256 rows of 100 to 1,300
-tokens, two kernels take 182.5, and one 190 or more.
+The prediction was 4 us for 1 to 8 rows of up to 700 tokens, and 21.5 for 32 x 640. It misses the 2
+us of adding up pieces, whose store, counter and loads each go to the L2 and back (without, 1 x 640
+takes 3.9); and memory is busy with weights before and after. With 256 rows of 100 to 1,300 tokens,
+two kernels take 182.5, and one 190 or more.
 
-Not kept: a whole row to a program of its own takes 26.8 for 32 x 640, but 40 for mixed lengths. A
-last piece that waits for the words of the others, instead of a counter, was slower for 1 to 8 rows.
-Equal shares of all rows' tokens for each program, found on the device, were slower everywhere.
+Rejected: a program for each whole row takes 26.8 for 32 x 640, but 40 for mixed lengths. A last
+piece that polls the results of the others, instead of a counter, was slower for 1 to 8 rows. Equal
+shares of all rows' tokens for each program, computed on the device, were slower everywhere.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from asyncllm.kernels.triton.attention.decode_encode import (
     softmax_of_none,
 )
 from asyncllm.kernels.triton.attention.decode_launch import (
-    AS_IT_IS,
+    UNENCODED,
     Cut,
     Heads,
     Rows,
@@ -98,11 +98,11 @@ def decode_attention(
     rows = Rows(keys, values, block_table, slots, lengths)
     if cut is None and decode_hopper.supports(q, rows, spec):
         decode_hopper.launch(
-            q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, overlaps_previous
+            q, q.stride(0), q.stride(1), UNENCODED, rows, spec, out, overlaps_previous
         )
         return out
     cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
-    launch(q, q.stride(0), q.stride(1), AS_IT_IS, rows, spec, out, cut, overlaps_previous)
+    launch(q, q.stride(0), q.stride(1), UNENCODED, rows, spec, out, cut, overlaps_previous)
     return out
 
 
@@ -117,7 +117,7 @@ def launch(
     cut: Cut,
     overlaps_previous: bool = False,
 ) -> None:
-    """Attend to rows from their queries, or from what they and the newest token are made from."""
+    """Launch the kernel; q holds queries, or a projection's output if ``heads.encodes``."""
     args = (
         *(q, row_stride, head_stride, *heads.tensors, *rows),
         *(out, *workspace_of(q.device, len(q), spec, cut.splits), rows.block_table.stride(0)),
@@ -137,7 +137,7 @@ def launch(
     _launch(grid, args, constants, cut.warps, cut.stages)
 
 
-# What there is of each row is often a slice of an upload, which starts anywhere.
+# The tensors with one element per row are often slices of an upload, of any alignment.
 @triton.jit(
     do_not_specialize=["table_stride", "window", "splits", "chunk"],
     do_not_specialize_on_alignment=["positions", "slot_mapping", "slots", "lengths"],
@@ -191,10 +191,10 @@ def _decode(
         if PDL:
             tl.extra.cuda.gdc_wait()
         return
-    # Up to the wait, nothing is read that the kernels before this write; and only what K and V need
-    # is used, so that nothing else keeps them waiting.
-    of_queries = None
-    of_key = None
+    # Before the wait, nothing is read that previous kernels write, and nothing is used but what the
+    # addresses of K and V depend on, so that only these loads delay them.
+    query_encoding = None
+    key_encoding = None
     place = None
     if ENCODES:
         place = tl.load(slot_mapping + row, eviction_policy="evict_last").to(tl.int64)
@@ -208,14 +208,14 @@ def _decode(
     end = tl.minimum(begin + size, stop)
     has_newest = (end == stop) & (length > 0)
     if ENCODES:
-        of_queries = load_encoding(q_weight, rope, position, G, ROTARY, HEAD_DIM)
-        of_key = load_encoding(k_weight, rope, position, 1, ROTARY, HEAD_DIM)
+        query_encoding = load_encoding(q_weight, rope, position, G, ROTARY, HEAD_DIM)
+        key_encoding = load_encoding(k_weight, rope, position, 1, ROTARY, HEAD_DIM)
     else:
         page = load_page(table, length - 1, has_newest, PAGE_SIZE)
         place = page.to(tl.int64) * PAGE_SIZE + (length - 1) % PAGE_SIZE
     dim = tl.arange(0, D)[None, :]
     lane = tl.arange(0, TILE)
-    # Behind the last token it is repeated: what others left in its page is never read.
+    # Lanes past the last token repeat it, so that no stale data in its page is read.
     token = tl.minimum(begin + lane, end - 1)
     page = load_page(table, token, begin < end, PAGE_SIZE)
     at = place_of(page, token, kv_head, PAGE_SIZE, KV_HEADS, HEAD_DIM)
@@ -229,16 +229,16 @@ def _decode(
         token = tl.minimum(start + TILE + lane, end - 1)
         page = load_page(table, token, begin < end, PAGE_SIZE)
         at = place_of(page, token, kv_head, PAGE_SIZE, KV_HEADS, HEAD_DIM)
-        # Here rather than before the loop, whose first loads so come before the wait.
+        # In the loop, so that its first loads come before the wait.
         if start == begin:
             if PDL:
                 tl.extra.cuda.gdc_launch_dependents()
                 if not OVERLAPS:
                     tl.extra.cuda.gdc_wait()
             queries, acc, total, peak = begin_softmax(
-                q + row * q_row_stride, q_head_stride, kv_head, has_newest, place, of_queries,
-                of_key, keys, values, scale, softcap, ENCODES, q_weight is not None, ROTARY, EPS,
-                OFFSET, HAS_SOFTCAP, KV_HEADS, GROUP, HEAD_DIM,
+                q + row * q_row_stride, q_head_stride, kv_head, has_newest, place, query_encoding,
+                key_encoding, keys, values, scale, softcap, ENCODES, q_weight is not None, ROTARY,
+                EPS, OFFSET, HAS_SOFTCAP, KV_HEADS, GROUP, HEAD_DIM,
             )  # fmt: skip
             totals += tl.where(lane[None, :] == 0, total[:, None], 0.0)
         acc, totals, peak = take_tile(
@@ -254,5 +254,3 @@ def _decode(
 
 
 _launch = Launcher(_decode)
-
-__all__ = ["decode_attention"]

@@ -1,4 +1,4 @@
-"""How a decode program gets its queries, and the newest token into its softmax."""
+"""How a decode program loads or encodes its queries and the newest token."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def load_encoding(
     ROTARY: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """What ``_encode`` needs but the heads, long before it does.
+    """Load early what ``_encode`` needs besides the heads.
 
     Returns:
-        The norm's weights of each element and of its partner, the element's cosine and sine:
-        [HEADS, D] each, so that they come to the threads that get the heads. Not all if there is
-        no norm, or no rotary positions.
+        Of each element of a head: the norm's weight, that of its rotary partner, cosine and sine;
+        [HEADS, D] each, so that they are in the threads that get the heads. Zeros in place of those
+        without a norm or without rotary positions.
     """
     HALF: tl.constexpr = ROTARY // 2
     dim = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
@@ -49,8 +49,8 @@ def begin_softmax(
     kv_head,
     has_newest,
     place,
-    of_queries,
-    of_key,
+    query_encoding,
+    key_encoding,
     keys,
     values,
     scale,
@@ -65,13 +65,13 @@ def begin_softmax(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """The queries of a group, and the softmax of the newest token, or of none.
+    """Load the queries of a group, and begin the softmax with the newest token, if it is ours.
 
     Args:
-        row_q: a row's queries; if ENCODES, all its heads before they are encoded, of which the
-            newest key and value are then also written to ``place`` in the flattened pages.
-        has_newest: whether the newest token is among those of this program.
-        of_queries, of_key: what ``load_encoding`` returned, if ENCODES.
+        row_q: queries of the row. If ENCODES, all heads of a projection's output: they are encoded,
+            and the newest key and value are written to ``place`` in the flattened pages.
+        has_newest: whether the newest token belongs to this program.
+        query_encoding, key_encoding: of ``load_encoding``, if ENCODES.
 
     Returns:
         queries [G, D], and (acc, total, peak) of the softmax.
@@ -84,7 +84,7 @@ def begin_softmax(
     heads = row_q + (kv_head * GROUP + lane) * head_stride
     inside = (lane < GROUP) & in_head
     if ENCODES:
-        queries = _encode(heads, inside, of_queries, NORM, ROTARY, EPS, OFFSET, HEAD_DIM)
+        queries = _encode(heads, inside, query_encoding, NORM, ROTARY, EPS, OFFSET, HEAD_DIM)
     else:
         queries = tl.load(heads + dim, mask=inside, other=0.0)
     acc, total, peak = softmax_of_none(G, D)
@@ -93,7 +93,7 @@ def begin_softmax(
         if ENCODES:
             k_head = row_q + (KV_HEADS * GROUP + kv_head + tl.zeros([1, 1], tl.int32)) * head_stride
             v = tl.load(k_head + KV_HEADS * head_stride + dim, mask=in_head, other=0.0)
-            k = _encode(k_head, in_head, of_key, NORM, ROTARY, EPS, OFFSET, HEAD_DIM)
+            k = _encode(k_head, in_head, key_encoding, NORM, ROTARY, EPS, OFFSET, HEAD_DIM)
             tl.store(keys + at, k, mask=in_head & (place >= 0))
             tl.store(values + at, v, mask=in_head & (place >= 0))
         else:
@@ -126,8 +126,7 @@ def _encode(
 ):
     """Load heads, normalise and rotate them as ``kernels.attention.encode_heads`` does; [heads, D].
 
-    Each element meets the one that it turns with by a second load, not by an exchange between
-    threads.
+    The rotary partner of each element is loaded as well, not exchanged between threads.
 
     Args:
         heads: addresses [heads, 1].
@@ -152,7 +151,7 @@ def _encode(
 
 @triton.jit
 def partners(dim, ROTARY: tl.constexpr):
-    """The element of a head that each turns with; beyond the rotary ones, itself."""
+    """The rotary partner of each element of a head; itself beyond the rotary ones."""
     HALF: tl.constexpr = ROTARY // 2
     return tl.where(dim < ROTARY, tl.where(dim < HALF, dim + HALF, dim - HALF), dim)
 
@@ -165,6 +164,3 @@ def scaled(x, weights, OFFSET: tl.constexpr, DTYPE: tl.constexpr):
         return x * (weights + 1.0)
     else:
         return x.to(DTYPE).to(tl.float32) * weights
-
-
-__all__ = ["begin_softmax", "load_encoding", "partners", "scaled", "softmax_of_none"]

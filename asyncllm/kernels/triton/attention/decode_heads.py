@@ -1,9 +1,8 @@
-"""Decode rows from their projection to their attention, in one kernel: while they are few, and on
-Hopper GPUs, for which ``decode_hopper`` is.
+"""Encoding and attention of decode rows in one kernel, for few rows and on Hopper GPUs.
 
-Every program of a row and K/V head encodes the query heads anew. The one with the row's newest
-token also encodes its key, writes key and value to their page, and takes them into its softmax
-itself: no program reads what another writes. ``decode`` has the measurements.
+Each program of a row and K/V head encodes the query heads again. The program with the newest token
+also encodes its key, writes key and value to their page, and takes them into its softmax from
+registers: no program reads what another one writes. The measurements are in ``decode``.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
     from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 
-#: Rows times K/V heads that one kernel is faster for than two, where ``decode_hopper`` is not.
+#: Up to this many rows times K/V heads, one kernel is faster than two, ``decode_hopper`` aside.
 FUSED_PAIRS = 128
 
 
 def choose_fused_cut(rows: int, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut:
-    """As ``choose_cut``, of one kernel."""
+    """``choose_cut`` for one kernel."""
     if rows * spec.num_kv_heads <= 64:
         return choose_cut(rows, spec, max_length, itemsize)
     return fitted(Cut(8, 128, 32, 1, 2), spec, max_length, itemsize)
@@ -72,6 +71,3 @@ def decode_heads(
     cut = cut or choose_fused_cut(num_rows, spec, max_length, qkv.itemsize)
     launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out, cut)
     return out
-
-
-__all__ = ["decode_heads"]

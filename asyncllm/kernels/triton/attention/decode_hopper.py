@@ -1,14 +1,14 @@
-"""Decode attention for Hopper GPUs, in Gluon; faster than ``decode``, but for one row or two.
+"""Decode attention for Hopper GPUs, in Gluon; faster than ``decode`` except for one or two rows.
 
-Cut and added up as in ``decode``, with fewer instructions: reading K and V takes all of the power
-that a GPU may draw, so whatever else draws some takes time. One warp has the tensor memory
-accelerator copy pages to shared memory, from where the tensor cores take both operands: tokens, or
-the dimensions of values, are the 64 rows that a product has at least, and the query heads of a
-group its 8 or 16 columns. Softmax is that of a column.
+Rows are cut and added up as in ``decode``, with fewer instructions: reading K and V takes all the
+power that a GPU may draw, so everything else that draws power costs time. A producer warp has the
+tensor memory accelerator copy pages to shared memory, from where the tensor cores read both
+operands. Tokens (for scores) or dimensions of values are the 64 rows of a product, the query heads
+of a group its 8 or 16 columns; the softmax runs along a column.
 
-On an H200 at its limit of power, bfloat16, 8 K/V heads of 128, 32 query heads, rows of 100 to 1,400
-tokens, heads encoded: microseconds, alone, and with the products of a layer of Qwen3-8B. Predicted
-were 3 % less with the products, from half of the instructions of a tile.
+On an H200 at its power limit, bfloat16, 8 K/V heads of 128, 32 query heads, rows of 100 to 1,400
+tokens, heads encoded: microseconds, alone, and with the products of a layer of Qwen3-8B. The
+prediction was 3 % less with the products, from half of the instructions of a tile.
 
 | rows | alone | ``decode`` | TB/s | with products | ``decode`` |
 |------|-------|------------|------|---------------|------------|
@@ -16,8 +16,8 @@ were 3 % less with the products, from half of the instructions of a tile.
 | 160  | 121.6 | 125.4      | 4.16 | 266.6         | 269.6      |
 | 224  | 169.7 | 173.9      | 4.25 | 365.0         | 368.5      |
 
-Two stages are as fast, one, or 128 tokens at a time, slower by 1 to 4 %. Fewer rows, alone, whole
-or in up to so many pieces of at least so many tokens; the floor is 4.5 TB/s:
+Two stages are as fast; one stage, or 128 tokens at a time, is slower by 1 to 4 %. Fewer rows,
+alone, whole or in up to 2, 4 or 8 pieces of at least 512, 256 or 128 tokens; the floor is 4.5 TB/s:
 
 | rows | floor | ``decode`` | whole | 2 of 512 | 4 of 256 | 8 of 128 |
 |------|-------|------------|-------|----------|----------|----------|
@@ -27,20 +27,21 @@ or in up to so many pieces of at least so many tokens; the floor is 4.5 TB/s:
 | 48   | 33.9  | 43.0       | 40.2  | 40.0     | 44.5     | 56.4     |
 | 64   | 44.5  | 55.1       | 50.9  | 51.7     | 57.0     | 71.5     |
 
-Programs that find nothing to do cost next to nothing.
+Idle programs cost next to nothing.
 
-If heads are still to be encoded, every program encodes its own: the queries of a group, key and
-value are rows of one tile, each of a few threads. A layer, against a kernel before this one;
-predicted were the 3.7 us that it takes. (One tile after the other, with three times the
-instructions, 8B was 1 to 3 % slower than so, and than two kernels.)
+If the heads are not yet encoded, every program encodes its own: the queries of a group, key and
+value are rows of one tile, each in a few threads. A layer with that, and with a separate kernel;
+the prediction was a gain of its 3.7 us. (With one tile after the other, in three times the
+instructions, 8B was 1 to 3 % slower than with either.)
 
 | us   | 8B, 24 rows | 64    | 128   | 160   | 192   | 0.6B, 64 rows | 128   | 192   |
 |------|-------------|-------|-------|-------|-------|---------------|-------|-------|
 | two  | 128.8       | 161.5 | 221.8 | 255.2 | 290.1 | 76.3          | 125.6 | 178.2 |
 | one  | 127.3       | 159.2 | 219.6 | 252.8 | 289.0 | 74.6          | 123.8 | 176.9 |
 
-A layer with few rows of 130 to 380, 100 to 1,400, and 3,000 to 9,000 tokens; all programs at once,
-with pieces of at least 256 tokens (128 and 512 are 1 % off at most, but 2 us slower for 4 rows):
+A layer with few rows of 130 to 380, 100 to 1,400, and 3,000 to 9,000 tokens; all programs run at
+once, with pieces of at least 256 tokens (with 128 and 512, at most 1 % off, but 2 us slower for 4
+rows):
 
 | us, 0.6B     | 2 rows         | 4              | 8              | 16              |
 |--------------|----------------|----------------|----------------|-----------------|
@@ -91,20 +92,16 @@ if TYPE_CHECKING:
     from asyncllm.kernels.types import AttentionSpec
 
 MAX_GROUP = 16
-#: Rows times K/V heads that ``decode`` is as fast for.
+#: Up to this many rows times K/V heads, ``decode`` is as fast.
 FEW_PAIRS = 16
-#: Programs that run at once: two on each multiprocessor of an H200.
+#: Programs that run at once, two on each multiprocessor of an H200.
 ONE_WAVE = 264
-#: Of rows of 16 bytes, one after the other.
+#: The layout of heads in shared memory: row after row.
 PLAIN = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=1, order=[1, 0])
 
 
 def supports(q: Tensor, rows: Rows, spec: AttentionSpec) -> bool:
-    """Whether this is what the kernel is written for, and so many rows that it is faster.
-
-    Args:
-        q: of ``launch``.
-    """
+    """Whether the kernel can run this ``launch``, and is faster for this number of rows."""
     return (
         len(q) * spec.num_kv_heads > FEW_PAIRS
         and can_copy(rows.keys, spec, TILE.value)
@@ -126,11 +123,11 @@ def launch(
     overlaps_previous: bool = False,
     pieces: tuple[int, int] | None = None,
 ) -> None:
-    """As ``decode.launch``; for what ``supports`` approves of.
+    """As ``decode.launch``, for arguments that ``supports`` accepts.
 
     Args:
-        pieces: ``splits`` and ``chunk`` of a ``Cut``, ``chunk`` a multiple of TILE; by default as
-            is best.
+        pieces: ``splits`` and ``chunk`` of a ``Cut``, ``chunk`` a multiple of TILE; by default the
+            measured best.
     """
     keys, values, block_table, slots, lengths = rows
     group, page_size = spec.group, keys.shape[1]
@@ -151,10 +148,10 @@ def launch(
 
 
 def choose_pieces(rows: int, spec: AttentionSpec, max_length: int) -> tuple[int, int]:
-    """``splits`` and ``chunk`` for so many rows of up to ``max_length`` tokens.
+    """``splits`` and ``chunk`` for rows of up to ``max_length`` tokens.
 
-    Of few rows, so that all programs run at once. Of more, only what is very long, lest all wait
-    for it.
+    Few rows are cut so that all programs run at once. Of many, only very long rows are cut, so that
+    they do not delay the launch.
     """
     pairs = rows * spec.num_kv_heads
     if pairs <= ONE_WAVE // 2:
@@ -166,7 +163,7 @@ def choose_pieces(rows: int, spec: AttentionSpec, max_length: int) -> tuple[int,
     return fitting_splits(splits, chunk, max_length), chunk
 
 
-# What there is of each row is often a slice of an upload, which starts anywhere.
+# The tensors with one element per row are often slices of an upload, of any alignment.
 @gluon.jit(
     do_not_specialize=["table_stride", "splits", "chunk"],
     do_not_specialize_on_alignment=["positions", "slot_mapping", "slots", "lengths"],
@@ -217,10 +214,10 @@ def _decode_hopper(
         gdc_wait()
         return
     piece, exists, is_row = piece_of(lengths, slots, block_table, table_stride, splits, chunk)
-    # Of padding there is a result as well, unless it is somebody else's.
+    # Padding has a result as well, except where the previous kernel may write it.
     if not exists or (OVERLAPS and not is_row):
         return
-    # Up to the wait, nothing is read that the kernels before this write.
+    # Before the wait, nothing is read that previous kernels write.
     position = 0
     if ENCODES:
         position = gl.load(positions + piece.row).to(gl.int64)
@@ -255,7 +252,7 @@ def _decode_hopper(
     )
 
 
-#: So that two programs fit on a multiprocessor.
+#: With this many registers, two programs fit on a multiprocessor.
 _launch = Launcher(_decode_hopper, max_registers=128)
 
 
@@ -263,7 +260,7 @@ _launch = Launcher(_decode_hopper, max_registers=128)
 def _consume(
     memory, piece, shared, layer: gl.constexpr, ENCODES: gl.constexpr, OVERLAPS: gl.constexpr
 ):
-    """Attend to a piece, and write what comes out."""
+    """Attend to a piece, and write the result."""
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     turns = None
     if ENCODES and layer.rotary > 0:
@@ -278,6 +275,3 @@ def _consume(
     total = gl.convert_layout(gl.sum(totals, 0), gl.SliceLayout(1, LAYOUT))
     peak = gl.convert_layout(peak, gl.SliceLayout(1, LAYOUT))
     finish(sums, total, peak, memory, piece, layer)
-
-
-__all__ = ["choose_pieces", "launch", "supports"]

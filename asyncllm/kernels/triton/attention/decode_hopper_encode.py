@@ -1,6 +1,4 @@
-"""How a program of ``decode_hopper`` gets its heads: as they are, or encoded on the way, as
-``kernels.attention.encode_heads`` does.
-"""
+"""How a program of ``decode_hopper`` loads its heads, and encodes them if need be."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ def _dims(layer: gl.constexpr):
 
 @gluon.jit
 def load_turns(rope, position, layer: gl.constexpr):
-    """Cosines and sines of each element of a head, [head_dim], long before they are needed.
+    """Load early the cosines and sines of each element of a head, [head_dim].
 
     The sine is negative where the partner is subtracted.
     """
@@ -34,10 +32,10 @@ def load_turns(rope, position, layer: gl.constexpr):
 
 @gluon.jit
 def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr):
-    """Queries of a group and, after them, key and value of the newest token; [lanes, head_dim].
+    """Queries of a group, then key and value of the newest token; [lanes, head_dim].
 
-    Key and value are 0 if the newest token does not go with this piece. If heads are still to be
-    encoded, both are also written to their page.
+    Key and value are 0 if the newest token does not belong to this piece. If ENCODES, heads are
+    encoded as by ``kernels.attention.encode_heads``, and key and value written to their page.
     """
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
@@ -51,7 +49,7 @@ def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr)
     page = gl.where(is_key, memory.k + cell, memory.v + cell)
     query = piece.kv_head * layer.group + lane
     if ENCODES:
-        # Of a row of all queries, all keys and all values.
+        # A row has all queries, then all keys, then all values.
         number = gl.where(is_query, query, lane * layer.kv_heads + piece.kv_head)
         heads = _encode(row + number * memory.q_head_stride, exists, memory, turns, layer)
         mask = (is_new & (memory.place >= 0))[:, None] & (dim >= 0)[None, :]
@@ -67,12 +65,12 @@ def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr)
 def _encode(heads, exists, memory, turns, layer: gl.constexpr):
     """Load heads of a group, and normalise and rotate all but the value; [lanes, head_dim].
 
-    Each element meets its partner by a second load, not by an exchange between threads.
+    The rotary partner of each element is loaded as well, not exchanged between threads.
 
     Args:
         heads: addresses, [lanes].
-        exists: which there are.
-        turns: what ``load_turns`` returned, or None.
+        exists: mask of heads, [lanes].
+        turns: of ``load_turns``, or None.
     """
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
@@ -95,6 +93,3 @@ def _encode(heads, exists, memory, turns, layer: gl.constexpr):
         cos, sin = turns
         x = x * cos[None, :] + y * sin[None, :]
     return gl.where((lane <= layer.group)[:, None], x.to(dtype), plain)
-
-
-__all__ = ["load_heads", "load_turns"]

@@ -1,4 +1,4 @@
-"""What ``decode_hopper`` works on: pieces of rows, their layouts, and their tokens, copied."""
+"""Data of ``decode_hopper``: constants, memory, pieces of rows, and the producer warp."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from asyncllm.kernels.triton.attention.decode_pieces import cut_row
 from asyncllm.kernels.triton.page_copies import copy_block, find_cells
 
-#: Tokens that a program attends to at a time.
+#: Tokens of a tile.
 TILE = gl.constexpr(64)
-#: Kinds of barriers, of which each stage has one: it has been filled, or is free.
+#: The barriers of each stage: K or V has arrived, or has been used.
 K_FULL, V_FULL, K_FREE, V_FREE = map(gl.constexpr, range(4))
 
 
@@ -23,11 +23,11 @@ class Layer(NamedTuple):
 
     Attributes:
         group: query heads of a K/V head.
-        columns: of a product; those, and padding.
-        lanes: heads loaded at a time; those, a key and a value, and padding.
-        stages: how many tiles shared memory holds: of two programs on a multiprocessor, one has
-            tokens on their way while the other begins or ends.
-        rotary, eps, offset: of the encoding, if heads are still to be encoded.
+        columns: of a product: the group, padded.
+        lanes: heads loaded at a time: the group, key and value, padded.
+        stages: tiles in shared memory. Of two programs on a multiprocessor, one loads tokens while
+            the other begins or ends.
+        rotary, eps, offset: of the encoding, if the heads are not yet encoded.
     """
 
     scale: Any
@@ -51,7 +51,7 @@ class Shared(NamedTuple):
         q: [columns, head_dim].
         p: [columns, TILE]; weights of a tile.
         k, v: [stages, TILE, head_dim].
-        barriers: [4 * stages], by kind.
+        barriers: [4 * stages], kind by kind.
     """
 
     heads: Any
@@ -63,12 +63,12 @@ class Shared(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A program's share: older tokens begin .. end-1 of a row, for one K/V head.
+    """The work of a program: older tokens begin .. end - 1 of a row, for one K/V head.
 
     Attributes:
         number: of the ``pieces`` of the row.
         table: page numbers of the row.
-        newest: the position of the row's newest token, if it goes with this piece; else -1.
+        newest: the position of the row's newest token if it belongs to this piece, else -1.
     """
 
     row: Any
@@ -85,8 +85,8 @@ class Memory(NamedTuple):
     """Global memory; see ``kernels.attention`` and ``Workspace``.
 
     Attributes:
-        q: queries; or, if they are still to be encoded, all heads.
-        position, place: of the newest token: to encode it with, and where it goes in the flattened
+        q: queries, or all heads if they are not yet encoded.
+        position, place: of the newest token: its rotary position, and its index in the flattened
             pages.
     """
 
@@ -109,13 +109,13 @@ class Memory(NamedTuple):
 
 @gluon.constexpr_function
 def products_layout(columns):
-    """Of scores, [TILE, columns], and of sums of values, [head_dim, columns]."""
+    """The layout of scores [TILE, columns] and of sums of values [head_dim, columns]."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.constexpr_function
 def heads_layout(head_dim):
-    """Of [lanes, head_dim] or [TILE, head_dim]: 16 bytes of each thread."""
+    """The layout of [lanes, head_dim] or [TILE, head_dim]: 16 bytes for each thread."""
     lanes = head_dim // 8
     return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 
@@ -125,8 +125,8 @@ def piece_of(lengths, slots, block_table, table_stride, splits, chunk):
     """This program's piece.
 
     Returns:
-        It; whether the row has so many pieces, of which one may be without tokens; and whether it
-        is a row, not padding.
+        The piece; whether it exists (a row's only piece may have no tokens); and whether the row is
+        not padding.
     """
     number = gl.program_id(1)
     row = gl.program_id(2).to(gl.int64)
@@ -143,7 +143,7 @@ def piece_of(lengths, slots, block_table, table_stride, splits, chunk):
 
 @gluon.jit
 def tiles_of(piece):
-    """How many tiles a piece has, of which the last may not be whole."""
+    """The number of tiles of a piece; the last one may not be full."""
     return (piece.end - piece.begin + TILE - 1) // TILE
 
 
@@ -155,7 +155,7 @@ def barrier(shared, kind: gl.constexpr, stage, layer: gl.constexpr):
 
 @gluon.jit
 def produce(keys, values, piece, shared, layer: gl.constexpr):
-    """Have tile after tile copied, as stages become free."""
+    """Request tile after tile, as stages become free."""
     COPIED: gl.constexpr = keys.block_type.shape[0]
     column = piece.kv_head * layer.head_dim
     for number in range(tiles_of(piece)):

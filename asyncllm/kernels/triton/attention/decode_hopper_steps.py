@@ -1,6 +1,4 @@
-"""What the programs of ``decode_hopper`` do: begin with the newest token, attend to the tiles that
-are copied, and write results.
-"""
+"""Steps of ``decode_hopper``: begin with the newest token, attend to tiles, and write results."""
 
 from __future__ import annotations
 
@@ -29,17 +27,17 @@ from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST
 
 @gluon.jit
 def begin(heads, piece, shared, layer: gl.constexpr):
-    """Copy the queries to shared memory, and take the newest token, if it goes with this piece.
+    """Copy queries to shared memory, and begin the softmax with the newest token, if it is ours.
 
-    The kernels before this, or this one, write it: so it is in none of the tiles, which may come
-    sooner.
+    The previous kernels or this one write the newest token, so no tile contains it: tiles may be
+    loaded before that.
 
     Args:
-        heads: what ``load_heads`` returned.
+        heads: of ``load_heads``.
 
     Returns:
-        sums [head_dim, columns], totals [TILE, columns] and peak [columns] of the softmax; what
-        there is of the total at each place of a tile, so that threads keep it to themselves.
+        sums [head_dim, columns], totals [TILE, columns] and peak [columns] of the softmax. There is
+        a partial total for each token of a tile, so that threads exchange nothing before the end.
     """
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     PRODUCTS: gl.constexpr = products_layout(layer.columns)
@@ -48,7 +46,7 @@ def begin(heads, piece, shared, layer: gl.constexpr):
     queries = shared.heads.slice(0, layer.columns).load(LAYOUT)
     key = shared.heads.slice(layer.group, 1).load(LAYOUT)
     value = shared.heads.slice(layer.group + 1, 1).permute((1, 0)).load(PRODUCTS)
-    # What is behind the queries are columns as well, whose results nobody wants.
+    # Lanes after the queries are columns, too; their results are discarded.
     shared.q.store(queries)
     exists = piece.newest >= 0
     scores = gl.sum(queries.to(gl.float32) * key.to(gl.float32), 1)
@@ -67,7 +65,7 @@ def begin(heads, piece, shared, layer: gl.constexpr):
 
 @gluon.jit
 def attend(sums, totals, peak, shared, piece, number, layer: gl.constexpr):
-    """Take a tile, the one of this number, into the softmax."""
+    """Take the tile of this number into the softmax."""
     PRODUCTS: gl.constexpr = products_layout(layer.columns)
     stage = number % layer.stages
     parity = (number // layer.stages) & 1
@@ -102,7 +100,7 @@ def attend(sums, totals, peak, shared, piece, number, layer: gl.constexpr):
 
 @gluon.jit
 def _clear(values, count, layer: gl.constexpr):
-    """Keep so many of a tile: where nothing was written may be NaN, and 0 * NaN is NaN."""
+    """Clear all but ``count`` tokens: unwritten memory may be NaN, and 0 * NaN is NaN."""
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     token = gl.arange(0, TILE, layout=gl.SliceLayout(1, LAYOUT))
     v = values.load(LAYOUT)
@@ -111,7 +109,7 @@ def _clear(values, count, layer: gl.constexpr):
 
 @gluon.jit
 def finish(sums, total, peak, memory, piece, layer: gl.constexpr):
-    """Write the result of a row's only piece, or add it up if this is the last piece to arrive."""
+    """Store the result of a row's only piece; of several, the last to arrive adds them up."""
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     SIZE: gl.constexpr = layer.group * layer.head_dim
     head = gl.arange(0, layer.columns, layout=gl.SliceLayout(1, LAYOUT))
@@ -141,7 +139,7 @@ def finish(sums, total, peak, memory, piece, layer: gl.constexpr):
 
 @gluon.jit
 def _add_up(partial, stats, pieces, inside, exists, layer: gl.constexpr):
-    """Sums and total of all pieces of a row, taken in their order."""
+    """Sums and total of all pieces of a row, added up in order."""
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     LANE: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     sums = gl.zeros([layer.columns, layer.head_dim], gl.float32, layout=LAYOUT)
@@ -164,9 +162,6 @@ def _add_up(partial, stats, pieces, inside, exists, layer: gl.constexpr):
 
 @gluon.jit
 def _store(out, sums, total, inside):
-    # The total of padding is 0.
+    # Padding has a total of 0.
     total = gl.maximum(total, 1e-30)
     gl.store(out, (sums / total[:, None]).to(out.dtype.element_ty), mask=inside)
-
-
-__all__ = ["attend", "begin", "finish"]

@@ -1,4 +1,4 @@
-"""Parts of a decode program: how a row is cut, a tile attended to, and its pieces added up."""
+"""Parts of a decode program: cutting a row, attending to a tile, and adding up pieces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-#: Below any score, yet finite: the difference of two is no NaN.
+#: Below any score, yet finite, so that differences are not NaN.
 LOWEST = tl.constexpr(-1e30)
 #: Elements of pieces that a program adds up at a time.
 MERGED = tl.constexpr(4096)
@@ -25,12 +25,13 @@ def cut_row(
     HAS_WINDOW: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """How a row is cut: all but its newest token into pieces of ``chunk`` tokens, or of more whole
-    tiles if else there were more pieces than ``splits``.
+    """Cut all tokens of a row but the newest into pieces.
+
+    A piece has ``chunk`` tokens, or more whole tiles if there would be more than ``splits`` pieces.
 
     Returns:
-        The row's length and page numbers; first and stop, where its older tokens begin and end;
-        and how many of them a piece has.
+        The row's length; its page numbers; the range first .. stop - 1 of its older tokens; and the
+        size of a piece.
     """
     length = tl.load(lengths + row, eviction_policy="evict_last").to(tl.int32)
     slot = tl.load(slots + row, eviction_policy="evict_last").to(tl.int64)
@@ -45,7 +46,7 @@ def cut_row(
 
 @triton.jit
 def load_page(table, token, exists, PAGE_SIZE: tl.constexpr):
-    """Numbers of the pages that tokens are in; to be kept while K and V pass through the L2."""
+    """The page numbers of tokens; kept in the L2 while K and V pass through it."""
     return tl.load(table + token // PAGE_SIZE, mask=exists, other=0, eviction_policy="evict_last")
 
 
@@ -58,9 +59,9 @@ def place_of(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """Where the heads of tokens begin in the flattened pages.
+    """The offsets of tokens' heads in the flattened pages.
 
-    Heads are counted in 32 bits, which halves what the loop over tiles spends on addresses.
+    Heads are counted in 32 bits, which halves the address arithmetic of the loop over tiles.
     """
     head = (page * PAGE_SIZE + token % PAGE_SIZE) * KV_HEADS + kv_head
     return head.to(tl.int64) * HEAD_DIM
@@ -80,11 +81,11 @@ def take_tile(
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take the tokens of a tile that exist into a running softmax; k and v are finite.
+    """Take those tokens of a tile that exist into a running softmax; k and v are finite.
 
     Args:
-        totals: [G, TILE]; what there is of the total at each place of a tile. Threads have places
-            of their own, so nothing passes between them before the end.
+        totals: [G, TILE]; a partial total for each lane of a tile. Threads own their lanes, so
+            they exchange nothing before the end.
     """
     scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
     scores = in_log2(scores, scale, softcap, HAS_SOFTCAP)
@@ -99,7 +100,7 @@ def take_tile(
 
 @triton.jit
 def in_log2(dots, scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    """Scores of dot products, in units of log 2."""
+    """Scores from dot products, as exponents of 2."""
     if HAS_SOFTCAP:
         # tanh(x) = 1 - 2 / (1 + exp(2 x))
         return softcap * LOG2_E * (1 - 2 / (1 + tl.exp2(dots * (2 * LOG2_E * scale / softcap))))
@@ -123,14 +124,14 @@ def finish(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """Write the result of a row's only piece, or add it up if this is the last piece to arrive.
+    """Store the result of a row's only piece; of several, the last to arrive adds them up.
 
     Args:
-        pair: which row and K/V head, of ``pairs``.
+        pair: number of the row and K/V head.
         out: [pairs, GROUP, HEAD_DIM].
         partial: float32 [pairs, splits, GROUP, HEAD_DIM].
         stats: float32 [pairs, splits, 2, GROUP]; peak and total of each piece.
-        arrivals: int32 [pairs]; zeros, and left so.
+        arrivals: int32 [pairs]; zeros before and after.
     """
     M: tl.constexpr = acc.shape[0]
     D: tl.constexpr = acc.shape[1]
@@ -157,7 +158,7 @@ def finish(
 
 @triton.jit
 def _store_whole(out, acc, total, inside):
-    # The total of padding is 0.
+    # Padding has a total of 0.
     inverse = 1.0 / tl.where(total > 0, total, 1.0)
     tl.store(out, (acc * inverse[:, None]).to(out.dtype.element_ty), mask=inside)
 
@@ -172,7 +173,7 @@ def _sum_pieces(
     HEAD_DIM: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Add up, in their order, the pieces of one row and K/V head, as many at a time as fit."""
+    """Add up the pieces of a row and K/V head in order, as many at a time as fit."""
     G: tl.constexpr = triton.next_power_of_2(GROUP)
     STEP: tl.constexpr = max(min(MERGED // (G * D), 32), 1)
     step = tl.arange(0, STEP)[:, None]

@@ -1,8 +1,8 @@
 """Causal attention of rows of several new tokens over the paged KV cache, in Triton.
 
 Flash attention (Dao, arXiv 2205.14135 and 2307.08691): a program attends a tile of queries to the
-keys of one K/V head, block by block, with a running softmax. The query heads that share the K/V
-head lie in the tile side by side, so that its keys are read once for all of them.
+keys of one K/V head, block by block, with a running softmax. A tile contains all query heads of the
+group, so that keys are read once for all of them. Grid: K/V heads, the most tiles there can be.
 
 On one H200 (bfloat16, 16 heads of 128, 8 K/V heads, pages of 16 tokens) 8,000 tokens take 622 us,
 422 TFLOP/s, with blocks of 32 keys, 690 us with 64; FlashInfer's FA2 takes 941 us. Below some 2,000
@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from asyncllm.kernels.triton.attention import prefill_hopper
+from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST
 from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 
@@ -26,15 +27,12 @@ if TYPE_CHECKING:
 
     from asyncllm.kernels.types import AttentionSpec, PrefillRows
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-#: Below any score, yet finite: the difference of two is no NaN.
-LOWEST = tl.constexpr(-1e30)
-#: From so many tokens on, blocks of fewer keys are faster.
+#: From this many tokens on, blocks of fewer keys are faster.
 MANY = 2048
 
 
 class Blocks(NamedTuple):
-    """How a launch is cut: queries (times heads of a group) and keys of a block."""
+    """How a launch is cut: queries (times the heads of a group) and keys of a block."""
 
     queries: int
     keys: int
@@ -56,7 +54,7 @@ def prefill_attention(
     """See ``kernels.attention.prefill_attention``.
 
     Args:
-        blocks: to launch this kernel so; by default as is best, or the one for Hopper.
+        blocks: of this kernel; by default the kernel for Hopper if it can run, or the best blocks.
     """
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // spec.num_kv_heads
@@ -143,7 +141,7 @@ def _prefill(
     queries = tl.load(q + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
 
     query_at = token + shift
-    stop = end + shift  # of the keys that any query of this tile sees
+    stop = end + shift  # of the keys that some query of this tile sees
     acc = tl.zeros([QUERIES, DIMS], tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     peak = tl.full([QUERIES], LOWEST, tl.float32)
@@ -152,7 +150,7 @@ def _prefill(
         begin = tl.maximum(first + shift + 1 - window, 0) // KEYS * KEYS
         whole = begin
     else:
-        # Blocks that all queries of this tile see in full need no mask.
+        # Blocks of which all queries of this tile see every key need no mask.
         whole = (first + shift + 1) // KEYS * KEYS
         acc, total, peak = _attend(
             acc, total, peak, queries, query_at, keys, values, table, kv_head, begin, whole, stop,
@@ -164,7 +162,7 @@ def _prefill(
         scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS, HEAD_DIM,
         KEYS, DIMS, PRECISION,
     )  # fmt: skip
-    # Lanes of no query have seen nothing.
+    # Lanes without a query have a total of 0.
     result = (acc / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty)
     out_at = (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
     tl.store(out + out_at[:, None] + dim[None, :], result, mask=inside)
@@ -201,7 +199,7 @@ def _attend(
     dim = tl.arange(0, DIMS)
     for block in range(begin, end, KEYS):
         key_at = block + tl.arange(0, KEYS)
-        # A page may hold anything, NaN too, behind the positions that exist.
+        # A page may contain anything, even NaN, after the positions that exist.
         if MASKED:
             page = tl.load(table + key_at // PAGE_SIZE, mask=key_at < stop, other=0)
         else:
@@ -243,5 +241,3 @@ def _attend(
 
 
 _launch = Launcher(_prefill)
-
-__all__ = ["Blocks", "choose_blocks", "prefill_attention"]

@@ -1,13 +1,13 @@
 """Prefill attention for Hopper GPUs, in Gluon, Triton's language of explicit layouts and copies.
 
-What it takes to come close to an H100's peak, after FlashAttention-3 (Shah et al., arXiv
-2407.08608): one warp does nothing but have the tensor memory accelerator copy keys and values to
-shared memory, page by page; two warpgroups attend to them, 64 queries each; and while tensor cores
-add up the values of one block and score the next, the other units take the softmax of the one in
-between. One program for each multiprocessor takes tile after tile, and scores the first block of a
-tile while it writes the result of the one before. When there are fewer tiles than multiprocessors,
-each is cut into pieces of its keys (flash decoding, Dao et al., 2023), whose programs wait for each
-other, and then add up all pieces for a share of the queries each.
+After FlashAttention-3 (Shah et al., arXiv 2407.08608): a producer warp has the tensor memory
+accelerator copy keys and values to shared memory, page by page; two warpgroups attend to them, 64
+queries each; and while the tensor cores add up the values of one block and score the next one, the
+other units compute the softmax in between. Grid: one program for each multiprocessor, which takes
+tile after tile, and scores the first block of a tile while it writes the result of the previous
+one. If there are fewer tiles than multiprocessors, the keys of each are cut into pieces (flash
+decoding, Dao et al., 2023); their programs wait for each other, and each then adds up all pieces
+for a share of the queries.
 
 On one H200, bfloat16, head_dim 128, 8 K/V heads, pages of 16 tokens: microseconds and TFLOP/s.
 FlashInfer's FA3 and cuDNN are given contiguous keys; FA3 on pages takes 10 to 50 % longer.
@@ -20,14 +20,14 @@ FlashInfer's FA3 and cuDNN are given contiguous keys; FA3 on pages takes 10 to 5
 | 16, 2048 @ 6000               | 204, 579    | 189, 624  | -         | 180, 650  |
 | 16, 512 @ 7500                | 75, 434     | 94, 346   | -         | 62, 530   |
 
-A block of keys takes 1.8 us of 1.2 at the tensor cores' peak, and a tile about 4 us on top, which
-short rows feel. Having the warpgroups take turns on the tensor cores changes neither, and nor does
-copying a block's keys before the values of the block before. Where the GPU is at its power limit,
-as in a long run of such steps, 8,000 tokens take 496 us with 16 heads and 982 us with 32.
+A block of keys takes 1.8 us (1.2 at the tensor cores' peak), and a tile about 4 us more, which
+matters for short rows. Neither alternating the warpgroups on the tensor cores nor copying a block's
+keys before the values of the previous block changes that. At the GPU's power limit, as in a long
+run of such steps, 8,000 tokens take 496 us with 16 heads and 982 us with 32.
 
-Short rows, in microseconds that they add to a layer in a graph of 36 which encodes and attends; in
-brackets, where the last program to finish a piece adds all of them up by itself. Floor: 650 TFLOP/s
-or K and V at 4.5 TB/s.
+Short rows: microseconds that they add to a layer in a graph of 36 layers that encode and attend; in
+brackets, if the last program to finish a piece adds up all of them. Floor: 650 TFLOP/s or K and V
+at 4.5 TB/s.
 
 | heads, tokens @ start | 500         | 1,000       | 4,000       | 8,000       | floor @ 8,000 |
 |-----------------------|-------------|-------------|-------------|-------------|---------------|
@@ -38,13 +38,13 @@ or K and V at 4.5 TB/s.
 | 32, 256               | 20.1 (23.3) | 23.9 (24.8) | 45.6 (45.9) | 74.8 (74.1) | 52.5          |
 | 32, 384, not cut      | 21.8        | 28.2        | 65.1        | 117         | 79.3          |
 
-Of the 18 us, 155 tokens @ 500, 2.3 pass from the end of the wait until the first keys are there, 6
-with two blocks, 1 with the last values, and 4 with storing, waiting for and adding up pieces; the
-rest is the launch. Without adding up they would take 14.7.
+The 18 us of 155 tokens @ 500 are 2.3 from the end of the wait until the first keys arrive, 6 for
+two blocks, 1 for the last values, 4 for storing, awaiting and adding up pieces, and the launch.
+Without adding up they would be 14.7.
 
-Not kept: keys and tiles fetched ahead of the wait, which saves short rows 1 to 3 us but, as then
-registers are spilt, costs long ones 5 to 8 %; pieces of 67 to 131 tiles over several turns, which
-gain 10 % at 300 @ 8,000 and lose 6 to 20 % at 384.
+Rejected: fetching keys and tiles before the wait, which saves short rows 1 to 3 us but spills
+registers and so costs long ones 5 to 8 %; pieces of 67 to 131 tiles over several turns, which gain
+10 % at 300 @ 8,000 and lose 6 to 20 % at 384.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ if TYPE_CHECKING:
 
 
 def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
-    """Whether this GPU, these types and these sizes are those that the kernel is written for."""
+    """Whether the kernel can run on this GPU, with these types and sizes."""
     return (
         can_copy(keys, spec, KEYS.value)
         and q.dtype == keys.dtype
@@ -124,7 +124,7 @@ def prefill_attention(
     *,
     out: Tensor,
 ) -> Tensor:
-    """See ``kernels.attention.prefill_attention``; for what ``supports`` approves of.
+    """``kernels.attention.prefill_attention``, for arguments that ``supports`` accepts.
 
     Launches of one device must follow each other on a stream.
     """
@@ -151,7 +151,7 @@ def prefill_attention(
 def workspace_of(
     device: torch.device, programs: int, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For ``Results``: partial, stats and arrivals; every launch leaves the last ones zero."""
+    """``Results``' partial, stats and arrivals; arrivals are zero between launches."""
     return (
         torch.empty(programs, QUERIES.value, head_dim, dtype=torch.float32, device=device),
         torch.empty(programs, 2, QUERIES.value, dtype=torch.float32, device=device),
@@ -211,7 +211,7 @@ def _prefill(
             (produce, (keys, values, block_table, table_stride, shared, work, layer, PAGE_SIZE)),
         ],
         [4, 1],
-        # Registers of a thread: few where there are no sums.
+        # Registers of a thread: few in the producer, which has no sums.
         [232, 40],
     )
 
@@ -223,7 +223,7 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
     pair = gl.minimum(item, work.items - 1) // work.pieces
     tile = tile_of(work, pair, layer)
     blocks = blocks_of(tile, item % work.pieces, work.pieces, layer)
-    # An item without blocks is a program's only one: others are whole tiles.
+    # An item without blocks is a program's only item: otherwise items are whole tiles.
     if (item < work.items) & (blocks.first <= blocks.last):
         load_queries(half, queries, shared.q.index(half), tile, pair % layer.kv_heads, layer)
         await_queries()
@@ -247,8 +247,8 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
                 half, scores, mine, shared, number, tile, blocks, layer
             )
 
-            # While the last values are added, score the first block of the next item, or, if there
-            # is none, whatever is there.
+            # While the last values are added, score the first block of the next item, or, without
+            # one, whatever is in shared memory.
             stage = number % STAGES
             before = (number - 1) % STAGES
             await_queries()
@@ -274,11 +274,11 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
 
 @gluon.jit
 def _attend(half: gl.constexpr, scores, mine, shared, number, tile, blocks, layer: gl.constexpr):
-    """Attend to all blocks but for the values of the last one, whose weights are returned.
+    """Attend to all blocks except for the values of the last one, whose weights are returned.
 
     Args:
-        scores: of the first block to be attended to, on their way.
-        number: of blocks before.
+        scores: of the first block, being computed.
+        number: of blocks so far.
     """
     query_at = (
         tile.first + tile.shift + (half * HALF + gl.arange(0, HALF, layout=ROW)) // layer.group
@@ -305,5 +305,3 @@ def _attend(half: gl.constexpr, scores, mine, shared, number, tile, blocks, laye
 
 
 _launch = Launcher(_prefill)
-
-__all__ = ["prefill_attention", "supports", "workspace_of"]

@@ -1,4 +1,4 @@
-"""What ``prefill_hopper`` works on: sizes, tiles, and their keys, values and queries, copied."""
+"""Data of ``prefill_hopper``: constants, memory, tiles, and the copies to shared memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from triton.language import debug_barrier
 from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, KEYS, MIN_BLOCKS
 from asyncllm.kernels.triton.page_copies import copy_block, find_cells
 
-#: Queries of a warpgroup, times the heads that share them, and of both; blocks of keys, and of
-#: values, that shared memory holds.
+#: Queries (times heads of a group) of a warpgroup, and of both; blocks in shared memory.
 HALF = gl.constexpr(64)
 QUERIES = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 
-#: Barriers of each stage: it has been filled, or it has been read by both warpgroups.
+#: The barriers of each stage: K or V has arrived, or both warpgroups have used it.
 K_FULL, V_FULL, K_FREE, V_FREE = (gl.constexpr(i * STAGES.value) for i in range(4))
 
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS.value, 16]))
 ROW = gl.constexpr(gl.SliceLayout(1, SCORES.value))
-#: For tensors in global memory: 16 bytes of each thread.
-WIDE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+#: The layout of tensors in global memory: 16 bytes for each thread.
+VECTORS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 
 class Layer(NamedTuple):
-    """Constants of a layer; 0 for no softcap and no window."""
+    """Constants of a layer; softcap and window are 0 if there is none."""
 
     scale: Any
     softcap: Any
@@ -54,7 +53,7 @@ class Shared(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What there is to do: ``items`` in all, so many ``pieces`` of each of the ``tiles``."""
+    """All items of a launch: a piece of a tile for a K/V head each, ``pieces`` for each tile."""
 
     tiles: Any
     items: Any
@@ -62,7 +61,7 @@ class Work(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Queries in global memory, and the steps from one token, or head, to the next."""
+    """Queries in global memory, and the strides of tokens and heads."""
 
     start: Any
     token_stride: Any
@@ -70,12 +69,12 @@ class Queries(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Global memory for results, and for what is known of each piece until they can be added up.
+    """Global memory for results, and for pieces until they are added up.
 
     Attributes:
         partial: float32 [items, QUERIES, head_dim]; weighted values.
         stats: float32 [items, 2, QUERIES]; sum and peak of the weights.
-        arrivals: int32 [2 * tiles * kv_heads]; zeros, and left so.
+        arrivals: int32 [2 * tiles * kv_heads]; zeros before and after.
     """
 
     out: Any
@@ -95,8 +94,12 @@ class Tile(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Blocks of keys of a piece: the first and the last, and from which on keys are hidden from
-    some query; ``pieces`` is how many of the tile's have any."""
+    """Blocks of keys of a piece.
+
+    Attributes:
+        hidden: the first block of which some query does not see every key.
+        pieces: of the tile, not counting those without blocks.
+    """
 
     first: Any
     last: Any
@@ -106,15 +109,16 @@ class Blocks(NamedTuple):
 
 @gluon.constexpr_function
 def sums_layout(head_dim: int) -> gl.NVMMADistributedLayout:
-    """Of sums of weighted values, [HALF, head_dim]."""
+    """The layout of sums of weighted values, [HALF, head_dim]."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
 
 
 @gluon.jit
 def item_of(turn):
-    """What this program attends to in that turn: a piece of a tile for a K/V head, as one number.
+    """The item of this program in a turn.
 
-    The longest tiles come first, and programs go over them back and forth: so all get equal shares.
+    The longest tiles come first, and turns go over the programs back and forth, so that all
+    programs get about equal work.
     """
     program, programs = gl.program_id(0), gl.num_programs(0)
     return turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
@@ -122,7 +126,7 @@ def item_of(turn):
 
 @gluon.jit
 def tile_of(work, pair, layer: gl.constexpr):
-    """Of a tile and K/V head."""
+    """The tile of a pair of tile and K/V head."""
     entry = work.tiles + (1 + pair // layer.kv_heads) * FIELDS
     return Tile(
         gl.load(entry),
@@ -135,7 +139,7 @@ def tile_of(work, pair, layer: gl.constexpr):
 
 @gluon.jit
 def blocks_of(tile, piece, pieces, layer: gl.constexpr):
-    """Of a piece; without any, the last is the one before the first."""
+    """The blocks of a piece; if it has none, ``last`` is ``first - 1``."""
     first = 0
     hidden = (tile.first + tile.shift + 1) // KEYS
     if layer.window > 0:
@@ -160,7 +164,7 @@ def produce(
     layer: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
 ):
-    """Have the blocks of all items copied, the last of each first, as stages become free."""
+    """Request the blocks of all items, each from the last to the first, as stages become free."""
     COPIED: gl.constexpr = keys.block_type.shape[0]
     turn = 0
     number = 0
@@ -199,7 +203,7 @@ def load_queries(half: gl.constexpr, queries, copies, tile, kv_head, layer: gl.c
 
 @gluon.jit
 def await_queries():
-    """Wait until they are there."""
+    """Wait until the queries have arrived."""
     async_copy.wait_group(0)
     fence_async_shared()
     debug_barrier()
@@ -207,9 +211,9 @@ def await_queries():
 
 @gluon.jit
 def places_of(half: gl.constexpr, tile, kv_head, layer: gl.constexpr):
-    """Of a warpgroup's queries: token and head, int [HALF], dimensions, and which there are."""
-    lane = half * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, WIDE))
-    dim = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, WIDE))
+    """Token, head (int [HALF]), dimensions and existence of a warpgroup's queries."""
+    lane = half * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, VECTORS))
+    dim = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, VECTORS))
     token = tile.first + lane // layer.group
     exists = (lane < QUERIES // layer.group * layer.group) & (token < tile.end)
     return token.to(gl.int64), kv_head * layer.group + lane % layer.group, dim, exists

@@ -1,4 +1,4 @@
-"""What the warpgroups of ``prefill_hopper`` do: score, add up values, and write results."""
+"""Steps of the warpgroups of ``prefill_hopper``: score, add up values, and write results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asyncllm.kernels.triton.attention.prefill_hopper_parts import (
     STAGES,
     V_FREE,
     V_FULL,
-    WIDE,
+    VECTORS,
     places_of,
     sums_layout,
 )
@@ -39,10 +39,7 @@ def score(queries, keys):
 
 @gluon.jit
 def first_block(scores, shared, number, query_at, block, length, layer: gl.constexpr):
-    """The weights of the first block to be attended to, with their sums and peaks.
-
-    Of its keys only those at positions before ``length`` may exist.
-    """
+    """Weights of the first block, their sums and peaks; keys from ``length`` on do not exist."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, sums_layout(layer.head_dim), 2)
     stage = number % STAGES
     scores = warpgroup_mma_wait(0, deps=(scores,))
@@ -53,9 +50,9 @@ def first_block(scores, shared, number, query_at, block, length, layer: gl.const
     weights = gl.convert_layout(weights.to(shared.k.dtype), LEFT)
     mbarrier.wait(shared.barriers.index(V_FULL + stage), (number // STAGES) & 1)
     if (block + 1) * KEYS > length:
-        # Where nothing was written may be NaN, and 0 * NaN is NaN. Both warpgroups write the same.
-        v = shared.v.index(stage).load(WIDE)
-        key_at = block * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(1, WIDE))
+        # Unwritten memory may be NaN, and 0 * NaN is NaN. Both warpgroups write the same zeros.
+        v = shared.v.index(stage).load(VECTORS)
+        key_at = block * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(1, VECTORS))
         shared.v.index(stage).store(gl.where((key_at < length)[:, None], v, gl.zeros_like(v)))
         fence_async_shared()
         debug_barrier()
@@ -67,7 +64,7 @@ def next_block(
     sums, weights, total, peak, queries, shared, number, query_at, block,
     MASKED: gl.constexpr, layer: gl.constexpr,
 ):  # fmt: skip
-    """Score a block, and add up the values of the block before, which has these weights."""
+    """Score a block, and add up the values of the previous one, whose weights are given."""
     stage = number % STAGES
     before = (number - 1) % STAGES
     parity = (number // STAGES) & 1
@@ -89,7 +86,7 @@ def next_block(
 
 @gluon.jit
 def _softmax(scores, total, peak, query_at, block, MASKED: gl.constexpr, layer: gl.constexpr):
-    """Weights of a block, sum and peak of all so far, and what to multiply earlier sums by."""
+    """Weights of a block, sum and peak so far, and the factor of earlier sums."""
     factor: gl.constexpr = (layer.scale if layer.softcap == 0 else 1.0) * LOG2_E
     if layer.softcap > 0:
         # tanh(x) = 1 - 2 / (1 + exp(2 x))
@@ -109,19 +106,19 @@ def _softmax(scores, total, peak, query_at, block, MASKED: gl.constexpr, layer: 
 
 @gluon.jit
 def store(half: gl.constexpr, results, sums, total, tile, kv_head, layer: gl.constexpr):
-    """Write what a warpgroup's queries attend to."""
-    # Lanes of no query may have seen nothing.
+    """Write the results of a warpgroup's queries."""
+    # Lanes without a query may have a total of 0.
     total = gl.convert_layout(gl.maximum(total, 1e-30), gl.SliceLayout(1, sums.type.layout))
-    wide = gl.convert_layout((sums / total[:, None]).to(results.out.dtype.element_ty), WIDE)
+    result = gl.convert_layout((sums / total[:, None]).to(results.out.dtype.element_ty), VECTORS)
     token, head, dim, exists = places_of(half, tile, kv_head, layer)
     row = token * (layer.kv_heads * layer.group) + head
     mask = exists[:, None] & (dim >= 0)[None, :]
-    gl.store(results.out + row[:, None] * layer.head_dim + dim[None, :], wide, mask=mask)
+    gl.store(results.out + row[:, None] * layer.head_dim + dim[None, :], result, mask=mask)
 
 
 @gluon.jit
 def store_piece(half: gl.constexpr, results, sums, total, peak, item, layer: gl.constexpr):
-    """Write what ``add_up`` reads."""
+    """Write a piece for ``add_up``."""
     gl.store(results.partial + _partial_at(half, item, layer.head_dim), sums)
     stat = results.stats + item * (2 * QUERIES) + half * HALF + gl.arange(0, HALF, layout=ROW)
     gl.store(stat, total)
@@ -130,9 +127,9 @@ def store_piece(half: gl.constexpr, results, sums, total, peak, item, layer: gl.
 
 @gluon.jit
 def await_pieces(half: gl.constexpr, results, pair, pieces):
-    """Announce that this piece has been stored, and wait until all of its tile have.
+    """Announce that this piece is stored, and wait for all pieces of its tile.
 
-    Programs wait for each other: all run at once, and each has but one piece.
+    Programs can wait for each other, since all run at once and each has only one piece.
     """
     # All threads have stored before one of them announces it.
     debug_barrier()
@@ -140,7 +137,7 @@ def await_pieces(half: gl.constexpr, results, pair, pieces):
     stored = gl.atomic_add(arrival, 1, sem="acq_rel") + 1
     while stored < pieces:
         stored = gl.atomic_add(arrival, 0, sem="acquire")
-    # The last one to know leaves zero.
+    # The last one to leave resets the counter.
     known = gl.atomic_add(arrival, 1, sem="relaxed") + 1
     gl.store(arrival, 0, mask=known == 2 * pieces)
 
@@ -149,7 +146,7 @@ def await_pieces(half: gl.constexpr, results, pair, pieces):
 def add_up(
     half: gl.constexpr, results, first_item, piece, pieces, tile, kv_head, layer: gl.constexpr
 ):
-    """Add up all pieces for this one's share of the queries, and write what they attend to."""
+    """Add up all pieces for this program's share of the queries, and write the results."""
     if pieces <= 2:
         _add_up(half, results, first_item, piece, pieces, tile, kv_head, layer, 2)
     elif pieces <= 4:
@@ -165,7 +162,7 @@ def _add_up(
     half: gl.constexpr, results, first_item, piece, pieces, tile, kv_head, layer: gl.constexpr,
     MOST: gl.constexpr,
 ):  # fmt: skip
-    """``add_up`` of at most so many pieces, all of which are read at once."""
+    """``add_up`` of at most MOST pieces, all of which are read at once."""
     LANES: gl.constexpr = HALF // MOST
     ALL: gl.constexpr = pieces_layout(MOST, layer.head_dim)
     SUMS: gl.constexpr = gl.SliceLayout(0, ALL)
@@ -204,7 +201,7 @@ def _add_up(
 
 @gluon.constexpr_function
 def pieces_layout(most, head_dim):
-    """Of [pieces, lanes, head_dim], all pieces of an element in one thread."""
+    """The layout of [pieces, lanes, head_dim]: all pieces of an element in one thread."""
     across = head_dim // 4
     return gl.BlockedLayout([most, 1, 4], [1, 32 // across, across], [1, 4, 1], [2, 1, 0])
 

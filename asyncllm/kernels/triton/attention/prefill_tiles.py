@@ -1,4 +1,4 @@
-"""Which tiles of queries the rows of a step make, found on the device."""
+"""Cuts the rows of a step into tiles of queries, on the device."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ if TYPE_CHECKING:
 
     from asyncllm.kernels.types import PrefillRows
 
-#: Numbers of a tile.
+#: Integers of a tile.
 FIELDS = tl.constexpr(5)
-#: Keys that are attended to at a time; the most pieces of a tile, a power of two, and the fewest
-#: blocks of keys of one.
+#: Keys of a block; the most pieces of a tile, a power of two; the fewest blocks of a piece.
 KEYS = tl.constexpr(128)
 MAX_PIECES = tl.constexpr(16)
 MIN_BLOCKS = tl.constexpr(2)
-#: What they take, in units of 0.1 us: a block, the rest of a piece, adding up several; and all
-#: programs for a decode row of some 700 tokens.
+#: Times in units of 0.1 us: a block, the rest of a piece, adding up several pieces, and a decode
+#: row of some 700 tokens on all programs.
 BLOCK_TIME = tl.constexpr(18)
 PIECE_TIME = tl.constexpr(40)
 SUM_TIME = tl.constexpr(45)
 DECODE_TIME = tl.constexpr(8)
-#: Rows that are looked at together.
+#: Rows that are cut at a time.
 ROWS = 256
-#: The fewest tiles that are sorted, to compile the kernel for few numbers.
+#: The fewest tiles that are sorted, so that few variants are compiled.
 MIN_TILES = 256
 
 
@@ -39,13 +38,13 @@ def find_tiles(rows: PrefillRows, num_tokens: int, size: int, room: int = 1) -> 
 
     Args:
         num_tokens: of all rows, at most.
-        room: tiles, or pieces of them, that are attended to at the same time.
+        room: tiles, or pieces of them, that run at the same time.
 
     Returns:
-        int32 [1 + n, FIELDS], n at least the number of tiles. First that number, and how many
-        pieces each should be cut into; then of each tile its first token, the token behind its
-        last, what to add to a token for its position, its slot, and the length of its sequence.
-        Those that see the most keys come first, as they take the longest.
+        int32 [1 + n, FIELDS], n at least the number of tiles. First the number of tiles and the
+        number of pieces to cut each into; then for each tile its first token, the token after its
+        last, the difference between position and token, its slot, and the length of its sequence.
+        Tiles with more keys take longer, and come first.
     """
     if (size, room) not in rows.tiles:
         slots, starts, q_offsets = rows.slots, rows.starts, rows.q_offsets
@@ -78,7 +77,7 @@ def _find_tiles(
     found = 0
     for base in range(0, num_rows, ROWS):
         found += _cut(slots, starts, q_offsets, unsorted, base, found, num_rows, size, ROWS)
-    # Threads read below what others have written above.
+    # Threads read tiles that other threads have written.
     tl.debug_barrier()
     index = tl.arange(0, TILES)
     exists = index < found
@@ -91,13 +90,13 @@ def _find_tiles(
         tl.store(tiles + (1 + index) * FIELDS + field, value, mask=exists)
     tl.store(tiles, found)
     longest = tl.max(tl.where(exists, end + shift, 0), 0)
-    # Tokens before those of all rows are decode rows.
+    # Tokens before the first row are decode rows.
     tl.store(tiles + 1, _best_pieces(found, tl.cdiv(longest, KEYS), tl.load(q_offsets), room))
 
 
 @triton.jit
 def _cut(slots, starts, q_offsets, unsorted, base, found, num_rows, size, ROWS: tl.constexpr):
-    """Write the tiles of rows from ``base`` on behind those found before; returns how many."""
+    """Append the tiles of ROWS rows from ``base`` on; returns how many."""
     row = base + tl.arange(0, ROWS)
     exists = row < num_rows
     first = tl.load(q_offsets + row, mask=exists, other=0)
@@ -120,8 +119,10 @@ def _cut(slots, starts, q_offsets, unsorted, base, found, num_rows, size, ROWS: 
 
 @triton.jit
 def _best_pieces(tiles, blocks, decoding, room):
-    """How many pieces of each tile take the least time, decode rows that are attended to beside
-    included: they have programs that are idle meanwhile, and then all."""
+    """The number of pieces of each tile for which the step takes the least time.
+
+    Decode rows run at the same time on idle programs, and afterwards on all.
+    """
     pieces = 1 + tl.arange(0, MAX_PIECES)
     share = tl.maximum(tl.cdiv(blocks, pieces), tl.minimum(blocks, MIN_BLOCKS))
     time = share * BLOCK_TIME + PIECE_TIME + tl.where(pieces > 1, SUM_TIME, 0)
@@ -132,6 +133,3 @@ def _best_pieces(tiles, blocks, decoding, room):
 
 
 _launch = Launcher(_find_tiles)
-
-
-__all__ = ["FIELDS", "KEYS", "MAX_PIECES", "MIN_BLOCKS", "find_tiles"]

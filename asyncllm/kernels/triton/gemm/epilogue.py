@@ -1,7 +1,7 @@
-"""What the projection kernels have in common: the rows of a program and what follows the product.
+"""Parts of the projection kernels in Triton: which rows a program has, and the way to the output.
 
-A program of a gated projection computes the gate and the other half of the same outputs, so its
-rows of the weight come in two runs: BLOCK_N gate rows and, N / 2 rows further, BLOCK_N others.
+A program of a gated projection computes gate and up of the same outputs. So its rows of the weight
+are two runs: BLOCK_N rows of the gate and, N / 2 rows further, BLOCK_N rows of up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncllm.kernels.triton.activation import activate
 
 @triton.jit
 def weight_rows(i, tile, N, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """The weight's rows, int64, of the rows i of a tile; past the end, the last row again."""
+    """The weight's rows, int64, of rows i of a tile; past the end, the last row again."""
     if GATED:
         n = tl.minimum(tile * BLOCK_N + i % BLOCK_N, N // 2 - 1)
         return (n + i // BLOCK_N * (N // 2)).to(tl.int64)
@@ -26,7 +26,7 @@ def weight_rows(i, tile, N, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
 def output_tile(
     out, tile, M, N, out_stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr
 ):
-    """Addresses of a tile [BLOCK_N, BLOCK_M] of the output, and which of them exist."""
+    """Addresses of a tile [BLOCK_N, BLOCK_M] of the output, and a mask of those that exist."""
     m = tl.arange(0, BLOCK_M)[None, :]
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     return out + m.to(tl.int64) * out_stride + n, (m < M) & (n < (N // 2 if GATED else N))
@@ -34,7 +34,7 @@ def output_tile(
 
 @triton.jit
 def finish(y, bias, tile, N, BLOCK_N: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr):
-    """From the product of the program's rows, float32 [rows, BLOCK_M], to [BLOCK_N, BLOCK_M]."""
+    """Bias and activation: from products, float32 [rows, BLOCK_M], to [BLOCK_N, BLOCK_M]."""
     GATED: tl.constexpr = ACT is not None
     if BIAS:
         rows = weight_rows(tl.arange(0, y.shape[0]), tile, N, BLOCK_N, GATED)
@@ -44,3 +44,26 @@ def finish(y, bias, tile, N, BLOCK_N: tl.constexpr, BIAS: tl.constexpr, ACT: tl.
         first, second = tl.split(halves)
         y = activate(first, ACT) * second
     return y
+
+
+@triton.jit
+def write(
+    y, out, bias, tile, M, N, out_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """``finish`` products, add the residual, and store them."""
+    at, is_output = output_tile(out, tile, M, N, out_stride, BLOCK_M, BLOCK_N, ACT is not None)
+    y = finish(y, bias, tile, N, BLOCK_N, BIAS, ACT)
+    if RESIDUAL:
+        y += tl.load(at, is_output, other=0.0).to(tl.float32)
+    tl.store(at, y.to(out.dtype.element_ty), is_output)
+
+
+@triton.jit
+def dot(a, b, acc, NATIVE: tl.constexpr):
+    """acc + a @ b; in float32 in the interpreter, which cannot multiply bfloat16."""
+    if NATIVE:
+        return tl.dot(a, b, acc)
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")

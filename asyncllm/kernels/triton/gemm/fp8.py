@@ -1,7 +1,7 @@
-"""Projections whose weight is 8-bit floating point (e4m3), in Triton and by cuBLAS.
+"""Projections with an 8-bit floating point weight (e4m3), in Triton and by cuBLAS.
 
-Measured on an H200, Qwen3-8B's projections, µs, in CUDA graphs over weights that do not fit the L2
-cache; the floor is the reading of the weight at 4.3 TB/s. (a) a scale for each row, (b) blocks.
+Measured on an H200, Qwen3-8B's projections, µs, in CUDA graphs over weights that do not fit into
+the L2 cache; the floor is reading the weight at 4.3 TB/s. Scales (a) of rows, (b) of blocks.
 
 | rows | kernel | qkv 6144 x 4096 | o 4096 x 4096 | gate_up 24576 x 4096 | down 4096 x 12288 |
 |--|--|--|--|--|--|
@@ -17,8 +17,8 @@ cache; the floor is the reading of the weight at 4.3 TB/s. (a) a scale for each 
 | 8192 | product alone (a) / (b) | | 206 / 248 | 1263 / 1464 | |
 | 8192 | cuBLAS in bfloat16 | 515 | 344 | 2031 | 1001 |
 
-Rounding takes 1.6 µs up to 128 rows and 25 at 8192. What the kernels of few rows lose against the
-floor is the start and the end of programs that live for 4 to 8 steps.
+Rounding takes 1.6 µs up to 128 rows and 25 at 8192. The kernels for few rows miss the floor by the
+start and end of programs that run for 4 to 8 steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from asyncllm.kernels.triton.gemm.projection import Projection, finished
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 
-#: Up to so many rows, x stays as it is and the weight is converted.
+#: Up to this many rows, the weight is converted to the dtype of x.
 SKINNY = 16
 
 
@@ -82,7 +82,7 @@ def _quantize(
     OFFSET: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A row a program: [GROUPS, SIZE] elements, of which each group has a scale."""
+    """A program for each row, of [GROUPS, SIZE] elements; a scale for each group."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -1,7 +1,7 @@
-"""Products of one row with an 8-bit weight, on the CUDA cores.
+"""Projections of one row with an 8-bit weight, on the CUDA cores.
 
-Every program has all of its rows of the weight in flight, in registers, before it waits for the
-kernel that writes x.
+A program computes BLOCK_N outputs, and requests all of its weight, into registers, before it waits
+for the kernel that writes x.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from asyncllm.kernels.triton.gemm.epilogue import weight_rows
+from asyncllm.kernels.triton.gemm.epilogue import weight_rows, write
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.triton.gemm.quantized import write
 from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.types import Fp8Matrix
 

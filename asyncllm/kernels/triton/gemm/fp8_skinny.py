@@ -1,7 +1,8 @@
-"""Products of few rows with an 8-bit weight, which is converted to the dtype of x in registers.
+"""Projections of few rows with an 8-bit weight, which is converted to the dtype of x in registers.
 
-The weight is the first operand, so that rows of x are padded to a multiple of 8 rather than 16, and
-the warps of a program divide the columns among them: the leading dimension of the products.
+A program computes BLOCK_N outputs of all rows. The weight is the first operand, so that rows of x
+are padded to a multiple of 8, not 16. The warps of a program divide the columns, which are the
+leading dimension of the products.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from asyncllm.kernels.triton.gemm.epilogue import weight_rows
+from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.triton.gemm.quantized import dot, write
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import Fp8Matrix
 
-#: Columns of a product, which share a scale if the weight is scaled in blocks.
+#: Columns of a product, those of a block of scales.
 COLUMNS = 128
 
 
@@ -27,7 +27,7 @@ class Tile(NamedTuple):
     Attributes:
         rows: of the weight, of a program.
         warps: of a program.
-        stages: loads in flight.
+        stages: steps whose loads are in flight.
     """
 
     rows: int
@@ -39,8 +39,8 @@ class Tile(NamedTuple):
 def _convert(w, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
     """e4m3 to DTYPE, exactly.
 
-    To bfloat16 there is no instruction: sign, exponent and mantissa take their places there, and
-    2^120 makes up for the difference of the exponents' biases.
+    There is no instruction for bfloat16: shift sign, exponent and mantissa into place, and multiply
+    by 2^120, the difference of the exponents' biases.
     """
     if NATIVE and tl.bfloat16 == DTYPE:
         return tl.inline_asm_elementwise(
@@ -149,5 +149,5 @@ def fp8_skinny(tile: Tile, p: Projection[Fp8Matrix]) -> None:
 
 
 def choose_tile(size: int) -> Tile:
-    """The best as measured, for a weight of ``size`` rows."""
+    """The measured best for a weight of ``size`` rows."""
     return Tile(32, 4, 3) if size >= 16384 else Tile(16, 4, 5)

@@ -1,10 +1,10 @@
 """Projections of one row, on the CUDA cores.
 
-Every program owns a few whole rows of the weight and has all of them in flight, in registers,
-before it waits for the kernel that writes x. The normalisation's 1 / rms is a factor of the whole
-row, so it is applied to the product; the sum of squares comes from the same registers as x.
+A program computes BLOCK_N outputs from whole rows of the weight, all of which it requests, into
+registers, before it waits for the kernel that writes x. The norm's 1 / rms is applied to the
+products; the sum of squares is computed from the registers of x.
 
-On an H200, each in a chain of its own in a CUDA graph, against what reading takes at 4.3 TB/s:
+On an H200, each projection in a chain of its own in a CUDA graph; "reading" is at 4.3 TB/s:
 
 | weight | microseconds | reading | cuBLAS, with the kernels around it |
 |--|--|--|--|

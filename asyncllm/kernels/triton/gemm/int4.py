@@ -1,7 +1,7 @@
-"""Projections whose weight is 4-bit integers, in Triton: which kernel takes them.
+"""Projections with a 4-bit integer weight.
 
 Measured on an H200, Qwen3-8B's projections in groups of 128, µs, in CUDA graphs over weights that
-do not fit the L2 cache; the floor is the reading of the codes at 4.3 TB/s.
+do not fit into the L2 cache; the floor is reading the codes at 4.3 TB/s.
 
 | rows | kernel | qkv 6144 x 4096 | o 4096 x 4096 | gate_up 24576 x 4096 | down 4096 x 12288 |
 |--|--|--|--|--|--|
@@ -16,8 +16,8 @@ do not fit the L2 cache; the floor is the reading of the codes at 4.3 TB/s.
 | 128 | dequantised, cuBLAS | 35.4 | 23.8 | 137 | 72.6 |
 | 128 | cuBLAS in bfloat16 | 17.0 | 13.3 | 54.1 | 33.1 |
 
-Few rows are bound by instructions, about 3 for each weight, not by reading; more are bound by x, of
-which every program reads all.
+Few rows are bound by instructions, about 3 for each weight, not by reading; more rows are bound by
+reading x, all of it in every program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.triton.norm import rms_norm
 from asyncllm.kernels.types import Int4Matrix, Norm
 
-#: Up to so many rows the weight is converted in registers; with more, in memory.
+#: Up to this many rows the weight is converted in registers; with more, in memory.
 SKINNY = 64
 
 
@@ -101,7 +101,7 @@ _launch = Launcher(_dequantize)
 
 
 def dequantize(weight: Int4Matrix, dtype: torch.dtype) -> Tensor:
-    """The matrix itself, columns in the order stored: [N, K] of bfloat16 or float16."""
+    """The matrix as bfloat16 or float16 [N, K], columns in the order stored."""
     size, half = weight.packed.shape
     out = torch.empty(size, 2 * half, dtype=dtype, device=weight.packed.device)
     block_n = 32

@@ -1,8 +1,7 @@
 """From 4-bit codes to floating point.
 
-A code is converted by writing it into the mantissa of a power of two: 128 + code in bfloat16, 1024
-+ code in float16, both exact (Kim et al., arXiv 2211.10017). So is the difference to the zero
-point, written likewise.
+A code becomes the mantissa of a power of two: 128 + code in bfloat16, 1024 + code in float16, both
+exact (Kim et al., arXiv 2211.10017). The difference to a zero point in the same form is exact, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Products of some rows with a 4-bit weight, which is converted in registers each time.
+"""Projections of up to 64 rows with a 4-bit weight, which is converted in registers.
 
-The weight is the first operand, so that rows of x are padded to a multiple of 8 rather than 16. The
-warps of a program divide its outputs (by warpgroup instructions) or, where there are few of them,
-the columns.
+A program computes BLOCK_N outputs of all rows. The weight is the first operand, so that rows of x
+are padded to a multiple of 8, not 16. The warps of a program divide its outputs (with warpgroup
+instructions) or, where there are few of them, the columns.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from asyncllm.kernels.triton.gemm.epilogue import weight_rows
+from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
 from asyncllm.kernels.triton.gemm.int4_codes import offset_codes, subtract, unpack
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.triton.gemm.quantized import dot, write
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import Int4Matrix
 
@@ -25,8 +24,8 @@ class Tile(NamedTuple):
 
     Attributes:
         rows: of the weight, of a program.
-        parts: products at a time, over consecutive blocks of columns; more than one is a warp each.
-        stages: loads in flight.
+        parts: products at a time, of consecutive blocks of columns; if several, one for each warp.
+        stages: steps whose loads are in flight.
         warps: of a program.
     """
 
@@ -42,7 +41,7 @@ def _product(
     K: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
     PARTS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Of PARTS blocks of columns, codes [PARTS, ROWS, BLOCK_K / 2]: the sum over each."""
+    """The products of PARTS blocks of columns, of codes [PARTS, ROWS, BLOCK_K / 2]."""
     HALF: tl.constexpr = BLOCK_K // 2
     blocks = block + tl.arange(0, PARTS)
     if not EVEN:
@@ -153,7 +152,7 @@ def int4_skinny(tile: Tile, p: Projection[Int4Matrix]) -> None:
 
 
 def choose_tile(rows: int, size: int) -> Tile:
-    """The best as measured, for so many rows of x and a weight of ``size`` rows."""
+    """The measured best for ``rows`` rows of x and a weight of ``size`` rows."""
     if rows <= 16:
         if size >= 16384:
             return Tile(64 if rows <= 8 else 32, 4, 3, 4)

@@ -116,10 +116,10 @@ def project(tile: Tile, p: Projection[Tensor]) -> Tensor:
 
 
 def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> bool:
-    """Whether the kernel can take these rows on a GPU with so many multiprocessors.
+    """Whether the kernel can take these rows on a GPU with this number of multiprocessors.
 
-    The tensor cores' kernel multiplies x by the norm's weight in the dtype of x before it divides
-    by the root of the mean square: bfloat16 has the range for that, float16 does not.
+    Kernels on tensor cores multiply x by the norm's weight in the dtype of x, before they divide by
+    the root mean square. float16 lacks the range for that.
     """
     if x.stride(1) != 1:
         return False
@@ -151,7 +151,7 @@ def _fits_tma_split(tile: TmaSplitTile, rows: int, shape: Shape, multiprocessors
     stages = range(max(2, cdiv(block_m, 64)), min(blocks, tma_split_stages(rows, tile.parts)) + 1)
     is_gated = shape.epilogue == "gated"
     if tile.splits > 1 or shape.epilogue == "residual":
-        # Programs wait for each other, and each has some of the 32 or more rows of a copy of x.
+        # Programs wait for each other, and divide the rows of x, of which there are at least 32.
         programs = cdiv(shape.size, 64 * tile.parts) * tile.splits
         is_whole = programs <= multiprocessors and tile.splits <= 8 and not is_gated
     else:
@@ -160,7 +160,7 @@ def _fits_tma_split(tile: TmaSplitTile, rows: int, shape: Shape, multiprocessors
 
 
 def needs_separate_norm(tile: Tile) -> bool:
-    """Whether a kernel before the projection's normalises x."""
+    """Whether another kernel normalises x first."""
     if isinstance(tile, GemvTile):
         return False
     return isinstance(tile, TmaTile | TmaSplitTile) or tile.separate_norm
@@ -168,6 +168,6 @@ def needs_separate_norm(tile: Tile) -> bool:
 
 @cache
 def _device(device: torch.device) -> tuple[str, bool, int]:
-    """Its name, whether it has the tensor cores that Hopper GPUs alone have, multiprocessors."""
+    """Its name, whether it is a Hopper GPU, and its number of multiprocessors."""
     found = torch.cuda.get_device_properties(device)
     return found.name, (found.major, found.minor) == (9, 0), found.multi_processor_count

@@ -1,13 +1,13 @@
 """Projections of few rows, on the tensor cores, straight from registers.
 
-Every thread loads 16 bytes at a time of the weight and of x, and what it has loaded is what it
-holds of the operands of the tensor cores' product: columns are taken in an order of their own, the
-same for both, which a sum does not mind. So the weight's part of a program is in flight before it
-waits for the kernel that writes x, and nothing goes through shared memory but the sum over the
-warps, which divide the columns among them.
+A program computes BLOCK_N outputs of all rows of x; its warps divide the columns. A thread loads 16
+bytes at a time of the weight and of x, and these registers are its part of the operands of the
+tensor cores' product. This permutes the columns of both operands alike, which leaves their product
+as it is. So a program requests its weight before it waits for the kernel that writes x, and only
+the sums of the warps pass through shared memory.
 
-On an H200 with 8 rows, each in a chain of its own in a CUDA graph, against what reading the weight
-takes at 4.3 TB/s:
+On an H200 with 8 rows, each projection in a chain of its own in a CUDA graph; "reading" is the time
+to read the weight at 4.3 TB/s:
 
 | weight | microseconds | reading | cuBLAS, with the kernels around it |
 |--|--|--|--|
@@ -16,9 +16,9 @@ takes at 4.3 TB/s:
 | 6144 x 1024, norm, gated | 4.6 | 2.9 | 8.5 |
 | 1024 x 3072, residual | 3.2 | 1.46 | 7.6 |
 
-Loading x, and what the output is added to, at once and not piece by piece as the compiler would
-have it, and letting the next kernel ask for its weights only then, saved 0.4 to 0.9 of each. On
-Hopper GPUs ``smem_resident`` is faster from four rows on, but for the second of these.
+Loading x and the residual at once, not piece by piece as the compiler would, and letting the next
+kernel request its weights only then, saved 0.4 to 0.9 of each. On Hopper GPUs ``smem_resident`` is
+faster from four rows on, except for the second of these.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from asyncllm.kernels.tuning import RegisterSkinnyTile
 
 @triton.jit
 def _operand(t, GROUPS: tl.constexpr, PARTS: tl.constexpr):
-    """[GROUPS * blocks * PARTS * 8, 32] -> [PARTS, GROUPS * 8, blocks * 32], within the thread.
+    """[GROUPS * blocks * PARTS * 8, 32] -> [PARTS, GROUPS * 8, blocks * 32], within each thread.
 
-    A thread of eight consecutive columns has the first four in one product of 16 columns and the
-    others in the next; blocks of 32 columns go to the parts in turn.
+    Of the eight consecutive columns of a thread, the first four belong to one product of 16 columns
+    and the others to the next. Blocks of 32 columns go to the parts in turn.
     """
     BLOCKS: tl.constexpr = t.shape[0] // (GROUPS * PARTS * 8)
     t = tl.reshape(t, [GROUPS, BLOCKS, PARTS, 8, 4, 2, 2, 2])
@@ -48,7 +48,7 @@ def _operand(t, GROUPS: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def _scale(x, squares, gain, OFFSET: tl.constexpr):
-    """x times the norm's factor, and ``squares`` plus the squares of x, summed by thread."""
+    """x times the norm's weight, and ``squares`` plus the squares of x, summed by thread."""
     wide = x.to(tl.float32)
     squares += tl.sum(tl.reshape(wide * wide, [x.shape[0], 4, 8]), axis=2)
     if OFFSET:
@@ -94,7 +94,7 @@ def _register_skinny(
     if PDL and not PDL_LATE:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
-    # A row of these tiles: eight rows of the matrix at a time, by block of 32 columns.
+    # Tiles [rows, 32]: eight rows of the matrix for each block of 32 columns.
     lane = tl.arange(0, 32)[None, :]
     i = tl.arange(0, W_GROUPS * BLOCKS * 8)[:, None]
     rows = weight_rows(i // (BLOCKS * 8) * 8 + i % 8, tile, N, BLOCK_N, GATED)
@@ -107,9 +107,9 @@ def _register_skinny(
 
     acc = tl.zeros([PARTS, W_GROUPS * 8, BLOCK_M], tl.float32)
     squares = tl.zeros([X_GROUPS * BLOCKS * 8, 4], tl.float32)
-    held: tl.tuple = ()
+    ws: tl.tuple = ()
     for c in tl.static_range(CHUNKS if PRELOADED else 1):
-        held += (tl.load(w_at + c * BLOCK_K, eviction_policy="evict_first"),)
+        ws += (tl.load(w_at + c * BLOCK_K, eviction_policy="evict_first"),)
     gains: tl.tuple = ()
     if NORM and PRELOADED:
         for c in tl.static_range(CHUNKS):
@@ -126,8 +126,8 @@ def _register_skinny(
             xs += (tl.load(x_at + c * BLOCK_K, has_row, other=0.0),)
         if PDL and PDL_LATE:
             tl.extra.cuda.gdc_launch_dependents()
-        # One round, which the compiler does not know. Else it saves registers by loading x piece by
-        # piece between the products, and waits for every piece.
+        # A loop of one round, which the compiler cannot know. Otherwise it would save registers by
+        # loading x piece by piece between the products, and wait for every piece.
         for _ in tl.range(0, tl.minimum(M, 1), num_stages=1):
             tl.debug_barrier()
             for c in tl.static_range(CHUNKS):
@@ -135,9 +135,9 @@ def _register_skinny(
                 if NORM:
                     v, squares = _scale(v, squares, gains[c], OFFSET)
                 v = tl.permute(_operand(v, X_GROUPS, PARTS), [0, 2, 1])
-                acc = tl.dot(_operand(held[c], W_GROUPS, PARTS), v, acc)
+                acc = tl.dot(_operand(ws[c], W_GROUPS, PARTS), v, acc)
     else:
-        w = held[0]
+        w = ws[0]
         v = tl.load(x_at, has_row, other=0.0)
         if PDL and PDL_LATE:
             tl.extra.cuda.gdc_launch_dependents()

@@ -1,12 +1,13 @@
-"""Projections of a few to dozens of rows with small weights, all of it in flight at once.
+"""Projections of a few to dozens of rows with small weights, which stay in shared memory.
 
-In Gluon, Triton's language of explicit layouts and copies: only there can a program have its weight
-on the way to shared memory before it waits for the kernel that writes x. All it then waits for is
-x, which it normalises on its way: x times the norm's weight goes to shared memory, where the tensor
-cores read both operands, and the squares of x are added up while they do.
+Grid: tiles of 64 / fold outputs, splits of the columns. In Gluon, Triton's language of explicit
+layouts and copies, since only there a program can have its whole weight copied to shared memory
+before it waits for the kernel that writes x. It normalises x on the way: x times the norm's weight
+goes to shared memory, where the tensor cores read both operands, and the squares of x are added up
+meanwhile.
 
-On an H200, each in a chain of its own in a CUDA graph, microseconds against what reading the weight
-takes at 4.3 TB/s. Predicted, for 64 rows, are 0.7 from one kernel to the next, x at 100 GB/s of a
+On an H200, each projection in a chain of its own in a CUDA graph, microseconds; "reading" is the
+weight at 4.3 TB/s. The prediction for 64 rows: 0.7 from one kernel to the next, x at 100 GB/s per
 multiprocessor, shared memory at 128 bytes a cycle, and 1.5 where programs share outputs:
 
 | weight | 8 | 16 | 32 | 64 rows | predicted | reading | cuBLAS, 16 rows, and around |
@@ -16,8 +17,8 @@ multiprocessor, shared memory at 128 bytes a cycle, and 1.5 where programs share
 | 6144 x 1024, norm, gated | 4.1 | 4.5 | 5.5 | 7.4 | 3.3 | 2.9 | 8.6 |
 | 1024 x 3072, residual | 2.9 | 3.3 | 4.6 | 6.4 | 3.4 | 1.46 | 7.8 |
 
-What x takes is more than predicted: every 32 KiB of it that a program reads add 0.5 to 0.8. Letting
-the next kernel ask for its weights only once x is on its way saves 0.2 to 1.0.
+x takes longer than predicted: every 32 KiB of it that a program reads add 0.5 to 0.8. Letting the
+next kernel request its weights only after x has been requested saves 0.2 to 1.0.
 """
 
 from __future__ import annotations
@@ -51,21 +52,21 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
 from asyncllm.kernels.triton.launch import Launcher
 from asyncllm.kernels.tuning import SmemResidentTile
 
-#: Registers of a thread for what is on its way of x.
+#: Registers of a thread for the parts of x in flight.
 X_REGISTERS = gl.constexpr(128)
 
 
 @gluon.constexpr_function
-def _wide(columns: int, warps: int) -> gl.BlockedLayout:
-    """Of operands in global memory, [rows, columns]: 16 bytes of a thread."""
+def _vector_layout(columns: int, warps: int) -> gl.BlockedLayout:
+    """The layout of operands in global memory, [rows, columns]: 16 bytes for each thread."""
     lanes = min(columns // 8, 32)
     return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
-def _eighths(wide: gl.BlockedLayout) -> gl.SliceLayout:
-    """Of [rows, columns / 8]: one value for 16 bytes."""
-    threads, warps = wide.threads_per_warp, wide.warps_per_cta
+def _eighths(vectors: gl.BlockedLayout) -> gl.SliceLayout:
+    """The layout of [rows, columns / 8]: one value for 16 bytes."""
+    threads, warps = vectors.threads_per_warp, vectors.warps_per_cta
     return gl.SliceLayout(2, gl.BlockedLayout([1, 1, 8], [*threads, 1], [*warps, 1], [2, 1, 0]))
 
 
@@ -88,7 +89,7 @@ def _scale(x, gain, OFFSET: gl.constexpr):
 
 @gluon.jit
 def _squares(x):
-    """The squares of x, summed by eight columns, which a thread has."""
+    """The squares of x, summed over the eight columns of a thread."""
     wide = x.to(gl.float32)
     return gl.sum(gl.reshape(wide * wide, [x.shape[0], x.shape[1] // 8, 8]), axis=2)
 
@@ -127,7 +128,7 @@ def _smem_resident(
     CHUNKS: gl.constexpr = COLUMNS // BLOCK_K
     X_ROWS: gl.constexpr = FOLD * BLOCK_M
     X_STAGES: gl.constexpr = min(2, CHUNKS) if NORM else CHUNKS
-    WIDE: gl.constexpr = _wide(BLOCK_K, WARPS)
+    VECTORS: gl.constexpr = _vector_layout(BLOCK_K, WARPS)
     SUMS: gl.constexpr = sums_layout(X_ROWS, WARPS)
     if not PDL_LATE:
         gdc_launch_dependents()
@@ -138,8 +139,8 @@ def _smem_resident(
     ws = gl.allocate_shared_memory(dtype, [CHUNKS, ROWS, BLOCK_K], SHARED)
     xs = gl.allocate_shared_memory(dtype, [X_STAGES, X_ROWS, BLOCK_K], SHARED)
 
-    k = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, WIDE))
-    i = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
+    k = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, VECTORS))
+    i = gl.arange(0, ROWS, layout=gl.SliceLayout(1, VECTORS))
     row = weight_rows(i, tile, N, plan) * weight_stride
     column = split * (FOLD * COLUMNS) + i // (ROWS // FOLD) * COLUMNS
     w_at = weight + (row + column)[:, None] + k[None, :]
@@ -148,7 +149,7 @@ def _smem_resident(
             ws.index(c), w_at + c * BLOCK_K, eviction_policy="evict_first"
         )
         async_copy.commit_group()
-    i = gl.arange(0, X_ROWS, layout=gl.SliceLayout(1, WIDE))
+    i = gl.arange(0, X_ROWS, layout=gl.SliceLayout(1, VECTORS))
     row = gl.minimum(i % BLOCK_M, M - 1).to(gl.int64) * x_stride
     column = split * (FOLD * COLUMNS) + i // BLOCK_M * COLUMNS
     x_at = x + (row + column)[:, None] + k[None, :]
@@ -171,16 +172,16 @@ def _smem_resident(
     if PDL_LATE:
         gdc_launch_dependents()
     if NORM:
-        debug_barrier()  # else the assembler begins some of the loads after others have arrived
+        debug_barrier()  # or the assembler starts some loads only after others have arrived
 
     sums = warpgroup_mma_init(gl.zeros([ROWS, X_ROWS], gl.float32, layout=SUMS))
-    squares = gl.zeros([X_ROWS, BLOCK_K // 8], gl.float32, layout=_eighths(WIDE))
+    squares = gl.zeros([X_ROWS, BLOCK_K // 8], gl.float32, layout=_eighths(VECTORS))
     for c in gl.static_range(CHUNKS):
         if NORM:
             xs.index(c % X_STAGES).store(_scale(values[c], gains[c], OFFSET))
         async_copy.wait_group(CHUNKS - 1 - c)
         if NORM and c > 0:
-            # With the barrier: nobody reads what the next block of x takes the place of.
+            # With the barrier below: nobody still reads the buffer of the next block of x.
             sums = warpgroup_mma_wait(0, deps=(sums,))
         fence_async_shared()
         debug_barrier()

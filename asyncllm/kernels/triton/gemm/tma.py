@@ -1,11 +1,12 @@
 """Projections of a few to dozens of rows with large weights, which stream through shared memory.
 
-In Gluon: a warp that does nothing else has the tensor memory accelerator copy blocks of the weight,
-and of x, to two rings in shared memory; a warpgroup multiplies them. The ring of the weight is
-filled before the kernel that writes x is done. Another kernel normalises x meanwhile.
+Grid: tiles of parts * 64 / fold outputs, splits of the columns. In Gluon: a producer warp has the
+tensor memory accelerator copy blocks of the weight, and of x, to two rings in shared memory; a
+warpgroup multiplies them. The ring of the weight is filled while the previous kernel still writes
+x. Another kernel normalises x.
 
-On an H200, each in a chain of its own in a CUDA graph, microseconds with what normalises x, against
-what reading the weight takes at 4.3 TB/s; predicted were, for up to 32 rows, 14, 9.8, 47.5 and 26:
+On an H200, each projection in a chain of its own in a CUDA graph, microseconds, the norm included;
+"reading" is the weight at 4.3 TB/s. The prediction for up to 32 rows: 14, 9.8, 47.5 and 26.
 
 | weight | 8 | 16 | 32 | 64 rows | reading | cuBLAS, 8 and 32 rows, and around |
 |--|--|--|--|--|--|--|
@@ -15,10 +16,10 @@ what reading the weight takes at 4.3 TB/s; predicted were, for up to 32 rows, 14
 | 4096 x 12288, residual | 23.9 | 25.8 | 27.7 | 31.7 | 23.4 | 30.9, 30.6 |
 | 151936 x 4096, norm | 280 | 283 | 288 | 293 | 289 | 302, 308 |
 
-More rows take longer because of x: of it a program of 32 outputs and 32 rows reads as many bytes as
-of the weight, and only large weights have programs of 192 outputs for every multiprocessor. Where
+More rows take longer because of x: a program of 32 outputs and 32 rows reads as many bytes of x as
+of the weight, and only large weights have a program of 192 outputs for every multiprocessor. Where
 programs are small, rings of half the shared memory are 2 us faster than rings of all of it: the
-next kernel then fills its own while this one's run dry.
+next kernel fills its rings while those of this one run dry.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -51,6 +51,7 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     padded_rows,
     shared_sums,
     sums_layout,
+    wait,
     write,
 )
 from asyncllm.kernels.triton.launch import Launcher
@@ -63,8 +64,8 @@ class Rings(NamedTuple):
     Attributes:
         w: [stages * parts, 64, block_k].
         x: [x stages, fold * block_m, block_k].
-        w_full, x_full: barriers of each stage: it has been filled.
-        free: barriers of each stage of w: its block, and that of x, have been multiplied.
+        w_full, x_full: a barrier for each stage: its block has arrived.
+        free: a barrier for each stage of w: its block and that of x have been multiplied.
     """
 
     w: Any
@@ -75,7 +76,7 @@ class Rings(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Constants: see ``Plan``; columns of a block, blocks of a program, and stages of the rings."""
+    """Constants: those of ``Plan``, columns of a block, blocks of a program, stages of rings."""
 
     block_m: Any
     parts: Any
@@ -90,7 +91,7 @@ class Sizes(NamedTuple):
 
 @gluon.jit
 def _column(block, tile, split, piece, sizes: gl.constexpr):
-    """Where a block begins. With ``stagger`` programs do not all ask for the same of x at once."""
+    """The first column of a block. With ``stagger``, programs request different parts of x."""
     if sizes.stagger:
         block = (block + tile) % sizes.blocks
     return ((split * sizes.fold + piece) * sizes.blocks + block) * sizes.block_k
@@ -98,7 +99,7 @@ def _column(block, tile, split, piece, sizes: gl.constexpr):
 
 @gluon.jit
 def _copy_w(weight, rings, block, tile, split, sizes: gl.constexpr):
-    """Have a block of the weight copied."""
+    """Request a block of the weight."""
     SIZE: gl.constexpr = ROWS // sizes.fold
     SPANS: gl.constexpr = sizes.block_k // SPAN
     BOXES: gl.constexpr = sizes.stages * sizes.parts * SPANS * sizes.fold
@@ -121,7 +122,7 @@ def _copy_w(weight, rings, block, tile, split, sizes: gl.constexpr):
 
 @gluon.jit
 def _copy_x(x, rings, block, tile, split, sizes: gl.constexpr):
-    """Have a block of x copied."""
+    """Request a block of x."""
     SPANS: gl.constexpr = sizes.block_k // SPAN
     BOXES: gl.constexpr = sizes.x_stages * SPANS * sizes.fold
     stage = block % sizes.x_stages
@@ -167,16 +168,10 @@ def _consume(output, rings, tile, split, plan: gl.constexpr, sizes: gl.constexpr
         for p in gl.static_range(plan.parts):
             w = rings.w.index(stage * plan.parts + p)
             begun += (warpgroup_mma(w, x, sums[p], is_async=True),)
-        if plan.parts == 1:
-            sums = (warpgroup_mma_wait(plan.parts, deps=begun),)
-        else:
-            sums = warpgroup_mma_wait(plan.parts, deps=begun)
+        sums = wait(begun, plan.parts, plan.parts)
         before = (i + sizes.stages - 1) % sizes.stages
         mbarrier.arrive(rings.free.index(before), count=1, pred=i > 0)
-    if plan.parts == 1:
-        sums = (warpgroup_mma_wait(0, deps=sums),)
-    else:
-        sums = warpgroup_mma_wait(0, deps=sums)
+    sums = wait(sums, plan.parts, 0)
     write(sums, None, olds, output, tile, split, plan)
 
 

@@ -1,13 +1,13 @@
 """Projections of dozens to hundreds of rows, whose weights stream through shared memory.
 
-As ``tma``, but with a warpgroup for every 64 rows of the weight that a program multiplies: so
-each has registers for the products of up to 256 rows of x. Where there are few outputs, programs
-share tiles of them: each has its part of the columns, and adds up the sums of all for its part of
-the rows of x. They wait for each other, so all of them must fit on the GPU at once, beside no other
-kernel that waits so.
+As ``tma``, but each 64 rows of the weight have a warpgroup of their own, which leaves registers for
+the products with up to 256 rows of x. Where there are few outputs, programs share tiles of them:
+each multiplies a part of the columns, then adds up the sums of all programs for a part of the rows
+of x. They wait for each other, so all of them must fit on the GPU at once, and no other kernel that
+waits like this may run at the same time.
 
-On an H200, each in a chain of its own in a CUDA graph, microseconds with what normalises x. For 128
-rows 17.7, 12.5, 53 and 31 were predicted: 4.3 TB/s for the weight, 6.5 for what goes from the L2
+On an H200, each projection in a chain of its own in a CUDA graph, microseconds, the norm included.
+The prediction for 128 rows: 17.7, 12.5, 53 and 31, from 4.3 TB/s for the weight, 6.5 from the L2
 cache to the multiprocessors, and 3.5 where programs share outputs.
 
 | weight | 64 | 96 | 128 | 160 | 192 rows | reading | cuBLAS and around, 64 to 192 |
@@ -17,12 +17,12 @@ cache to the multiprocessors, and 3.5 where programs share outputs.
 | 24576 x 4096, norm, gated | 50.5 | 53.1 | 55 | 59 | 64.2 | 46.8 | 53.7, 56.9, 61, 61.9, 67.2 |
 | 4096 x 12288, residual | 28.5 | 30.6 | 32.3 | 34.3 | 37.5 | 23.4 | 31.7, 35.0, 34.1, 36.6, 52.1 |
 
-The L2 cache gives more than predicted, up to 9 TB/s: programs of 64 rows of the weight, with which
-it has to give the most, but which share a tile by two and not by four, are the fastest. Fewer bytes
-in flight cost much: half of the shared memory, for the next kernel's sake, up to 60 %. A ring of x
-of fewer stages, as ``tma`` has, leaves the weight more and gains nothing. From 224 rows on only
-the gated projection is faster here than in cuBLAS, which has x copied to several multiprocessors at
-once, as Triton 3.6 cannot.
+The L2 cache delivers more than predicted, up to 9 TB/s: the fastest programs have 64 rows of the
+weight, which need most from it, and two of them share a tile, not four. Fewer bytes in flight cost
+much: with half of the shared memory, to leave room for the next kernel, up to 60 %. A ring of x
+with fewer stages, as in ``tma``, leaves more room to the weight and gains nothing. From 224 rows on
+only the gated projection is faster here than in cuBLAS, which multicasts x to several
+multiprocessors; Triton 3.6 cannot.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -64,6 +63,7 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
     boxes_of_weight,
     boxes_of_x,
     sums_layout,
+    wait,
 )
 from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.tuning import TmaSplitTile, padded_rows
@@ -75,8 +75,8 @@ class Rings(NamedTuple):
     Attributes:
         w: by part, [stages, 64, 64].
         x: by piece, [stages, rows, 64].
-        full: barriers of each stage: it has been filled.
-        free: barriers of each stage: all parts have been multiplied.
+        full: a barrier for each stage: its blocks have arrived.
+        free: a barrier for each stage: all parts have been multiplied.
     """
 
     w: Any
@@ -86,7 +86,7 @@ class Rings(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Constants: see ``Plan``; blocks of a program, and stages of the rings."""
+    """Constants: those of ``Plan``, blocks of a program, stages of the rings."""
 
     block_m: Any
     parts: Any
@@ -97,7 +97,7 @@ class Sizes(NamedTuple):
 
 @gluon.jit
 def _copy_w(weight, rings, block, tile, split, sizes: gl.constexpr):
-    """Have a block of the weight copied."""
+    """Request a block of the weight."""
     stage = block % sizes.stages
     full = rings.full.index(stage)
     mbarrier.expect(full, (sizes.parts * ROWS + sizes.block_m) * SPAN * 2)
@@ -115,7 +115,7 @@ def _copy_w(weight, rings, block, tile, split, sizes: gl.constexpr):
 
 @gluon.jit
 def _copy_x(x, rings, block, split, sizes: gl.constexpr):
-    """Have a block of x copied."""
+    """Request a block of x."""
     BOX: gl.constexpr = box_rows(sizes.block_m)
     stage = block % sizes.stages
     full = rings.full.index(stage)
@@ -166,13 +166,10 @@ def _consume(
         for p in gl.static_range(PIECES):
             x = rings.x[p].index(stage).permute((1, 0))
             begun += (warpgroup_mma(w, x, sums[p], is_async=True),)
-        if PIECES == 1:
-            sums = (warpgroup_mma_wait(PIECES, deps=begun),)
-        else:
-            sums = warpgroup_mma_wait(PIECES, deps=begun)
+        sums = wait(begun, PIECES, PIECES)
         before = (i + sizes.stages - 1) % sizes.stages
         mbarrier.arrive(rings.free.index(before), count=1, pred=i > 0)
-    sums = (warpgroup_mma_wait(0, deps=sums),) if PIECES == 1 else warpgroup_mma_wait(0, deps=sums)
+    sums = wait(sums, PIECES, 0)
     part = tile * plan.parts + PART
     if box is None:
         exchange(sums, output, part, split, plan)
@@ -222,7 +219,8 @@ def _tma_split_gemm(
     output = Output(out, bias, partial, arrivals, M, N, out_stride)
     tile = gl.program_id(0)
     split = gl.program_id(1)
-    # Registers of a thread of the workers; the first part has what they leave, which is more.
+    # The last lists: warps of each worker, and registers of their threads. The first consumer gets
+    # the remaining registers, which are more.
     if PARTS == 1:
         gl.warp_specialize(
             [
@@ -255,7 +253,7 @@ def _tma_split_gemm(
         )
 
 
-#: By registers of a thread when a program begins.
+#: By the registers of a thread when a program starts.
 _launches = {
     registers: Launcher(_tma_split_gemm, max_registers=registers) for registers in (128, 168)
 }
@@ -286,6 +284,6 @@ def tma_split_gemm(tile: TmaSplitTile, p: Projection[Tensor]) -> None:
         *(p.out, box, boxes_of_x(x, rows), boxes_of_weight(p, 64)),
         *(p.bias, partial, counts, len(x), size, p.out.stride(0)),
     )
-    # A program of one part with few rows leaves room for another one.
+    # A program of one part with few rows leaves room for a second one on its multiprocessor.
     registers = 168 if tile.parts == 2 or (tile.parts == 1 and block_m > 192) else 128
     _launches[registers]((tiles, tile.splits, 1), args, constants, 4)

@@ -1,6 +1,6 @@
-"""What follows the products of ``tma_split``: from sums in registers to outputs.
+"""The outputs of ``tma_split``, from sums in registers.
 
-The rows of x of a program are pieces, of which each is an operand of the tensor cores.
+The rows of x are cut into pieces of a power of two; each is an operand of the tensor cores.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from triton.language import debug_barrier
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.gemm.wgmma_tiles import ROWS, SHARED, weight_rows
 
-#: Of gated outputs, [rows of x, 32].
+#: The layout of gated outputs, [rows of x, 32].
 HALF_SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2))
-#: Of sums that programs exchange, [rows of x, 64].
+#: The layout of sums that programs exchange, [rows of x, 64].
 SLICE = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
 
 
@@ -27,7 +27,7 @@ def _pieces(block_m: int) -> tuple[int, ...]:
 
 @gluon.constexpr_function
 def count_pieces(block_m: int) -> int:
-    """How many operands the rows of x are."""
+    """The number of pieces."""
     return len(_pieces(block_m))
 
 
@@ -40,7 +40,7 @@ def piece_rows(block_m: int, p: int) -> int:
 
 @gluon.constexpr_function
 def piece_start(block_m: int, p: int) -> int:
-    """Where a piece begins."""
+    """The first row of a piece."""
     return sum(_pieces(block_m)[:p])
 
 
@@ -53,7 +53,7 @@ def box_rows(block_m: int) -> int:
 
 @gluon.jit
 def store(sums, output, box, staging, part, plan: gl.constexpr):
-    """Outputs by way of shared memory, where the part's weights were."""
+    """Copy outputs to global memory, through the shared memory of the part's weights."""
     BOX: gl.constexpr = box_rows(plan.block_m)
     OUTPUTS: gl.constexpr = ROWS if plan.act is None else ROWS // 2
     LAYOUT: gl.constexpr = SHARED if plan.act is None else HALF_SHARED
@@ -69,7 +69,7 @@ def store(sums, output, box, staging, part, plan: gl.constexpr):
 
 @gluon.jit
 def _stage(y, output, staging, part, FIRST: gl.constexpr, plan: gl.constexpr):
-    """From the products of a piece to outputs in shared memory."""
+    """Bias and activation of a piece, and its outputs to shared memory."""
     SIZE: gl.constexpr = y.shape[1]
     OUTPUTS: gl.constexpr = ROWS if plan.act is None else ROWS // 2
     LAYOUT: gl.constexpr = SHARED if plan.act is None else HALF_SHARED
@@ -87,7 +87,7 @@ def _stage(y, output, staging, part, FIRST: gl.constexpr, plan: gl.constexpr):
 
 @gluon.jit
 def exchange(sums, output, part, split, plan: gl.constexpr):
-    """Outputs by way of global memory: every program adds up the sums of its rows of x."""
+    """Exchange sums through global memory; every program adds them up for its rows of x."""
     CELLS: gl.constexpr = plan.block_m * ROWS
     cells = output.partial + part * (plan.splits * CELLS)
     for p in gl.static_range(count_pieces(plan.block_m)):
@@ -114,7 +114,7 @@ def _share(y, cells):
 
 @gluon.jit
 def _add(output, cells, part, split, P: gl.constexpr, plan: gl.constexpr):
-    """The program's rows of a piece, from the sums of all programs that share the tile."""
+    """Outputs of the program's rows of a piece, from the sums of all programs of the tile."""
     EACH: gl.constexpr = piece_rows(plan.block_m, P) // plan.splits
     CELLS: gl.constexpr = plan.block_m * ROWS
     n = gl.arange(0, ROWS, layout=gl.SliceLayout(0, SLICE))

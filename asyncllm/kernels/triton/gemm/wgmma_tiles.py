@@ -1,15 +1,16 @@
-"""What the projection kernels for Hopper GPUs have in common: operands and outputs.
+"""Parts of the projection kernels for Hopper GPUs: operands and outputs.
 
-The first operand of a product are 64 rows: those of the weight, so that the other operand, x, is
-padded to a power of two of rows, at least 8, and not to 64. The result is [64, rows of x].
+The first operand of a warpgroup's product has 64 rows. These are rows of the weight, so that x, the
+other operand, is padded to a power of two of rows, at least 8, not to 64. The result is [64, rows
+of x].
 
-Where tiles of 64 outputs would be too few programs, ``fold`` says in how many pieces each row of
-the weight is: 64 / fold rows are 64 of an operand, and the same pieces of x are as many rows of the
-other. Of the products of all with all, those of equal pieces are summed up; tensor cores have the
-time for the others.
+Where tiles of 64 outputs would be too few programs, each row of the weight is cut into ``fold``
+pieces: 64 / fold rows fill the 64 rows of an operand, and the pieces of x are rows of the other
+operand. The tensor cores multiply all pieces by all, for which they have the time; only products
+of equal pieces are added up.
 
-Of a gated projection, eight rows of the gate and the eight others of the same outputs take turns:
-so both are sums of the same thread.
+In a gated projection, eight rows of the gate alternate with the eight rows of up for the same
+outputs, so that both are sums of the same thread.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import debug_barrier
 
@@ -30,7 +32,7 @@ from asyncllm.kernels.triton.launch import cdiv, next_power_of_2
 
 #: Rows of the first operand of a warpgroup's product.
 ROWS = gl.constexpr(64)
-#: Elements of 128 bytes, which is how wide a copy to shared memory can be.
+#: Elements of 128 bytes, the greatest width of a copy to shared memory.
 SPAN = gl.constexpr(64)
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 GATED_SHARED = gl.constexpr(
@@ -43,12 +45,12 @@ class Plan(NamedTuple):
 
     Attributes:
         block_m: rows of x, padded.
-        parts: operands of 64 rows of a program.
-        fold: pieces of a row.
-        splits: programs that share outputs, each with its part of the columns.
+        parts: 64-row operands of a program.
+        fold: pieces of a row of the weight.
+        splits: programs that share outputs, each with a part of the columns.
         bias, residual: whether there is one to add.
         act: None if the projection is not gated.
-        warps: of those that multiply, four to a warpgroup.
+        warps: that multiply, four to a warpgroup.
     """
 
     block_m: Any
@@ -62,11 +64,11 @@ class Plan(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Where outputs go: [m, n], or [m, n / 2] if gated.
+    """The output [m, n], or [m, n / 2] if gated, and how to get there.
 
     Attributes:
         partial: float32 [tiles, splits, parts, rows, block_m]; sums of programs that share outputs.
-        arrivals: int32 [tiles], zero before and after.
+        arrivals: int32 [tiles]; programs that have stored their sums. Zero before and after.
     """
 
     out: Any
@@ -80,14 +82,14 @@ class Output(NamedTuple):
 
 @gluon.constexpr_function
 def sums_layout(columns: int, warps: int) -> gl.NVMMADistributedLayout:
-    """Of products, [64, columns]; several warpgroups have a part of the columns each."""
+    """The layout of products [64, columns]; warpgroups divide the columns."""
     groups = warps // 4
     return gl.NVMMADistributedLayout([3, 0], [4, groups], [16, min(columns // groups, 256), 16])
 
 
 @gluon.constexpr_function
 def _output_layout(size: int, rows: int, warps: int) -> gl.BlockedLayout:
-    """Of outputs, [size, rows], of which rows are contiguous in memory."""
+    """The layout of outputs [size, rows], whose first dimension is contiguous in memory."""
     each = max(1, min(8, size * rows // (32 * warps)))
     lanes = min(size // each, 32)
     return gl.BlockedLayout([each, 1], [lanes, 32 // lanes], [1, warps], [0, 1])
@@ -106,8 +108,17 @@ def weight_rows(i, part, n, plan: gl.constexpr):
 
 
 @gluon.jit
+def wait(sums, COUNT: gl.constexpr, PENDING: gl.constexpr):
+    """Wait until at most PENDING products are unfinished; a tuple of COUNT sums in and out."""
+    if COUNT == 1:
+        return (warpgroup_mma_wait(PENDING, deps=sums),)
+    else:
+        return warpgroup_mma_wait(PENDING, deps=sums)
+
+
+@gluon.jit
 def _output_at(output, part, plan: gl.constexpr):
-    """Addresses of an operand's outputs, and which of them exist."""
+    """Addresses of an operand's outputs, and a mask of those that exist."""
     SIZE: gl.constexpr = ROWS // plan.fold if plan.act is None else ROWS // plan.fold // 2
     OUT: gl.constexpr = _output_layout(SIZE, plan.block_m, plan.warps)
     m = gl.arange(0, plan.block_m, layout=gl.SliceLayout(0, OUT))[None, :]
@@ -118,7 +129,7 @@ def _output_at(output, part, plan: gl.constexpr):
 
 @gluon.jit
 def load_residual(output, tile, plan: gl.constexpr):
-    """What the program's outputs are added to."""
+    """The residual of the program's outputs, by part."""
     olds: gl.tuple = ()
     if plan.residual:
         for p in gl.static_range(plan.parts):
@@ -129,12 +140,12 @@ def load_residual(output, tile, plan: gl.constexpr):
 
 @gluon.jit
 def write(sums, factor, olds, output, tile, split, plan: gl.constexpr):
-    """From products to outputs; of programs that share some, in the one that comes last.
+    """Write outputs; of programs that share some, the last one to arrive does.
 
     Args:
-        sums: by part, [64, fold * block_m].
-        factor: float32 [block_m], by which to multiply them first; or None.
-        olds: see ``load_residual``.
+        sums: products by part, [64, fold * block_m].
+        factor: None, or float32 [block_m], by which to multiply them first.
+        olds: of ``load_residual``.
     """
     SIZE: gl.constexpr = ROWS // plan.fold
     OUTPUTS: gl.constexpr = SIZE if plan.act is None else SIZE // 2
@@ -178,7 +189,7 @@ def write(sums, factor, olds, output, tile, split, plan: gl.constexpr):
 
 @gluon.jit
 def _add_splits(cells, CELLS: gl.constexpr, plan: gl.constexpr):
-    """The sums of all programs that share outputs, by part; all of them asked for at once."""
+    """The sums of all programs that share outputs, by part; all are requested at once."""
     totals: gl.tuple = ()
     for p in gl.static_range(plan.parts):
         y = gl.load(cells + p * CELLS, cache_modifier=".cg")
@@ -190,7 +201,7 @@ def _add_splits(cells, CELLS: gl.constexpr, plan: gl.constexpr):
 
 @gluon.jit
 def _sum_pieces(sums, plan: gl.constexpr):
-    """[64, fold * block_m] -> [64 / fold, block_m]: the sums of equal pieces."""
+    """Add up products of equal pieces: [64, fold * block_m] -> [64 / fold, block_m]."""
     if plan.fold == 1:
         return sums
     else:
@@ -205,14 +216,14 @@ def _sum_pieces(sums, plan: gl.constexpr):
 
 
 def padded_rows(rows: int, warps: int) -> int:
-    """Of x; each warpgroup has a part of them."""
+    """Rows of x, padded; warpgroups divide them."""
     return max(2 * warps, next_power_of_2(rows))
 
 
 def shared_sums(
     size: int, rows: int, splits: int, block_m: int, device: torch.device
 ) -> tuple[int, Tensor | None, Tensor | None]:
-    """How many tiles of so many rows a weight has, and ``Output``'s partial and arrivals."""
+    """The number of tiles of ``rows`` rows of the weight, and ``Output``'s partial and arrivals."""
     tiles = cdiv(size, rows)
     if splits == 1:
         return tiles, None, None
@@ -222,9 +233,9 @@ def shared_sums(
 
 @cache
 def arrivals(device: torch.device) -> Tensor:
-    """Arrivals at the tiles of a launch: zero whenever no kernel runs.
+    """Counters that are zero whenever no kernel runs.
 
-    Launches share them, so they must be on one stream. The first one must not be captured.
+    All launches share them, so they must be on one stream. The first one must not be captured.
     """
     return torch.zeros(1 << 16, dtype=torch.int32, device=device)
 

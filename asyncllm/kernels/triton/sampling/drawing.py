@@ -1,4 +1,4 @@
-"""What the sampling kernels have in common: parameters, random numbers, and the draw itself."""
+"""Parts of the sampling kernels: parameters, random numbers, and the draw."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncllm.kernels.random_streams import GAMMA, MIX_1, MIX_2
 from asyncllm.wire.messages import BAD_TOKEN
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-#: No token: larger than any.
+#: No token: larger than any id.
 NONE: tl.constexpr = tl.constexpr(2**31 - 1)
 _BAD: tl.constexpr = tl.constexpr(BAD_TOKEN)
 _GAMMA: tl.constexpr = tl.constexpr(GAMMA)
@@ -38,7 +38,7 @@ def is_finite(best):
 
 @triton.jit
 def finish(token, best, slot, row, tokens, relay, RELAY: tl.constexpr):
-    """Store a row's token where it belongs, if its best score is finite."""
+    """Store the token of a row, or BAD_TOKEN if its best score is not finite."""
     token = tl.where(is_finite(best), token, _BAD).to(tl.int64)
     tl.store(tokens + row, token)
     if RELAY:
@@ -48,7 +48,7 @@ def finish(token, best, slot, row, tokens, relay, RELAY: tl.constexpr):
 @triton.jit
 def uniform_of(table, slot, position):
     """The random number of a slot at a position, 0 < u < 1."""
-    # In blocks of one: in the interpreter, lone integers complain when they wrap around.
+    # In blocks of one element: the interpreter's scalars warn when they wrap around.
     z = tl.zeros([1], tl.int64) + position
     z = tl.load(table + slot * 3) + z * _GAMMA
     z = (z ^ _shift_right(z, 30)) * _MIX_1
@@ -64,15 +64,15 @@ def _shift_right(z, BITS: tl.constexpr):
 
 @triton.jit
 def find(masses, share, SIZE: tl.constexpr):
-    """The first of float64 [SIZE] at which the running sum exceeds a share of the whole.
+    """The first of float64 [SIZE] at which the running sum exceeds ``share`` of the total.
 
-    Returns its index, and which share of itself that took.
+    Returns its index, and the remaining share of its own mass.
     """
     index = tl.arange(0, SIZE)
     upto = tl.cumsum(masses, 0)
     target = share * tl.sum(masses, 0)
     found = tl.min(tl.where((masses > 0) & (upto > target), index, SIZE), 0)
-    # Where rounding carries the target past the end, the last one that weighs anything.
+    # If rounding carries the target past the end: the last one with a mass.
     found = tl.minimum(found, tl.max(tl.where(masses > 0, index, 0), 0))
     before = tl.sum(tl.where(index < found, masses, 0.0), 0)
     return found, (target - before) / tl.sum(tl.where(index == found, masses, 0.0), 0)
@@ -80,7 +80,7 @@ def find(masses, share, SIZE: tl.constexpr):
 
 @triton.jit
 def locate(weights, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The same in float32 [ROWS, COLUMNS]: an index into all of it."""
+    """``find`` in float32 [ROWS, COLUMNS]: an index into the flattened weights."""
     row, share = find(tl.sum(weights.to(tl.float64), 1), share, ROWS)
     line = tl.sum(tl.where(tl.arange(0, ROWS)[:, None] == row, weights, 0.0), 0)
     column, _ = find(line.to(tl.float64), share, COLUMNS)

@@ -14,7 +14,7 @@ _WARPS = 8
 
 
 def mask_scores(logits: Tensor, rows: Tensor, slots: Tensor, masks: Tensor) -> Tensor:
-    """``kernels.masks.mask_scores``."""
+    """See ``kernels.masks.mask_scores``."""
     vocab = logits.shape[1]
     scores = torch.empty(len(rows), vocab, dtype=torch.float32, device=logits.device)
     args = (logits, logits.stride(0), vocab, rows, slots, masks, masks.shape[1], scores)

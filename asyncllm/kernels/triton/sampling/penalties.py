@@ -21,7 +21,7 @@ def penalise(
     counts: Tensor,
     in_prompt: Tensor,
 ) -> Tensor:
-    """``kernels.penalties.penalise``."""
+    """See ``kernels.penalties.penalise``."""
     vocab = logits.shape[1]
     scores = torch.empty(len(rows), vocab, dtype=torch.float32, device=logits.device)
     args = (logits, logits.stride(0), vocab, rows, slots, penalties, counts, in_prompt, scores)

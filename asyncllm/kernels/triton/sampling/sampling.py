@@ -1,14 +1,14 @@
 """Sampling in two or three kernels, which read the logits once.
 
-1. Tiles: each (row, tile of the vocabulary) yields its best score, the first token that has it,
-   and the sum of weights exp((score - tile's best) / temperature). Rows with filters also yield the
-   best score of each block, which is a small part of the tile.
-2. Rows: one program per row puts the tiles together. A greedy row is done. For a plain draw, one
-   random number picks a tile by the tiles' sums, then a token of that tile, which is read again.
-3. Filters: one program per row with top-k, top-p or min-p; see ``filtering``.
+1. Tiles: a program for each row and tile of the vocabulary stores the best score, the first token
+   that has it, and the sum of weights exp((score - tile's best) / temperature). For rows with
+   filters also the best score of each block, a small part of the tile.
+2. Rows: a program for each row combines the tiles. A greedy row is done. For a draw without filters
+   one random number picks a tile by the sums, then a token of that tile, which is read again.
+3. Filters: a program for each row handles top-k, top-p and min-p; see ``topk_topp``.
 
-Sums are taken in an order that depends on the row alone, and every row of a kind runs through the
-same code, so that what a row yields does not depend on the rows beside it.
+The order of all sums depends on the row alone, and every row of a kind runs the same code, so that
+the token of a row does not depend on the other rows.
 
 On an H200, µs with 151,936 bfloat16 logits, in a chain of launches (reading them takes 18 µs for
 256 rows at 4.3 TB/s; the first kernel's arithmetic would take some 10, and overlaps in part):
@@ -62,7 +62,7 @@ def sample_tokens(
     filters: bool,
     relay: Tensor | None = None,
 ) -> Tensor:
-    """``kernels.sampling.sample_tokens``; can be captured in a CUDA graph."""
+    """See ``kernels.sampling.sample_tokens``; can be captured in a CUDA graph."""
     num_rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("the logits of a row must be contiguous")
@@ -93,7 +93,7 @@ def sample_tokens(
     return tokens
 
 
-# Parts of an upload start anywhere.
+# Slices of an upload have any alignment.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _tile_kernel(
     logits,
@@ -129,14 +129,14 @@ def _tile_kernel(
             base = tl.where(best == -float("inf"), 0.0, best)
             mass = tl.sum(tl.exp2((scores - base) * (LOG2_E / temperature)), 0)
             tl.store(tile_mass + at, mass)
-            # A NaN, or two infinities: no token can be told, as of infinity.
+            # With a NaN, or several infinities, no token can be chosen: as with infinity.
             tl.store(tile_best + at, tl.where(mass != mass, float("inf"), best))
             if filtered(top_p, min_p, top_k):
                 heights = tl.max(tl.reshape(scores, [TILE // BLOCK, BLOCK]), 1)
                 block = at * (TILE // BLOCK) + tl.arange(0, TILE // BLOCK)
                 tl.store(block_best + block, heights.to(block_best.dtype.element_ty))
     if greedy:
-        # NaN counts as the largest, as infinity does.
+        # NaN counts as infinity.
         scores = tl.where(scores != scores, float("inf"), scores)
         best = tl.max(scores, 0)
         tl.store(tile_best + at, best)
@@ -164,7 +164,7 @@ def _row_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    # The first kernel has let this one start only after its own wait, so these are there.
+    # Safe before the wait: the first kernel let this one start after its own wait for these.
     slot = tl.load(slots + row).to(tl.int64)
     temperature, top_p, min_p, top_k = parameters(table, slot)
     share = uniform_of(table, slot, tl.load(positions + row))
@@ -187,7 +187,7 @@ def _row_kernel(
                     scale = LOG2_E / temperature
                     weighted = (masses * tl.exp2((bests - best) * scale)).to(tl.float64)
                     chosen, share = find(weighted, share, TILES)
-                    # Relative to the tile's own best, so that not all of them can vanish.
+                    # Relative to the tile's own best, so that not all weights can underflow.
                     base = tl.max(tl.where(tile == chosen, bests, -float("inf")), 0)
                     weights = _tile_weights(
                         logits + row * stride, chosen, vocab, base, scale, TILE // 32, 32
@@ -211,5 +211,5 @@ def _tile_weights(scores, tile, vocab, base, scale, ROWS: tl.constexpr, COLUMNS:
 
 _launch_tiles = Launcher(_tile_kernel)
 _launch_rows = Launcher(_row_kernel)
-# It branches on sums.
+# It branches on sums: see ``Launcher``.
 _launch_filters = Launcher(filter_kernel, fuses=False)

@@ -1,11 +1,10 @@
 """The third sampling kernel: top-k, top-p and min-p without sorting.
 
-The best scores of the blocks give a lower bound of the cut-off: k blocks whose best tokens reach it
-hold k such tokens or more, and a block weighs at least what its best token does. Only blocks that
-reach the bound are read again, usually in one chunk. In their tokens, the cut-off is found exactly,
-by bisecting the bits of the weights, and the token is drawn. If there are more chunks, the first
-steps pass over all of them, until there are so few tokens between the bounds that one chunk holds
-them.
+The best scores of blocks give a lower bound of the cut-off: k blocks whose best tokens reach it
+contain at least k such tokens, and a block weighs at least as much as its best token. Only blocks
+that reach the bound are read again, usually in one chunk. Among their tokens the exact cut-off is
+found by bisecting the bits of the weights, and the token is drawn. With several chunks, the first
+steps of the bisection pass over all of them, until the tokens between the bounds fit into one.
 
 On an H200, µs of this kernel with 151,936 bfloat16 logits, in a chain of launches:
 
@@ -14,8 +13,8 @@ On an H200, µs of this kernel with 151,936 bfloat16 logits, in a chain of launc
 | 1    | 12                   | 8                     | 180                      | 45         |
 | 256  | 31                   | 22                    | 390                      | 99         |
 
-The first two are some 25 reductions over a program, about 0.2 µs each, and four dependent reads;
-the others are five to ten passes over the blocks that are listed.
+The first two take some 25 reductions over a program, about 0.2 µs each, and four dependent reads;
+the others five to ten passes over the listed blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from asyncllm.kernels.triton.sampling.drawing import (
     uniform_of,
 )
 
-# Bits of 1.0, what the best token weighs. Of floats that are not negative, the bits rise.
+# The bits of 1.0, the weight of the best token. Bits order floats that are not negative.
 _ONE: tl.constexpr = tl.constexpr(0x3F800000)
 
 
@@ -67,7 +66,7 @@ def filter_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    # As in the kernel before, which waited for the same before it let this one start.
+    # Safe before the wait, as in the previous kernel.
     slot = tl.load(slots + row).to(tl.int64)
     temperature, top_p, min_p, top_k = parameters(table, slot)
     share = uniform_of(table, slot, tl.load(positions + row))
@@ -109,13 +108,13 @@ def filter_kernel(
 
 @triton.jit
 def _bound(heights, top_k, top_p, min_p, total, vocab, CHUNK: tl.constexpr):
-    """A weight that the cut-off is not below, given the largest weight of each block."""
+    """A lower bound of the cut-off, given the largest weight of each block."""
     bound = 0.0
     if top_k > 0:
         bound = _bisect(heights, top_k.to(tl.float32), bound, True, CHUNK)
     else:
         if top_p < 1:
-            # Tokens below this, were it all of them, would not weigh what top-p leaves out.
+            # Even all tokens below this weigh less than top-p leaves out.
             bound = 0.99 * (1 - top_p) * total / vocab
             bound = _bisect(heights, top_p * total, bound, False, CHUNK)
         bound = tl.maximum(bound, min_p)
@@ -124,15 +123,15 @@ def _bound(heights, top_k, top_p, min_p, total, vocab, CHUNK: tl.constexpr):
 
 @triton.jit
 def _bisect(heights, need, least, COUNT: tl.constexpr, CHUNK: tl.constexpr):
-    """A weight of which, with all above, there is ``need``; or else ``least``.
+    """A high weight such that the weights from it on reach ``need``; ``least`` if none do.
 
-    Among the largest, and such that no more than one chunk of blocks reaches it if that can be.
+    If possible, so high that at most one chunk of blocks reaches it. COUNT: ``need`` is a number.
     """
     low = _bits(least)
     high = _ONE + 1
     if tl.sum(tl.where(heights > 0, 1.0 if COUNT else heights, 0.0), 0) < need:
         high = low
-    # How many blocks reach ``low`` and ``high``; the first is not known yet.
+    # The numbers of blocks that reach ``low`` (not yet known) and ``high``.
     many = NONE
     few = 0
     while (high - low > 1) & (many > CHUNK) & (many - few > many // 8):
@@ -160,10 +159,10 @@ def _cut(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest weight of which, with all above, there is ``need``; or else ``least``.
+    """The largest weight such that the weights from it on reach ``need``; ``least`` if none do.
 
-    Of all listed tokens, of which ``weights`` are the first chunk. COUNT: ``need`` is a number; so
-    many of the largest weigh what is returned second.
+    All listed tokens count; ``weights`` are the first chunk. COUNT: ``need`` is a number k, and the
+    mass of the k largest weights is returned, too.
     """
     low = _bits(least)
     high = _ONE + 1
@@ -173,7 +172,7 @@ def _cut(
         low, high = _narrow(need, low, where, COUNT, CHUNK, WIDE, BLOCK)
         weights, number, mass = _between(low, high, where, CHUNK, WIDE, BLOCK)
     rest = need - (number if COUNT else mass)
-    # ``low`` and ``top`` are weights that occur, but for what ``low`` is to begin with.
+    # ``low`` and ``top`` are weights that occur, except for the initial ``low``.
     top = tl.minimum(high - 1, _bits(_maximum(weights)))
     while low < top:
         kept = weights >= _float(low + (top - low + 1) // 2)
@@ -189,7 +188,7 @@ def _cut(
     if COUNT:
         above = weights > cut
         mass += _sum(tl.where(above, weights, 0.0))
-        # Of the tokens that tie at the cut-off only so many are among the k.
+        # Only some of the tokens that tie at the cut-off are among the k.
         mass += (rest - _sum(above.to(tl.float32))) * cut
     return cut, mass
 
@@ -204,7 +203,7 @@ def _narrow(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Bisect over all blocks until one chunk holds what is between the bounds, or one weight is.
+    """Bisect over all blocks until the tokens between the bounds fit into a chunk, or are equal.
 
     Returns the bounds as bits, ``low`` <= cut-off < ``high``.
     """
@@ -234,10 +233,10 @@ def _narrow(
 
 @triton.jit
 def _between(low, high, where, CHUNK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """The listed weights from ``low`` to below ``high``, as one chunk; the rest of it is 0.
+    """The listed weights in low .. high - 1 as one chunk, padded with 0.
 
-    None if there is but one such weight: there may be any number of it. Also returns the number of
-    tokens from ``high`` up, and what they weigh together.
+    Empty if ``high`` is ``low + 1``, as any number of tokens may have this weight. Also returns the
+    number and the mass of tokens from ``high`` on.
     """
     weight_list = where[6]
     total = 0
@@ -272,7 +271,7 @@ def _draw(
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """One of the listed tokens that weigh ``cut`` or more; ``weights`` are the first chunk."""
+    """Draw one of the listed tokens from ``cut`` on; ``weights`` are the first chunk."""
     if where[1] > CHUNK:
         masses = tl.zeros([STEPS], tl.float64)
         step = tl.arange(0, STEPS)
@@ -291,10 +290,10 @@ def _draw(
 
 @triton.jit
 def _weights(chunk, where, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Weights of the tokens of some listed blocks, float32 [CHUNK, BLOCK]; 0 beyond the last.
+    """Weights of a chunk of listed blocks, float32 [CHUNK, BLOCK]; 0 after the last block.
 
     ``where`` is (pointer to the list of blocks, its length, pointer to the row's logits, vocab,
-    the best score, log2(e) / temperature, pointer to room for a chunk of weights).
+    the best score, log2(e) / temperature, pointer to a buffer for a chunk of weights).
     """
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     blocks = tl.load(where[0] + at, mask=at < where[1], other=NONE // BLOCK)
