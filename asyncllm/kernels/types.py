@@ -99,13 +99,13 @@ class PrefillRows:
 class Tokens(NamedTuple):
     """The tokens of a step, int64 [tokens] each.
 
-    ``written`` is where their K and V go in the flattened pages, -1 for padding. Padding has id and
-    position 0.
+    ``slot_mapping`` is where their K and V go in the flattened pages, -1 for padding. Padding has id
+    and position 0.
     """
 
     input_ids: Tensor
     positions: Tensor
-    written: Tensor
+    slot_mapping: Tensor
 
 
 class Fp8Matrix(NamedTuple):

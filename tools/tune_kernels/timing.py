@@ -91,11 +91,11 @@ class _Projection:
 
     def run(self, turn: int, tile: Tile | None) -> None:
         weight = self.weights[turn % len(self.weights)]
-        norm, residual, act = self.norm, self.residual, self.act
+        p = Projection(self.x, weight, None, self.norm, self.residual, self.act)
         if tile is None:
-            cublas_linear(self.x, weight, norm=norm, residual=residual, act=act)
+            cublas_linear(p)
         else:
-            project(tile, Projection.of(self.x, weight, norm=norm, residual=residual, act=act))
+            project(tile, p)
 
 
 class Tuned(NamedTuple):

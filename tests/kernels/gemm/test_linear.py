@@ -95,7 +95,7 @@ def test_odd_sizes_of_one_row(columns: int) -> None:
 
 def test_rows_do_not_depend_on_padding() -> None:
     case = Case(8, 64, 256, DTYPE, norm=True)
-    few = (Projection.of(case.x[:n], case.weight, norm=case.norm) for n in (1, 2, 5, 8))
+    few = (Projection(case.x[:n], case.weight, norm=case.norm) for n in (1, 2, 5, 8))
     alone = [project(REGISTER_SKINNY, p) for p in few]
     for got in alone:
         assert torch.equal(got, alone[-1][: len(got)])

@@ -183,10 +183,10 @@ def test_overlapping_kernels_wait_for_each_other(
     def chain(*, apart: bool) -> Tensor:
         stream = start.clone()
         for up, down in zip(wide, narrow, strict=True):
-            hidden = project(gated, Projection.of(stream, up, norm=norm, act="silu"))
+            hidden = project(gated, Projection(stream, up, norm=norm, act="silu"))
             if apart:
                 torch.cuda.synchronize()
-            project(tile, Projection.of(hidden, down, residual=stream))
+            project(tile, Projection(hidden, down, residual=stream))
             if apart:
                 torch.cuda.synchronize()
         return stream

@@ -140,11 +140,11 @@ def launch_linear() -> None:
 
     def gated(tile: Tile, rows: int) -> None:
         x = half(rows, HIDDEN)
-        project(tile, Projection.of(x, weight, norm=norm(HIDDEN), act="silu"))
+        project(tile, Projection(x, weight, norm=norm(HIDDEN), act="silu"))
 
     def added(tile: Tile, rows: int) -> None:
         x, residual = half(rows, HIDDEN), half(rows, INTERMEDIATE)
-        project(tile, Projection.of(x, weight, residual=residual))
+        project(tile, Projection(x, weight, residual=residual))
 
     for rows, tile in ((1, gemv), (8, register_skinny), (32, smem_resident), (64, tma)):
         gated(tile, rows)

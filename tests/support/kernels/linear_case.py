@@ -76,9 +76,7 @@ class Case:
         from asyncllm.kernels.triton.gemm.linear import project
         from asyncllm.kernels.triton.gemm.projection import Projection
 
-        p = Projection.of(
-            self.x, self.weight, self.bias, norm=self.norm, residual=self.residual, act=self.act
-        )
+        p = Projection(self.x, self.weight, self.bias, self.norm, self.residual, self.act)
         return project(tile, p)
 
     def check(self, got: Tensor) -> None:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from asyncllm.kernels.triton.gemm.fp8_gemv import fp8_gemv
 from asyncllm.kernels.triton.gemm.fp8_skinny import choose_tile, fp8_skinny
-from asyncllm.kernels.triton.gemm.projection import Projection, finished
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 
@@ -38,31 +38,21 @@ from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 SKINNY = 16
 
 
-def fp8_linear(
-    x: Tensor,
-    weight: Fp8Matrix,
-    bias: Tensor | None = None,
-    *,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    """See ``kernels.linear.linear``."""
+def fp8_linear(p: Projection[Fp8Matrix]) -> Tensor:
+    """``kernels.linear.linear`` with an 8-bit weight."""
+    x, weight = p.x, p.weight
     rows = len(x)
+    if rows == 1:
+        return fp8_gemv(p)
     if rows <= SKINNY:
-        p = Projection.of(x, weight, bias, norm=norm, residual=residual, act=act)
-        if rows == 1:
-            fp8_gemv(p)
-        else:
-            fp8_skinny(choose_tile(len(weight.data)), p.normalised())
-        return p.out
+        return fp8_skinny(choose_tile(len(weight.data)), p.normalised())
     # cuBLAS wants scales of blocks for a multiple of 4 rows.
     multiple = 4 if weight.is_blocked else 1
-    data, scale = quantize_rows(x, norm=norm, blocked=weight.is_blocked, multiple=multiple)
+    data, scale = quantize_rows(x, norm=p.norm, blocked=weight.is_blocked, multiple=multiple)
     y = scaled_mm(data, scale, weight, x.dtype)[:rows]
-    if bias is not None:
-        y += bias
-    return finished(y, residual, act)
+    if p.bias is not None:
+        y += p.bias
+    return p.finish(y)
 
 
 @triton.jit

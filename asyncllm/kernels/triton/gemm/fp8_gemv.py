@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from asyncllm.kernels.triton.gemm.epilogue import weight_rows, write
 from asyncllm.kernels.triton.gemm.projection import Projection
@@ -90,14 +91,16 @@ def _fp8_gemv(
 _launch = Launcher(_fp8_gemv)
 
 
-def fp8_gemv(p: Projection[Fp8Matrix]) -> None:
+def fp8_gemv(p: Projection[Fp8Matrix]) -> Tensor:
     """Launch the kernel for one row of x."""
     weight = p.weight
+    out = p.output()
     size, columns = weight.data.shape
     block_n = ROWS if p.act is None else ROWS // 2
     _launch(
-        (cdiv(p.out.shape[1], block_n), 1, 1),
-        (p.out, p.x, *weight, p.bias, p.gain, size),
+        (cdiv(out.shape[1], block_n), 1, 1),
+        (out, p.x, *weight, p.bias, p.gain, size),
         (columns, block_n, COLUMNS, weight.is_blocked, *p.prologue, *p.epilogue),
         WARPS,
     )
+    return out

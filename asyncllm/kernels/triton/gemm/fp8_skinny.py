@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
 from asyncllm.kernels.triton.gemm.projection import Projection
@@ -131,21 +132,23 @@ def _fp8_skinny(
 _launch = Launcher(_fp8_skinny)
 
 
-def fp8_skinny(tile: Tile, p: Projection[Fp8Matrix]) -> None:
+def fp8_skinny(tile: Tile, p: Projection[Fp8Matrix]) -> Tensor:
     """Launch the kernel."""
     x, weight = p.x, p.weight
+    out = p.output()
     size, columns = weight.data.shape
     block_n = tile.rows if p.act is None else tile.rows // 2
     block_m = max(8, next_power_of_2(len(x)))
     _launch(
-        (cdiv(p.out.shape[1], block_n), 1, 1),
-        (p.out, x, *weight, p.bias, len(x), size, p.out.stride(0), x.stride(0)),
+        (cdiv(out.shape[1], block_n), 1, 1),
+        (out, x, *weight, p.bias, len(x), size, out.stride(0), x.stride(0)),
         (
             *(columns, block_m, block_n, COLUMNS, tile.warps, tile.stages),
             *(weight.is_blocked, *p.epilogue),
         ),
         tile.warps,
     )
+    return out
 
 
 def choose_tile(size: int) -> Tile:

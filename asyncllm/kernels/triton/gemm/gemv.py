@@ -102,12 +102,14 @@ def _gemv(
 _launch = Launcher(_gemv)
 
 
-def gemv(tile: GemvTile, p: Projection[Tensor]) -> None:
+def gemv(tile: GemvTile, p: Projection[Tensor]) -> Tensor:
     """Launch the kernel for one row of x."""
     weight = p.weight
+    out = p.output()
     constants = (
         *(weight.shape[1], tile.block_n, tile.block_k, tile.pdl_late),
         *(*p.prologue, *p.epilogue),
     )
-    args = (p.out, p.x, weight, p.bias, p.gain, weight.shape[0], weight.stride(0))
-    _launch((cdiv(p.out.shape[1], tile.block_n), 1, 1), args, constants, tile.warps)
+    args = (out, p.x, weight, p.bias, p.gain, weight.shape[0], weight.stride(0))
+    _launch((cdiv(out.shape[1], tile.block_n), 1, 1), args, constants, tile.warps)
+    return out

@@ -30,34 +30,23 @@ from torch import Tensor
 
 from asyncllm.kernels.triton.gemm.int4_codes import offset_codes, subtract, unpack
 from asyncllm.kernels.triton.gemm.int4_skinny import choose_tile, int4_skinny
-from asyncllm.kernels.triton.gemm.projection import Projection, finished
+from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv
-from asyncllm.kernels.triton.norm import rms_norm
-from asyncllm.kernels.types import Int4Matrix, Norm
+from asyncllm.kernels.types import Int4Matrix
 
 #: Up to this many rows the weight is converted in registers; with more, in memory.
 SKINNY = 64
 
 
-def int4_linear(
-    x: Tensor,
-    weight: Int4Matrix,
-    bias: Tensor | None = None,
-    *,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    """See ``kernels.linear.linear``."""
-    if norm is not None:
-        x = rms_norm(x, norm)
+def int4_linear(p: Projection[Int4Matrix]) -> Tensor:
+    """``kernels.linear.linear`` with a 4-bit weight."""
+    p = p.normalised()
+    weight = p.weight
     if weight.order is not None:
-        x = x.index_select(1, weight.order)
-    if len(x) <= SKINNY:
-        p = Projection.of(x, weight, bias, residual=residual, act=act)
-        int4_skinny(choose_tile(len(x), len(weight.packed)), p)
-        return p.out
-    return finished(F.linear(x, dequantize(weight, x.dtype), bias), residual, act)
+        p = p._replace(x=p.x.index_select(1, weight.order))
+    if len(p.x) <= SKINNY:
+        return int4_skinny(choose_tile(len(p.x), len(weight.packed)), p)
+    return p.finish(F.linear(p.x, dequantize(weight, p.x.dtype), p.bias))
 
 
 @triton.jit

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
 from asyncllm.kernels.triton.gemm.int4_codes import offset_codes, subtract, unpack
@@ -133,22 +134,24 @@ def _int4_skinny(
 _launch = Launcher(_int4_skinny)
 
 
-def int4_skinny(tile: Tile, p: Projection[Int4Matrix]) -> None:
+def int4_skinny(tile: Tile, p: Projection[Int4Matrix]) -> Tensor:
     """Launch the kernel; the columns of x are in the order of the weight's."""
     x, weight = p.x, p.weight
+    out = p.output()
     size, columns = len(weight.packed), x.shape[1]
     block_n = tile.rows if p.act is None else tile.rows // 2
     block_m = max(8, next_power_of_2(len(x)))
     arrays = (weight.packed, weight.scale, weight.zero)
     _launch(
-        (cdiv(p.out.shape[1], block_n), 1, 1),
-        (p.out, x, *arrays, p.bias, len(x), size, p.out.stride(0), x.stride(0)),
+        (cdiv(out.shape[1], block_n), 1, 1),
+        (out, x, *arrays, p.bias, len(x), size, out.stride(0), x.stride(0)),
         (
             *(columns, weight.group, block_m, block_n, weight.block),
             *(tile.parts, tile.stages, *p.epilogue),
         ),
         tile.warps,
     )
+    return out
 
 
 def choose_tile(rows: int, size: int) -> Tile:

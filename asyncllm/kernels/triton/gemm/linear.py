@@ -76,24 +76,22 @@ def linear(
 ) -> Tensor:
     """See ``kernels.linear.linear``."""
     if isinstance(weight, Fp8Matrix):
-        return fp8_linear(x, weight, bias, norm=norm, residual=residual, act=act)
+        return fp8_linear(Projection(x, weight, bias, norm, residual, act))
     if isinstance(weight, Int4Matrix):
-        return int4_linear(x, weight, bias, norm=norm, residual=residual, act=act)
-    tile = _choose(x, weight, norm, residual, act) if 0 < len(x) <= MAX_ROWS else None
-    if tile is None:
-        return cublas_linear(x, weight, bias, norm=norm, residual=residual, act=act)
-    return project(tile, Projection.of(x, weight, bias, norm=norm, residual=residual, act=act))
+        return int4_linear(Projection(x, weight, bias, norm, residual, act))
+    p = Projection(x, weight, bias, norm, residual, act)
+    tile = _choose(p) if 0 < len(x) <= MAX_ROWS else None
+    return cublas_linear(p) if tile is None else project(tile, p)
 
 
-def _choose(
-    x: Tensor, weight: Tensor, norm: Norm | None, residual: Tensor | None, act: str | None
-) -> Tile | None:
-    epilogue = "gated" if act is not None else "" if residual is None else "residual"
-    shape = Shape.of(weight, norm is not None, epilogue)
-    name, hopper, multiprocessors = _device(x.device)
-    tile = choose(name, len(x), shape, hopper=hopper)
+def _choose(p: Projection[Tensor]) -> Tile | None:
+    """The tile for a projection of at least one row; None: cuBLAS."""
+    epilogue = "gated" if p.act is not None else "" if p.residual is None else "residual"
+    shape = Shape.of(p.weight, p.norm is not None, epilogue)
+    name, hopper, multiprocessors = _device(p.x.device)
+    tile = choose(name, len(p.x), shape, hopper=hopper)
     # The kernels copy 16 bytes of the weight at a time.
-    if tile is None or weight.data_ptr() % 16 > 0 or not fits(tile, x, shape, multiprocessors):
+    if tile is None or p.weight.data_ptr() % 16 > 0 or not fits(tile, p.x, shape, multiprocessors):
         return None
     return tile
 
@@ -103,16 +101,14 @@ def project(tile: Tile, p: Projection[Tensor]) -> Tensor:
     if needs_separate_norm(tile):
         p = p.normalised()
     if isinstance(tile, GemvTile):
-        gemv(tile, p)
-    elif isinstance(tile, RegisterSkinnyTile):
-        register_skinny(tile, p)
-    elif isinstance(tile, SmemResidentTile):
-        smem_resident(tile, p)
-    elif isinstance(tile, TmaTile):
-        tma_gemm(tile, p)
-    else:
-        tma_split_gemm(tile, p)
-    return p.out
+        return gemv(tile, p)
+    if isinstance(tile, RegisterSkinnyTile):
+        return register_skinny(tile, p)
+    if isinstance(tile, SmemResidentTile):
+        return smem_resident(tile, p)
+    if isinstance(tile, TmaTile):
+        return tma_gemm(tile, p)
+    return tma_split_gemm(tile, p)
 
 
 def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> bool:

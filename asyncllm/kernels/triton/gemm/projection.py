@@ -16,37 +16,14 @@ W = TypeVar("W", bound=Weight)
 
 
 class Projection(NamedTuple, Generic[W]):
-    """The arguments of ``kernels.linear.linear`` and where its result goes.
-
-    Attributes:
-        out: [M, N], or [M, N / 2] with ``act``.
-        add: the result is added to ``out``.
-    """
+    """The arguments of ``kernels.linear.linear``."""
 
     x: Tensor
     weight: W
-    bias: Tensor | None
-    norm: Norm | None
-    act: str | None
-    out: Tensor
-    add: bool
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        weight: W,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        act: str | None = None,
-    ) -> Projection[W]:
-        if residual is not None:
-            return cls(x, weight, bias, norm, act, residual, True)
-        size = rows_of(weight) if act is None else rows_of(weight) // 2
-        out = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
-        return cls(x, weight, bias, norm, act, out, False)
+    bias: Tensor | None = None
+    norm: Norm | None = None
+    residual: Tensor | None = None
+    act: str | None = None
 
     @property
     def gain(self) -> Tensor | None:
@@ -63,7 +40,15 @@ class Projection(NamedTuple, Generic[W]):
     @property
     def epilogue(self) -> tuple[bool, bool, str | None]:
         """The constants BIAS, RESIDUAL and ACT of kernels."""
-        return self.bias is not None, self.add, self.act
+        return self.bias is not None, self.residual is not None, self.act
+
+    def output(self) -> Tensor:
+        """The residual, or a new tensor [M, N], or [M, N / 2] with ``act``."""
+        if self.residual is not None:
+            return self.residual
+        size = _rows_of(self.weight)
+        shape = len(self.x), size if self.act is None else size // 2
+        return torch.empty(shape, dtype=self.x.dtype, device=self.x.device)
 
     def normalised(self) -> Projection[W]:
         """The same with x normalised by a kernel of its own."""
@@ -71,33 +56,22 @@ class Projection(NamedTuple, Generic[W]):
             return self
         return self._replace(x=rms_norm(self.x, self.norm), norm=None)
 
+    def finish(self, y: Tensor) -> Tensor:
+        """The activation of a product with bias, or add it to the residual in place."""
+        if self.act is not None:
+            return gated(y, self.act)
+        return y if self.residual is None else self.residual.add_(y)
 
-def rows_of(weight: Weight) -> int:
-    """N of a weight [N, K]."""
+
+def _rows_of(weight: Weight) -> int:
     if isinstance(weight, Fp8Matrix):
         return len(weight.data)
     return len(weight.packed) if isinstance(weight, Int4Matrix) else len(weight)
 
 
-def cublas_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    norm: Norm | None = None,
-    residual: Tensor | None = None,
-    act: str | None = None,
-) -> Tensor:
-    """``kernels.linear.linear`` with the product from cuBLAS, and kernels for the rest."""
-    if norm is not None:
-        x = rms_norm(x, norm)
-    if residual is not None and bias is None:
-        return residual.addmm_(x, weight.t())
-    return finished(F.linear(x, weight, bias), residual, act)
-
-
-def finished(y: Tensor, residual: Tensor | None, act: str | None) -> Tensor:
-    """The activation of a product, or the product added to the residual in place."""
-    if act is not None:
-        return gated(y, act)
-    return y if residual is None else residual.add_(y)
+def cublas_linear(p: Projection[Tensor]) -> Tensor:
+    """The product by cuBLAS, and kernels for the norm and the activation."""
+    p = p.normalised()
+    if p.residual is not None and p.bias is None:
+        return p.residual.addmm_(p.x, p.weight.t())
+    return p.finish(F.linear(p.x, p.weight, p.bias))

@@ -164,16 +164,18 @@ def _register_skinny(
 _launch = Launcher(_register_skinny)
 
 
-def register_skinny(tile: RegisterSkinnyTile, p: Projection[Tensor]) -> None:
+def register_skinny(tile: RegisterSkinnyTile, p: Projection[Tensor]) -> Tensor:
     """Launch the kernel for a 16-bit x and weight."""
     x, weight = p.x, p.weight
+    out = p.output()
     constants = (
         *(weight.shape[1], max(8, next_power_of_2(len(x)))),
         *(tile.block_n, tile.block_k, tile.preloads, tile.warps, tile.chains, tile.pdl_late),
         *(*p.prologue, *p.epilogue),
     )
     args = (
-        *(p.out, x, weight, p.bias, p.gain),
-        *(len(x), weight.shape[0], p.out.stride(0), x.stride(0), weight.stride(0)),
+        *(out, x, weight, p.bias, p.gain),
+        *(len(x), weight.shape[0], out.stride(0), x.stride(0), weight.stride(0)),
     )
-    _launch((cdiv(p.out.shape[1], tile.block_n), 1, 1), args, constants, tile.warps)
+    _launch((cdiv(out.shape[1], tile.block_n), 1, 1), args, constants, tile.warps)
+    return out

@@ -203,13 +203,14 @@ def _smem_resident(
 _launch = Launcher(_smem_resident)
 
 
-def smem_resident(tile: SmemResidentTile, p: Projection[Tensor]) -> None:
+def smem_resident(tile: SmemResidentTile, p: Projection[Tensor]) -> Tensor:
     """Launch the kernel.
 
     Rows of x and of the weight must be aligned to 32 bytes; N must be a multiple of 16 with an
     activation. Not for a norm together with splits.
     """
     x, weight = p.x, p.weight
+    out = p.output()
     size, columns = weight.shape
     block_m = padded_rows(len(x), tile.warps)
     tiles, partial, arrivals = shared_sums(size, 64 // tile.fold, tile.splits, block_m, x.device)
@@ -218,7 +219,8 @@ def smem_resident(tile: SmemResidentTile, p: Projection[Tensor]) -> None:
         *(*p.prologue, *p.epilogue),
     )
     args = (
-        *(p.out, x, weight, p.bias, p.gain, partial, arrivals),
-        *(len(x), size, p.out.stride(0), x.stride(0), weight.stride(0)),
+        *(out, x, weight, p.bias, p.gain, partial, arrivals),
+        *(len(x), size, out.stride(0), x.stride(0), weight.stride(0)),
     )
     _launch((tiles, tile.splits, 1), args, constants, tile.warps)
+    return out

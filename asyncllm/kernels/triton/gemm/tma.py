@@ -237,13 +237,14 @@ def _tma_gemm(
 _launch = Launcher(_tma_gemm, max_registers=128)
 
 
-def tma_gemm(tile: TmaTile, p: Projection[Tensor]) -> None:
+def tma_gemm(tile: TmaTile, p: Projection[Tensor]) -> Tensor:
     """Launch the kernel.
 
     Rows of x and of the weight must be aligned to 16 bytes; N must be a multiple of 16 with an
     activation.
     """
     x, weight = p.x, p.weight
+    out = p.output()
     size, columns = weight.shape
     block_m = padded_rows(len(x), 4)
     rows = 64 // tile.fold
@@ -253,7 +254,8 @@ def tma_gemm(tile: TmaTile, p: Projection[Tensor]) -> None:
         *(tile.stages, tile.x_stages, tile.stagger, *p.epilogue),
     )
     args = (
-        *(p.out, boxes_of_x(x, block_m), boxes_of_weight(p, rows)),
-        *(p.bias, partial, arrivals, len(x), size, p.out.stride(0)),
+        *(out, boxes_of_x(x, block_m), boxes_of_weight(p, rows)),
+        *(p.bias, partial, arrivals, len(x), size, out.stride(0)),
     )
     _launch((tiles, tile.splits, 1), args, constants, 4)
+    return out

@@ -259,31 +259,33 @@ _launches = {
 }
 
 
-def tma_split_gemm(tile: TmaSplitTile, p: Projection[Tensor]) -> None:
+def tma_split_gemm(tile: TmaSplitTile, p: Projection[Tensor]) -> Tensor:
     """Launch the kernel.
 
     Rows of x, of the weight and of the output must be aligned to 16 bytes; N must be a multiple of
     16 with an activation. Programs that share outputs must not outnumber the multiprocessors.
     """
     x, weight = p.x, p.weight
+    out = p.output()
     size, columns = weight.shape
     block_m = padded_rows(len(x))
     rows = box_rows(block_m)
     tiles = cdiv(size, tile.parts * 64)
     box = partial = counts = None
-    if tile.splits > 1 or p.add:
+    if tile.splits > 1 or p.residual is not None:
         cells = tiles * tile.parts * tile.splits * 64 * block_m
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
         counts = arrivals(x.device)
     elif p.act is None:
-        box = TensorDescriptor.from_tensor(p.out, [rows, 64], SHARED.value)
+        box = TensorDescriptor.from_tensor(out, [rows, 64], SHARED.value)
     else:
-        box = TensorDescriptor.from_tensor(p.out, [rows, 32], HALF_SHARED.value)
+        box = TensorDescriptor.from_tensor(out, [rows, 32], HALF_SHARED.value)
     constants = (columns, block_m, *tile, *p.epilogue)
     args = (
-        *(p.out, box, boxes_of_x(x, rows), boxes_of_weight(p, 64)),
-        *(p.bias, partial, counts, len(x), size, p.out.stride(0)),
+        *(out, box, boxes_of_x(x, rows), boxes_of_weight(p, 64)),
+        *(p.bias, partial, counts, len(x), size, out.stride(0)),
     )
     # A program of one part with few rows leaves room for a second one on its multiprocessor.
     registers = 168 if tile.parts == 2 or (tile.parts == 1 and block_m > 192) else 128
     _launches[registers]((tiles, tile.splits, 1), args, constants, 4)
+    return out
