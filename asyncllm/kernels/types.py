@@ -99,8 +99,8 @@ class PrefillRows:
 class Tokens(NamedTuple):
     """The tokens of a step, int64 [tokens] each.
 
-    ``slot_mapping`` is where their K and V go in the flattened pages, -1 for padding. Padding has id
-    and position 0.
+    ``slot_mapping`` is where their K and V go in the flattened pages, -1 for padding. Padding has
+    id 0 and position 0.
     """
 
     input_ids: Tensor

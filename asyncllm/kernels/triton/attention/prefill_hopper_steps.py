@@ -74,7 +74,7 @@ def next_block(
     scores, sums = warpgroup_mma_wait(1, deps=(scores, sums))
     mbarrier.arrive(shared.barriers.index(K_FREE + stage), count=1)
     new, total, peak, fade = _softmax(scores, total, peak, query_at, block, MASKED, layer)
-    # Waiting for V here, which is a loop, also keeps the assembler from moving the wait for the sums
+    # Waiting for V here, which is a loop, also keeps the assembler from moving the wait for sums
     # ahead of the softmax.
     mbarrier.wait(shared.barriers.index(V_FULL + stage), parity)
     sums, new = warpgroup_mma_wait(0, deps=(sums, new))
