@@ -12,7 +12,7 @@ from asyncllm.version import __version__
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
 #: A command's line in ``--help``. ``configure(parser)`` of asyncllm.cli.commands.NAME has the rest.
 COMMANDS: Final = {
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Only the command that runs is imported.
     command = next((word for word in words if not word.startswith("-")), "")
-    args = build_parser({command}).parse_args(words)
+    args = _parser(command).parse_args(words)
     run: Callable[[Namespace], int] = args.run
     try:
         return run(args)
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def build_parser(imported: Collection[str] = COMMANDS.keys()) -> CommandParser:
-    """The parser of the program; commands that are not imported have no options in it."""
+def _parser(command: str) -> CommandParser:
+    """The parser of the program, with the options of one command."""
     parser = CommandParser(
         prog="asyncllm",
         description="Serves large language models from one asyncio process.",
@@ -69,9 +69,9 @@ def build_parser(imported: Collection[str] = COMMANDS.keys()) -> CommandParser:
     parser.add_argument("--version", action="version", version=f"asyncllm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
-        if name in imported:
-            import_module(f"asyncllm.cli.commands.{name}").configure(command)
+        parser_of_command = commands.add_parser(name, help=text)
+        if name == command:
+            import_module(f"asyncllm.cli.commands.{name}").configure(parser_of_command)
     return parser
 
 
