@@ -79,7 +79,7 @@ def test_nothing_is_printed(name: str) -> None:
 
 async def hanging_executor() -> ThreadExecutor:
     executor = ThreadExecutor(HangingWorker)
-    assert await executor.start() == LIMITS
+    await executor.start()
     executor.submit(b"plan", lambda outcome: None)
     return executor
 
@@ -87,13 +87,27 @@ async def hanging_executor() -> ThreadExecutor:
 async def test_closing_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    released = threading.Event()
+
+    class SlowWorker:
+        limits = LIMITS
+
+        def run(self, channel: Any) -> None:
+            released.wait()
+
     monkeypatch.setattr(executor_module, "CLOSE_SECONDS", 0.2)
-    executor = await hanging_executor()
+    before = set(threading.enumerate())
+    executor = ThreadExecutor(SlowWorker)
+    assert await executor.start() == LIMITS
+    [thread] = set(threading.enumerate()) - before
+    executor.submit(b"plan", lambda outcome: None)
     started = time.monotonic()
     await executor.close()
     assert time.monotonic() - started < 5.0
     assert "its thread is left behind" in caplog.text
     await executor.close()
+    released.set()
+    thread.join()
 
 
 async def test_a_closed_executor_has_no_thread() -> None:
