@@ -101,14 +101,18 @@ class Connection(web.RequestHandler):
             resp = _unhandled(from_http(request, resp))
         if self.half_closed is not None and not self._messages:
             resp.force_close()  # there is no next request
-        if (resp.content_length or 0) <= MERGE_BYTES or self.transport is None:
-            return await super().finish_response(request, resp, start_time)
-        # Streams watch their clients themselves; this answer only has to be written.
-        watch = _Watch(self._loop, self.transport, self._cuts)
+        # Streams watch their clients themselves; other answers only have to be written.
+        watch = None
+        if (resp.content_length or 0) > MERGE_BYTES and self.transport is not None:
+            watch = _Watch(self._loop, self.transport, self._cuts)
         try:
-            return await super().finish_response(request, resp, start_time)
+            finished = await super().finish_response(request, resp, start_time)
         finally:
-            watch.stop()
+            if watch is not None:
+                watch.stop()
+        if self.half_closed is not None and not self._messages:
+            self.close()  # the client may have closed its side while the answer was written
+        return finished
 
 
 class _Watch:
