@@ -17,7 +17,6 @@ from asyncllm.server.http.middleware import (
     ERROR_WRITERS,
     KNOWN_ROUTE,
     answer_errors,
-    clean_up,
     require_key,
     set_headers,
 )
@@ -51,13 +50,13 @@ ROUTES: Final = (
 def create_app(llm: Model, config: ServerConfig) -> web.Application:
     """All routes, for ``serve`` or for ``add_subapp`` of a host application.
 
-    The engine's life stays with the caller: until it is ready, requests get 503.
+    Starting and closing the model stays with the caller; until it is ready, requests get 503.
 
     Raises:
         OSError, BadRequest: the file of API keys cannot be read, or is empty.
     """
     service = Service(llm, config)
-    middlewares: list[Middleware] = [answer_errors, clean_up]
+    middlewares: list[Middleware] = [answer_errors]
     if config.log_requests:
         middlewares.insert(0, log_requests(partial(llm.trace, steps=False)))
     if config.cors_origin:
@@ -81,13 +80,11 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
         ollama_routes.ROOT: ollama_error_response,
     }
     app[ERROR_ROOTS] = roots
-    add = {
-        "GET": app.router.add_get,  # with it comes HEAD
-        "POST": app.router.add_post,
-        "DELETE": app.router.add_delete,
-    }
     for route in ROUTES:
-        add[route.method](route.path, route.handler)
+        if route.method == "GET":
+            app.router.add_get(route.path, route.handler)  # and HEAD
+        else:
+            app.router.add_route(route.method, route.path, route.handler)
     description = Description(ROUTES, config, needs_key=bool(service.keys))
     app[KNOWN_ROUTE] = app.router.add_get(PATH, description.serve), PATH
     return app

@@ -1,4 +1,4 @@
-"""RequestLog: what clients call the requests that were served lately."""
+"""RequestLog: recent requests by the names that clients know them by."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ if TYPE_CHECKING:
 
 
 class Served:
-    """One HTTP request that the engine works for, or did.
+    """One HTTP request, running or ended.
 
     Attributes:
-        engine_ids: what the engine calls its sequences, in the order of its choices. A beam search
-            has none.
+        engine_ids: of its sequences, in the order of its choices; a beam search has none.
     """
 
     __slots__ = ("engine_ids",)
@@ -26,10 +25,10 @@ class Served:
 
 
 class RequestLog:
-    """By tenant and name, so that tenants neither see nor overwrite each other's.
+    """Requests by tenant and name, so that tenants neither see nor overwrite each other's.
 
-    A request has several names: its X-Request-Id, and the id of its answer. A name that a client
-    uses again is that of its latest request.
+    A request has two names: its X-Request-Id, and the id of its answer. When a client uses a name
+    again, it stands for the latest request.
     """
 
     def __init__(self, most: int = KEPT_REQUESTS) -> None:

@@ -1,4 +1,4 @@
-"""The server process: port, loading, draining. ``Shutdown`` handles its signals and its end."""
+"""The server process: port, loading, draining. ``Shutdown`` handles signals and deadlines."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long each of the three steps of closing may take: streams that were cut off write their last
-#: frames, handlers return, handlers that were cancelled return. Within ``GRACE_SECONDS`` together.
+#: Limit of each of the three steps of closing: streams that were cut off write their last frames,
+#: handlers return, cancelled handlers return. Together they fit into ``GRACE_SECONDS``.
 CLOSE_SECONDS: Final = 1.0
 
 
@@ -39,13 +39,13 @@ def run(
     """Serve until a signal comes; blocks, and must be called in the main thread.
 
     Returns:
-        The exit code, with which the process is to end. After a signal it ends within
-        ``drain_seconds`` and ``grace_seconds`` in any case, with a code other than 0 if forced.
+        The exit code of the process. After a signal it ends within ``drain_seconds`` plus
+        ``grace_seconds`` in any case; its code is not 0 if it had to be forced.
     """
     # Two threads share the GIL; measured, the default of 5 ms costs 5 to 10 % of throughput.
     sys.setswitchinterval(1e-4)
-    # What it reports are malformed bodies, each with a traceback; what is ours to mend is logged by
-    # the application and by its connections.
+    # aiohttp logs malformed bodies with tracebacks; our own errors are logged by the application
+    # and by its connections.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
     shutdown = Shutdown(config.drain_seconds, grace_seconds)
@@ -63,8 +63,8 @@ def run(
 async def serve(llm: Model, config: ServerConfig, shutdown: Shutdown) -> int:
     """Bind the port, load the model, serve until a signal comes, drain; returns an exit code.
 
-    The port is bound first: a port that is taken shows at once and not after minutes of loading,
-    and clients get 503 with Retry-After meanwhile instead of a refused connection.
+    The port is bound first, so a port in use shows before minutes of loading, and clients get 503
+    with Retry-After meanwhile instead of a refused connection.
     """
     shutdown.attach(asyncio.get_running_loop())
     app = create_app(llm, config)
@@ -97,7 +97,7 @@ async def _serve_until(
     if not loading.done():
         return 0
     if (error := loading.exception()) is not None:
-        # A line for what the user can mend, a traceback for what only we can.
+        # One line for the user's errors, a traceback for ours.
         if isinstance(error, AsyncLLMError):
             log.error("cannot load the model: %s", name_options(error.message, error.param))
         else:
@@ -126,7 +126,7 @@ async def _serve_until(
 
 
 async def _drain(service: Service, hurry: asyncio.Event) -> None:
-    """Let running requests finish; what is left when time is up gets an error."""
+    """Let running requests finish; those left when time is up get an error."""
     service.draining = True
     if service.live:
         log.info("stopping: waiting for %d requests", len(service.live))

@@ -1,4 +1,4 @@
-"""What every handler works with: the model, the configuration, and the requests being served."""
+"""Service: the model, the configuration and the live requests, for all handlers."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Service:
     """One per application.
 
     Attributes:
-        keys: who may ask.
+        keys: the API keys.
         live: the requests being served.
-        log: what clients call those of late.
+        log: recent requests by name.
         start_waits: how long requests waited to begin.
-        bodies: what holds the memory of request bodies within bounds.
+        bodies: bounds the memory of request bodies.
         draining: set once, when the server is about to stop: new requests are refused.
     """
 
@@ -85,19 +85,17 @@ class Service:
             raise NotReady("the model is still loading")
 
     async def receive(self, request: web.Request, kind: type[T]) -> T:
-        """The body of a generating request, once the server is ready for it.
-
-        The request has a reservation from then on, ``request[RESERVATION]``, of one place.
+        """The body of a generating request, which then has one place, ``request[RESERVATION]``.
 
         Raises:
             EngineDead, NotReady: see ``check_ready``.
-            QueueFull: no request can join the queue; found out before the body is parsed.
-            BadRequest, TooLarge, HttpError: the body is not what the route takes, or asks for what
-                cannot be honoured yet.
+            QueueFull: no request can join the queue; raised before the body is parsed.
+            BadRequest, TooLarge, HttpError: the body is not what the route takes, or wants
+                something that is not supported.
         """
         self.check_ready()
         async with self._read_body(request) as raw:
-            # No prompt has fewer tokens than one.
+            # For a prompt of at least one token.
             request[RESERVATION] = self.llm.reserve(tenant=tenant_of(request))
             await self._turnstile.enter(len(raw))
             body, fields = parse(raw, kind)
@@ -109,7 +107,7 @@ class Service:
         return body
 
     async def read(self, request: web.Request, kind: type[T]) -> T:
-        """The body of any other request. Raises like ``receive``, save that no queue is full."""
+        """The body of any other request. Raises like ``receive``, except QueueFull."""
         self.check_ready()
         async with self._read_body(request) as raw:
             await self._turnstile.enter(len(raw))
@@ -121,16 +119,15 @@ class Service:
         config = self.config
         return self.bodies.read(request, config.max_body_bytes, config.request_seconds)
 
-    def scheduling(self, request: web.Request, asked: GeneratingFields) -> SchedulingParams:
+    def scheduling(self, request: web.Request, body: GeneratingFields) -> SchedulingParams:
         """Raises like ``scheduling_params``."""
-        tenant = tenant_of(request)
-        return scheduling_params(asked, tenant, isolated=self.config.isolate_keys)
+        return scheduling_params(body, tenant_of(request), isolated=self.config.isolate_keys)
 
     def _note_ignored(self, unknown: Iterator[str], ineffective: Iterable[str] = ()) -> None:
-        """Refuse unknown fields when the server is strict; else have the client told.
+        """List the fields in the X-Ignored-Parameters header.
 
         Raises:
-            BadRequest: the first unknown one, when the server is strict.
+            BadRequest: there is an unknown one, and the server is strict.
         """
         if self.config.strict and (name := next(unknown, None)) is not None:
             raise BadRequest(f"unknown parameter: {name}", param=name, code="unknown_parameter")
@@ -138,18 +135,18 @@ class Service:
             ignored_fields.set(names)
 
     def note_ineffective(self, names: Iterable[str]) -> None:
-        """Have the client told of more fields that are known and have no effect."""
+        """Add fields that are known but have no effect to X-Ignored-Parameters."""
         if new := ignored_header(names):
             known = ignored_fields.get(None)
             ignored_fields.set(f"{known}, {new}" if known else new)
 
-    def resolve_model(self, asked: str | None) -> str:
-        """The name to answer with; naming no model means the first one.
+    def resolve_model(self, wanted: str | None) -> str:
+        """The model's name in the answer; the first one, if the request names none.
 
         Raises:
             NotFound: no model of that name is served.
         """
-        name = asked or self.model_names[0]
+        name = wanted or self.model_names[0]
         if name not in self.model_names:
             raise NotFound(
                 f"the model {name!r} does not exist", param="model", code="model_not_found"
@@ -163,35 +160,35 @@ class Service:
         request: web.Request,
         jobs: Sequence[Job],
         reply: Reply,
-        asked: GeneratingFields,
+        body: GeneratingFields,
     ) -> web.StreamResponse:
-        """Run the jobs and answer the request; the client's disconnection ends them.
+        """Run the jobs and answer the request; if the client disconnects, they are aborted.
 
         Raises:
             AsyncLLMError: the engine refused or failed before the first byte.
         """
         self.check_ready()  # again: reading and encoding the prompt took a while
-        kind: type[EventStream | WholeAnswer] = EventStream if asked.stream else WholeAnswer
+        kind: type[EventStream | WholeAnswer] = EventStream if body.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
         with self.live.serve(self.llm, delivery, jobs, request[RESERVATION]) as served:
             self.name(served, reply, tenant_of(request))
-            if asked.trace:
+            if body.trace:
                 reply.explain = lambda: explain(self.traces(served))
             return await delivery.respond()
 
     def name(self, served: Served, reply: Reply, tenant: str) -> None:
-        """Have the request of this task found by its X-Request-Id and by the id of its answer."""
+        """Make this task's request known by its X-Request-Id and by the id of its answer."""
         self.log.add(tenant, (request_id.get(), reply.id), served)
 
     def find(self, request: web.Request) -> Served | None:
-        """The one that a request is about, if it is of the same tenant and not forgotten."""
+        """The request named in the path, if it is of the same tenant and not forgotten."""
         return self.log.find(tenant_of(request), request.match_info["id"])
 
     def traces(self, served: Served) -> list[tuple[int, RequestTrace]]:
-        """What the engine remembers of a request's first sequences, by the index of the choice."""
+        """The engine's traces of a request's first sequences, each with the index of its choice."""
         traces = ((i, self.llm.trace(id)) for i, id in enumerate(served.engine_ids[:MAX_SEQUENCES]))
         return [(i, trace) for i, trace in traces if trace is not None]
 
 
-#: Where handlers find the service: ``request.app[SERVICE]``.
+#: Handlers find the service in ``request.app[SERVICE]``.
 SERVICE = web.AppKey("asyncllm_service", Service)

@@ -1,4 +1,4 @@
-"""The end of the server process: signals, and a deadline that no hang can postpone."""
+"""Ending the server process: signals, and a deadline that no hang can postpone."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: After draining, the process has so long to end by itself.
+#: Time for the process to end by itself after draining.
 GRACE_SECONDS: Final = 5.0
-#: How much earlier than the kernel this process ends itself, to say what hung.
+#: The process ends itself this much before the kernel's timer does, to log what hung.
 FORCE_SECONDS: Final = 0.5
-#: Signals so close together are one: some wrappers send theirs to a process and to its group.
+#: Signals this close together count as one: some wrappers signal a process and its group.
 SAME_SECONDS: Final = 0.2
 #: The exit code of a process that had to be ended.
 FORCED: Final = 1
 
 
 class Shutdown:
-    """Runs the server in a thread, and watches over its end from the main thread.
+    """Runs the server in a thread; the main thread only handles signals and the deadline.
 
-    The main thread does nothing else. So it takes signals and keeps the deadline whatever hangs:
-    the event loop, the executor thread, a download, a thread pool that the interpreter joins. A
-    timer of the kernel ends the process half a second later when even the main thread cannot run,
-    because C code holds the interpreter's lock or the log cannot be written to. Only a hang that
-    holds that lock before the first signal is not covered: Python then never sees the signal.
+    So nothing else that hangs can delay them: the event loop, the executor thread, a download, a
+    thread pool that the interpreter joins. If the main thread cannot run either, because C code
+    holds the GIL or the log blocks, a timer of the kernel ends the process half a second later.
+    One case remains: C code that holds the GIL when the first signal comes, which Python then
+    never sees.
 
     Attributes:
         stop: set by the first signal: drain, then close.
-        hurry: set by the second: cut off what is still running.
+        hurry: set by the second: cut off running requests.
     """
 
     def __init__(self, drain_seconds: float, grace_seconds: float = GRACE_SECONDS):
@@ -57,9 +57,9 @@ class Shutdown:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, serve: Callable[[], int]) -> int:
-        """What ``serve`` returns or raises; it runs in another thread. To be called once.
+        """Run ``serve`` in another thread, and return or raise what it does. Call it once.
 
-        The process is to exit with the result: the kernel's timer stays armed.
+        The process must exit with the result: the kernel's timer stays armed.
         """
         result: list[int] = []
         errors: list[BaseException] = []
@@ -88,13 +88,13 @@ class Shutdown:
         return result[0]
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop that waits for ``stop`` and ``hurry``; to be called on it."""
+        """Called on the loop that waits for ``stop`` and ``hurry``."""
         self._loop = loop
         if self._signals:
             self.stop.set()
 
     def closing(self) -> None:
-        """Nothing is left to drain: the process has the grace period to end, or what is left of it.
+        """Draining is over: the process has at most the grace period to end.
 
         From now on a signal ends it at once.
         """
@@ -124,7 +124,7 @@ class Shutdown:
             self._loop.call_soon_threadsafe(event.set)
 
     def _end_within(self, seconds: float) -> None:
-        """Move the deadline forward, never back."""
+        """Move the deadline closer, never away."""
         deadline = time.monotonic() + seconds
         if self._deadline is None or deadline < self._deadline:
             self._deadline = deadline
@@ -147,8 +147,8 @@ class Shutdown:
             self._force()
 
     def _force(self) -> NoReturn:
-        """End the process without waiting for anything, and say what it did not wait for."""
-        # From here on the kernel ends it if writing the log hangs.
+        """End the process at once, and log which threads still ran."""
+        # The kernel ends the process if writing the log hangs.
         signal.setitimer(signal.ITIMER_REAL, FORCE_SECONDS)
         log.error("not waiting any longer for: %s", _still_running())
         logging.shutdown()
@@ -159,7 +159,7 @@ class Shutdown:
 
 
 def _still_running() -> str:
-    """Where each thread is, but for this one and those of pools that have nothing to do."""
+    """Where each thread is, except this one and idle threads of pools."""
     frames = sys._current_frames()
     places = []
     for thread in threading.enumerate():
@@ -171,6 +171,3 @@ def _still_running() -> str:
         if (file, code.co_name) != ("thread.py", "_worker"):
             places.append(f"{thread.name} ({file}:{frame.f_lineno}, {code.co_name})")
     return "; ".join(places) or "the interpreter"
-
-
-__all__ = ["GRACE_SECONDS", "Shutdown"]

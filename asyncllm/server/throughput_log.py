@@ -1,4 +1,4 @@
-"""A line in the log every few seconds while the engine is busy: how much, and how fast."""
+"""A line in the log every few seconds while the engine is busy: load and throughput."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERVAL: Final = 10.0
 
 
 class Throughput:
-    """Compares the engine's counters with those of the last look."""
+    """Compares the engine's counters with those of the last call."""
 
     def __init__(self, stats: EngineStats, now: float):
         self._stats = stats
@@ -24,7 +24,7 @@ class Throughput:
         self._counts = self._count()
 
     def line(self, now: float) -> str | None:
-        """What happened since the last call; None when nothing did and nothing is under way."""
+        """What happened since the last call; None if the engine was idle."""
         stats, counts = self._stats, self._count()
         seconds = now - self._then
         prompt, generated, admitted, cached = (
@@ -53,7 +53,7 @@ class Throughput:
 
 
 async def log_throughput(stats: EngineStats, interval: float = INTERVAL) -> None:
-    """Until it is cancelled. The last line of a busy time tells that nothing runs any more."""
+    """Log until cancelled. The last line of a busy time shows that nothing runs any more."""
     throughput = Throughput(stats, time.perf_counter())
     while True:
         await asyncio.sleep(interval)

@@ -6,7 +6,7 @@ Pure functions over the engine's ``RequestTrace``. Traces come with the index of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.server.http.answer import Answer
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from asyncllm.engine.requests.history import RequestTrace, StepRecord
     from asyncllm.engine.scheduling.timeline import Event
 
-#: Choices of one request that are explained, and steps listed for all of them together. Bounded, as
-#: this is worked out on the event loop.
-MAX_SEQUENCES = 16
-MAX_STEPS_DETAIL = 256
+#: Most choices of a request in its trace, and most steps listed for all of them together. Bounded,
+#: because the trace is made on the event loop.
+MAX_SEQUENCES: Final = 16
+MAX_STEPS_DETAIL: Final = 256
 
-#: What ``a`` and ``b`` of an event are (``engine/scheduling/timeline.py``).
-_FIELDS: dict[str, tuple[str, ...]] = {
+#: Names of ``a`` and ``b`` of an event (``engine/scheduling/timeline.py``).
+_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "queued": ("ahead",),
     "shares": (),
     "loading": ("pages",),
@@ -31,8 +31,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "preempted": ("tokens",),
     "finished": ("tokens",),
 }
-#: These are decided while the step of that number is planned; the others between steps.
-_IN_A_PLAN = frozenset(("shares", "loading", "admitted", "chunk", "preempted"))
+#: Events of planning a step; the others happen between steps.
+_IN_A_PLAN: Final = frozenset(("shares", "loading", "admitted", "chunk", "preempted"))
 
 
 class TraceSequence(Answer, kw_only=True):
@@ -56,16 +56,16 @@ class TraceSequence(Answer, kw_only=True):
 
 
 class Trace(Answer, kw_only=True):
-    """Of one request, by choice."""
+    """The trace of one request, by choice."""
 
     sequences: list[TraceSequence]
 
 
 def explain(traces: Sequence[tuple[int, RequestTrace]]) -> Trace:
-    """One entry for each sequence; times are milliseconds from its arrival.
+    """A ``Trace``, with one entry for each sequence.
 
-    ``waited_ms`` is the time in the queue by what the queue's head was waiting for. ``steps`` are
-    those that ran while the sequence was in the batch; their rows include its own.
+    ``waited_ms`` divides the time in the queue by what the queue's head was waiting for. ``steps``
+    summarises the steps that ran while the sequence was in the batch; their rows include its own.
     ``steps_detail`` lists the latest of them.
     """
     most = MAX_STEPS_DETAIL // max(1, len(traces))
@@ -101,7 +101,7 @@ def _event(start: float, event: Event) -> dict[str, Any]:
 
 
 def _step(start: float, step: StepRecord) -> dict[str, Any]:
-    """Without times when it has not come back from the device."""
+    """Times are null until the step has come back from the device."""
     done = step.seconds > 0
     return {
         "step": step.step,

@@ -1,7 +1,7 @@
 """What clients may send: one Struct per route, checked strictly while it is decoded.
 
 ``None`` always means "not given", because clients send explicit nulls. Fields that cannot be
-honoured yet are refused by ``unsupported.py``, those that nobody knows found by ``unknown.py``.
+honoured yet are refused, and unknown ones found, by ``http/fields.py``.
 """
 
 from __future__ import annotations

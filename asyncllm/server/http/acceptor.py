@@ -1,7 +1,7 @@
 """Listening sockets, and an accept loop that takes many connections in one turn of the event loop.
 
-uvloop's own accepts one connection per turn: when a thousand clients connect at once, each of them
-waits for a thousand turns, among them those that run steps and answer requests.
+uvloop accepts one connection per turn: when a thousand clients connect at once, the last one waits
+for a thousand turns, in which steps run and requests are answered.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 2048
-#: Connections accepted in one turn: about 10 ms of work until their headers are parsed.
+#: Connections accepted in one turn: about 10 ms of work, parsing their headers included.
 ACCEPTS_PER_TURN: Final = 128
-#: How long to wait for resources after accept has failed for want of them.
+#: How long to wait before accepting again after resources, such as files, have run out.
 RETRY_SECONDS: Final = 0.1
-#: That it fails is logged again only after this time.
+#: A failure is logged again only after this time.
 LOG_SECONDS: Final = 60.0
 
-#: Errors of accept(2) on Linux that say: this connection broke, the next one may be well.
+#: Errors of accept(2) on Linux about one broken connection; the next one may be fine.
 _BROKEN: Final = frozenset(
     (
         errno.ECONNABORTED,
@@ -65,11 +65,7 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             if sockets and port == 0:  # the kernel has picked one by now
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
             try:
-                listening = socket.create_server(
-                    address,
-                    family=family,
-                    backlog=BACKLOG,
-                )
+                listening = socket.create_server(address, family=family, backlog=BACKLOG)
             except OSError as error:
                 if error.errno not in _NOT_HERE:
                     raise
@@ -87,7 +83,7 @@ async def bind(host: str, port: int) -> list[socket.socket]:
 
 
 class Acceptor:
-    """Owns its listening sockets, and accepted ones until a transport owns them."""
+    """Owns the listening sockets, and each accepted one until a transport owns it."""
 
     def __init__(
         self,
@@ -99,7 +95,7 @@ class Acceptor:
 
         Args:
             connect: makes the protocol of a connection.
-            waits: gets the seconds for which each connection waited to be accepted.
+            waits: observes the seconds for which each connection waited to be accepted.
         """
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
@@ -118,7 +114,7 @@ class Acceptor:
         return host, port
 
     async def aclose(self) -> None:
-        """Stop listening; what has been accepted by now is a connection when this returns."""
+        """Stop listening; every socket that was accepted has its connection when this returns."""
         for listening in self._sockets:
             self._loop.remove_reader(listening)
             listening.close()
@@ -153,7 +149,7 @@ class Acceptor:
             connection.close()
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """Leave connections with the kernel for a while: most likely, files have run out."""
+        """Stop accepting for a while: most likely, the process has no file descriptors left."""
         now = self._loop.time()
         if now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
@@ -167,10 +163,7 @@ class Acceptor:
 
 
 def _age(connection: socket.socket) -> float | None:
-    """Seconds for which a connection with its first bytes has waited to be accepted.
-
-    Or more: the system tells when the latest bytes came. None where it does not tell at all.
-    """
+    """Seconds that a connection has waited since its latest bytes came; None if unknown."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except (AttributeError, OSError):  # not Linux; reset meanwhile

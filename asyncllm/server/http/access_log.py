@@ -1,6 +1,6 @@
-"""One line in the log for each request: who asked for what, and how it went. Never its text.
+"""One line in the log for each request: tenant, model, tokens, times, errors. Never its text.
 
-Successful GETs have no line: they are probes and scrapes, and cost nothing worth a line.
+Successful GETs have no line: they are probes and scrapes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What nginx calls a client that left before its answer was complete.
+#: nginx's status for a client that left before its answer was complete.
 CLIENT_LEFT: Final = 499
 
-#: Clients choose some of these words; none may break the line or fill the log.
+#: Clients choose some of the words; none may break the line or fill the log.
 _UNPRINTABLE: Final = re.compile(r"[^\x21-\x7e]")
 _MAX_WORD: Final = 100
 
@@ -42,8 +42,8 @@ class Entry:
     """What is known of one request so far.
 
     Attributes:
-        model: the name it is served under, once it is known to be one of ours.
-        postponed: the request goes on after its answer, and so is logged later.
+        model: the name that the request gives the model, once it is known to be one of ours.
+        postponed: the request goes on after its answer, and is logged when it ends.
     """
 
     def __init__(self, find_trace: FindTrace, request: web.Request):
@@ -107,7 +107,7 @@ def current_entry() -> Entry | None:
 
 
 def log_requests(find_trace: FindTrace) -> Middleware:
-    """The outermost middleware, so that refusals are seen too.
+    """The outermost middleware, so that refusals are logged too.
 
     Args:
         find_trace: what the engine knows of a sequence, by its id; None when that is forgotten.
@@ -130,7 +130,7 @@ def log_requests(find_trace: FindTrace) -> Middleware:
 
 
 def _route(request: web.Request) -> str:
-    """The path with its placeholders: what stands for them may be anything."""
+    """The path with its placeholders: clients choose what stands in their place."""
     resource = request.match_info.route.resource
     return _word(request.rel_url.raw_path if resource is None else resource.canonical)
 

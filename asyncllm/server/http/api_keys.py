@@ -1,4 +1,4 @@
-"""ApiKeys: who may use the server, and on whose behalf a request is made."""
+"""ApiKeys: who may use the server, and whose request it is."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def configured_keys(config: ServerConfig) -> tuple[str, ...]:
 
 
 class ApiKeys:
-    """The configured keys; none of them: everybody may.
+    """The configured keys; without any, everybody may use the server.
 
-    The bearers of one key are one tenant. It is named by the key's place, ``"key-1"`` for the
-    first, as its name shows in traces and recordings, and must not be the key itself. Tenants get
-    equal shares under the ``fair`` policy, and see the traces of their own requests only. Without
-    keys all requests are one tenant's, whose name is empty.
+    All clients with the same key are one tenant. Its name shows in traces and recordings, so it is
+    not the key but its place, ``"key-1"`` for the first. Tenants get equal shares under the
+    ``fair`` policy, and see only their own requests. Without keys there is one tenant, whose name
+    is empty.
     """
 
     def __init__(self, keys: Sequence[str]):
@@ -72,7 +72,7 @@ class ApiKeys:
 
 
 def _bearer(request: web.Request) -> str:
-    """The key as OpenAI's clients send it, or as Anthropic's do; empty for none."""
+    """The key as OpenAI's or Anthropic's clients send it; empty without one."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return given.strip()

@@ -1,4 +1,4 @@
-"""The port: aiohttp's connections with limits of our own, and errors in OpenAI's shape."""
+"""The port: aiohttp's connections with our own limits, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
 
 log = logging.getLogger(__name__)
 
-#: Of the request line, and of the name and the value of each header.
+#: Limit of the request line, and of the name and the value of each header.
 MAX_LINE_BYTES: Final = 8190
 MAX_HEADERS: Final = 100
-#: How long a body that was refused is read on, lest its sender see a broken connection instead.
+#: How long a refused body is still read, so that its sender sees the answer, not a reset.
 LINGER_SECONDS: Final = 2.0
-#: How often clients are looked after that have much to read.
+#: How often a client with a large answer is looked at.
 WATCH_SECONDS: Final = 0.5
 
 
 class Connection(web.RequestHandler):
-    """One client's connection. It answers itself what never reaches the app.
+    """One client's connection. It answers malformed requests itself.
 
     Attributes:
-        half_closed: what watches the client once it has said that it will send no more.
+        half_closed: watches the client once it has closed its side.
     """
 
     __slots__ = ("_cuts", "half_closed")
@@ -43,9 +43,9 @@ class Connection(web.RequestHandler):
         self.half_closed: HalfClosed | None = None
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio has it return a bool
-        """The client will send no more; True keeps the connection, for what it is owed."""
+        """The client has closed its side; True keeps the connection, for the pending answer."""
         if self.half_closed is not None:
-            return True  # aiohttp has resumed reading, and so met the end again
+            return True  # aiohttp has resumed reading, and met the end again
         if self.transport is None or self._parser is None or not self._is_answering():
             return False
         try:
@@ -53,7 +53,7 @@ class Connection(web.RequestHandler):
         except PayloadEncodingError:
             return False  # in the middle of a body
         except HttpProcessingError:
-            pass  # it has been found out before, and the answer says so
+            pass  # the answer to it is on its way
         self.half_closed = HalfClosed(self._loop, self.transport, self._probe)
         return True
 
@@ -63,7 +63,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def _is_answering(self) -> bool:
-        """Whether a request has arrived that is not answered yet."""
+        """Whether a request has arrived and is not answered yet."""
         idle = self._waiter is not None and not self._waiter.done()
         return self._request_count > 0 and not idle
 
@@ -79,10 +79,10 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What aiohttp calls when bytes are no HTTP, or something failed outside every handler.
+        """aiohttp calls this for bytes that are not HTTP, and for errors outside handlers.
 
         Raises:
-            ConnectionError: part of an answer is on its way already.
+            ConnectionError: an answer has begun already.
         """
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
@@ -96,19 +96,23 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """What aiohttp calls with every answer; it makes some itself, without any middleware."""
+        """aiohttp calls this with every answer, also with those that no middleware saw."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400:
             resp = _unhandled(from_http(request, resp))
         if self.half_closed is not None and not self._messages:
             resp.force_close()  # there is no next request
-        if (resp.content_length or 0) <= MERGE_BYTES or self.transport is None:
-            return await super().finish_response(request, resp, start_time)
-        # Streams have seen to that themselves; and all that is left to be done is to write.
-        watch = _Watch(self._loop, self.transport, self._cuts)
+        # Streams watch their clients themselves; other answers only have to be written.
+        watch = None
+        if (resp.content_length or 0) > MERGE_BYTES and self.transport is not None:
+            watch = _Watch(self._loop, self.transport, self._cuts)
         try:
-            return await super().finish_response(request, resp, start_time)
+            finished = await super().finish_response(request, resp, start_time)
         finally:
-            watch.stop()
+            if watch is not None:
+                watch.stop()
+        if self.half_closed is not None and not self._messages:
+            self.close()  # the client may have closed its side while the answer was written
+        return finished
 
 
 class _Watch:
@@ -136,7 +140,7 @@ class _Watch:
 
 
 def _unhandled(response: web.Response) -> web.Response:
-    """An answer with what middlewares would have added; the last one of its connection."""
+    """Adds what the middlewares would have added; the connection closes after this answer."""
     response.headers["X-Request-Id"] = new_request_id()
     response.headers[hdrs.SERVER] = SERVER
     response.force_close()
@@ -168,7 +172,7 @@ class Listener:
     ):
         """
         Args:
-            request_seconds: until a connection is closed that brings no whole request header.
+            request_seconds: a connection without a whole request header is closed after this.
             close_seconds: how long ``aclose`` waits for handlers, before and after it cancels them.
             handler_cancellation: whether a client's disconnection cancels its handler.
         """
@@ -208,7 +212,7 @@ class Listener:
         return self._acceptor.address
 
     async def aclose(self) -> None:
-        """Take no more connections, end what is left of the others."""
+        """Accept no more connections, and close the others."""
         if self._acceptor is not None:
             await self._acceptor.aclose()
         await self._runner.cleanup()

@@ -1,4 +1,4 @@
-"""Which web pages of other origins may call the server from a browser: none, unless configured."""
+"""CORS: pages of other origins may call the server if the configuration lists them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler
 
-#: What scripts may read of an answer, besides what browsers show them anyway.
+#: Headers that scripts may read, besides those that browsers always show them.
 _EXPOSED: Final = "X-Request-Id, X-Ignored-Parameters, Retry-After, retry-after-ms, x-should-retry"
-#: Browsers ask again after so many seconds; Chromium's own limit.
+#: Seconds for which browsers keep the answer to a preflight; Chromium's own limit.
 _MAX_AGE: Final = "7200"
 
 
@@ -38,17 +38,17 @@ def add_cors(app: web.Application, origins: Collection[str]) -> None:
 
 @web.middleware
 async def answer_preflights(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer what browsers ask before the request itself, and without its key.
+    """Answer a browser's preflight, which has no API key.
 
-    Whether the origin may is said by the header that ``add_cors`` adds to this answer, or not.
+    The header that ``add_cors`` adds to this answer tells whether the origin is allowed.
     """
     method = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
     if request.method != hdrs.METH_OPTIONS or method is None:
         return await handler(request)
-    asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
+    wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
     headers = {
         hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, DELETE",
-        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: asked,
+        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: wanted,
         hdrs.ACCESS_CONTROL_MAX_AGE: _MAX_AGE,
     }
     return web.Response(status=204, headers=headers)

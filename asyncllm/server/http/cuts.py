@@ -1,4 +1,4 @@
-"""Cuts: the clients that were cut off because they read too slowly."""
+"""Cutting off clients that read too slowly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cuts:
     """Breaks connections off, and counts them by cause."""
 
     def __init__(self) -> None:
-        self.counts: Counter[Cause] = Counter(dict.fromkeys(_TEXTS, 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys(_TEXTS, 0))
 
     def cut(self, transport: asyncio.Transport, cause: Cause, name: str) -> None:
         """Break a connection off; ``name`` is the id of its request."""
@@ -47,9 +47,9 @@ class Cuts:
 
 
 def unsent(transport: asyncio.Transport) -> int:
-    """Bytes that the client has not taken yet: ours, and the system's as far as it tells.
+    """Bytes that the client has not taken yet, in our buffer and in the kernel's.
 
-    It takes more from us only when a good part of its own, megabytes, is gone.
+    The kernel's is megabytes large, and is filled again only when a good part of it is sent.
     """
     queued = array.array("i", [0])
     socket = transport.get_extra_info("socket")

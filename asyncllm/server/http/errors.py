@@ -13,7 +13,7 @@ from asyncllm.server.http.answer import Answer, json_response
 
 ErrorWriter: TypeAlias = Callable[[Exception], web.Response]
 
-#: Seconds after which a client may try again, where nothing better is known.
+#: Seconds after which a client may try again, unless the error has a better estimate.
 RETRY_SECONDS = 1.0
 
 #: Messages and params may quote what the client sent, which can be millions of characters.
@@ -22,7 +22,7 @@ _MAX_PARAM = 200
 
 
 class HttpError(AsyncLLMError):
-    """What HTTP itself refuses: no such route, a body that never arrives, no HTTP at all."""
+    """A request that breaks the rules of HTTP: unknown route, incomplete body, malformed header."""
 
     def __init__(self, message: str, status: int):
         super().__init__(message)
@@ -31,7 +31,7 @@ class HttpError(AsyncLLMError):
 
 
 class ErrorDetail(Answer, kw_only=True):
-    """``param`` names the field of the request, ``code`` what a program may decide by."""
+    """``param`` names the field of the request; programs may decide by ``code``."""
 
     message: str
     type: str
@@ -46,7 +46,7 @@ class ErrorBody(Answer, kw_only=True):
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """``{"error": {...}}``; an unexpected error tells the client nothing about our insides."""
+    """``{"error": {...}}``; the client of an unexpected error learns nothing about our code."""
     if not isinstance(error, AsyncLLMError):
         error = AsyncLLMError("internal server error")
     return {
@@ -60,13 +60,13 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 def _plain(text: str, most: int) -> str:
-    """At most ``most`` characters, and none that JSON cannot carry."""
+    """At most ``most`` characters, without lone surrogates, which JSON cannot encode."""
     short = text if len(text) <= most else text[: most - 3] + "..."
     return short.encode("utf-8", "replace").decode()
 
 
 def error_response(error: Exception) -> web.Response:
-    """The same as a response, with what clients need to decide about a retry."""
+    """An error body as a response, with the headers that tell clients when to retry."""
     status = error.status if isinstance(error, AsyncLLMError) else 500
     headers = {}
     if status in (429, 503):

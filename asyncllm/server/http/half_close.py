@@ -1,10 +1,9 @@
-"""Clients that have sent all they will send: some wait for their answer, others are gone.
+"""Clients that have closed their side of the connection: some still wait, others are gone.
 
-TCP says the same of both: the end of their bytes. It tells them apart only when something is
-written: a system whose program has closed the connection answers with a reset, one whose program
-only shut its sending side down takes the bytes. So something harmless is written while the answer
-is not ready. In a stream that is an SSE comment, before other answers the interim response "100
-Continue", which HTTP/1.1 has clients skip.
+TCP signals both alike, as the end of their bytes. They differ when something is written: a client
+that has closed the connection answers with a reset, one that only shut its sending side down takes
+the bytes. So we write something harmless while the answer is not ready: in a stream an SSE comment,
+before other answers the interim response "100 Continue", which HTTP/1.1 clients skip.
 
 HTTP/1.0 has no interim responses. There, a client that closes before an answer that is not streamed
 counts as gone: proxies that speak 1.0 close like this when their own client leaves.
@@ -22,20 +21,20 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-#: Where the handler of a request leaves what writes something harmless to its client.
+#: A function that writes something harmless to the client; False when it cannot yet.
 PROBE: Final = web.RequestKey("asyncllm_probe", object)
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: How soon to look for the reset after a probe; each look waits twice as long as the one before.
+#: First wait for the reset after a probe; it doubles with each look, up to ``LOOK_SECONDS``.
 FIRST_LOOK_SECONDS: Final = 0.002
 LOOK_SECONDS: Final = 0.25
-#: Between the first two probes; later ones come ever more rarely, because some clients allow for
-#: few interim responses.
+#: Between the first two probes; it doubles each time, because some clients accept only a few
+#: interim responses.
 PROBE_SECONDS: Final = 1.0
 
 
 class HalfClosed:
-    """Breaks off a connection whose client turns out to be gone."""
+    """Aborts a connection whose client turns out to be gone."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class HalfClosed:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Find out, as far as is possible now, whether the client is gone; break off if it is."""
+        """Probe if it is time to, and abort the connection if the client is gone."""
         self.stop()
         if self._transport.is_closing():
             return
@@ -80,7 +79,7 @@ class HalfClosed:
 
 
 def expect_answer(request: web.Request) -> None:
-    """From now on the client of a request is probed, although no answer to it has begun."""
+    """Probe the client from now on, before its answer begins."""
     request[PROBE] = partial(send_continue, request)
     look_closer(request)
 
@@ -94,8 +93,8 @@ def send_continue(request: web.Request) -> bool:
 
 
 def look_closer(request: web.Request) -> None:
-    """Look now, if the client has half-closed: it can be probed, or has just been written to."""
-    # A host application has connections of its own; they end with the client's first end.
+    """Look at once if the client has half-closed: probing is possible now."""
+    # The connections of a host application close when the client closes its side.
     half_closed: HalfClosed | None = getattr(request.protocol, "half_closed", None)
     if half_closed is not None:
         half_closed.look()

@@ -1,4 +1,4 @@
-"""What surrounds every handler: request ids, errors in OpenAI's shape, API keys."""
+"""What surrounds every handler: request ids, errors in the client's shape, API keys."""
 
 from __future__ import annotations
 
@@ -27,14 +27,22 @@ log = logging.getLogger(__name__)
 
 #: The id of the request that the current task serves.
 request_id: ContextVar[str] = ContextVar("request_id")
-
 #: The fields of that request that were ignored, as a header's value.
 ignored_fields: ContextVar[str] = ContextVar("ignored_fields")
 
-#: Why a request was not answered as it asked; for the log.
+#: Why a request failed; for the log.
 FAILURE: Final = web.RequestKey("asyncllm_failure", Exception)
+#: The request's places in the engine's queue, reserved when its body has arrived.
+RESERVATION: Final = web.RequestKey("asyncllm_reservation", Reservation)
 
-#: All that answers say of what made them; aiohttp would tell its version, and Python's.
+#: Writes the errors of a handler whose clients do not expect OpenAI's shape.
+ERROR_WRITERS: Final = web.AppKey("asyncllm_error_writers", dict[Handler, ErrorWriter])
+#: The same for paths without a handler, by the path that they begin with.
+ERROR_ROOTS: Final = web.AppKey("asyncllm_error_roots", dict[str, ErrorWriter])
+#: A route, and its path in our own application: a host's may have a prefix before it.
+KNOWN_ROUTE: Final = web.AppKey("asyncllm_known_route", tuple[web.AbstractRoute, str])
+
+#: The Server header; aiohttp would send its version, and Python's.
 SERVER: Final = "asyncllm"
 
 _ACCEPTED_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -50,19 +58,12 @@ async def set_headers(request: web.Request, response: web.StreamResponse) -> Non
         response.headers["X-Ignored-Parameters"] = ignored
 
 
-#: How errors are written for handlers whose clients do not read OpenAI's.
-ERROR_WRITERS: Final = web.AppKey("asyncllm_error_writers", dict[Handler, ErrorWriter])
-
-#: The same where no handler is found, by the path that they all begin with.
-ERROR_ROOTS: Final = web.AppKey("asyncllm_error_roots", dict[str, ErrorWriter])
-
-#: A route, and its path in our own application: a host's may have a prefix before it.
-KNOWN_ROUTE: Final = web.AppKey("asyncllm_known_route", tuple[web.AbstractRoute, str])
-
-
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error that is raised before the first byte becomes an error body."""
+    """Every error that is raised before the first byte becomes an error body.
+
+    However a request ends, its places in the queue are free and its client is no longer probed.
+    """
     write = _error_writer(request)
     given = request.headers.get("X-Request-Id", "")
     request_id.set(given if _ACCEPTED_ID.fullmatch(given) else new_request_id())
@@ -81,13 +82,17 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except Exception as error:
         log.exception("request %s failed", request_id.get())
         response = write(error)
+    finally:
+        request.pop(PROBE, None)  # the answer itself is written next
+        if (reservation := request.get(RESERVATION)) is not None:
+            reservation.release()
     if not request.content.is_eof():
-        response.force_close()  # what is still to come of the body is not the next request
+        response.force_close()  # the rest of the body must not be taken for the next request
     return response
 
 
 def _bare(error: Exception) -> Exception:
-    """Without the frames it came through, whose locals hold the request and its body.
+    """The error without its traceback, whose frames hold the request and its body.
 
     The request keeps its error, so they would stay until the garbage collector finds the cycle:
     gigabytes, where many large bodies are refused.
@@ -96,41 +101,27 @@ def _bare(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-#: The request's places in the engine's queue, from when its body has arrived.
-RESERVATION: Final = web.RequestKey("asyncllm_reservation", Reservation)
-
-
-@web.middleware
-async def clean_up(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """However a request ends, places that it reserved are free again, and its client not probed."""
-    try:
-        return await handler(request)
-    finally:
-        request.pop(PROBE, None)  # the answer itself is written next
-        if (reservation := request.get(RESERVATION)) is not None:
-            reservation.release()
-
-
 def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
 def _error_writer(request: web.Request) -> ErrorWriter:
-    """What the client of this route reads, also of one that we do not have."""
+    """Writes errors as the client of this path expects them, also where we have no such route."""
     known = request.app[ERROR_WRITERS].get(request.match_info.handler)
     if known is not None:
         return known
     route, path = request.app[KNOWN_ROUTE]
     assert route.resource is not None
-    asked = request.path.removeprefix(route.resource.canonical.removesuffix(path)) + "/"
+    prefix = route.resource.canonical.removesuffix(path)
+    ours = request.path.removeprefix(prefix) + "/"
     writers = request.app[ERROR_ROOTS].items()
-    return next((write for root, write in writers if asked.startswith(root + "/")), error_response)
+    return next((write for root, write in writers if ours.startswith(root + "/")), error_response)
 
 
 def from_http(
     request: web.BaseRequest, error: web.HTTPException, write: ErrorWriter = error_response
 ) -> web.Response:
-    """aiohttp's own refusals: no such route, wrong method, and what else it may find."""
+    """aiohttp's own refusals as an error body: no such route, wrong method, and others."""
     allowed = error.headers.get(hdrs.ALLOW)
     if allowed is not None and request.method == hdrs.METH_OPTIONS:
         return web.Response(status=204, headers={hdrs.ALLOW: f"{allowed},OPTIONS"})
@@ -142,7 +133,7 @@ def from_http(
 
 
 def require_key(keys: ApiKeys, exempt: Collection[Handler]) -> Middleware:
-    """A middleware that lets only tenants of ``keys`` through, except to ``exempt``."""
+    """A middleware that admits only tenants of ``keys``, except to ``exempt``."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from asyncllm.server.http.errors import ErrorWriter
 
-#: What routes refuse that take JSON, and those among them that generate.
+#: Statuses of refusals: of routes that take JSON, and of those among them that generate.
 TAKES_JSON: Final = (400, 404, 408, 413, 415, 503)
 GENERATES: Final = (*TAKES_JSON, 429, 500)
 
@@ -27,18 +27,17 @@ class Route:
     """One operation of the API.
 
     Attributes:
-        body: what it takes, if anything.
-        answers: one of them is what it answers; none: text that is no JSON.
-        event: what each event of a stream carries, where the body may ask for a stream: a Struct,
-            or a union of them.
+        body: type of the request body.
+        answers: types of the answer, one of several; without any, the answer is plain text.
+        event: type of a stream's events, or a union; None if the route does not stream.
         named_events: whether events have names, and the stream ends without ``[DONE]``.
-        stream_type: of a stream; what is no event stream has a line of JSON for each event.
-        error: the body of refusals.
-        query: parameters of the URL, with the values they may have, or with a schema.
-        refusals: what it may refuse a request with, besides 401.
-        write_error: makes such an answer.
-        refers: what fields refer to that are checked one by one.
-        needs_key: whether it is closed to clients without an API key, when there are keys.
+        stream_type: content type of a stream; other than event streams, it is lines of JSON.
+        error: type of the body of refusals.
+        query: parameters of the URL, with their possible values or their schema.
+        refusals: possible statuses of refusals, besides 401.
+        write_error: makes a refusal.
+        refers: types that the description refers to, of fields which are checked one by one.
+        needs_key: whether clients need an API key, when the server has keys.
     """
 
     method: str

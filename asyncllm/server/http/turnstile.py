@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
     from asyncllm.server.http.waits import Waits
 
-#: Requests may take so much of a turn whatever else happens in it.
+#: Starting requests may always take this long in one turn of the loop.
 LEAST_SECONDS: Final = 0.005
-#: And as much as everything else took, but at most this.
+#: They may take as long as everything else in the turn did, but at most this.
 MOST_SECONDS: Final = 0.05
-#: A first guess at what parsing, rendering, tokenizing and queueing a request takes.
+#: First estimate of the time to parse, render, tokenize and queue a request.
 START_SECONDS: Final = 0.0005
 #: Parsing and checking so many bytes of a body takes about as long as a start.
 BYTES_PER_START: Final = 16 * 1024
-#: Weight of the latest turn in what a start takes.
+#: Weight of the latest turn in the estimate.
 WEIGHT: Final = 0.25
 
 
 class Turnstile:
     """Lets requests begin in order of arrival, a few per turn of the loop.
 
-    A thousand that arrive at once would otherwise make one turn of half a second, in which no step
-    is planned, no token is delivered and no health check is answered.
+    Without it, a thousand arrivals at once would take one turn of half a second, in which no step
+    is planned, no token delivered and no health check answered.
     """
 
     def __init__(self, waits: Waits, clock: Callable[[], float] = time.perf_counter):
         """
         Args:
-            waits: gets the seconds for which each request waited here.
+            waits: observes the seconds for which each request waited here.
         """
         self._waits = waits
         self._clock = clock
@@ -49,7 +49,7 @@ class Turnstile:
         """Wait for the request's turn.
 
         Args:
-            num_bytes: of its body. A large one counts as many starts.
+            num_bytes: size of its body; a large one counts as several starts.
         """
         weight = 1 + num_bytes // BYTES_PER_START
         loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class Turnstile:
         self._waits.observe(self._clock() - began)
 
     def _turn(self) -> None:
-        """Let the next ones in. They run right before this is called again, in the next turn."""
+        """Let the next ones in: they run in the next turn, right before this is called again."""
         now = self._clock()
         starting = now - self._began_at
         if self._started:
@@ -94,6 +94,6 @@ class Turnstile:
         self._began_at = self._clock()
 
     def _allowed(self, others: float) -> int:
-        """How many may begin in a turn in which everything else takes this long."""
+        """How many requests may begin in a turn, if everything else in it takes ``others`` s."""
         seconds = min(max(LEAST_SECONDS, others), MOST_SECONDS)
         return max(1, round(seconds / self._cost))

@@ -1,4 +1,4 @@
-"""Waits: how long something waited, as metrics tell it."""
+"""Waits: how long something waited, for the metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from asyncllm.engine.stats import Distribution
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The longest wait is remembered for one to two times as long.
+#: The longest wait is remembered for this long to twice as long.
 RECENT_SECONDS: Final = 15.0
 
 
 class Waits:
-    """A distribution, and the longest wait of late, which a percentile of minutes hides."""
+    """A distribution, and the longest recent wait, which a percentile over minutes hides."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.distribution = Distribution()
@@ -34,7 +34,7 @@ class Waits:
 
     @property
     def longest(self) -> float:
-        """Of the latest RECENT_SECONDS at least, and of twice that at most."""
+        """The longest wait of the last RECENT_SECONDS, or of up to twice that."""
         self._turn_page()
         return max(self._longest, self._longest_before)
 

@@ -1,4 +1,4 @@
-"""What operators and clients ask about the server itself, and about requests it has served."""
+"""The server's state for operators and clients, and the traces of requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from asyncllm.errors import BadRequest, EngineDead, NotFound
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.native.perfetto import perfetto
-from asyncllm.server.native.schemas import Model, ModelList, NamedTrace
+from asyncllm.server.native.schemas import (
+    Aborted,
+    Load,
+    Model,
+    ModelList,
+    NamedTrace,
+    Status,
+    Version,
+)
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.trace import explain
 from asyncllm.version import __version__
@@ -21,7 +29,7 @@ async def health(request: web.Request) -> web.Response:
     """Alive: loading and draining are healthy, a dead engine is not."""
     if not request.app[SERVICE].llm.healthy:
         raise EngineDead("the engine has stopped")
-    return json_response({"status": "ok"})
+    return json_response(Status(status="ok"))
 
 
 async def ping(request: web.Request) -> web.Response:
@@ -31,16 +39,15 @@ async def ping(request: web.Request) -> web.Response:
 async def ready(request: web.Request) -> web.Response:
     """Whether a load balancer should send requests here."""
     request.app[SERVICE].check_ready()
-    return json_response({"status": "ready"})
+    return json_response(Status(status="ready"))
 
 
 async def load(request: web.Request) -> web.Response:
-    """What gateways balance by."""
-    return json_response({"server_load": len(request.app[SERVICE].live)})
+    return json_response(Load(server_load=len(request.app[SERVICE].live)))
 
 
 async def version(request: web.Request) -> web.Response:
-    return json_response({"version": __version__})
+    return json_response(Version(version=__version__))
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -73,12 +80,12 @@ async def request_trace(request: web.Request) -> web.Response:
 
 
 async def abort_request(request: web.Request) -> web.Response:
-    """End a request that is being served; its client gets what there is so far."""
+    """End a request that is being served; its client gets the answer so far."""
     service = request.app[SERVICE]
     name, served = request.match_info["id"], service.find(request)
     if served is None or not service.live.abort(served):
         raise NotFound(f"no request {name!r} is being served", param="id")
-    return json_response({"id": name, "aborted": True})
+    return json_response(Aborted(id=name, aborted=True))
 
 
 def _model(service: Service, name: str) -> Model:

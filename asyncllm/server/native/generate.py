@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 async def generate(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
     llm = service.llm
-    asked = await service.receive(request, GenerateRequest)
-    service.resolve_model(asked.model)
-    params = sampling_params(asked, llm.default_params, max_tokens=asked.max_tokens, logprobs=None)
-    scheduling = service.scheduling(request, asked)
-    if not asked.prompt:
+    body = await service.receive(request, GenerateRequest)
+    service.resolve_model(body.model)
+    params = sampling_params(body, llm.default_params, max_tokens=body.max_tokens, logprobs=None)
+    scheduling = service.scheduling(request, body)
+    if not body.prompt:
         raise BadRequest("the prompt is empty", param="prompt")
-    expect_prompts(llm, request[RESERVATION], [asked.prompt], 1)
-    prompt = await llm.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
+    expect_prompts(llm, request[RESERVATION], [body.prompt], 1)
+    prompt = await llm.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
     params = bounded(params, prompt, len(prompt), llm.limits.max_model_len)
-    reply = GenerateReply(len(prompt), with_ids=bool(asked.return_token_ids))
-    jobs = await fan_out(llm, [prompt], 1, params, scheduling, asked)
-    return await service.answer(request, jobs, reply, asked)
+    reply = GenerateReply(len(prompt), with_ids=bool(body.return_token_ids))
+    jobs = await fan_out(llm, [prompt], 1, params, scheduling, body)
+    return await service.answer(request, jobs, reply, body)
 
 
 class GenerateReply:
-    """``{"text", "finish_reason", "usage"}``; streamed, the last text comes with the latter two."""
+    """``{"text", "finish_reason", "usage"}``; in a stream, the last two come with the last text."""
 
     id = ""
     content_type = EVENT_STREAM

@@ -1,4 +1,4 @@
-"""GET /metrics: the engine's own numbers as Prometheus families, read when scraped."""
+"""GET /metrics: the engine's statistics for Prometheus, read when scraped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncllm.server.http.waits import ACCEPT_WAITS, RECENT_SECONDS, Waits
 from asyncllm.server.service import SERVICE, Service
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -73,11 +73,10 @@ LAG_SECONDS: Final = 0.05
 
 
 async def measure_lag(waits: Waits) -> None:
-    """Observe how late the event loop runs what is due: so much longer every request waits.
+    """Observe how late timers of the event loop run, to a millisecond.
 
-    Timers have a resolution of a millisecond. What steps say of the loop (``result_lag``) is exact,
-    but says nothing while none run. Neither sees how long a new connection waits to be accepted,
-    nor a new request to begin: ``accept_wait`` and ``start_wait`` do.
+    ``result_lag`` is exact, but known only while steps run. How long connections wait to be
+    accepted and requests to begin is in ``accept_wait`` and ``start_wait``.
     """
     while True:
         due = time.perf_counter() + LAG_SECONDS
@@ -86,7 +85,7 @@ async def measure_lag(waits: Waits) -> None:
 
 
 class ServiceCollector(Collector):
-    """Reads one service whenever its registry is scraped."""
+    """Reads one service when its registry is scraped."""
 
     def __init__(self, service: Service, lag: Waits, accepts: Waits, cuts: Cuts):
         self._service = service
@@ -95,7 +94,7 @@ class ServiceCollector(Collector):
         self._cuts = cuts
 
     def collect(self) -> Iterator[Metric]:
-        service = self._service
+        service, bodies = self._service, self._service.bodies
         yield _gauge("ready", service.llm.ready and not service.draining, "1 when serving.")
         yield _gauge("http_requests_live", len(service.live), "HTTP requests being answered.")
         yield _gauge("event_loop_lag_last_seconds", self._lag.last, "The latest measurement.")
@@ -104,19 +103,11 @@ class ServiceCollector(Collector):
         yield from _waits("accept_wait_seconds", self._accepts, text)
         text = "From a request's body until the request began to be looked at."
         yield from _waits("start_wait_seconds", service.start_waits, text)
-        cuts = CounterMetricFamily(
-            "asyncllm_slow_readers_cut",
-            "Clients cut off because they did not read.",
-            labels=["cause"],
-        )
-        for cause, count in self._cuts.counts.items():
-            cuts.add_metric([cause], count)
-        yield cuts
+        text = "Clients cut off because they did not read."
+        yield _counters("slow_readers_cut", self._cuts.counts, "cause", text)
         text = "Bytes of request bodies that are being read, or may be."
-        yield _gauge("request_body_bytes", service.bodies.held, text)
-        yield _gauge(
-            "request_bodies_waiting", service.bodies.waiting, "Bodies that wait to be read."
-        )
+        yield _gauge("request_body_bytes", bodies.held, text)
+        yield _gauge("request_bodies_waiting", bodies.waiting, "Bodies that wait to be read.")
         # Scrapes are answered on the loop's own thread.
         yield _counter("event_loop_cpu_seconds", time.thread_time(), "CPU time of its thread.")
         if service.llm.ready:
@@ -126,23 +117,15 @@ class ServiceCollector(Collector):
 
 
 def engine_metrics(stats: EngineStats) -> Iterator[Metric]:
-    """All that an engine counts."""
+    """The metrics of one engine."""
     for name, (field, text) in _GAUGES.items():
         yield _gauge(name, getattr(stats, field), text)
     for name, (field, text) in _COUNTERS.items():
         yield _counter(name, getattr(stats, field), text)
-    finished = CounterMetricFamily(
-        "asyncllm_requests_finished", "Requests by how they ended.", labels=["reason"]
-    )
-    for reason, count in stats.finished.items():
-        finished.add_metric([reason], count)
-    yield finished
-    errors = CounterMetricFamily(
-        "asyncllm_request_errors", "Requests that ended with an error, by cause.", labels=["cause"]
-    )
-    for cause, count in stats.errors.items():
-        errors.add_metric([cause], count)
-    yield errors
+    text = "Requests by how they ended."
+    yield _counters("requests_finished", stats.finished, "reason", text)
+    text = "Requests that ended with an error, by cause."
+    yield _counters("request_errors", stats.errors, "cause", text)
     for name, (field, text) in _HISTOGRAMS.items():
         yield _histogram(name, getattr(stats, field), text)
     for name, (field, text) in _DISTRIBUTIONS.items():
@@ -161,8 +144,16 @@ def _counter(name: str, value: float, text: str) -> Metric:
     return counter
 
 
+def _counters(name: str, counts: Mapping[str, int], label: str, text: str) -> Metric:
+    """A counter for each value of a label."""
+    family = CounterMetricFamily(f"asyncllm_{name}", text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
+
+
 def _distribution(name: str, values: Distribution, text: str) -> Iterator[Metric]:
-    """A histogram, and beside it the exact p99 of the latest observations."""
+    """A histogram, and the exact p99 of the latest observations."""
     yield _histogram(name, values.histogram, text)
     p99 = values.percentile(99)
     if p99 is not None:
@@ -173,9 +164,8 @@ def _distribution(name: str, values: Distribution, text: str) -> Iterator[Metric
 def _waits(name: str, waits: Waits, text: str) -> Iterator[Metric]:
     yield from _distribution(name, waits.distribution, text)
     name = f"{name.removesuffix('_seconds')}_max_seconds"
-    yield _gauge(
-        name, waits.longest, f"{text} The longest of the latest {RECENT_SECONDS:g} s or more."
-    )
+    text += f" The longest of the latest {RECENT_SECONDS:g} s or more."
+    yield _gauge(name, waits.longest, text)
 
 
 def _histogram(name: str, values: Histogram, text: str) -> Metric:
@@ -188,7 +178,7 @@ REGISTRY = web.AppKey("asyncllm_registry", CollectorRegistry)
 
 
 def add_metrics(app: web.Application) -> None:
-    """Give the app a registry of its own, so that several apps in one process do not mix."""
+    """Give the app its own registry, so that several apps in one process do not mix."""
     lag = Waits()
     app[REGISTRY] = CollectorRegistry()
     collector = ServiceCollector(app[SERVICE], lag, app[ACCEPT_WAITS], app[CUTS])

@@ -32,7 +32,7 @@ _STREAM: Final = (
 
 
 class Description:
-    """Of one application's routes."""
+    """Describes one application's routes."""
 
     def __init__(self, routes: Sequence[Route], config: ServerConfig, *, needs_key: bool):
         self._routes = routes
@@ -46,7 +46,7 @@ class Description:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The whole, without the address of the server."""
+        """The whole document, without the server's address."""
         refs, schemas = self._schemas()
         paths: dict[str, dict[str, Any]] = {}
         for route in self._routes:
@@ -64,7 +64,7 @@ class Description:
         }
 
     def _schemas(self) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
-        """A reference to each Struct that a route takes or answers, and what they refer to."""
+        """References to the Structs that routes take or answer, and the schemas of all of them."""
         bodies = [route.body for route in self._routes if route.body is not None]
         answers = [kind for route in self._routes for kind in route.answers]
         events = [route.event for route in self._routes if route.event is not None]
@@ -136,14 +136,14 @@ def _success(route: Route, refs: Mapping[Any, dict[str, Any]]) -> dict[str, Any]
 
 
 def _event(route: Route, refs: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
-    """Of each event of a stream, as OpenAPI 3.2 sees them; 3.1 leaves that open."""
-    said = {"anyOf": [refs[route.event], refs[route.error]]}
+    """The schema of each event of a stream, as in OpenAPI 3.2; 3.1 leaves it open."""
+    content = {"anyOf": [refs[route.event], refs[route.error]]}
     if route.stream_type != EVENT_STREAM:
-        return said
+        return content
     data: dict[str, Any] = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": said,
+        "contentSchema": content,
     }
     if route.named_events:
         properties = {"event": {"type": "string"}, "data": data}
@@ -162,7 +162,7 @@ def _refusal(status: int, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
-    """Those of the path, and those of the query; of values, the first is the default."""
+    """The parameters of the path and of the query; the first value listed is the default."""
     in_path = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in _PATTERN.findall(route.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from asyncllm.engine.requests.history import RequestTrace, StepRecord
     from asyncllm.engine.scheduling.timeline import Event
 
-#: The state in which an event leaves the request; chunks leave it as it is.
-_STATES = {
+#: State of the request after an event; chunks do not change it.
+_STATES: Final = {
     "queued": "waiting",
     "shares": "waiting for a shared prefix",
     "loading": "loading from the host",
@@ -20,8 +20,10 @@ _STATES = {
 }
 
 
-_ENGINE = 1
-_STATE, _CHUNKS = 1, 2
+#: Process of the engine, and threads of a sequence's process.
+_ENGINE: Final = 1
+_STATE: Final = 1
+_CHUNKS: Final = 2
 
 
 class Span(NamedTuple):
@@ -68,7 +70,7 @@ def _tracks(
 
 
 def states(trace: RequestTrace) -> list[Span]:
-    """What the sequence was doing from its arrival to its end, or until now."""
+    """The states of the sequence from its arrival to its end, or until now."""
     spans = []
     name, begin = "", trace.arrived
     for event in trace.events:
@@ -90,7 +92,7 @@ def _last_known(trace: RequestTrace) -> float:
 
 
 def _chunk_span(event: Event, step: StepRecord | None) -> Span:
-    """When its step ran; a moment where that is not known any more, or not yet."""
+    """When its step ran; an empty span if that is not known."""
     name = f"{event.b} tokens"
     if step is None:
         return Span(name, event.time, event.time)
@@ -110,7 +112,7 @@ def _slice(start: float, pid: int, tid: int, span: Span, args: dict[str, Any]) -
 
 
 def _names(pid: int, name: str, tid: int | None = None) -> dict[str, Any]:
-    """The name of a process, or of one of its threads, which the viewers draw as tracks."""
+    """Names a process, or one of its threads, which viewers draw as tracks."""
     head: dict[str, Any] = {"ph": "M", "pid": pid, "args": {"name": name}}
     if tid is None:
         return {**head, "name": "process_name"}

@@ -1,4 +1,4 @@
-"""The sequences of one HTTP request: submitted together, ended together, never left behind."""
+"""The sequences of one HTTP request: submitted together, and aborted when the request ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, web
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often clients are looked after, in seconds. Between steps only: a step looks by itself.
-SWEEP_SECONDS = 0.1
-#: Logprobs of so many prompt tokens are written in a thread, for all others to go on meanwhile.
-LONG_PROMPT = 512
+#: How often, in seconds, all clients are looked at; a step looks at those that it delivers to.
+SWEEP_SECONDS: Final = 0.1
+#: With logprobs of more prompt tokens than this, the answer is encoded in a thread.
+LONG_PROMPT: Final = 512
 
 
 class Job(NamedTuple):
@@ -41,12 +41,12 @@ class Job(NamedTuple):
 
 
 class Reply(Protocol):
-    """What a route answers with; one object per request, which also counts tokens for ``usage``.
+    """Builds the answer to one request in a route's format, and counts its tokens.
 
     Attributes:
-        id: what the answer calls itself; empty where answers have no id.
+        id: of the answer; empty where answers have no id.
         content_type: of a streamed answer.
-        explain: makes the trace that the answer is to end with; None for none. It is set before
+        explain: makes the trace at the end of the answer; None for no trace. It is set before
             anything is delivered, and called when every sequence has ended.
     """
 
@@ -55,23 +55,23 @@ class Reply(Protocol):
     explain: Callable[[], Trace] | None
 
     def opening(self) -> bytes:
-        """Frames to send as soon as the engine has accepted the request."""
+        """Frames to send once the engine has accepted the request."""
 
     def frames(self, index: int, delta: TokenDelta) -> bytes:
-        """Frames for what was added to one choice; may be empty."""
+        """Frames for a delta of one choice; may be empty."""
 
     def closing(self) -> bytes:
-        """Frames after the last choice ended, up to the very last."""
+        """Frames after the last choice has ended."""
 
     def failure(self, error: Exception) -> bytes:
-        """Frames that end an answer which cannot go on."""
+        """Frames that end an answer that failed."""
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
         """The whole answer of a request that does not stream."""
 
 
 class Delivery(ABC):
-    """Where the sequences of one request deliver to, and how who waits learns of their end.
+    """Takes the deltas of one request's sequences; a future is set when nothing more is coming.
 
     Attributes:
         error: why the client does not get the whole answer.
@@ -90,31 +90,31 @@ class Delivery(ABC):
         """
 
     def push(self, index: int, delta: TokenDelta) -> None:
-        """Take what one step added to one sequence; must not raise."""
+        """Take a step's delta of one sequence; must not raise."""
         if index not in self._unfinished:
-            return  # aborted, and the engine has not heard of it yet
+            return  # aborted here, and not yet in the engine
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
         self._take(index, delta)
 
     @abstractmethod
     def _take(self, index: int, delta: TokenDelta) -> None:
-        """A delta of a sequence that had not ended before it."""
+        """Take a delta of a sequence that has not ended before."""
 
     def abort(self) -> None:
-        """End all that runs; the client gets what there is so far."""
+        """End all running sequences; the client gets the answer so far."""
         for index in sorted(self._unfinished):
             self.push(index, TokenDelta(finish_reason=FinishReason.ABORT))
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing more is coming; idempotent. Who waits wakes up and aborts what still runs."""
+        """Set the future; its waiter aborts what still runs. Idempotent."""
         self.error = self.error or error
         if not self._ended.done():
             self._ended.set_result(error)
 
     @abstractmethod
     def look(self, now: float) -> None:
-        """Called now and then, in ``loop.time()`` seconds, whether or not a step delivers."""
+        """Called every SWEEP_SECONDS; ``now`` is ``loop.time()``."""
 
 
 class ClientDelivery(Delivery):
@@ -130,7 +130,7 @@ class ClientDelivery(Delivery):
 
     @abstractmethod
     async def respond(self) -> web.StreamResponse:
-        """Answer the request; raises what went wrong before the first byte."""
+        """Answer the request; raises errors that come before the first byte."""
 
     def begin(self) -> None:
         self._request[PROBE] = self.probe
@@ -139,10 +139,7 @@ class ClientDelivery(Delivery):
             raise ConnectionResetError("client disconnected")
 
     def probe(self) -> bool:
-        """Write something harmless, for a client that is gone to be found out.
-
-        False when that is not possible yet.
-        """
+        """Write something harmless, which a client that is gone resets; False if it cannot yet."""
         if self._ended.done():
             return False  # the answer itself is written next
         if self._request.version < HttpVersion11:
@@ -154,7 +151,7 @@ class ClientDelivery(Delivery):
         self._client_is_gone()
 
     def _client_is_gone(self) -> bool:
-        """Whether the client has disconnected, which also ends the request."""
+        """Whether the client has disconnected; if so, the request ends."""
         gone = self._transport.is_closing()
         if gone:
             self.end(ConnectionResetError("client disconnected"))
@@ -172,7 +169,7 @@ class ChoiceSink:
 
 
 class WholeAnswer(ClientDelivery):
-    """Collects everything, for a request that does not stream."""
+    """The answer to a request that does not stream."""
 
     def __init__(self, request: web.Request, reply: Reply, count: int):
         super().__init__(request, count)
@@ -191,7 +188,7 @@ class WholeAnswer(ClientDelivery):
         if error is not None:
             raise error
         scored = sum(len(output.prompt_logprobs or ()) for output in self._outputs)
-        if scored > LONG_PROMPT and self._reply.explain is None:  # a trace is the engine's own
+        if scored > LONG_PROMPT and self._reply.explain is None:  # traces belong to the loop
             body = await asyncio.to_thread(self._reply.body, self._outputs)
         else:
             body = self._reply.body(self._outputs)
@@ -201,8 +198,8 @@ class WholeAnswer(ClientDelivery):
 class LiveRequests:
     """The requests being served now.
 
-    It looks after clients that went away while no step delivers to them (a queued request, a long
-    prefill), because aiohttp tells handlers only when its runner was set up to, which a host
+    It looks for clients that disconnect while no step delivers to them (a queued request, a long
+    prefill). aiohttp cancels their handlers only if its runner is set up so, which a host
     application's need not be.
     """
 
@@ -223,7 +220,7 @@ class LiveRequests:
         jobs: Sequence[Job],
         reservation: Reservation | None = None,
     ) -> Iterator[Served]:
-        """Submit the jobs; on the way out nothing of them is left in the engine.
+        """Submit the jobs; leaving the context aborts those that still run.
 
         Args:
             reservation: has a place for each job.
@@ -256,7 +253,7 @@ class LiveRequests:
             self._remove(served)
 
     def abort(self, served: Served) -> bool:
-        """End a request with all of its sequences, if it has not ended yet; whether it had not."""
+        """End all sequences of a request; returns False if it has ended already."""
         delivery = self._deliveries.get(served)
         if delivery is not None:
             delivery.abort()

@@ -1,4 +1,4 @@
-"""Server-sent events, written by the engine's own delivery: no task wakes up for a token."""
+"""Streamed answers. The engine's delivery writes them, so no task wakes up for a token."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ HEADERS = {
 }
 
 
-#: What may be written between two events; clients skip it.
+#: Bytes between two events that clients skip.
 _HARMLESS: Final = {EVENT_STREAM: b":\n\n", "application/x-ndjson": b" "}
 
 
 class _Stream(web.StreamResponse):
-    """Its headers wait for its first bytes: that is one write less."""
+    """Headers are written together with the first bytes."""
 
     _send_headers_immediately = False
 
@@ -39,15 +39,14 @@ class _Stream(web.StreamResponse):
 class EventStream(ClientDelivery):
     """Writes each step's frames to the client's transport, at most one write per step.
 
-    aiohttp writes the headers and the end of the body. What lies between is written here, because
-    its own ``write`` is a coroutine, and a task per stream that wakes for each token costs more
-    than the write itself.
+    aiohttp writes the headers and the end of the body. The frames are written here, because its
+    ``write`` is a coroutine, and waking a task for each token costs more than the write itself.
     """
 
     def __init__(self, request: web.Request, reply: Reply, count: int):
         super().__init__(request, count)
         self._reply = reply
-        self._name = request_id.get("-")  # later the engine calls, or the sweep
+        self._name = request_id.get("-")  # later calls come from other tasks
         self._harmless = _HARMLESS.get(reply.content_type, b"")
         self._chunked = request.version >= HttpVersion11
         self._several = count > 1
@@ -67,8 +66,8 @@ class EventStream(ClientDelivery):
         if not self._several and self._reply.explain is None:
             self._flush()
         elif not self._scheduled:
-            # The other choices of this step follow at once: one write for all of them. And a trace
-            # is complete only when the engine is done with this delta.
+            # Write once for all choices of this step, which follow at once. And a trace is complete
+            # only after the engine has delivered this delta.
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
@@ -89,13 +88,13 @@ class EventStream(ClientDelivery):
             if self._transport.is_closing():
                 raise ConnectionResetError("client disconnected") from error
             self._write(self._take_pending() + self._reply.failure(error))
-        # Here, and not in aiohttp's write_eof, because only here a stalled client is given up.
+        # Not in aiohttp's write_eof, which would wait for a stalled client forever.
         await self._request.writer.drain()
         return response
 
     def probe(self) -> bool:
         if not self._open or self._ended.done() or not self._harmless:
-            return False  # what is written anyway is a probe, too
+            return False  # the stream's own writes are probes
         self._write(self._harmless)
         return True
 
@@ -112,7 +111,7 @@ class EventStream(ClientDelivery):
             self._give_up("stalled")
 
     def _flush(self) -> None:
-        """Write what is pending, unless the client has too much to read already."""
+        """Write the pending deltas, unless the client has too much unread."""
         self._scheduled = False
         transport = self._transport
         if not self._open or self._ended.done():
@@ -131,7 +130,7 @@ class EventStream(ClientDelivery):
             if last:
                 payload += self._reply.closing()
         except Exception as error:
-            # The engine calls: trouble with one answer must not reach the others.
+            # The engine calls this: an error in one answer must not reach the others.
             log.exception("request failed while its answer was written")
             self.end(error)
             return
@@ -164,7 +163,7 @@ class EventStream(ClientDelivery):
 
 
 def _size(delta: TokenDelta) -> int:
-    """What a delta will take on the wire, roughly."""
+    """Bytes that a delta takes on the wire, roughly."""
     size = len(delta.text)
     if delta.logprobs:
         size += len(delta.logprobs) * (1 + len(delta.logprobs[0].top)) * 64

@@ -11,8 +11,8 @@ import pytest
 
 from asyncllm.server_config import ServerConfig
 from tests.http.responses.test_responses import CALLS, make_llm, seen
-from tests.support.server.describing import check
 from tests.support.server.fake_llm import MAX_LEN, FakeLLM
+from tests.support.server.openapi import check
 from tests.support.server.serving import Server, serving
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"

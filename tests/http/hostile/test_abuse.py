@@ -257,7 +257,7 @@ async def gaps_of_a_stream(session: aiohttp.ClientSession) -> list[float]:
 
 
 @pytest.mark.parametrize("name", COSTLY)
-async def test_a_costly_grammar_slows_nobody_for_long(
+async def test_a_costly_grammar_slows_others_only_briefly(
     session: aiohttp.ClientSession, name: str
 ) -> None:
     path, body = COSTLY[name]

@@ -35,7 +35,7 @@ def gauge(server: Server, name: str) -> float:
     return float(found[1])
 
 
-def test_who_comes_last_is_not_answered_last() -> None:
+def test_the_last_arrival_is_not_answered_last() -> None:
     with serving(new_llm) as server, ExitStack() as stack, ThreadPoolExecutor() as threads:
         assert gauge(server, "accept_wait_max_seconds") < 0.2
         busy = threads.submit(server.call, lambda: time.sleep(1.0))

@@ -27,7 +27,7 @@ def held(server: Server) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_client_gets_what_there_is(held: Server, stream: bool) -> None:
+def test_the_client_gets_the_answer_so_far(held: Server, stream: bool) -> None:
     body = {"messages": MESSAGES, "stream": stream, "n": 2}
     before = len(held.llm.params)
     with ThreadPoolExecutor() as threads:

@@ -61,7 +61,7 @@ def num_encoded(server: Server) -> int:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_what_cannot_wait_is_not_tokenized(slow: Server, path: str) -> None:
+def test_a_refused_prompt_is_not_tokenized(slow: Server, path: str) -> None:
     full = 503 if path.startswith("/api/") else 429  # Ollama's own
     with ThreadPoolExecutor(3 * PLACES) as threads:
         asked = [threads.submit(slow.post, path, ROUTES[path]) for _ in range(3 * PLACES)]

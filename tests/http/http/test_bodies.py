@@ -77,7 +77,7 @@ def senders(stack: ExitStack, server: Server, count: int) -> list[Sender]:
     return made
 
 
-def test_they_wait_their_turn(narrow: Server) -> None:
+def test_bodies_wait_their_turn(narrow: Server) -> None:
     with ExitStack() as stack:
         clients = senders(stack, narrow, 5)
         until(narrow, (2 * SIZE, 3))
@@ -87,7 +87,9 @@ def test_they_wait_their_turn(narrow: Server) -> None:
         assert [client.answer().status for client in clients] == [200] * 5
 
 
-def test_who_waits_too_long_is_refused(narrow: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_waits_too_long_is_refused(
+    narrow: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bodies, "WAIT_SECONDS", 0.2)
     with ExitStack() as stack:
         clients = senders(stack, narrow, 3)
@@ -99,7 +101,7 @@ def test_who_waits_too_long_is_refused(narrow: Server, monkeypatch: pytest.Monke
         assert [client.answer().status for client in clients[:2]] == [200] * 2
 
 
-def test_who_leaves_makes_room(narrow: Server) -> None:
+def test_a_client_that_leaves_makes_room(narrow: Server) -> None:
     with ExitStack() as stack:
         first, second, third = senders(stack, narrow, 3)
         until(narrow, (2 * SIZE, 1))
@@ -111,7 +113,7 @@ def test_who_leaves_makes_room(narrow: Server) -> None:
         assert second.answer().status == 200
 
 
-def test_a_body_of_unknown_length_takes_the_most_it_may_have(narrow: Server) -> None:
+def test_a_body_of_unknown_length_takes_the_limit(narrow: Server) -> None:
     with ExitStack() as stack:
         clients = [Sender(narrow, chunked=True) for _ in range(3)]
         for client in clients:
@@ -123,7 +125,7 @@ def test_a_body_of_unknown_length_takes_the_most_it_may_have(narrow: Server) -> 
         assert [client.answer().status for client in clients] == [200] * 3
 
 
-def test_one_body_is_always_read() -> None:
+def test_a_single_body_is_always_read() -> None:
     config = ServerConfig(max_body_bytes=SIZE, max_bodies_bytes=10)
     with serving(config=config) as server, ExitStack() as stack:
         [client] = senders(stack, server, 1)
@@ -131,7 +133,7 @@ def test_one_body_is_always_read() -> None:
         assert client.answer().status == 200
 
 
-def test_there_must_be_some_room() -> None:
+def test_the_room_for_bodies_must_be_positive() -> None:
     with pytest.raises(BadRequest) as caught:
         ServerConfig(max_bodies_bytes=0)
     assert caught.value.param == "max_bodies_bytes"

@@ -107,7 +107,7 @@ def test_options(server: Server) -> None:
     check(server.request("OPTIONS", "/nothing"), 404)
 
 
-def test_what_an_error_quotes_is_bounded(server: Server) -> None:
+def test_quotes_in_errors_are_bounded(server: Server) -> None:
     answer = server.post("/generate", {"prompt": "a", "model": "m" * 100_000})
     check(answer, 404, "model", "model_not_found")
     assert len(answer.body) < 5000
@@ -116,7 +116,7 @@ def test_what_an_error_quotes_is_bounded(server: Server) -> None:
     assert server.post("/generate", raw).status == 400
 
 
-def test_nothing_tells_what_made_the_answer(server: Server) -> None:
+def test_headers_do_not_tell_the_server_software(server: Server) -> None:
     for answer in (server.get("/version"), server.get("/nothing")):
         assert answer.headers["Server"] == "asyncllm"
 
@@ -191,7 +191,7 @@ def test_official_client_and_failures(
         (DeadlineExceeded("too late"), 1),
     ],
 )
-def test_official_client_tries_again_where_that_helps(
+def test_official_client_retries_where_that_helps(
     server: Server,
     client: openai.OpenAI,
     planted: Exception,

@@ -69,12 +69,12 @@ def test_other_origins(open_to_page: Server) -> None:
             assert answer.headers["Vary"] == "Origin"
 
 
-def test_a_preflight_is_the_only_thing_without_a_key(open_to_page: Server) -> None:
+def test_only_a_preflight_needs_no_key(open_to_page: Server) -> None:
     assert open_to_page.request("OPTIONS", "/generate", headers={"Origin": PAGE}).status == 401
     assert open_to_page.get("/version", {"Origin": PAGE, **PREFLIGHT}).status == 401
 
 
-def test_everybody() -> None:
+def test_any_origin() -> None:
     with serving(config=ServerConfig(cors_origin=("*",))) as server:
         answer = server.get("/version", {"Origin": "null"})
         assert answer.headers["Access-Control-Allow-Origin"] == "*"

@@ -269,7 +269,7 @@ def test_unknown_routes(server: Server) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "/deep/down"])
-def test_unknown_routes_of_other_apis_answer_in_their_words(prefix: str) -> None:
+def test_unknown_routes_of_other_apis_answer_in_their_format(prefix: str) -> None:
     with serving(prefix=prefix) as mounted:
         for method, path, status in (
             ("GET", "/v1/messages", 405),
@@ -391,7 +391,7 @@ def test_error_bodies_are_json_numbers(server: Server) -> None:
 
 
 @pytest.mark.parametrize("half", ["\\ud800", "\\uDBFF\\n", "\\udc00", "\\ud83d\\u0041"])
-def test_half_of_a_surrogate_pair_is_named(server: Server, half: str) -> None:
+def test_a_lone_surrogate_is_named(server: Server, half: str) -> None:
     body = '{"prompt": "\\\\ud800 \\ud83d\\ude00 é %s"}' % half  # noqa: UP031
     message = server.post("/generate", body.encode()).json["error"]["message"]
     at = body.encode().index(half.encode(), 30)
@@ -406,7 +406,7 @@ def test_tokenize_takes_one_of_two(server: Server) -> None:
     assert server.post("/tokenize", both | {"prompt": None}).status == 200
 
 
-def test_what_effort_there_is(server: Server) -> None:
+def test_reasoning_efforts(server: Server) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}], "reasoning_effort": "bogus"}
     error = server.post("/v1/chat/completions", chat).json["error"]
     assert "none, minimal, low, medium, high" in error["message"]

@@ -68,7 +68,7 @@ def answer_of(client: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", REQUESTS)
-def test_who_waits_gets_the_answer(held: Server, path: str, stream: bool) -> None:
+def test_a_client_that_waits_gets_the_answer(held: Server, path: str, stream: bool) -> None:
     with ask(held, path, stream) as client:
         client.shutdown(socket.SHUT_WR)
         time.sleep(0.3)  # for several looks, and a probe
@@ -87,7 +87,9 @@ def test_who_waits_gets_the_answer(held: Server, path: str, stream: bool) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_half_closes_with_the_request_gets_the_answer(each_loop: Server, stream: bool) -> None:
+def test_a_client_that_half_closes_with_the_request_gets_the_answer(
+    each_loop: Server, stream: bool
+) -> None:
     """The end of the input arrives together with the request."""
     body = json.dumps({"prompt": "abc", "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -126,7 +128,7 @@ def reset(client: socket.socket) -> None:
 @pytest.mark.parametrize("leave", [close, reset])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_is_gone_is_noticed(
+def test_a_client_that_is_gone_is_noticed(
     held: Server, stream: bool, version: str, leave: Callable[[socket.socket], None]
 ) -> None:
     client = ask(held, "/v1/chat/completions", stream, version)
@@ -137,7 +139,7 @@ def test_who_is_gone_is_noticed(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_after_half_closing_is_noticed(
+def test_a_client_that_leaves_after_half_closing_is_noticed(
     held: Server, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(half_close, "PROBE_SECONDS", 0.05)
@@ -172,7 +174,7 @@ def test_the_end_within_a_body_ends_the_connection(each_loop: Server) -> None:
     ],
     ids=["no host", "two lengths", "bad url"],
 )
-def test_what_is_no_request_is_answered_all_the_same(
+def test_bytes_that_are_not_http_are_answered(
     each_loop: Server, request_: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_connection(("127.0.0.1", each_loop.port), timeout=10) as client:

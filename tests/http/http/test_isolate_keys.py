@@ -53,7 +53,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("isolated", [False, True])
-async def test_keys_share_prefixes_or_do_not(isolated: bool) -> None:
+async def test_keys_share_prefixes_unless_isolated(isolated: bool) -> None:
     async with asking(isolate_keys=isolated) as client:
         for number, (path, body) in enumerate(ROUTES.items()):
             salted = body | {"cache_salt": f"route {number}"}
@@ -88,7 +88,7 @@ def test_no_two_tenants_have_the_same_salt() -> None:
     assert shared.isdisjoint(isolated)
 
 
-async def test_in_the_library_a_request_says_so() -> None:
+async def test_the_library_isolates_a_request_by_its_params() -> None:
     async with AsyncLLM(device="sim", max_model_len=512) as llm:
         found = []
         for tenant, isolated in (("a", False), ("b", False), ("b", True), ("a", True), ("b", True)):
@@ -98,6 +98,6 @@ async def test_in_the_library_a_request_says_so() -> None:
     assert found == [False, True, False, False, True]
 
 
-def test_without_keys_there_is_nobody_to_isolate() -> None:
+def test_isolation_needs_keys() -> None:
     with pytest.raises(BadRequest, match="isolate_keys needs api_key"):
         ServerConfig(isolate_keys=True)

@@ -61,7 +61,9 @@ def cuts(server: Server) -> dict[str, float]:
     return {cause: float(count) for cause, count in found}
 
 
-def test_who_does_not_read_is_cut_off(impatient: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_does_not_read_is_cut_off(
+    impatient: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     before = cuts(impatient)
     with ask(impatient) as client:
         # The engine is done with it, and so is all that a request holds.
@@ -107,7 +109,7 @@ def test_a_stream_that_is_not_read_is_cut_off(
     assert aborted.message == "request slow aborted: client reads too slowly"
 
 
-def test_who_reads_slowly_gets_all(impatient: Server) -> None:
+def test_a_slow_reader_gets_everything(impatient: Server) -> None:
     with ask(impatient) as client:
         began, parts = time.monotonic(), []
         while time.monotonic() < began + 3 * SECONDS:

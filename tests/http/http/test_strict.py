@@ -127,7 +127,7 @@ def test_harmless_fields_are_known(server: Server, strict: Server, path: str) ->
         ("/v1/completions", completion_params.CompletionCreateParamsBase),
     ],
 )
-def test_fields_of_openais_clients_are_known(strict: Server, path: str, params: type) -> None:
+def test_openai_client_fields_are_known(strict: Server, path: str, params: type) -> None:
     """All that its types name; null asks for nothing."""
     names = get_type_hints(params).keys() - BODIES[path].keys()
     assert len(names) > 15
@@ -143,7 +143,7 @@ def test_harmless_fields_are_typed(server: Server, field: str) -> None:
     assert answer.json["error"]["param"] == field
 
 
-def test_what_is_known_but_has_no_effect_is_named(server: Server, strict: Server) -> None:
+def test_known_fields_without_effect_are_named(server: Server, strict: Server) -> None:
     fields = {"verbosity": "low", "web_search_options": {}}
     for each in (server, strict):
         answer = each.post("/v1/chat/completions", BODIES["/v1/chat/completions"] | fields)
@@ -168,7 +168,7 @@ def test_a_strict_error_is_bounded(strict: Server) -> None:
     assert len(answer.body) < 10_000
 
 
-async def test_our_own_client_says_nothing_unknown(strict: Server) -> None:
+async def test_our_own_client_sends_no_unknown_field(strict: Server) -> None:
     params = SamplingParams(seed=1, max_tokens=3, logprobs=1, stop=("x",), stop_token_ids=(5,))
     async with Client(strict.url) as client:
         for prompt in ("abc", [97, 98], [{"role": "user", "content": "a"}]):
@@ -226,7 +226,7 @@ def test_header_without_names() -> None:
         (b'{"prompt": "\\u0022\\u0022\\u0022\\u0022", "x": "", "x": ""}', "x"),
     ],
 )
-def test_double_keys(server: Server, body: bytes, param: str) -> None:
+def test_duplicate_keys(server: Server, body: bytes, param: str) -> None:
     answer = server.post("/generate", body)
     assert answer.status == 400
     assert answer.json["error"]["param"] == param
@@ -236,7 +236,7 @@ def test_double_keys(server: Server, body: bytes, param: str) -> None:
     "text",
     ['"', '\\"', 'say \\"a\\": 1', "\\u0022", "\\\\u0022", "\\\\.", 'é"ü', '{"a": 1, "a": 2}'],
 )
-def test_quotes_are_no_double_keys(text: str) -> None:
+def test_quotes_are_not_duplicate_keys(text: str) -> None:
     content = {"messages": [{"role": "user", "content": text}]}
     for ascii_only in (False, True):
         for separators in ((",", ":"), (" ,\n", "\t: ")):
@@ -257,7 +257,7 @@ def test_quotes_are_no_double_keys(text: str) -> None:
         (b'{"messages": [{}], "typo": 1e999}', None),
     ],
 )
-def test_what_is_refused_before_its_field_is_known(body: bytes, param: str | None) -> None:
+def test_values_that_are_refused_while_decoding(body: bytes, param: str | None) -> None:
     with pytest.raises(BadRequest) as caught:
         parse(bytearray(body), ChatRequest)
     assert caught.value.param == param

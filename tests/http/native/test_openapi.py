@@ -16,7 +16,8 @@ from asyncllm.errors import BadRequest, DeadlineExceeded, StepError
 from asyncllm.server.app import ROUTES, create_app
 from asyncllm.server_config import ServerConfig
 from asyncllm.types import SamplingParams, SchedulingParams
-from tests.support.server.describing import (
+from tests.support.server.fake_llm import FakeLLM
+from tests.support.server.openapi import (
     CHAT,
     COMPLETIONS,
     GENERATE,
@@ -25,7 +26,6 @@ from tests.support.server.describing import (
     operation,
     validate,
 )
-from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server, serving
 
 KEYS = ServerConfig(api_key=("k",), max_body_bytes=100_000, request_seconds=0.3)

@@ -13,7 +13,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from asyncllm.server.app import ROUTES
 from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS, Formats
-from tests.support.server.describing import (
+from tests.support.server.fake_llm import FakeLLM, FakeTemplate
+from tests.support.server.openapi import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
@@ -30,7 +31,6 @@ from tests.support.server.describing import (
     operation,
     validate,
 )
-from tests.support.server.fake_llm import FakeLLM, FakeTemplate
 from tests.support.server.serving import Server, serving
 
 #: Requests that together make every answer look in every way it can.

@@ -72,7 +72,7 @@ def check_whole(trace: Any, count: int) -> None:
         assert entry["events"][-1]["tokens"] == entry["prompt_tokens"] + entry["completion_tokens"]
 
 
-def test_a_trace_explains_so_many_choices_and_no_more() -> None:
+def test_a_trace_explains_a_bounded_number_of_choices() -> None:
     with serving() as server:
         limits = msgspec.structs.replace(server.llm.limits, max_waiting=100)
         server.call(lambda: setattr(server.llm, "limits", limits))
@@ -122,7 +122,7 @@ def test_ids_that_clients_choose(server: Server, name: str) -> None:
     assert "/" not in disposition
 
 
-def test_unknown_ones(server: Server) -> None:
+def test_unknown_ids(server: Server) -> None:
     for name in ("nobody", "chatcmpl-nobody", "chatcmpl-"):
         answer = server.get(f"/v1/requests/{name}/trace")
         assert (answer.status, answer.json["error"]["param"]) == (404, "id")
@@ -135,7 +135,7 @@ def test_unknown_ones(server: Server) -> None:
     assert (answer.status, answer.json["error"]["param"]) == (400, "format")
 
 
-def test_what_the_engine_has_forgotten(server: Server) -> None:
+def test_a_trace_that_the_engine_has_forgotten(server: Server) -> None:
     name = server.post("/generate", {"prompt": "a"}).headers["X-Request-Id"]
     server.call(lambda: server.llm._known.clear())
     assert server.get(f"/v1/requests/{name}/trace").status == 404
@@ -158,7 +158,7 @@ def test_while_it_waits_and_runs(server: Server) -> None:
     assert outcomes == ["length"] * 2
 
 
-def test_those_that_end_badly(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_fail(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.llm, "fail", RuntimeError())
     headers = {"X-Request-Id": "bad"}
     assert server.post("/v1/completions", {"prompt": "a"}, headers).status == 500
@@ -192,7 +192,7 @@ def trace(server: Server, name: str, key: str) -> Answer:
     return server.get(f"/v1/requests/{name}/trace", bearer(key))
 
 
-def test_a_key_sees_its_own_requests_only(keyed: Server) -> None:
+def test_a_key_sees_only_its_own_requests(keyed: Server) -> None:
     answer = keyed.post("/v1/completions", {"prompt": "a"}, bearer("secret-a"))
     for name in (answer.json["id"], answer.headers["X-Request-Id"]):
         mine = trace(keyed, name, "secret-a")

@@ -10,7 +10,7 @@ import pytest
 
 from asyncllm import EmbeddingParams
 from tests.support.server.fake_llm import MAX_LEN, hidden_of
-from tests.support.server.ollama_asking import client
+from tests.support.server.ollama_client import client
 from tests.support.server.serving import Answer, Server
 
 EMBED, EMBEDDINGS = "/api/embed", "/api/embeddings"

@@ -11,7 +11,7 @@ import pytest
 from asyncllm.errors import StepError
 from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import MAX_LEN, FakeLLM
-from tests.support.server.ollama_asking import (
+from tests.support.server.ollama_client import (
     CHAT,
     ECHO,
     GENERATE,

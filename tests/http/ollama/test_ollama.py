@@ -11,7 +11,7 @@ import pytest
 
 from asyncllm.text.grammar import JsonObject, JsonSchema
 from tests.support.server.fake_llm import MAX_LEN, FakeLLM
-from tests.support.server.ollama_asking import (
+from tests.support.server.ollama_client import (
     CHAT,
     ECHO,
     GENERATE,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.server.describing import CHAT, RENDER, USER
 from tests.support.server.fake_llm import MAX_LEN
+from tests.support.server.openapi import CHAT, RENDER, USER
 from tests.support.server.serving import Server
 
 BODIES: list[dict[str, Any]] = [

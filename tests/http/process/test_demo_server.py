@@ -239,7 +239,7 @@ async def test_a_cut_inside_a_character_leaves_whole_ones(async_client: openai.A
         ("/v1/nothing", {}, 404, None),
     ],
 )
-async def test_bad_input_is_named_and_nobody_notices(
+async def test_bad_input_is_named_and_disturbs_nobody(
     server: ServerProcess, path: str, body: object, status: int, param: str | None
 ) -> None:
     data = body if isinstance(body, str) else json.dumps(body)
@@ -288,7 +288,7 @@ def test_sigterm_lets_streams_finish() -> None:
     server.stop()
 
 
-def test_a_port_that_is_taken_is_said_before_loading() -> None:
+def test_a_port_in_use_is_reported_before_loading() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

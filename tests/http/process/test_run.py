@@ -162,7 +162,7 @@ def test_drains(client: Client) -> None:
 
 
 @pytest.mark.parametrize("second_signal", [False, True])
-def test_cuts_off_what_takes_too_long(client: Client, second_signal: bool) -> None:
+def test_requests_that_take_too_long_are_cut_off(client: Client, second_signal: bool) -> None:
     with process(drain_seconds=60 if second_signal else 0.3, step_seconds=0.02) as running:
         port = ready_port(running)
         stream = client.send(port, "POST", "/generate", ENDLESS)

@@ -63,7 +63,7 @@ def end(running: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
         ("closing", r"asyncllm-loop \("),
     ],
 )
-def test_what_hangs_is_named_and_left(where: str, named: str) -> None:
+def test_a_hanging_thread_is_named_and_left(where: str, named: str) -> None:
     with hanging(where) as running:
         time.sleep(0.3)
         running.terminate()
@@ -74,7 +74,7 @@ def test_what_hangs_is_named_and_left(where: str, named: str) -> None:
     assert "Traceback" not in errors
 
 
-def test_the_kernel_ends_what_python_cannot() -> None:
+def test_the_kernel_ends_a_process_that_python_cannot() -> None:
     with hanging("interpreter's lock") as running:
         running.terminate()
         code, _ = end(running, DRAIN + GRACE + MARGIN)

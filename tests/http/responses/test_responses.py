@@ -12,8 +12,8 @@ from openai.types.responses import Response
 
 from asyncllm.server_config import ServerConfig
 from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS, Formats
-from tests.support.server.describing import check
 from tests.support.server.fake_llm import MAX_LEN, FakeLLM, FakeTemplate
+from tests.support.server.openapi import check
 from tests.support.server.serving import Server, serving
 
 RESPONSES = "/v1/responses"

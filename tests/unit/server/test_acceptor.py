@@ -118,7 +118,7 @@ async def test_a_connection_that_broke_does_not_hold_up_the_next() -> None:
     client.close()
 
 
-async def test_what_is_accepted_is_not_lost_when_it_closes() -> None:
+async def test_accepted_connections_survive_closing() -> None:
     made: list[asyncio.BaseTransport] = []
     [listening] = await bind("127.0.0.1", 0)
     clients = connect(listening, 5)
@@ -183,7 +183,7 @@ async def test_ipv6() -> None:
     listening.close()
 
 
-async def test_what_cannot_be_listened_on() -> None:
+async def test_addresses_that_cannot_be_bound() -> None:
     with pytest.raises(OSError, match="assign requested address"):
         await bind("203.0.113.1", 0)
     [taken] = await bind("127.0.0.1", 0)

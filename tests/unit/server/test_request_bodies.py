@@ -149,7 +149,7 @@ def test_integers_written_as_floats(
     assert type(found) is type(value)
 
 
-def test_large_bodies_may_have_them_too() -> None:
+def test_integers_written_as_floats_in_large_bodies() -> None:
     body: dict[str, Any] = {"prompt": "long " * 100_000, "max_tokens": 16.0}
     asked, _ = parse(bytearray(json.dumps(body).encode()), CompletionRequest)
     assert type(asked.max_tokens) is int
@@ -159,7 +159,7 @@ def test_large_bodies_may_have_them_too() -> None:
     assert caught.value.param == "prompt[0]"
 
 
-def test_only_what_is_no_integer_is_mended() -> None:
+def test_only_integer_fields_are_converted() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"minimum": 1.0}}}
     body = {"messages": [{"role": "user", "content": "1.0"}], "tools": [tool], "top_k": 5.0}
     asked, fields = parse(bytearray(json.dumps(body | {"temperature": 1.0}).encode()), ChatRequest)
@@ -185,7 +185,7 @@ def test_only_what_is_no_integer_is_mended() -> None:
         ('{"n": 1.0, "n": 1}', "n"),
     ],
 )
-def test_what_is_none_is_refused_by_name(text: str, param: str) -> None:
+def test_values_that_are_not_integers_are_refused_by_name(text: str, param: str) -> None:
     body = bytearray(f'{{"messages": [], {text[1:]}'.encode())
     with pytest.raises(BadRequest) as caught:
         parse(body, ChatRequest)

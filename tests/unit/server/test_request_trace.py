@@ -126,7 +126,7 @@ def test_a_step_on_the_device_has_no_times_yet() -> None:
     assert entry["steps"]["mean_ms"] == 50, "of those that are done"
 
 
-def test_one_that_still_waits() -> None:
+def test_a_request_that_still_waits() -> None:
     entry = entry_of(WAITING)
     assert (entry["started_ms"], entry["first_token_ms"], entry["ended_ms"]) == (None, None, None)
     assert entry["steps"]["count"] == 0
@@ -206,7 +206,7 @@ def test_perfetto() -> None:
     assert [(e["name"], e["ts"]) for e in moments] == [("first token", 450_000)] * 2
 
 
-def test_perfetto_of_one_that_waits() -> None:
+def test_perfetto_of_a_request_that_waits() -> None:
     events = perfetto("x", [(0, WAITING)])["traceEvents"]
     [waiting] = [e for e in events if e["ph"] == "X"]
     assert (waiting["name"], waiting["ts"], waiting["dur"]) == ("waiting", 0, 0)

@@ -50,7 +50,7 @@ async def test_a_lone_request_does_not_wait() -> None:
     assert storm.waits.longest == 0.0
 
 
-async def test_they_begin_in_order_and_turns_stay_short() -> None:
+async def test_requests_begin_in_order_and_turns_stay_short() -> None:
     storm = Storm(500, 0.001)
     await storm.pass_by()
     assert storm.begun == list(range(500))
@@ -60,19 +60,19 @@ async def test_they_begin_in_order_and_turns_stay_short() -> None:
     assert 0.3 < storm.waits.longest <= 0.5
 
 
-async def test_they_get_as_much_of_a_turn_as_everything_else() -> None:
+async def test_requests_get_as_much_of_a_turn_as_everything_else() -> None:
     storm = Storm(2000, 0.001)
     await storm.pass_by(others=0.02)
     assert 15 <= sum(storm.per_turn[10:-1]) / len(storm.per_turn[10:-1]) <= 25
 
 
-async def test_but_not_without_end() -> None:
+async def test_a_turn_is_bounded_all_the_same() -> None:
     storm = Storm(1000, 0.001)
     await storm.pass_by(others=1.0)
     assert max(storm.per_turn[10:]) * 0.001 <= 1.2 * MOST_SECONDS
 
 
-async def test_who_has_left_takes_no_place() -> None:
+async def test_a_client_that_left_takes_no_place() -> None:
     storm = Storm(300, 0.001)
     await asyncio.sleep(0)
     begun = len(storm.begun)
@@ -84,7 +84,7 @@ async def test_who_has_left_takes_no_place() -> None:
     assert not storm.turnstile._waiting
 
 
-async def test_it_rests_when_nobody_comes() -> None:
+async def test_no_turns_without_requests() -> None:
     storm = Storm(50, 0.001)
     await storm.pass_by()
     for _ in range(3):

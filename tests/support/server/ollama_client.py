@@ -1,4 +1,4 @@
-"""How tests ask Ollama's routes of a fake model."""
+"""Ollama's routes on a fake model, for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ECHO = "user: aé\nassistant: "
 
 
 class LastMessage(FakeTemplate):
-    """What is said last is all of the prompt, so that it is what the model says."""
+    """The last message is the whole prompt, so the model answers with it."""
 
     def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         self.seen = (messages, options)

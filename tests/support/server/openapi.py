@@ -1,4 +1,4 @@
-"""/openapi.json, and what it takes to hold answers against it."""
+"""/openapi.json, and checks of answers against it."""
 
 from __future__ import annotations
 
