@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncllm.server.shutdown import SAME_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -168,15 +170,17 @@ def test_requests_that_take_too_long_are_cut_off(client: Client, second_signal: 
         stream = client.send(port, "POST", "/generate", ENDLESS)
         whole = client.begin(port, "POST", "/generate", {**ENDLESS, "stream": False})
         time.sleep(0.1)
+        begun = time.monotonic()
         running.terminate()
         if second_signal:
-            time.sleep(0.1)
+            time.sleep(SAME_SECONDS + 0.1)  # sooner it would count as the first one again
             running.terminate()
         *_, error, done, rest = stream.read().decode().split("\n\n")
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "not_ready"
         assert (done, rest) == ("data: [DONE]", "")
         assert whole.getresponse().status == 503
         code, errors = end(running)
+        assert time.monotonic() - begun < 30, "the drain time of 60 s was waited for"
         assert code == 0
         assert "cutting 2 requests off" in errors
         assert "Traceback" not in errors
