@@ -43,7 +43,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_module_is_launched(compiled: dict[str, Any]) -> None:
     launched = {name.rpartition(".")[0] for kernels in compiled.values() for name, *_ in kernels}
     package = asyncllm.kernels.triton
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         spec = importlib.util.find_spec(module.name)
         assert spec is not None
         assert spec.origin is not None
