@@ -28,7 +28,7 @@ from asyncllm.engine.policy import Fair
 from asyncllm.engine.scheduling.outcome import Applied
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.event_loop import new_event_loop
-from asyncllm.executor.executor import ThreadExecutor
+from asyncllm.executor.thread_executor import ThreadExecutor
 from asyncllm.server.app import create_app
 from asyncllm.server.http.connection import Listener
 from asyncllm.server_config import ServerConfig

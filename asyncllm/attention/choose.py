@@ -13,7 +13,7 @@ from asyncllm.attention.flashinfer_library import find_nvcc, installed, librarie
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import ModelError
-from asyncllm.kernels.native import MIN_CAPABILITY
+from asyncllm.kernels.support import MIN_CAPABILITY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from typing import Final
 from asyncllm.config import EngineLimits
 from asyncllm.engine.requests.check import check_deadline, check_request
 from asyncllm.engine.requests.history import History, RequestTrace
+from asyncllm.engine.requests.live import Request, Requests
 from asyncllm.engine.requests.prompt_reader import reader_of
-from asyncllm.engine.requests.requests import Request, Requests
 from asyncllm.engine.requests.reservations import Reservation, Reservations
 from asyncllm.engine.requests.stream import OutputStream
 from asyncllm.engine.scheduling.outcome import Emitted

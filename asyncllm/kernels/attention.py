@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.kernels.reference.attention import (
     decode_attention_reference,
     decode_heads_reference,
     encode_heads_reference,
     prefill_attention_reference,
 )
+from asyncllm.kernels.support import has_triton_kernels
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.kernels.reference.scores import mask_scores_reference
+from asyncllm.kernels.support import has_triton_kernels
 
 
 def mask_width(vocab: int) -> int:

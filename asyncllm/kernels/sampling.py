@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.kernels.reference.sampling import sample_tokens_reference
+from asyncllm.kernels.support import has_triton_kernels
 
 #: The parameters of a row. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
 #: On the device, a record is a row of int64 [slots, 3].

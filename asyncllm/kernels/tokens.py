@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asyncllm.kernels.native import has_triton_kernels
 from asyncllm.kernels.reference.tokens import enter_pages_reference, locate_tokens_reference
+from asyncllm.kernels.support import has_triton_kernels
 from asyncllm.kernels.types import Tokens
 
 

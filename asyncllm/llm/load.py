@@ -19,8 +19,8 @@ from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
-from asyncllm.executor.executor import StepWorker, ThreadExecutor
 from asyncllm.executor.startup_bill import StartupBill
+from asyncllm.executor.thread_executor import StepWorker, ThreadExecutor
 from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.record import RecordedScheduler

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from asyncllm.executor import executor as executor_module
-from asyncllm.executor.executor import ThreadExecutor
+from asyncllm.executor import thread_executor as executor_module
+from asyncllm.executor.thread_executor import ThreadExecutor
 from tests.support.server.serve_hanging import LIMITS, HangingWorker
 
 START = """
@@ -130,7 +130,7 @@ async def test_a_closed_executor_has_no_thread() -> None:
 def test_a_step_that_hangs_does_not_keep_a_program() -> None:
     program = """
         import asyncio, time
-        from asyncllm.executor import executor as module
+        from asyncllm.executor import thread_executor as module
         from tests.cpu.llm.test_exit import hanging_executor
         module.EXIT_SECONDS = 0.5
         asyncio.run(hanging_executor())
