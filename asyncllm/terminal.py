@@ -71,7 +71,9 @@ def progress_bar(
         BarColumn(),
         *amount,
         TimeElapsedColumn(),
+        TextColumn("elapsed,"),
         TimeRemainingColumn(),
+        TextColumn("left"),
         TextColumn("{task.fields[note]}", markup=False),
         console=Console(stderr=True),
         auto_refresh=False,  # no thread that takes the GIL from a device's

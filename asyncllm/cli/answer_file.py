@@ -91,8 +91,10 @@ def answer_lines(out: BinaryIO, llm: AsyncLLM, total: int, unit: str) -> Iterato
     with progress_bar("", total, f"{unit}s") as show:
         lines = AnswerLines(out, lambda count: show(count, str(speed)))
         yield lines
+    answered = total - lines.failed
+    units = unit if answered == 1 else f"{unit}s"
     say(
-        f"{total - lines.failed} {unit}s answered, {lines.failed} failed: {speed.tokens:,} tokens "
+        f"{answered} {units} answered, {lines.failed} failed: {speed.tokens:,} tokens "
         f"in {speed.seconds:,.1f} s, {speed}"
     )
 

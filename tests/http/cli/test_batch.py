@@ -206,7 +206,7 @@ def test_the_command(tmp_path: Path) -> None:
     requests.write_bytes(line("sum", body=body) + b"oops\n")
     first = batch(requests, out)
     assert first.returncode == 1
-    assert "1 requests answered, 1 failed" in first.stderr
+    assert "1 request answered, 1 failed" in first.stderr
     lines = {found["custom_id"]: found for found in map(json.loads, out.read_text().splitlines())}
     message = lines["sum"]["response"]["body"]["choices"][0]["message"]
     assert "72" in message["content"]
