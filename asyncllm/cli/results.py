@@ -71,6 +71,8 @@ def recover(path: Path, rows: Sequence[Row], settings: Mapping[str, Any]) -> set
         row = rows[result.index]
         if getattr(result, row.key) != row.prompt:
             raise _mismatch(path, number, f"prompt {row.index} is a different one now")
+        if result.settings is None:
+            raise _mismatch(path, number, "a version wrote it that did not note the settings")
         if result.settings != fingerprint(settings, row):
             raise _mismatch(path, number, "the model or the sampling options were different")
         return row.index

@@ -226,7 +226,7 @@ class Engine:
     def _on_result(self, outcome: bytes | EngineDead) -> None:
         """The executor is done with the oldest step."""
         self._outcomes.append(outcome)
-        if self._undelivered is None:  # else it is taken when all of the step before is delivered
+        if not self._scheduled:  # else that call takes it: one call of ``_advance`` in a turn
             self._advance()
 
     def _advance_soon(self) -> None:
@@ -250,9 +250,11 @@ class Engine:
                 return
         except EngineDead as error:
             self._die(error.message)
-        except Exception:
-            log.exception("the engine stopped")
+        except BaseException as error:
             self._die("the engine stopped after an internal error; its log has the cause")
+            if not isinstance(error, Exception):  # such as KeyboardInterrupt, which ends the loop
+                raise
+            log.exception("the engine stopped")
         # What was delivered may have ended requests, which lets others run.
         if self._undelivered is not None or self._outcomes or self._steps.has_room:
             self._advance_soon()

@@ -61,9 +61,11 @@ class Loaded(msgspec.Struct, frozen=True):
             if self.recorded is not None:
                 self.recorded.stop_recording("the engine was closed")
         finally:
-            await self.executor.close()
-            self.tokenizer.close()
-            self.structured.close()
+            try:
+                await self.executor.close()
+            finally:  # also when closing is cancelled
+                self.tokenizer.close()
+                self.structured.close()
 
 
 def name_of(model: str | None) -> str:

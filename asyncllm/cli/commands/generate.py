@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from asyncllm.llm.async_llm import AsyncLLM
 
 #: Fields of EngineConfig that an answer depends on.
-_MODEL: Final = ("model", "revision", "tokenizer", "chat_template", "load_format", "dtype")
+_MODEL: Final = (
+    *("model", "revision", "tokenizer", "chat_template", "load_format", "dtype"),
+    "max_model_len",
+)
 
 _EXAMPLES: Final = """\
 examples:
@@ -112,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
     """What answers depend on, apart from the prompts."""
     model = {name: getattr(config, name) for name in _MODEL}
+    model["simulated"] = config.device == "sim"
     return {**model, "chat": args.chat, **given_options(args, SamplingParams)}
 
 

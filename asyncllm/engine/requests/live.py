@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from asyncllm.engine.requests.history import History, RequestTrace
 from asyncllm.engine.requests.prompt_reader import PromptReader
@@ -25,6 +26,9 @@ from asyncllm.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+#: What a sink may raise and only its own request fails: also what asking a cancelled task raises.
+SINK_ERRORS: Final = (Exception, asyncio.CancelledError)
 
 
 @dataclass(slots=True)
@@ -106,7 +110,7 @@ class Requests:
             stream = request.stream
             try:
                 finish = stream.push(token, finish, logprob)
-            except Exception as error:
+            except SINK_ERRORS as error:
                 self._fail_delivery(seq, error)
                 continue
             stats.generation_tokens += 1
@@ -131,7 +135,7 @@ class Requests:
             request.reader = None
             try:
                 request.stream.sink.emit(reader.delta())
-            except Exception as error:
+            except SINK_ERRORS as error:
                 self._fail_delivery(seq, error)
 
     def _end_without_token(
@@ -157,12 +161,12 @@ class Requests:
             self._stats.prompt_tokens += seq.num_prompt
             try:
                 request.stream.end(finish)
-            except Exception as error:
+            except SINK_ERRORS as error:
                 self._fail_delivery(seq, error)
             else:
                 self._end(request, finish, now)
 
-    def _fail_delivery(self, seq: Sequence, error: Exception) -> None:
+    def _fail_delivery(self, seq: Sequence, error: BaseException) -> None:
         """A sink that raises loses its own request only."""
         log.error("request %d could not be delivered", seq.id, exc_info=error)
         self.drop([seq], StepError, "the output could not be delivered", "delivery")
@@ -242,7 +246,7 @@ class Requests:
 def _tell(request: Request, error: AsyncLLMError) -> None:
     try:
         request.stream.sink.fail(error)
-    except Exception:
+    except SINK_ERRORS:
         log.exception("request %d could not be told of its failure", request.sequence.id)
 
 

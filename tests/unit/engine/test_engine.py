@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.engine import Engine
+from asyncllm.engine.engine import DELIVERIES_PER_TURN, Engine
 from asyncllm.engine.policy import Fair
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead, QueueFull, StepError
-from asyncllm.types import FinishReason, SamplingParams
+from asyncllm.types import FinishReason, SamplingParams, TokenDelta
 from asyncllm.wire.messages import BAD_TOKEN, unpack
 from tests.support.engine.fake_executor import CharDetokenizer, FakeExecutor, ListSink
 from tests.support.engine.scheduling import limits
@@ -279,3 +279,54 @@ async def test_the_queue_is_bounded_beyond_the_free_slots() -> None:
             engine.add([1], SamplingParams(max_tokens=2), ListSink())
         assert caught.value.retry_after > 0
         assert isinstance(caught.value, AsyncLLMError)
+
+
+async def test_a_turn_of_the_loop_delivers_no_more_than_its_share() -> None:
+    """However many rows there are and however many requests come and go."""
+    rows = 400
+    roomy = {"num_pages": 16 * rows, "max_num_batched_tokens": 4 * rows, "max_waiting": 2 * rows}
+    lim = limits(vocab_size=1000, max_num_seqs=rows, **roomy)
+    async with running(lim=lim, step=0.001) as (engine, _):
+        loop = asyncio.get_running_loop()
+        params = SamplingParams(max_tokens=20)
+
+        class Again(ListSink):
+            """Replaced by another when it ends."""
+
+            def emit(self, delta: TokenDelta) -> None:
+                if delta.finish_reason is not None and engine.alive:
+                    loop.call_soon(start)
+
+        def start() -> None:
+            engine.add([1, 2], params, Again())
+
+        for i in range(rows):
+            start()
+            if i % 16 == 0:
+                await asyncio.sleep(0.001)
+        most = 0
+        for _ in range(300):
+            before = engine.stats.generation_tokens
+            await asyncio.sleep(0)
+            most = max(most, engine.stats.generation_tokens - before)
+        assert engine.stats.running > DELIVERIES_PER_TURN
+        assert 0 < most <= DELIVERIES_PER_TURN
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+async def test_a_sink_that_raises_takes_nothing_from_others(error: type[BaseException]) -> None:
+    class Raising(ListSink):
+        def emit(self, delta: TokenDelta) -> None:
+            super().emit(delta)
+            if len(self.text) == 4:
+                raise error
+
+    async with running() as (engine, _), asyncio.timeout(5):
+        bad, last, longer = Raising(), ListSink(), ListSink()
+        engine.add([1, 2, 3], SamplingParams(max_tokens=9), bad)
+        engine.add([4, 5, 6], SamplingParams(max_tokens=4), last)
+        engine.add([7, 8, 9], SamplingParams(max_tokens=9), longer)
+        await asyncio.gather(*(sink.over.wait() for sink in (bad, last, longer)))
+        assert isinstance(bad.error, StepError)
+        assert (last.text, longer.text) == ("defg", "defghijkl")
+        await idle(engine)
