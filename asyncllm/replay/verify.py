@@ -111,7 +111,7 @@ def named_policy(trace: Trace) -> Policy:
 
 class _Replay:
     def __init__(self, trace: Trace, policy: Policy, watch: Callable[[RecordedStep], None] | None):
-        workload = Workload(trace)
+        workload = Workload.of_trace(trace)
         self._events = trace.events()
         self._run = run = Run(workload, trace.header.limits, policy)
         self.found = Replayed(trace, workload, run.figures, run.scheduler.times)
@@ -149,7 +149,7 @@ class _Replay:
             live = self._run.finish(event.id, event.now)
             if live is None:
                 raise KeyError(event.id)
-            at_once = live.last == self._landed and event.now - self._now <= AT_ONCE
+            at_once = live.last_token == self._landed and event.now - self._now <= AT_ONCE
             self._ended(event.id, live, event.now, by_itself=at_once)
 
     def _plan(self, event: Plan) -> None:

@@ -129,7 +129,17 @@ class SimExecutor:
 def build_sim(
     config: EngineConfig, spec: ModelSpec, clock: Callable[[], float] | None = None
 ) -> SimExecutor:
-    """The executor of ``device="sim"``: an H200 with the model that ``sim_profile`` names.
+    """The executor of ``device="sim"``.
+
+    Raises:
+        ModelError: the model, or the configured cache, does not fit the simulated GPU.
+    """
+    limits, cost = resolve_sim(config, spec)
+    return SimExecutor(limits, cost, clock=clock)
+
+
+def resolve_sim(config: EngineConfig, spec: ModelSpec) -> tuple[EngineLimits, SimCost]:
+    """Limits and step times of an H200 with the model that ``sim_profile`` names.
 
     Raises:
         ModelError: the model, or the configured cache, does not fit that GPU.
@@ -151,4 +161,4 @@ def build_sim(
         bytes_per_token=cost.kv_bytes,
         step_sizes=profile.step_sizes if profile is not None else (),
     )
-    return SimExecutor(limits, cost, clock=clock)
+    return limits, cost
