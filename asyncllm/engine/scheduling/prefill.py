@@ -13,10 +13,12 @@ from asyncllm.engine.scheduling.admission import Admission, Entry
 from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.itl_budget import ItlBudget
 from asyncllm.engine.scheduling.pace import Pace
+from asyncllm.engine.scheduling.prefill_room import MIN_CHUNK, PrefillRoom
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.step import Chunk, Step
-from asyncllm.engine.scheduling.step_time import MIN_CHUNK, PrefillRoom, StepTimeModel
+from asyncllm.engine.scheduling.step_time import StepTimeModel
 
 #: The share of each step's room for prompts that short prompts get first. It bounds what a wall of
 #: long prompts pays for them.
@@ -37,6 +39,7 @@ class PrefillPlanner:
         admission: Admission,
         batch: RunningBatch,
         pace: Pace,
+        itl_budget: ItlBudget,
     ):
         self._limits = limits
         self._cache = cache
@@ -47,6 +50,7 @@ class PrefillPlanner:
         self._admission = admission
         self._batch = batch
         self._pace = pace
+        self._itl_budget = itl_budget
 
     def plan(self, step: Step, now: float) -> None:
         """Chunks of the first prompts, admitted or waiting, until the step is full."""
@@ -55,9 +59,15 @@ class PrefillPlanner:
         num_decodes, waiting = step.shape.num_tokens, self._admission.queue
         pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
         budget = int(min(self._limits.max_num_batched_tokens - num_decodes, pace))
-        room = self._times.room(step.shape, self._limits.itl_target, budget)
+        long_step = self._itl_budget.long_step(num_decodes, self._backlog_seconds())
+        room = self._times.room(step.shape, self._itl_budget.planned, budget, long_step)
         self._fill_share(step, room, now)
         self._fill(step, room, now, self._turn, self._admission.head)
+
+    def _backlog_seconds(self) -> float:
+        """The time that the prompts take that wait or have begun."""
+        begun = sum(self._batch.remaining(seq)[1] for seq in self._batch.prefilling.values())
+        return self._forecast.prefill_seconds(self._admission.queue.num_left + begun)
 
     def _fill_share(self, step: Step, room: PrefillRoom, now: float) -> None:
         """Give short prompts their share of the step, up to the one whose turn it is anyway."""

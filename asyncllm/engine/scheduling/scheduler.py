@@ -22,6 +22,7 @@ from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.decode import DecodePlanner
 from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.itl_budget import ItlBudget
 from asyncllm.engine.scheduling.outcome import Applied, Emitted, Planned
 from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
@@ -67,7 +68,9 @@ class Scheduler:
         evenly = policy.evenly and not limits.itl_target  # a target gives steps their size
         pace = EvenPace(limits, forecast, times) if evenly else GreedyPace()
         parts = copies, self._admission, self._batch
-        self._prefill = PrefillPlanner(limits, cache, guard, forecast, times, *parts, pace)
+        self._itl_budget = ItlBudget(limits.itl_target)
+        orders = cache, guard, forecast, times
+        self._prefill = PrefillPlanner(limits, *orders, *parts, pace, self._itl_budget)
         self._decode = DecodePlanner(limits, cache, forecast, *parts, self._make_room)
         self._in_flight: deque[Step] = deque()
         self._landed = -1
@@ -252,6 +255,7 @@ class Scheduler:
                 self.times.observe(step.shape, seconds)
             if step.decodes:
                 self._forecast.saw_step(seconds, decodes_only=not step.chunks)
+                self._itl_budget.saw_step(step.decode_steps * len(step.decodes), seconds)
         self._landed = step.number
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)
