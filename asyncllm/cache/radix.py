@@ -205,7 +205,7 @@ class PrefixTree:
     def _evict_branch(self, leaf: Node, most: int) -> int:
         """Evict a leaf, and each parent that is the next leaf in turn; returns how many pages.
 
-        The same as one by one, which takes seven times as long: a long prompt evicts thousands. Not
+        The same as one by one, which takes six times as long: a long prompt evicts thousands. Not
         for a tree with host pages.
         """
         pages, above = cut_branch(leaf, most, self._leaves.least)
