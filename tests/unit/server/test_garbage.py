@@ -11,6 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from asyncllm.server.garbage import FEW_REQUESTS, MOST, WORTHWHILE, collect_when_quiet
+from asyncllm.server.run import serve
+from asyncllm.server.shutdown import Shutdown
+from asyncllm.server_config import ServerConfig
+from tests.support.server.fake_llm import FakeLLM
 
 
 class Cycle:
@@ -59,3 +63,21 @@ async def test_nothing_is_collected_for_little() -> None:
         collecting.cancel()
         await asyncio.wait([collecting])
     assert gc.get_stats()[2]["collections"] == full + 1, "the one at the beginning"
+
+
+async def test_the_server_process_does_so_while_it_serves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = gc.get_threshold()
+    shutdown = Shutdown(drain_seconds=1.0)
+    monkeypatch.setattr(shutdown, "closing", lambda: None)  # else it would end this process
+    with frozen_as_before():
+        serving = asyncio.create_task(serve(FakeLLM(), ServerConfig(port=0), shutdown))
+        while "asyncllm is ready" not in capsys.readouterr().out:
+            await asyncio.sleep(0.01)
+            assert not serving.done()
+        await asyncio.sleep(0.01)
+        assert gc.get_threshold() == (*before[:2], MOST)
+        shutdown.stop.set()
+        assert await serving == 0
+        assert gc.get_threshold() == before
