@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from asyncllm import AsyncLLM
 from asyncllm.server.garbage import FEW_REQUESTS, MOST, WORTHWHILE, collect_when_quiet
 from asyncllm.server.run import serve
 from asyncllm.server.shutdown import Shutdown
@@ -81,3 +82,12 @@ async def test_the_server_process_does_so_while_it_serves(
         shutdown.stop.set()
         assert await serving == 0
         assert gc.get_threshold() == before
+
+
+async def test_the_library_leaves_the_collector_alone() -> None:
+    gc.freeze()
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    async with AsyncLLM(device="sim", sim_profile="h200-0.6b"):
+        assert gc.get_threshold() == thresholds
+        assert frozen / 2 < gc.get_freeze_count() <= frozen, "some of them were deleted"
+    assert frozen / 2 < gc.get_freeze_count() <= frozen
