@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 
 NO_PAGE = -1
@@ -51,3 +53,52 @@ class Node(msgspec.Struct, eq=False, gc=False):
         if self.host == NO_PAGE or self.saving:
             return False
         return self.ready if self.page != NO_PAGE else not self.children
+
+
+def pending_below(node: Node, tokens: array[int], page_size: int) -> Node | None:
+    """The last node below ``node``, on the path of ``tokens`` (int32), being written."""
+    pending: Node | None = None
+    # Bytes of one page at a time: the rest is long, and only a few pages are looked at.
+    for start in range(
+        node.depth * page_size, (len(tokens) - 1) // page_size * page_size, page_size
+    ):
+        child = node.children.get(tokens[start : start + page_size].tobytes())
+        if child is None or (child.ready and (pending is not None or child.page == NO_PAGE)):
+            break
+        if not child.ready:
+            pending = child
+        node = child
+    return pending
+
+
+def cut_branch(leaf: Node, most: int, before: float) -> tuple[list[int], Node]:
+    """Unlink an evictable leaf, and each parent that can be evicted then, up to ``most`` nodes.
+
+    Args:
+        before: a parent used at this tick or later stays.
+
+    Returns:
+        Their pages, and the node above them.
+    """
+    pages: list[int] = []
+    node = leaf
+    while True:
+        parent = node.parent
+        assert parent is not None, "roots have no page"
+        pages.append(node.page)
+        node.page, node.linked = NO_PAGE, False
+        del parent.children[node.key]
+        parent.on_device -= 1
+        if len(pages) == most or parent.tick >= before or not parent.evictable():
+            return pages, parent
+        node = parent
+
+
+def take_apart(node: Node) -> list[Node]:
+    """Unlink a node and all nodes below it from each other; returns them."""
+    nodes = [node]
+    for below in nodes:  # which grow
+        nodes += below.children.values()
+        below.children.clear()
+        below.linked = False
+    return nodes

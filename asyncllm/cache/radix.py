@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from asyncllm.cache.lazy_heap import LazyHeap
-from asyncllm.cache.node import NO_PAGE, Node
+from asyncllm.cache.node import NO_PAGE, Node, cut_branch, pending_below, take_apart
 from asyncllm.cache.pages import PageAllocator
 
 
@@ -61,7 +61,7 @@ class PrefixTree:
 
     def __del__(self) -> None:
         for root in self._roots.values():
-            _take_apart(root)
+            take_apart(root)
 
     # -- looking up ------------------------------------------------------------------------------
 
@@ -95,17 +95,7 @@ class PrefixTree:
 
     def pending_below(self, node: Node, tokens: array[int]) -> Node | None:
         """The last node below ``node``, on the path of ``tokens``, being written."""
-        pending: Node | None = None
-        size = self.page_size
-        # Bytes of one page at a time: the rest is long, and only a few pages are looked at.
-        for start in range(node.depth * size, (len(tokens) - 1) // size * size, size):
-            child = node.children.get(tokens[start : start + size].tobytes())
-            if child is None or (child.ready and (pending is not None or child.page == NO_PAGE)):
-                break
-            if not child.ready:
-                pending = child
-            node = child
-        return pending
+        return pending_below(node, tokens, self.page_size)
 
     # -- growing ---------------------------------------------------------------------------------
 
@@ -192,7 +182,7 @@ class PrefixTree:
         if not node.linked:
             return
         self._unlink(node)
-        for below in _take_apart(node):
+        for below in take_apart(node):
             if below.locks == 0 and below.ready:
                 self.num_cached -= below.page != NO_PAGE
                 self._free(below)
@@ -206,6 +196,9 @@ class PrefixTree:
         below them. False when fewer could be evicted.
         """
         while count > 0 and (node := self._leaves.pop()):
+            if not self._host_pages.num_pages:
+                count -= self._evict_branch(node, count)
+                continue
             count -= 1
             self.num_cached -= 1
             if node.host == NO_PAGE:
@@ -213,6 +206,22 @@ class PrefixTree:
             else:
                 self._leave_device(node)
         return count <= 0
+
+    def _evict_branch(self, leaf: Node, most: int) -> int:
+        """Evict a leaf, and each parent that is the next leaf in turn; returns how many pages.
+
+        The same as one by one, which takes six times as long: a long prompt evicts thousands. Not
+        for a tree with host pages.
+        """
+        pages, above = cut_branch(leaf, most, self._leaves.least)
+        self.num_cached -= len(pages)
+        pages.reverse()
+        self._pages.give_back(pages)
+        if above.parent is not None:
+            self._offer(above)
+        elif not above.children and above.locks == 0:
+            self._roots.pop(above.key, None)
+        return len(pages)
 
     def back_up(self, count: int) -> list[Node]:
         """Give up to ``count`` cached pages a host page, the least recently used first.
@@ -293,7 +302,7 @@ class PrefixTree:
     def _remove(self, node: Node) -> None:
         """Remove a node without device pages below it, and all nodes below it."""
         self._unlink(node)
-        for below in _take_apart(node):
+        for below in take_apart(node):
             self._free(below)
 
     def _unlink(self, node: Node) -> None:
@@ -341,13 +350,3 @@ class PrefixTree:
     def _offer_host(self, node: Node) -> None:
         if node.host_evictable():
             self._host_leaves.push(node.tick, node)
-
-
-def _take_apart(node: Node) -> list[Node]:
-    """Unlink a node and all nodes below it from each other; returns them."""
-    nodes = [node]
-    for below in nodes:  # which grow
-        nodes += below.children.values()
-        below.children.clear()
-        below.linked = False
-    return nodes

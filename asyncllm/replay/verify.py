@@ -218,3 +218,10 @@ def version_note(trace: Trace) -> str | None:
     if recorded == __version__:
         return None
     return f"recorded by asyncllm {recorded}, replayed by {__version__}: plans may differ"
+
+
+def checksum_note(trace: Trace) -> str | None:
+    """A warning if damage to the file could go unnoticed."""
+    if trace.has_checksums:
+        return None
+    return f"{trace.path} has an older format without checksums: damage may go unnoticed"

@@ -71,12 +71,12 @@ def _verified(file: str, steps: list[RecordedStep] | None) -> Replayed | None:
         steps: the trace's steps are added to it.
     """
     from asyncllm.replay.trace_file import Trace
-    from asyncllm.replay.verify import verify, version_note
+    from asyncllm.replay.verify import checksum_note, verify, version_note
 
     trace = Trace.read(file)
-    note = version_note(trace)
-    if note is not None:
-        print(note, file=sys.stderr)
+    for note in (version_note(trace), checksum_note(trace)):
+        if note is not None:
+            print(note, file=sys.stderr)
     replayed = verify(trace, watch=None if steps is None else steps.append)
     print(_summary(replayed))
     found = replayed.mismatch
@@ -122,9 +122,17 @@ def _variant(text: str) -> Variant:
 def _summary(replayed: Replayed) -> str:
     figures, workload = replayed.figures, replayed.workload
     header = replayed.trace.header
-    ended = workload.ended or "it was cut off, or is still being written"
+    ended, same = workload.ended, "all plans are the same"
+    if ended is None:
+        ended, same = (
+            "it was cut off, or is still being written",
+            "all plans until then are the same",
+        )
+        if replayed.trace.num_lost:
+            ended += f" (without its last {replayed.trace.num_lost} bytes, which are incomplete)"
+    if replayed.mismatch is not None:
+        same = "plans differ"
     rate = figures.num_steps / replayed.seconds if replayed.seconds else 0.0
-    same = "all plans are the same" if replayed.mismatch is None else "plans differ"
     return "\n".join(
         (
             f"{replayed.trace.path}: asyncllm {header.asyncllm}, policy {header.policy}",

@@ -129,8 +129,8 @@ class StepTimeModel:
         Prompt chunks fill the step until the rest, decode rows and what every step costs, is a
         small share of it. No step exceeds ``most`` seconds, or twice the time of its decode rows
         alone if that is longer: prompts always get half a step. It may take ``allowed`` seconds
-        in any case. ``ceiling`` is what is left of the fixed token budget; it
-        alone limits steps without decode rows, or without a limit (0).
+        in any case. ``ceiling`` is what is left of the fixed token budget; it alone counts in steps
+        without decode rows, or if ``most`` is 0.
 
         The model is not trusted far beyond what was measured: a step has at most twice the tokens
         of the largest one so far (or 512). While not fitted, prompts get 512, 256 or 128 tokens a
