@@ -26,8 +26,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TypeAlias
 
 import msgspec
@@ -41,7 +41,7 @@ from asyncllm.errors import AsyncLLMError
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.bounds import due_times, edf, prefill_work, srpt, total_work
 from asyncllm.replay.figures import Figures, percentile
-from asyncllm.replay.hostile import HOSTILE, deadlines
+from asyncllm.replay.hostile import HOSTILE, Hostile, deadlines
 from asyncllm.replay.load import Load
 from asyncllm.replay.request_log import read_log
 from asyncllm.replay.simulate import serve
@@ -127,8 +127,8 @@ class Bench:
         figures = self._serve(load.at_once(), "fcfs", "how fast it can be")
         return len(load.requests) / figures.makespan
 
-    def compare(self, load: Load) -> dict[str, Row]:
-        """Serve a load under each policy."""
+    def compare(self, load: Load, capacity: float | None = None) -> dict[str, Row]:
+        """Serve a load under each policy; one with deadlines comes with the device's capacity."""
         rows: dict[str, Row] = {}
         for policy in self._policies:
             figures = self._serve(load, policy, policy)
@@ -137,20 +137,21 @@ class Bench:
             rows |= {f"{policy}, {name}": row_of(figures.of_group(name)) for name in groups}
         rows["SRPT bound"] = self._srpt(load)
         self._print(load, rows, COLUMNS)
-        if any(request.deadline < FOREVER for request in load.requests):
-            rows |= self._edf(load)
-            del rows["SRPT bound"]
-            self._print(load, rows, DEADLINE_COLUMNS)
+        if capacity is not None:
+            edf_rows = self._edf(load, capacity)
+            served = {name: row for name, row in rows.items() if "met" in row}
+            self._print(load, {**served, **edf_rows}, DEADLINE_COLUMNS)
+            rows |= edf_rows
         return rows
 
     def _srpt(self, load: Load) -> Row:
         work = prefill_work(load, self._cost, *self._step)
         return ttft_of(srpt([request.arrival for request in load.requests], work))
 
-    def _edf(self, load: Load) -> dict[str, Row]:
+    def _edf(self, load: Load, capacity: float) -> dict[str, Row]:
         arrivals = [request.arrival for request in load.requests]
         work = np.array(total_work(load, self._cost, *self._step))
-        work *= len(work) / self.capacity(load) / work.sum()
+        work *= len(work) / capacity / work.sum()
         met = np.array(edf(arrivals, work.tolist(), due_times(load, self._cost, self._step[1])))
         groups = np.array([request.group for request in load.requests])
         rows: dict[str, Row] = {"EDF bound": {"requests": len(met), "met": met.mean().item()}}
@@ -194,64 +195,88 @@ def main() -> None:
         kv_cache_tokens=args.kv_cache_tokens,
     )
     spec = read_spec(demo.path())
-    found: dict[str, dict[str, Row]] = {}
-    for path in args.logs:
-        bench = Bench(config, spec, args.policies)
-        load = read_log(path)
-        found[load.name] = bench.compare(
-            load.select(
-                longest=bench.limits.max_model_len,
-                speed=args.speed,
-                seconds=args.seconds,
-                first=args.limit,
-            )
+    bench = Bench(config, spec, args.policies)
+    loads = [
+        read_log(path).select(
+            longest=bench.limits.max_model_len,
+            speed=args.speed,
+            seconds=args.seconds,
+            first=args.limit,
         )
-    for name in args.hostile:
-        found[name] = hostile(name, config, spec, args.policies)
-    if args.json is not None:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        for path in args.logs
+    ]
+    found: dict[str, dict[str, Row]] = {}
+    with open(args.json, "w") if args.json else nullcontext() as out:
+        for load in loads:
+            found[load.name] = bench.compare(load)
+        for name in args.hostile:
+            if name == DEADLINES:
+                capacity = bench.capacity(deadlines(1.0).load)
+                found[name] = bench.compare(deadlines(OVERLOAD * capacity).load, capacity)
+            else:
+                found[name] = compare_hostile(HOSTILE[name](), config, spec, args.policies)
+        if out is not None:
+            json.dump(found, out, indent=1)
 
 
-def hostile(
-    name: str, config: EngineConfig, spec: ModelSpec, policies: list[str]
+def compare_hostile(
+    hostile: Hostile, config: EngineConfig, spec: ModelSpec, policies: list[str]
 ) -> dict[str, Row]:
-    if name == DEADLINES:
-        bench = Bench(config, spec, policies)
-        capacity = bench.capacity(deadlines(1.0).load)
-        return bench.compare(deadlines(OVERLOAD * capacity).load)
-    scenario = HOSTILE[name]()
     if config.kv_cache_tokens is None:
-        config = msgspec.structs.replace(config, kv_cache_tokens=scenario.kv_cache_tokens)
-    return Bench(config, spec, policies).compare(scenario.load)
+        config = msgspec.structs.replace(config, kv_cache_tokens=hostile.kv_cache_tokens)
+    return Bench(config, spec, policies).compare(hostile.load)
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
+    hostile = [*HOSTILE, DEADLINES]
     add("logs", nargs="*", metavar="LOG", help="file of Mooncake, Azure or BurstGPT")
-    add("--hostile", nargs="+", choices=[*HOSTILE, DEADLINES], default=[], help="loads made up")
-    add("--policies", type=policy_names, default=["fair", "aged", "fcfs"], metavar="NAME,...")
-    add("--speed", type=float, default=1.0, help="of arrivals, as a multiple of the log's")
-    add("--limit", type=int, metavar="N", help="only the first N requests of a log")
-    add("--seconds", type=float, default=FOREVER, help="only the first seconds of a log")
+    add("--hostile", type=some_of(hostile), default=[], metavar="NAME,...", help=", ".join(hostile))
+    policies = ["fair", "aged", "fcfs"]
+    add("--policies", type=some_of(list(POLICIES)), default=policies, metavar="NAME,...")
+    add("--speed", type=positive, default=1.0, help="of arrivals, as a multiple of the log's")
+    add("--limit", type=count, metavar="N", help="only the first N requests of a log")
+    add("--seconds", type=positive, default=FOREVER, help="only the first seconds of a log")
     add("--itl-target-ms", type=float, default=27.0, help="as of asyncllm serve; 0: none")
     add("--profile", choices=sorted(SHAPES), default="h200-8b", help="model and device")
     add("--kv-cache-tokens", type=int, metavar="N", help="size of the KV cache")
     add("--host-kv-gib", type=float, default=0.0, help="size of its tier in host memory")
-    add("--json", metavar="FILE", help="also write the figures here, times in seconds")
+    add(
+        "--json",
+        type=argparse.FileType("w"),
+        metavar="FILE",
+        help="also write the figures here, times in seconds",
+    )
     return parser
 
 
-def policy_names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in POLICIES:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(POLICIES)}")
-    return names
+def positive(text: str) -> float:
+    value = float(text)
+    if not value > 0.0:
+        raise argparse.ArgumentTypeError(f"{text} is not greater than 0")
+    return value
+
+
+def count(text: str) -> int:
+    return int(positive(text))
+
+
+def some_of(known: list[str]) -> Callable[[str], list[str]]:
+    """Reads names separated by commas."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return names
+
+    return read
 
 
 if __name__ == "__main__":
     try:
         main()
-    except AsyncLLMError as error:
+    except (AsyncLLMError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -31,7 +31,7 @@ class LoadRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Requests in order of arrival.
+    """One or more requests, in order of arrival.
 
     Attributes:
         skipped: how many rows of the file were left out, by reason.
@@ -53,14 +53,19 @@ class Load(msgspec.Struct, frozen=True):
         """The first requests of the first ``seconds``, without those over ``longest`` tokens.
 
         They arrive ``speed`` times as fast, from 0 s on; ``seconds`` are counted before that.
+
+        Raises:
+            BadRequest: none is left.
         """
-        origin = self.requests[0].arrival if self.requests else 0.0
+        origin = self.requests[0].arrival
         chosen = [r for r in self.requests[:first] if r.arrival - origin <= seconds]
         kept = [
             msgspec.structs.replace(r, arrival=(r.arrival - origin) / speed)
             for r in chosen
             if r.num_prompt + r.num_output <= longest
         ]
+        if not kept:
+            raise BadRequest(f"{self.name} has no request of at most {longest:,} tokens")
         skipped = dict(self.skipped)
         if len(kept) < len(chosen):
             skipped[f"longer than {longest:,} tokens"] = len(chosen) - len(kept)
@@ -83,9 +88,9 @@ class Load(msgspec.Struct, frozen=True):
             BadRequest: pages do not fit in the blocks.
         """
         workload = Workload(limits.page_size)
-        for id, (request, (node, _)) in enumerate(
-            zip(self.requests, self._paths(workload, limits.page_size), strict=True)
-        ):
+        paths = self._paths(workload, limits.page_size)
+        for id, (request, (node, _)) in enumerate(zip(self.requests, paths, strict=True)):
+            deadline = request.arrival + request.deadline
             event = Arrival(
                 now=request.arrival,
                 id=id,
@@ -97,7 +102,7 @@ class Load(msgspec.Struct, frozen=True):
                 priority=0,
                 surely_full=False,
                 arrival=None,
-                deadline=request.arrival + request.deadline if request.deadline < FOREVER else None,
+                deadline=deadline if deadline < FOREVER else None,
             )
             workload.add(event, "", node, request.group)
         workload.fill()
