@@ -106,7 +106,7 @@ def row_of(figures: Figures) -> Row:
     }
 
 
-def ttft_of(seconds: Sequence[float]) -> Row:
+def ttft_of(seconds: Sequence[float] | np.ndarray) -> Row:
     return {
         "requests": len(seconds),
         "ttft_mean": float(np.mean(seconds)) if len(seconds) else None,
@@ -135,13 +135,12 @@ class Bench:
             rows[policy] = row_of(figures)
             groups = figures.groups if len(figures.groups) > 1 else []
             rows |= {f"{policy}, {name}": row_of(figures.of_group(name)) for name in groups}
-        rows["SRPT bound"] = self._srpt(load)
+        if capacity is None:
+            rows["SRPT bound"] = self._srpt(load)
         self._print(load, rows, COLUMNS)
-        if capacity is not None:
-            edf_rows = self._edf(load, capacity)
-            served = {name: row for name, row in rows.items() if "met" in row}
-            self._print(load, {**served, **edf_rows}, DEADLINE_COLUMNS)
-            rows |= edf_rows
+        if capacity is not None:  # some get no token, so the mean TTFT has no bound
+            rows |= self._edf(load, capacity)
+            self._print(load, rows, DEADLINE_COLUMNS)
         return rows
 
     def _srpt(self, load: Load) -> Row:
@@ -172,7 +171,9 @@ class Bench:
     def _serve(self, load: Load, policy: str, label: str) -> Figures:
         total = len(load.requests)
         with progress_bar(f"{load.name}, {label}", total, "requests", transient=True) as show:
-            return serve(load, self.limits, self._cost, POLICIES[policy](), show)
+            return serve(
+                load, self.limits, self._cost, POLICIES[policy](), lambda ended: show(ended, "")
+            )
 
 
 def _cell(value: float | None, factor: float) -> str:

@@ -13,9 +13,9 @@ from asyncllm.replay.load import Load, LoadRequest
 _BLOCK: Final = 2000
 #: Seconds from arrival to the last token, and the outputs' lengths, by class.
 DEADLINES: Final[dict[str, tuple[float, range]]] = {
-    "1 s": (1.0, range(4, 17)),
-    "5 s": (5.0, range(16, 65)),
-    "30 s": (30.0, range(16, 65)),
+    "1 s": (1.0, range(8, 33)),
+    "5 s": (5.0, range(32, 129)),
+    "30 s": (30.0, range(32, 129)),
 }
 
 
