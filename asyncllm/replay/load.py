@@ -85,8 +85,14 @@ class Load(msgspec.Struct, frozen=True):
         Outputs may become as long as the context: the scheduler is not told where they end.
 
         Raises:
-            BadRequest: pages do not fit in the blocks.
+            BadRequest: a request is too long, or pages do not fit in the blocks.
         """
+        longest = max(request.num_prompt + request.num_output for request in self.requests)
+        if longest > limits.max_model_len:
+            raise BadRequest(
+                f"{self.name} has a request of {longest:,} tokens, and the context is of "
+                f"{limits.max_model_len:,}"
+            )
         workload = Workload(limits.page_size)
         paths = self._paths(workload, limits.page_size)
         for id, (request, (node, _)) in enumerate(zip(self.requests, paths, strict=True)):

@@ -56,6 +56,11 @@ def test_blocks_are_whole_pages() -> None:
         run(CHATS, page_size=3)
 
 
+def test_a_request_longer_than_the_context_is_refused_before_anything_runs() -> None:
+    with pytest.raises(BadRequest, match="chats has a request of 27 tokens, and the context is of"):
+        run(CHATS, max_model_len=26)
+
+
 def some(seed: int, **options: Any) -> Load:
     rng = random.Random(seed)
     requests = [
