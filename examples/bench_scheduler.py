@@ -27,7 +27,7 @@ from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
-from asyncllm.engine.scheduling.waiting import WaitingQueue
+from asyncllm.engine.scheduling.waiting.queue import WaitingQueue
 from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import StepResult, pack
 

@@ -31,6 +31,11 @@ class Match(NamedTuple):
     host: list[Node]
     pending: Node | None
 
+    @property
+    def num_known(self) -> int:
+        """How many pages need not be computed: cached, or being written."""
+        return len(self.pages) + len(self.host) if self.pending is None else self.pending.depth
+
 
 class PrefixTree:
     """Owns the pages it is given until it evicts them back into the allocators.

@@ -36,9 +36,11 @@ MIN_OBSERVATIONS = 8
 REFIT_SOON, REFIT_LATE = 32, 512  # observations between two fits: at least, at most
 UNEXPLORED_TOKENS = 512  # a step may always have this many tokens, whatever was measured
 MIN_CHUNK = 16
-# Prompt chunks fill a step until its decode rows are this share of its cost. A longer step would
+# Prompt chunks fill a step until what it costs beside them is this share of it. A longer step would
 # hardly speed prompts up, and make the decode rows wait.
-DECODE_SHARE = 1 / 11
+FIXED_SHARE = 1 / 11
+# Of the target that steps are planned to take; the rest is for errors of the prediction.
+TARGET_SHARE = 0.92
 
 
 class StepShape(NamedTuple):
@@ -138,6 +140,22 @@ class PrefillRoom:
         self._num_tokens += q_len
         self._fresh = False
 
+    def split(self, share: float) -> PrefillRoom:
+        """Set a share of the room aside; ``merge`` takes back what is left of it."""
+        part = PrefillRoom(
+            int(share * self.tokens), share * self.seconds, self.cost, self._num_tokens
+        )
+        self.tokens -= part.tokens
+        self.seconds -= part.seconds
+        return part
+
+    def merge(self, part: PrefillRoom) -> None:
+        """Undo ``split``, except for the chunks that ``part`` has taken."""
+        self.tokens += part.tokens
+        self.seconds += part.seconds
+        self._num_tokens = part._num_tokens
+        self._fresh = self._fresh and part._fresh
+
 
 class StepTimeModel:
     """Predicts a step's seconds from its shape, fitted to the steps observed so far.
@@ -192,9 +210,9 @@ class StepTimeModel:
     def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
         """What a step with these decode rows has left for prompts.
 
-        Prompt chunks fill the step until the decode rows are a small share of its cost. No step
-        exceeds ``target`` seconds, or twice the time of its decode rows alone if that is longer:
-        prompts always get half a step. ``ceiling`` is what is left of the fixed token budget; it
+        Prompt chunks fill the step until the rest, decode rows and what every step costs, is a
+        small share of it. No step exceeds ``target`` seconds, or twice the time of its decode rows
+        alone if that is longer: prompts always get half a step. ``ceiling`` is what is left of the fixed token budget; it
         alone limits steps without decode rows, or without a target (0).
 
         The model is not trusted far beyond what was measured: a step has at most twice the tokens
@@ -209,10 +227,14 @@ class StepTimeModel:
             return PrefillRoom(min(ceiling, limit), 0.0, UNKNOWN, 0)
         explored = max(UNEXPLORED_TOKENS, 2 * self._largest) - decodes.num_tokens
         alone = self.seconds(decodes)
-        own = self.cost.per_token * decodes.num_tokens + self.cost.per_kv * decodes.kv_tokens
+        # Of the base, prompt tokens hide as much as the tokens below the knee would cost.
+        cost = self.cost
+        fixed = max(0.0, cost.base - cost.per_token * cost.knee)
+        fixed += cost.per_token * decodes.num_tokens + cost.per_kv * decodes.kv_tokens
+        longest = min(TARGET_SHARE * target, fixed / FIXED_SHARE)
         return PrefillRoom(
             min(ceiling, max(MIN_CHUNK, explored)),
-            max(min(target, own / DECODE_SHARE), 2.0 * alone) - alone,
+            max(longest, 2.0 * alone) - alone,
             self.cost,
             decodes.num_tokens,
         )
