@@ -21,7 +21,7 @@ from asyncllm.sim import virtual_time
 from asyncllm.types import SamplingParams
 
 if TYPE_CHECKING:
-    from asyncllm.config import PolicyName, SimProfile
+    from asyncllm.config import SimProfile
     from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.types import TokenDelta
 
