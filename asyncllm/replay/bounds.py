@@ -16,7 +16,8 @@ from asyncllm.sim.cost import SimCost
 def prefill_work(load: Load, cost: SimCost, page_size: int, step_tokens: int) -> list[float]:
     """The least device time of each prompt, in seconds: its share of steps of ``step_tokens``.
 
-    These are the largest steps, in which a token costs least. Only tokens that no earlier prompt had are computed, as with a cache without end.
+    These are the largest steps, in which a token costs least. Only tokens that no earlier prompt
+    had are computed, as with a cache without end.
     """
     cached = load.cached(page_size)
     rows = zip(load.requests, cached, strict=True)

@@ -32,7 +32,7 @@ def cached_turns(seconds: float = 120.0) -> Hostile:
     Every 5 s comes a turn; before them, the group "first" fills the cache.
     """
     rng = random.Random(1)
-    fresh = [LoadRequest(at, 2000, 16, group="fresh") for at in _spread(rng, 20.0, seconds)]
+    fresh = [LoadRequest(at, 2000, 8, group="fresh") for at in _spread(rng, 20.0, seconds)]
     history = tuple(range(10))
     turns = [
         LoadRequest(at, 20_050, 50, history, "turn" if at else "first")
