@@ -18,15 +18,15 @@ from asyncllm.bench.offline import run_case
 from asyncllm.bench.online import summarize
 from asyncllm.bench.report import OfflineRow, OnlineRow
 from asyncllm.sim import virtual_time
+from asyncllm.sim.profile import HostTimes, shipped
 from asyncllm.types import SamplingParams
 
 if TYPE_CHECKING:
-    from asyncllm.config import PolicyName, SimProfile
     from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.types import TokenDelta
 
 
-def offline_rows(profile: SimProfile, cases: Sequence[OfflineCase]) -> list[OfflineRow]:
+def offline_rows(profile: str, cases: Sequence[OfflineCase]) -> list[OfflineRow]:
     """The rows of ``asyncllm bench offline``, simulated."""
 
     async def main() -> list[OfflineRow]:
@@ -42,27 +42,48 @@ def offline_rows(profile: SimProfile, cases: Sequence[OfflineCase]) -> list[Offl
     return virtual_time.run(main())
 
 
-def online_rows(profile: SimProfile, cases: Sequence[OnlineCase]) -> list[OnlineRow]:
+def online_rows(profile: str, cases: Sequence[OnlineCase]) -> list[OnlineRow]:
     """The rows of ``asyncllm bench serve``, simulated."""
+    host = shipped(profile).host
 
     async def main() -> list[OnlineRow]:
         from asyncllm.llm.async_llm import AsyncLLM
 
         async with AsyncLLM(device="sim", sim_profile=profile, max_model_len=10_000) as llm:
-            await _load(llm, warm_up(cases))
-            return [await _load(llm, case) for case in cases]
+            await _load(llm, warm_up(cases), host)
+            return [await _load(llm, case, host) for case in cases]
 
     return virtual_time.run(main())
 
 
-async def _load(llm: AsyncLLM, case: OnlineCase) -> OnlineRow:
+class _Door:
+    """Where requests come in: the event loop reads one after the other.
+
+    The time that answers take to clients is spent here too: nobody can tell where.
+    """
+
+    def __init__(self, host: HostTimes):
+        self._host = host
+        self._free = 0.0
+
+    async def enter(self, num_prompt: int) -> None:
+        loop, host = asyncio.get_running_loop(), self._host
+        now = loop.time()
+        reading = host.request + host.prompt_token * num_prompt
+        self._free = max(now, self._free) + reading
+        await asyncio.sleep(self._free - now + max(0.0, host.client - reading))
+
+
+async def _load(llm: AsyncLLM, case: OnlineCase, host: HostTimes) -> OnlineRow:
     loop = asyncio.get_running_loop()
+    door = _Door(host)
     start = loop.time()
     queue = deque(case.shots)
     answered: list[Answered] = []
 
     async def ask(shot: Shot) -> None:
         sent = loop.time()
+        await door.enter(shot.num_in)
         sink = _Events()
         params = SamplingParams(temperature=0.0, max_tokens=shot.num_out, ignore_eos=True)
         llm.submit(shot.prompt(llm.limits.vocab_size), params, sink)

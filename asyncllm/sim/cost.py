@@ -80,7 +80,7 @@ class SimCost:
 
     Attributes:
         weight_bytes, kv_bytes: memory of all weights, and of the KV of one token.
-        profile: measured times, if there are any.
+        profile: measured times, if there are any; ``seconds`` is from its tables.
     """
 
     def __init__(self, shape: Shape, gpu: Gpu, itemsize: int, profile: Profile | None = None):
@@ -128,21 +128,6 @@ class SimCost:
         return math.fsum(
             self._roofline(starts + after, lengths, num_samples) for after in range(decode_steps)
         )
-
-    def step_seconds(
-        self,
-        step: int,
-        starts: np.ndarray,
-        lengths: np.ndarray,
-        num_samples: int,
-        decode_steps: int = 1,
-    ) -> float:
-        """The time of step number ``step``: as measured, no two steps take equally long."""
-        seconds = self.seconds(starts, lengths, num_samples, decode_steps)
-        if self.profile is None:
-            return seconds
-        kind = StepShape.of(starts, lengths, num_samples).kind
-        return seconds * self.profile.ratio(kind, step)
 
     def copy_seconds(self, num_pages: int, page_size: int) -> float:
         """The time to copy pages in one direction."""

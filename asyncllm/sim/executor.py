@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from asyncllm.models.spec import ModelSpec
 from asyncllm.sim.cost import H200, SimCost, shape_of
 from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
-from asyncllm.sim.profile import shipped
+from asyncllm.sim.profile import StepShape, shipped
 from asyncllm.sim.timeline import Timeline
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack
@@ -38,6 +39,18 @@ class _Step:
     seconds: float
     on_result: ResultHandler
     timer: asyncio.TimerHandle
+
+
+class _Timing(NamedTuple):
+    """Seconds of a step, see ``Kind`` and ``HostTimes``; ``loop``: for its result."""
+
+    seconds: float | None
+    gap: float = 0.0
+    idle: float = 0.0
+    loop: float = 0.0
+
+
+NO_ROWS: Final = _Timing(None)
 
 
 class SimExecutor:
@@ -58,6 +71,7 @@ class SimExecutor:
         self._device = SimDevice(limits)
         self._steps: deque[_Step] = deque()
         self._timeline = Timeline(lambda count: cost.copy_seconds(count, limits.page_size))
+        self._loop_free = 0.0  # when the loop is done with the results so far
         self._dead: EngineDead | None = None
 
     async def start(self) -> EngineLimits:
@@ -86,17 +100,29 @@ class SimExecutor:
         computed = self._device.take(plan)
         if plan.copies:
             self._timeline.start_copies(plan.step, unpack(plan.copies, 3), now)
-        has_rows = len(computed.rows.slots) > 0
-        seconds = self._seconds(plan, computed) if has_rows else None
-        _, done = self._timeline.start_step(seconds, now)
-        timer = asyncio.get_running_loop().call_later(max(done - now, 0.0), self._report)
-        self._steps.append(_Step(plan.step, computed, now, done, seconds or 0.0, on_result, timer))
+        step = self._timing(plan, computed) if len(computed.rows.slots) else NO_ROWS
+        idle = 0.0 if self._steps else step.idle
+        _, done = self._timeline.start_step(step.seconds, now + idle, step.gap)
+        # The loop takes a result when it is done with the one before.
+        reported = max(done, self._loop_free)
+        self._loop_free = reported + step.loop
+        timer = asyncio.get_running_loop().call_later(max(reported - now, 0.0), self._report)
+        seconds = step.seconds or 0.0
+        self._steps.append(_Step(plan.step, computed, now, done, seconds, on_result, timer))
 
-    def _seconds(self, plan: StepPlan, computed: Computed) -> float:
-        packed = unpack(plan.rows, 3).astype(np.int64)
+    def _timing(self, plan: StepPlan, computed: Computed) -> _Timing:
+        starts, lengths = unpack(plan.rows, 3).astype(np.int64).T[1:]
         samples = computed.num_samples // plan.decode_steps
-        return self._cost.step_seconds(
-            plan.step, packed[:, 1], packed[:, 2], samples, plan.decode_steps
+        seconds = self._cost.seconds(starts, lengths, samples, plan.decode_steps)
+        profile = self._cost.profile
+        if profile is None:
+            return _Timing(seconds)
+        shape, host = StepShape.of(starts, lengths, samples), profile.host
+        return _Timing(
+            seconds * profile.ratio(shape.kind, plan.step),
+            gap=profile.gap(shape.kind),
+            idle=host.idle(shape.tokens),
+            loop=host.step + host.token * computed.num_samples,
         )
 
     def _report(self) -> None:

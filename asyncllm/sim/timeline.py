@@ -50,12 +50,18 @@ class Timeline:
             total += seconds
         self._copies.append(Copies(step, pages, total, ends))
 
-    def start_step(self, seconds: float | None, now: float) -> tuple[float, float]:
-        """When a step begins and ends; with None it has no rows, and ends with all copies."""
+    def start_step(
+        self, seconds: float | None, now: float, gap: float = 0.0
+    ) -> tuple[float, float]:
+        """When a step begins and ends; with None it has no rows, and ends with all copies.
+
+        Args:
+            gap: the least time between the step before and this one.
+        """
         if seconds is None:
             begins = done = max((copies.ends for copies in self._copies), default=now)
         else:
-            begins = max(now, self._device_free)
+            begins = max(now, self._device_free + gap)
             done = self._device_free = begins + seconds
         self._last_done = max(done, self._last_done)  # results come in order
         return begins, self._last_done
