@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from asyncllm.bench.report import OnlineRow, Report
@@ -66,3 +68,13 @@ def _client_seconds(rows: Sequence[OnlineRow], steps: Sequence[Sequence[Recorded
     if not waits or not lone:
         return 0.0
     return rounded(max(0.0, float(np.median(waits) - np.median(lone))))
+
+
+def kept(report: Report) -> dict[str, Any]:
+    """What a profile keeps of a report: nothing of the machine's files, and no engine figures."""
+    rows = (report.offline, report.online)
+    plain = [[msgspec.structs.replace(row, engine=None) for row in some] for some in rows]
+    raw: dict[str, Any] = msgspec.to_builtins(
+        msgspec.structs.replace(report, settings={}, offline=plain[0], online=plain[1])
+    )
+    return raw

@@ -165,7 +165,7 @@ def _attention_params(hidden: int, heads: int, kv_heads: int, head_dim: int) -> 
     return hidden * (heads + 2 * kv_heads) * head_dim + heads * head_dim * hidden
 
 
-#: Shapes by the names that ``EngineConfig.sim_profile`` takes.
+#: Shapes of the profiles that come with asyncllm, by name.
 SHAPES = {
     "h200-8b": _dense(36, 4096, 32, 12288, 151936, tied=False),
     "h200-0.6b": _dense(28, 1024, 16, 3072, 151936, tied=True),
@@ -173,11 +173,11 @@ SHAPES = {
 
 
 def shape_of(profile: str, spec: ModelSpec) -> Shape:
-    """The shape of a profile; with "auto" the model's own.
+    """The shape of a profile that comes with asyncllm; with any other the model's own.
 
     Sliding windows are not modelled: every layer attends to the whole context.
     """
-    if profile != "auto":
+    if profile in SHAPES:
         return SHAPES[profile]
     config = spec.config
     mlp, experts, used_experts = _mlp_params(config)

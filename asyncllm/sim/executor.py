@@ -22,7 +22,7 @@ from asyncllm.models.spec import ModelSpec
 from asyncllm.sim.cost import H200, SimCost, shape_of
 from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
-from asyncllm.sim.profile import StepShape, shipped
+from asyncllm.sim.profile import StepShape, find_profile
 from asyncllm.sim.timeline import Timeline
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack
@@ -158,11 +158,12 @@ def build_sim(
     """The executor of ``device="sim"``: an H200 with the model that ``sim_profile`` names.
 
     Raises:
-        ModelError: the model, or the configured cache, does not fit that GPU.
+        ModelError: the model, or the configured cache, does not fit that GPU; or the profile's
+            file cannot be read.
     """
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     shape = shape_of(config.sim_profile, spec)
-    profile = None if config.sim_profile == "auto" else shipped(config.sim_profile)
+    profile = find_profile(config.sim_profile)
     cost = SimCost(shape, H200, itemsize=4 if dtype == "float32" else 2, profile=profile)
     if profile is not None and config.max_decode_steps is None:
         config = msgspec.structs.replace(config, max_decode_steps=profile.max_decode_steps)

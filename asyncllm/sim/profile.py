@@ -248,6 +248,17 @@ def shipped(name: str) -> Profile:
     return load(Path(__file__).parent / "profiles" / f"{name}.json")
 
 
+def find_profile(name: str) -> Profile | None:
+    """The profile that ``EngineConfig.sim_profile`` names; None for "auto".
+
+    Raises:
+        ModelError: see ``load``.
+    """
+    if name == "auto":
+        return None
+    return load(Path(name)) if name.endswith(".json") else shipped(name)
+
+
 def round_up(count: int, sizes: tuple[int, ...]) -> int:
     """The smallest size that holds ``count``; ``count`` if none does."""
     index = int(np.searchsorted(sizes, count))

@@ -113,9 +113,7 @@ def _calibrated(
     replays: list[Replayed], traces: list[list[RecordedStep]], reports: list[Report], file: str
 ) -> str:
     """Write the profile; returns the table of its errors."""
-    import msgspec
-
-    from asyncllm.bench.host_times import host_times
+    from asyncllm.bench.host_times import host_times, kept
     from asyncllm.replay.calibrate import calibrate
     from asyncllm.terminal import table
 
@@ -126,7 +124,7 @@ def _calibrated(
         header.limits,
         f"{machine}, {header.limits.dtype}, asyncllm {header.asyncllm}",
         host_times([replayed.trace for replayed in replays], traces, reports),
-        [msgspec.to_builtins(report) for report in reports],
+        [kept(report) for report in reports],
     )
     profile.write(Path(file))
     return table(["shape", "steps", "bias", "median", "p90"], [_error_row(e) for e in errors])
