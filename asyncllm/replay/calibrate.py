@@ -150,12 +150,12 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
         ],
         dtype=float,
     )
-    pairs = np.array(
-        [m.shape.pairs @ _falling(m.shape.chunk_lengths, length_points) for m in mixed]
+    attention = np.array(
+        [m.shape.seen @ _saturating(m.shape.chunk_lengths, length_points) for m in mixed]
     )
     seconds = np.array([m.seconds for m in mixed])
     parts = _solve(
-        [rising(tokens, token_points), counts, pairs], seconds, [m.shape.kind for m in mixed]
+        [rising(tokens, token_points), counts, attention], seconds, [m.shape.kind for m in mixed]
     )
     mixed_token, mixed_kv, mixed_row, wide, chunk, chunk_key = parts[1]
     return StepTimes(
@@ -172,7 +172,9 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
         wide=rounded(wide),
         chunk=rounded(chunk),
         chunk_key=rounded(chunk_key),
-        chunk_pair=_curve(LENGTHS, length_points, _fall(parts[2])),
+        chunk_attention=_curve(
+            LENGTHS, length_points, _saturating(length_points, length_points) @ parts[2]
+        ),
     )
 
 
@@ -204,6 +206,11 @@ def _used(points: Sequence[int], values: np.ndarray) -> np.ndarray:
 def _falling(values: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Columns of a curve that never rises; ``_fall`` turns their coefficients into its values."""
     return rising(-values, -points[::-1])
+
+
+def _saturating(values: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Columns of a curve that rises ever slower."""
+    return np.minimum(values[:, None], points)
 
 
 def _fall(coefficients: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -54,7 +55,7 @@ def mean_gaps(traces: Iterable[Sequence[RecordedStep]]) -> dict[str, float]:
     """
     found: dict[str, list[float]] = defaultdict(list)
     for steps in traces:
-        for before, step in zip(steps, steps[1:], strict=False):
+        for before, step in pairwise(steps):
             if not step.alone:
                 gap = step.reported - before.reported - step.seconds
                 shape = StepShape.of(step.starts, step.lengths, step.num_samples)

@@ -25,7 +25,7 @@ def solve(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     gram[np.diag_indices_from(gram)] += RIDGE
     found = np.zeros(len(norms))
     active = np.zeros(len(norms), dtype=bool)
-    enough = RIDGE * float(np.linalg.norm(wanted))
+    enough = 10 * RIDGE * float(np.linalg.norm(wanted))
     for _ in range(3 * len(norms)):
         slope = np.where(active, -np.inf, target - gram @ found)
         best = int(slope.argmax())
@@ -45,7 +45,8 @@ def solve(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
             found = np.maximum(0.0, found + step.min() * (trial - found))
             active[falling[step.argmin()]] = False
             found[~active] = 0.0
-    return found / norms
+    coefficients: np.ndarray = found / norms
+    return coefficients
 
 
 def rising(values: np.ndarray, points: np.ndarray) -> np.ndarray:

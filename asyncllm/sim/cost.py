@@ -110,6 +110,7 @@ class SimCost:
                 times,
                 decode_rows=times.decode_rows.extended(lambda n: self._matmuls(n, n)),
                 mixed_tokens=times.mixed_tokens.extended(lambda n: self._matmuls(n, 1)),
+                chunk_attention=times.chunk_attention.extended(lambda n: n),
             )
 
     def seconds(

@@ -36,7 +36,8 @@ class Curve(msgspec.Struct, frozen=True):
 
     def of(self, x: np.ndarray) -> np.ndarray:
         """Its values, float64 [n]."""
-        return np.interp(x, self.at, self.values)
+        values: np.ndarray = np.interp(x, self.at, self.values)
+        return values
 
     def extended(self, like: Callable[[int], float]) -> Curve:
         """With points far beyond the last one, where it grows in proportion to ``like``."""
@@ -78,10 +79,9 @@ class StepShape(msgspec.Struct, frozen=True):
         )
 
     @property
-    def pairs(self) -> np.ndarray:
-        """Query-key pairs of each chunk."""
-        lengths = self.chunk_lengths
-        return lengths * (self.chunk_starts + (lengths + 1) / 2)
+    def seen(self) -> np.ndarray:
+        """Positions that the middle token of each chunk sees, float64 [n]."""
+        return self.chunk_starts + (self.chunk_lengths + 1) / 2
 
     @property
     def kind(self) -> str:
@@ -108,7 +108,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         wide_rows, wide: a step with more rows than that takes ``wide`` longer.
         chunk: of one chunk.
         chunk_key: of one position that a chunk reads.
-        chunk_pair: of a query-key pair, by the length of the chunk.
+        chunk_attention: of each position that the middle token of a chunk sees, by its length.
     """
 
     decode_rows: Curve
@@ -124,7 +124,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     wide: float
     chunk: float
     chunk_key: float
-    chunk_pair: Curve
+    chunk_attention: Curve
 
     def seconds(self, shape: StepShape, decode_steps: int = 1) -> float:
         """The time of a step; of all its tokens, if it yields several of each row."""
@@ -135,7 +135,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
             once += kv_tokens * self.decode_kv(shape.rows)
             return decode_steps * once + (self.launch if decode_steps == 1 else 0.0)
         lengths = shape.chunk_lengths
-        rates = self.chunk_pair.of(lengths)
+        attention = self.chunk_attention.of(lengths)
         return (
             self.mixed_tokens(round_up(shape.tokens, self.padded_tokens))
             + shape.tokens * self.mixed_token
@@ -144,7 +144,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
             + (self.wide if shape.rows > self.wide_rows else 0.0)
             + len(lengths) * self.chunk
             + float((shape.chunk_starts + lengths).sum()) * self.chunk_key
-            + float(shape.pairs @ rates)
+            + float(shape.seen @ attention)
         )
 
 
