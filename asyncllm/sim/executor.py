@@ -24,6 +24,7 @@ from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
 from asyncllm.sim.profile import StepShape, find_profile
 from asyncllm.sim.timeline import Timeline
+from asyncllm.sim.virtual_time import VirtualTimeLoop
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack
 
@@ -71,7 +72,9 @@ class SimExecutor:
         self._device = SimDevice(limits)
         self._steps: deque[_Step] = deque()
         self._timeline = Timeline(lambda count: cost.copy_seconds(count, limits.page_size))
-        self._loop_free = 0.0  # when the loop is done with the results so far
+        # A real loop takes its time by itself.
+        self._charges_loop = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+        self._loop_free = 0.0  # when a virtual loop is done with the results so far
         self._dead: EngineDead | None = None
 
     async def start(self) -> EngineLimits:
@@ -122,7 +125,7 @@ class SimExecutor:
             seconds * profile.ratio(shape.kind, plan.step),
             gap=profile.gap(shape.kind),
             idle=host.idle(shape.tokens),
-            loop=host.step + host.token * computed.num_samples,
+            loop=host.step + host.token * computed.num_samples if self._charges_loop else 0.0,
         )
 
     def _report(self) -> None:
