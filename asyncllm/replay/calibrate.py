@@ -26,7 +26,7 @@ ROWS: Final = (1, 2, 4, 8, *range(16, 64, 8), *range(64, 257, 16))
 TOKENS: Final = (8, 32, 64, 128, 192, 256)
 LARGE: Final = (320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, *range(2048, 8193, 512))
 KV_ROWS: Final = (1, 8, 32, 64, 128, 256)
-LENGTHS: Final = (2, 16, 64, 128, 256, 512, 1024, 8192)
+LENGTHS: Final = (1, 16, 64, 128, 192, 256, 320, 384, 512, 768, 1024, 2048, 4096, 8192)
 #: A step with more rows than this is padded to the most.
 WIDE_ROWS: Final = 32
 #: Fewer steps of decode rows, or of prompts, are no measurement.
@@ -151,7 +151,7 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
         dtype=float,
     )
     attention = np.array(
-        [m.shape.seen @ _saturating(m.shape.chunk_lengths, length_points) for m in mixed]
+        [m.shape.seen @ rising(m.shape.chunk_lengths, length_points) for m in mixed]
     )
     seconds = np.array([m.seconds for m in mixed])
     parts = _solve(
@@ -172,9 +172,7 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
         wide=rounded(wide),
         chunk=rounded(chunk),
         chunk_key=rounded(chunk_key),
-        chunk_attention=_curve(
-            LENGTHS, length_points, _saturating(length_points, length_points) @ parts[2]
-        ),
+        chunk_attention=_curve(LENGTHS, length_points, np.cumsum(parts[2])),
     )
 
 
@@ -206,11 +204,6 @@ def _used(points: Sequence[int], values: np.ndarray) -> np.ndarray:
 def _falling(values: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Columns of a curve that never rises; ``_fall`` turns their coefficients into its values."""
     return rising(-values, -points[::-1])
-
-
-def _saturating(values: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Columns of a curve that rises ever slower."""
-    return np.minimum(values[:, None], points)
 
 
 def _fall(coefficients: np.ndarray) -> np.ndarray:

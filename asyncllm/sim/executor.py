@@ -23,6 +23,7 @@ from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
 from asyncllm.sim.profile import find_profile
 from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
+from asyncllm.sim.virtual_time import VirtualTimeLoop
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack
 
@@ -58,6 +59,8 @@ class SimExecutor:
         self._device = SimDevice(limits)
         self._steps: deque[_Step] = deque()
         self._timeline = Timeline(lambda count: cost.copy_seconds(count, limits.page_size))
+        # A real loop takes its time by itself.
+        self._charges_loop = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
         self._dead: EngineDead | None = None
 
     async def start(self) -> EngineLimits:
@@ -95,7 +98,8 @@ class SimExecutor:
     def _timing(self, plan: StepPlan, computed: Computed) -> StepTiming:
         starts, lengths = unpack(plan.rows, 3).astype(np.int64).T[1:]
         samples = computed.num_samples // plan.decode_steps
-        return self._cost.timing(plan.step, starts, lengths, samples, plan.decode_steps)
+        timing = self._cost.timing(plan.step, starts, lengths, samples, plan.decode_steps)
+        return timing if self._charges_loop else timing._replace(loop=0.0)
 
     def _report(self) -> None:
         """The oldest step is done."""

@@ -12,6 +12,17 @@ PROFILES = ("h200-8b", "h200-0.6b")
 OFFLINE = {case.name: case for case in cases.OFFLINE}
 #: Largest |ratio - 1| by figure.
 GOAL, P99_GOAL = 0.07, 0.25
+#: Not held. Where prompts come about as fast as they can be computed, a few percent decide how long
+#: they wait: c256 was measured at 164 and at 500 ms. And of 32 prompts sent at once, each step more
+#: or less moves the median.
+CROWDED = {
+    "h200-8b": (
+        ("c256", "ttft_p50"),
+        ("interfere32", "long_ttft_p50"),
+        ("interfere32", "long_ttft_p99"),
+    ),
+    "h200-0.6b": (("interfere32", "ttft_p50"),),
+}
 
 
 def worst(compared: list[Compared], *but: tuple[str, str]) -> list[Compared]:
@@ -46,13 +57,7 @@ def test_all_offline_cases_run_at_the_measured_speed(profile: str) -> None:
 def test_online_cases_have_the_measured_latencies(profile: str) -> None:
     compared = compare(measured_rows(profile), online_rows(profile, cases.online()))
     assert len(compared) >= 30
-    # Where prompts come about as fast as they can be computed, their wait is anybody's guess.
-    crowded = (
-        ("c256", "ttft_p50"),
-        ("interfere32", "long_ttft_p50"),
-        ("interfere32", "long_ttft_p99"),
-    )
-    assert not worst(compared, *(crowded if profile == "h200-8b" else ()))
+    assert not worst(compared, *CROWDED[profile])
 
 
 def test_one_client_waits_as_long_as_measured() -> None:
