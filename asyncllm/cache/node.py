@@ -19,6 +19,7 @@ class Node(msgspec.Struct, eq=False, gc=False):
         on_device: how many children have a device page.
         host: its host page or NO_PAGE; valid unless ``saving``.
         saving: a copy of the device page to the host page is under way.
+        ahead: the device page may be evicted at once, see ``HostTier``.
         linked: ``match`` finds it. An unlinked node has no children, and its pages are free after
             its last lock.
     """
@@ -36,6 +37,7 @@ class Node(msgspec.Struct, eq=False, gc=False):
     on_device: int = 0
     host: int = NO_PAGE
     saving: bool = False
+    ahead: bool = False
     linked: bool = True
     children: dict[bytes, Node] = msgspec.field(default_factory=dict)
 
@@ -46,8 +48,6 @@ class Node(msgspec.Struct, eq=False, gc=False):
         unused = self.locks == 0 and self.ready and self.linked and self.page != NO_PAGE
         return unused and not (leaf and self.on_device)
 
-    def host_evictable(self) -> bool:
-        """The host page is only a copy, or the end of a branch."""
-        if self.host == NO_PAGE or self.saving:
-            return False
-        return self.ready if self.page != NO_PAGE else not self.children
+    def host_leaf(self) -> bool:
+        """Only the host has the page, and no page below it."""
+        return self.host != NO_PAGE and self.page == NO_PAGE and not self.children
