@@ -14,12 +14,12 @@ from asyncllm.cache.lazy_heap import LazyHeap
 from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
 
-#: The share of the device's pages that can be taken at once, free or saved ahead, and the least
-#: number of them. An 8B model on an H200 has 49,000 pages: room for 49,000 tokens at once.
-AHEAD_SHARE = 1 / 16
+#: The share of the device's pages that are free or ahead, so that many can be taken at once: with
+#: an 8B model on an H200, those of 98,000 tokens. And the least number of them.
+AHEAD_SHARE = 1 / 8
 LEAST_AHEAD = 64
-#: The share of the host's pages that may hold copies of pages still on the device.
-MOST_DOUBLE = 1 / 4
+#: The share of the host's pages that may be ahead. They add nothing, as the device has them, too.
+MOST_AHEAD_OF_HOST = 1 / 8
 
 
 class HostTier:
@@ -38,7 +38,7 @@ class HostTier:
         self.num_ahead = 0
         self._window = min(
             max(LEAST_AHEAD, int(num_device_pages * AHEAD_SHARE)),
-            math.ceil(pages.num_pages * MOST_DOUBLE),
+            math.ceil(pages.num_pages * MOST_AHEAD_OF_HOST),
         )
         #: Unused device pages that are not ahead, least recently used first; some are in use again.
         #: (The first key of an OrderedDict is found at once; a dict first skips all deleted ones.)

@@ -44,9 +44,9 @@ def serve(cache: KVCacheManager, id: int, tokens: list[int]) -> tuple[int, int]:
 
 
 def converse(num_pages: int, host_pages: int) -> Outcome:
-    """Conversations whose turns are ever longer and further apart; a page is a token.
+    """Turns of many conversations; a page is a token.
 
-    A few requests overlap. Each step saves some pages, and these copies take another step.
+    A few requests overlap. Each takes some steps, which save pages, and each copy takes a step.
     """
     rng = random.Random(5)
     cache = KVCacheManager(num_pages, 1, host_pages=host_pages)
@@ -54,17 +54,19 @@ def converse(num_pages: int, host_pages: int) -> Outcome:
     flying: deque[Copies] = deque()
     histories: list[list[int]] = []
     hits = saved = loaded = 0
-    for turn in range(1500):
-        if len(histories) < 60 or rng.random() < 0.1:
+    for turn in range(1000):
+        if len(histories) < 60 or rng.random() < 0.3:
             histories.append([])
         # Recent conversations more often, old ones now and then.
         history = histories[-1 - min(int(rng.expovariate(1 / 25)), len(histories) - 1)]
+        if len(history) > 200:
+            history.clear()
         history += rng.choices(range(1000), k=rng.randint(10, 30))
         seq, device, host = begin(cache, turn, list(history))
         inside.append(seq)
         hits, loaded = hits + device + host, loaded + host
         for _ in range(2):
-            flying.append(cache.back_up(40))
+            flying.append(cache.back_up(60))
             saved += len(flying[-1].nodes)
             if len(flying) > 1:
                 cache.backed_up(flying.popleft())
@@ -75,12 +77,12 @@ def converse(num_pages: int, host_pages: int) -> Outcome:
     return Outcome(hits, saved, loaded, cache.num_dropped)
 
 
-@pytest.mark.parametrize("host_pages", [750, 1500, 4500])
+@pytest.mark.parametrize("host_pages", [750, 1500, 3000])
 def test_device_and_host_together_are_one_cache_of_both_sizes(host_pages: int) -> None:
     alone, whole = converse(1500, 0).hits, converse(1500 + host_pages, 0).hits
     both = converse(1500, host_pages)
     assert whole > 1.1 * alone
-    assert both.hits - alone > 0.85 * (whole - alone)
+    assert both.hits - alone > 0.8 * (whole - alone)
     assert both.hits > 0.96 * whole
     assert both.loaded > 0
 
@@ -92,20 +94,20 @@ def test_a_device_that_is_large_enough_copies_nothing() -> None:
 
 
 def test_pages_are_saved_only_just_ahead_of_their_eviction() -> None:
-    cache = KVCacheManager(1000, 1, host_pages=1000)  # 64 are to be free or saved
+    cache = KVCacheManager(800, 1, host_pages=800)  # 100 are to be free or saved
     serve(cache, 1, list(range(500)))
     assert not cache.back_up(99).nodes, "there is room enough"
-    serve(cache, 2, list(range(1000, 1460)))
+    serve(cache, 2, list(range(1000, 1220)))
     copies = cache.back_up(99)
-    assert [node.depth for node in copies.nodes] == list(range(500, 476, -1))
+    assert [node.depth for node in copies.nodes] == list(range(500, 480, -1))
     assert not cache.back_up(99).nodes
     cache.backed_up(copies)
     assert not cache.back_up(99).nodes, "that is enough"
-    serve(cache, 3, list(range(2000, 2064)))
-    assert (cache.num_evicted, cache.num_dropped) == (24, 0)
-    assert cache.num_host_used == 24
-    assert len(cache.back_up(99).nodes) == 64
-    assert serve(cache, 4, list(range(500))) == (476, 23), "of a full hit, the last is computed"
+    serve(cache, 3, list(range(2000, 2100)))
+    assert (cache.num_evicted, cache.num_dropped) == (20, 0)
+    assert cache.num_host_used == 20
+    assert len(cache.back_up(999).nodes) == 100
+    assert serve(cache, 4, list(range(500))) == (480, 19), "of a full hit, the last is computed"
 
 
 def test_pages_evicted_before_they_could_be_saved_are_counted() -> None:
@@ -120,33 +122,25 @@ def test_pages_evicted_before_they_could_be_saved_are_counted() -> None:
 
 
 def test_the_copy_of_a_page_in_use_gives_its_place_up_first() -> None:
-    cache = KVCacheManager(40, 1, host_pages=40)  # 10 of them ahead
-    first, second = list(range(20)), list(range(100, 120))
-    for id, tokens in enumerate((first, second)):
-        serve(cache, id, tokens)
-    for id in range(2, 5):
+    cache = KVCacheManager(40, 1, host_pages=80)  # 10 of them for copies of what the device has
+    prompts = [list(range(100 * id, 100 * id + 10)) for id in range(11)]
+    for id, prompt in enumerate(3 * prompts):
+        assert sum(serve(cache, id, prompt)) == (9 if id >= 11 else 0), "none is ever lost"
         cache.backed_up(cache.back_up(99))
-        serve(cache, id, list(range(1000 * id, 1000 * id + 10)))  # evicts 10
-    assert cache.num_host_used == 30
-    assert serve(cache, 5, first) == (0, 19)
-    cache.backed_up(cache.back_up(99))
-    # Each page has its place, on the device or on the host: none was lost.
-    assert serve(cache, 6, second) == (0, 19)
-    assert serve(cache, 7, first)[0] >= 19
+        assert cache.num_dropped == 0
+    assert cache.num_host_used == 80
 
 
-def test_a_tier_that_is_full_gives_up_what_was_used_least_recently() -> None:
-    cache = KVCacheManager(16, 1, host_pages=16)
+def test_a_full_tier_gives_up_what_was_used_least_recently() -> None:
+    cache = KVCacheManager(16, 1, host_pages=32)  # 4 of them for copies of what the device has
     for id in range(20):
         cache.backed_up(cache.back_up(99))
         serve(cache, id, [100 * id + i for i in range(4)])
-    found = [sum(cache_parts(cache, [100 * id + i for i in range(5)])) for id in range(20)]
-    assert found == sorted(found)
-    assert found[:12] == [0] * 12
-    assert found[-7:] == [4] * 7
+    found = [sum(parts(cache, [100 * id + i for i in range(5)])) for id in range(20)]
+    assert found == [0] * 8 + [4] * 12
 
 
-def cache_parts(cache: KVCacheManager, tokens: list[int]) -> tuple[int, int]:
+def parts(cache: KVCacheManager, tokens: list[int]) -> tuple[int, int]:
     """How many pages are on the device, and then on the host."""
     match = cache.match(sequence(99, tokens))
     return len(match.pages), len(match.host)

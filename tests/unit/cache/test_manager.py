@@ -385,7 +385,7 @@ def test_users_of_what_is_forgotten_keep_it_and_its_pages_go_with_the_last_of_th
 
 
 def test_a_page_that_is_computed_again_keeps_its_copy_on_the_host() -> None:
-    cache = KVCacheManager(4, 1, host_pages=16)
+    cache = KVCacheManager(4, 1, host_pages=32)
     run(cache, sequence(1, [1, 2, 3]))
     cache.backed_up(cache.back_up(9))
     run(cache, sequence(2, [9, 9, 9, 9]))
@@ -399,7 +399,7 @@ def test_a_page_that_is_computed_again_keeps_its_copy_on_the_host() -> None:
 
 
 def test_a_load_that_nobody_waits_for_any_more_goes_on() -> None:
-    cache = KVCacheManager(3, 1, host_pages=16)
+    cache = KVCacheManager(3, 1, host_pages=32)
     run(cache, sequence(1, [1, 2, 3]))
     cache.backed_up(cache.back_up(9))
     run(cache, sequence(2, [9, 9, 9]))
