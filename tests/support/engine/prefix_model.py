@@ -80,7 +80,9 @@ class TreeMachine(RuleBasedStateMachine):
         self.num_dropped = 0
 
     @initialize(
-        page_size=st.integers(1, 3), pages=st.integers(1, 30), hosts=st.sampled_from([0, 3, 8, 30, 100])
+        page_size=st.integers(1, 3),
+        pages=st.integers(1, 30),
+        hosts=st.sampled_from([0, 3, 8, 30, 100]),
     )
     def begin(self, page_size: int, pages: int, hosts: int) -> None:
         self.page_size = page_size
@@ -366,6 +368,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     def num_ahead(self) -> int:
         return sum(entry.ahead for entry in (*self.known.values(), *self.forgotten))
+
     @precondition(lambda self: self.saves)
     @rule(which=st.integers(0, 99))
     def backed_up(self, which: int) -> None:
