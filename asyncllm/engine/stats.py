@@ -140,7 +140,8 @@ class EngineStats:
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
     with the free ones they add up to ``pages_total``. ``prompt_tokens`` counts prompts whose answer
     has begun. Of the ``admitted_tokens`` of prompts that began to run, ``cached_tokens`` were in
-    the prefix cache. ``finished`` counts requests by finish reason, "deadline" and "error"
+    the prefix cache. Of ``pages_evicted``, the host tier had no time to save ``pages_dropped``.
+    ``finished`` counts requests by finish reason, "deadline" and "error"
     included, and ``errors`` the failed ones by cause.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
@@ -161,6 +162,7 @@ class EngineStats:
     step_errors: int = 0
     preemptions: int = 0
     pages_evicted: int = 0
+    pages_dropped: int = 0
     prompt_tokens: int = 0
     admitted_tokens: int = 0
     cached_tokens: int = 0
@@ -219,6 +221,7 @@ class EngineStats:
         self.pages_held = cache.num_held
         self.pages_cached = cache.num_cached
         self.pages_evicted = cache.num_evicted
+        self.pages_dropped = cache.num_dropped
         self.host_pages_used = cache.num_host_used
 
     def stopped(self) -> None:

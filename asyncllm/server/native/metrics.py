@@ -39,6 +39,10 @@ _COUNTERS = {
     "generation_tokens": ("generation_tokens", "Tokens generated."),
     "preemptions": ("preemptions", "Running requests put back because KV pages ran out."),
     "kv_pages_evicted": ("pages_evicted", "Cached KV pages that made room for others."),
+    "kv_pages_dropped": (
+        "pages_dropped",
+        "Evicted KV pages that the host tier had no time to save.",
+    ),
     "steps": ("steps", "Model steps."),
     "step_errors": ("step_errors", "Model steps that failed."),
     "plan_seconds": ("cpu_plan", "Time of the event loop spent on planning steps."),
