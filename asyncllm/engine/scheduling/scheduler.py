@@ -109,15 +109,15 @@ class Scheduler:
 
     def expected_wait(self) -> float:
         """Estimated seconds until a request that arrives now has its first step."""
-        return self._wait((self.num_waiting, self._admission.queue.num_left))
+        ahead = self.num_waiting, self._admission.queue.num_left
+        return self._admission.wait_seconds(ahead, self.num_free_slots, len(self.running))
 
     def least_seconds(self, seq: Sequence) -> float:
         """Estimated seconds until a sequence that arrives now can be finished at best."""
         self._admission.measure(seq)
-        return self._wait(self._admission.queue.ahead_of(seq)) + self._forecast.least(seq)
-
-    def _wait(self, ahead: tuple[int, int]) -> float:
-        return self._admission.wait_seconds(ahead, self.num_free_slots, len(self.running))
+        ahead = self._admission.queue.ahead_of(seq)
+        wait = self._admission.wait_seconds(ahead, self.num_free_slots, len(self.running))
+        return wait + self._forecast.least(seq)
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Scheduler:
         failed: list[Sequence] = []
         parts: list[ScoredPrompt | PooledPrompt] = [*result.prompts, *result.pooled]
         owners = [(step.chunks[part.row - len(step.decodes)].seq, part) for part in parts]
-        read = [(seq, part) for seq, part in owners if _counts(seq)]
+        read = [(seq, part) for seq, part in owners if seq.wanted]
         if result.error is not None:
             failed = self._fail(step, now)
         elif step.has_rows:
@@ -253,9 +253,10 @@ class Scheduler:
             seconds = result.seconds / step.decode_steps
             if not step.reads:
                 self.times.observe(step.shape, seconds)
-            if step.decodes:
-                self._forecast.saw_step(seconds, decodes_only=not step.chunks)
-                self._itl_budget.saw_step(step.decode_steps * len(step.decodes), seconds)
+            num_rows = len(step.decodes)
+            self._forecast.saw_step(seconds, num_rows, step.shape.num_tokens - num_rows)
+            if num_rows:
+                self._itl_budget.saw_step(step.decode_steps * num_rows, seconds)
         self._landed = step.number
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)
@@ -281,7 +282,7 @@ class Scheduler:
                 self.cache.land(seq, chunk.end)
             if seq.reading and not seq.suspect:
                 seq.num_read = chunk.end
-            if chunk.samples and _counts(seq):
+            if chunk.samples and seq.wanted:
                 emitted.append(self._take_first_token(seq, row, token, now))
         return emitted
 
@@ -313,7 +314,7 @@ class Scheduler:
         A sequence that was alone in the step ends. Of several, each is tried again.
         """
         rows = {seq.id: seq for seq in (*step.decodes, *(chunk.seq for chunk in step.chunks))}
-        alive = [seq for seq in rows.values() if _counts(seq)]
+        alive = [seq for seq in rows.values() if seq.wanted]
         for seq in rows.values():
             seq.failed = True
         causes = alive
@@ -352,8 +353,3 @@ class Scheduler:
             self._num_preempted -= 1
             seq.failed = seq.suspect = False
             self._admission.push(seq)
-
-
-def _counts(seq: Sequence) -> bool:
-    """Whether results of a sequence are still wanted, and trusted."""
-    return seq.state is not SeqState.FINISHED and not seq.suspect

@@ -34,12 +34,13 @@ class Turn(enum.IntEnum):
     """The order of a queue, before any rank.
 
     RESUMED: it was admitted before, and its client waits in the middle of an answer. LATE: its
-    deadline will probably pass, so others that can be in time go first.
+    deadline will probably pass, so others that can be in time go first. MISSED: it will surely.
     """
 
     RESUMED = 0
     NEW = 1
     LATE = 2
+    MISSED = 3
 
 
 class Sequence:
@@ -175,6 +176,11 @@ class Sequence:
         self.num_failures = 0
         self.suspect = False
         self.timeline = Timeline(arrival)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether its results in flight are still wanted, and trusted."""
+        return self.state is not SeqState.FINISHED and not self.suspect
 
     @property
     def reading(self) -> bool:
