@@ -176,7 +176,9 @@ class Admission:
         if num_free_slots <= self._copies.num_loading or self._num_sharing >= self._most_sharing:
             return None
         seq = self.queue.peek_short()
-        if seq is None or self._is_blocked(seq) or self._misses(seq, self._forecast.expected(seq)):
+        if seq is None or self._is_blocked(seq):
+            return None
+        if seq.deadline < FOREVER and self._misses(seq, self._forecast.expected(seq)):
             return None
         taken = sum(other.expected_pages for other in self._short.values())
         expected = self._cache.pages_for(self._forecast.length(seq))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from asyncllm.engine.scheduling.sequence import FIRST_RATE, Sequence
+from asyncllm.engine.scheduling.sequence import FIRST_RATE, FOREVER, Sequence
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 
 #: Expected tokens of an output before any has ended.
 FIRST_GUESS = 256.0
 #: The weight of the newest output in the mean, and of the newest decode step.
 NEWEST = 1 / 32
+#: Requests with a deadline are begun while they have this much more time than expected: others
+#: come in between, and one that is dropped in the middle has cost as much as one in time.
+MARGIN = 1.5
 
 
 class Forecast:
@@ -17,6 +20,8 @@ class Forecast:
     def __init__(self, times: StepTimeModel):
         self._times = times
         self._output = FIRST_GUESS
+        #: Tokens of outputs by the kind of their deadline, of kinds that were seen.
+        self._timely: dict[int, float] = {}
         #: Of a step without prompt chunks, for one token of each row; 0.0 until there was one.
         self.decode_seconds = 0.0
         #: Of any step with decode rows, for one token of each row; 0.0 until there was one.
@@ -24,9 +29,12 @@ class Forecast:
         #: Of steps with prompt chunks, for each prompt token; 0.0 until there was one.
         self._chunk_seconds = 0.0
 
-    def saw_output(self, num_tokens: int) -> None:
+    def saw_output(self, seq: Sequence, num_tokens: int) -> None:
         """A sequence ended, for any reason, after ``num_tokens`` of output."""
         self._output += (num_tokens - self._output) * NEWEST
+        if seq.deadline < FOREVER:
+            kind = _kind(seq)
+            self._timely[kind] = _mean(self._timely.get(kind, 0.0), num_tokens)
 
     def saw_step(self, seconds: float, num_rows: int, prompt_tokens: int) -> None:
         """A step with so many decode rows and prompt tokens took ``seconds``."""
@@ -44,9 +52,14 @@ class Forecast:
         return self._times.prefill_seconds(num_tokens, start)
 
     def expected(self, seq: Sequence) -> float:
-        """Expected seconds from the first step of ``seq`` to its last token, under today's load."""
+        """Expected seconds from the first step of ``seq`` to its last token, under today's load.
+
+        An output is expected to be like others with such a deadline: they often are of one kind.
+        """
         prefill = max(seq.prefill_seconds, seq.num_left * self._chunk_seconds)
-        return prefill + (self.length(seq) - len(seq.tokens)) * self.row_seconds
+        mean = self._timely.get(_kind(seq), 0.0)
+        length = seq.max_length if seq.surely_full else seq.num_prompt + mean
+        return MARGIN * (prefill + max(1.0, length - len(seq.tokens)) * self.row_seconds)
 
     def least(self, seq: Sequence) -> float:
         """Seconds from the first step of ``seq`` to its last token, at best."""
@@ -76,6 +89,11 @@ class Forecast:
         prompts = num_ahead * self._times.prefill_seconds(tokens_ahead // max(num_ahead, 1))
         turns = max(0, num_ahead + 1 - num_free) / max(num_rows, 1)
         return prompts + turns * self._output * self.decode_seconds
+
+
+def _kind(seq: Sequence) -> int:
+    """Deadlines within a factor of two are of one kind."""
+    return int(1000 * (seq.deadline - seq.arrival)).bit_length()
 
 
 def _mean(before: float, newest: float) -> float:

@@ -137,7 +137,7 @@ class Scheduler:
         self._admission.look(now)
         seq.timeline.note(now, self._landed, "finished", len(seq.tokens))
         if len(seq.tokens) > seq.num_prompt and not seq.failed:
-            self._forecast.saw_output(len(seq.tokens) - seq.num_prompt)
+            self._forecast.saw_output(seq, len(seq.tokens) - seq.num_prompt)
         if seq.state is SeqState.RUNNING:
             self._leave(seq)
         elif seq.slot >= 0:
