@@ -43,14 +43,22 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, *, prefix_caching: bool = True, host_pages: int = 0
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        prefix_caching: bool = True,
+        host_pages: int = 0,
+        max_pinned_share: float = 0.0,
     ):
         self.page_size = page_size
         self.prefix_caching = prefix_caching
         self.num_evicted = 0
         self._pages = PageAllocator(num_pages)
         self._host_pages = PageAllocator(host_pages)
-        self._tree = PrefixTree(page_size, self._pages, self._host_pages)
+        most_pinned = int(num_pages * max_pinned_share)
+        self._tree = PrefixTree(page_size, self._pages, self._host_pages, most_pinned)
+        self.pins = self._tree.pins
 
     @property
     def num_pages(self) -> int:
@@ -145,13 +153,14 @@ class KVCacheManager:
         if holder.node is not None:
             self._tree.set_path_ready(holder.node, num_tokens // self.page_size)
 
-    def release(self, holder: PageHolder, num_tokens: int) -> None:
+    def release(self, holder: PageHolder, num_tokens: int, *, cold: bool = False) -> None:
         """Give the pages up; the full ones of ``num_tokens`` computed positions stay cached.
 
-        No step in flight may use them.
+        No step in flight may use them. With ``cold``, those that no other has used are the first
+        to be evicted.
         """
         self.commit(holder, num_tokens)
-        self._let_go(holder)
+        self._let_go(holder, cold=cold)
 
     def discard(self, holder: PageHolder) -> None:
         """Give the pages up, and forget all that the holder has computed."""
@@ -176,6 +185,23 @@ class KVCacheManager:
         holder.node = node
         self._enter(holder, num_pages, ready=True)
 
+    def pin(self, holder: PageHolder, tenant: str, until: float) -> int:
+        """Pin the holder's pages in the tree; see ``Pins.pin``.
+
+        Returns:
+            How many pages are pinned, from the first on; 0 also if its pages were forgotten.
+        """
+        node, path = holder.node, list[Node]()
+        while node is not None and node.linked and node.parent is not None:
+            path.append(node)
+            node = node.parent
+        path.reverse()
+        return self.pins.pin(path, tenant, until)
+
+    def expire_pins(self, now: float) -> None:
+        """End the pins whose time is over."""
+        self._tree.leaves.expire(now)
+
     def _enter(self, holder: PageHolder, num_pages: int, *, ready: bool) -> None:
         """Give the tree those of the first ``num_pages`` pages that are new to it."""
         assert holder.node is not None, "it holds pages"
@@ -186,7 +212,7 @@ class KVCacheManager:
             holder.first_own = holder.first_own or added[0]
             holder.node = added[-1]
 
-    def _let_go(self, holder: PageHolder) -> None:
+    def _let_go(self, holder: PageHolder, *, cold: bool = False) -> None:
         end = holder.node
         if end is None:
             return
@@ -197,7 +223,7 @@ class KVCacheManager:
             assert node.parent is not None, "roots have no page"
             node = node.parent
         self._pages.give_back(own)
-        self._tree.unlock(end)
+        self._tree.unlock(end, cold=cold)
         holder.node = holder.first_own = None
         holder.pages = []
 

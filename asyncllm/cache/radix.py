@@ -12,8 +12,9 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from asyncllm.cache.lazy_heap import LazyHeap
-from asyncllm.cache.node import NO_PAGE, Node
+from asyncllm.cache.node import COLD, NO_PAGE, Node, take_apart
 from asyncllm.cache.pages import PageAllocator
+from asyncllm.cache.pins import EvictionOrder, Pins
 
 
 class Match(NamedTuple):
@@ -35,11 +36,13 @@ class Match(NamedTuple):
 class PrefixTree:
     """Owns the pages it is given until it evicts them back into the allocators.
 
-    Eviction takes the least recently used leaf, in O(log n). ``num_cached`` counts device pages
+    Eviction takes the least recently used leaf, pinned ones last, in O(log n). ``num_cached`` counts device pages
     without a lock.
     """
 
-    def __init__(self, page_size: int, pages: PageAllocator, host_pages: PageAllocator):
+    def __init__(
+        self, page_size: int, pages: PageAllocator, host_pages: PageAllocator, most_pinned: int = 0
+    ):
         self.page_size = page_size
         self.num_cached = 0
         self._pages = pages
@@ -49,14 +52,15 @@ class PrefixTree:
         #: Cached pages that the host may not have, least recently used first. (The first key of an
         #: OrderedDict is found at once; a dict first skips all deleted ones.)
         self._unsaved: OrderedDict[Node, None] = OrderedDict()
-        self._leaves = LazyHeap[Node](lambda tick, node: node.tick == tick and node.evictable())
+        self.pins = Pins(most_pinned)
+        self.leaves = EvictionOrder(self.pins)
         self._host_leaves = LazyHeap[Node](
             lambda tick, node: node.tick == tick and node.host_evictable()
         )
 
     def __del__(self) -> None:
         for root in self._roots.values():
-            _take_apart(root)
+            take_apart(root)
 
     # -- looking up ------------------------------------------------------------------------------
 
@@ -128,7 +132,7 @@ class PrefixTree:
             key = data[start : start + step]
             node = parent.children.get(key)
             if node is None:
-                node = Node(parent, key, page, ready, parent.depth + 1, self._clock, locks=1)
+                node = Node(parent, key, page, ready, parent.depth + 1, locks=1)
                 parent.children[key] = node
             elif node.page == NO_PAGE:
                 node.page, node.ready, node.tick, node.locks = page, ready, self._clock, 1
@@ -147,13 +151,16 @@ class PrefixTree:
             self.lock_one(walker)
             walker = walker.parent
 
-    def unlock(self, node: Node) -> None:
-        """Undo one ``lock``; the pages become the most recently used."""
+    def unlock(self, node: Node, *, cold: bool = False) -> None:
+        """Undo one ``lock``; the pages become the most recently used.
+
+        With ``cold``, those that no other has used become the least recently used.
+        """
         self._clock += 1
         walker: Node | None = node
         while walker is not None:
             parent = walker.parent
-            walker.tick = self._clock
+            walker.tick = self._clock + (COLD if cold and walker.tick <= 0 else 0)
             self._unlock_one(walker)
             if walker.host != NO_PAGE:
                 self._offer_host(walker)
@@ -187,7 +194,8 @@ class PrefixTree:
         if not node.linked:
             return
         self._unlink(node)
-        for below in _take_apart(node):
+        for below in take_apart(node):
+            self.pins.drop(below)
             if below.locks == 0 and below.ready:
                 self.num_cached -= below.page != NO_PAGE
                 self._free(below)
@@ -200,7 +208,7 @@ class PrefixTree:
         Pages with a copy in host memory can come back. Others are forgotten, with all host pages
         below them. False when fewer could be evicted.
         """
-        while count > 0 and (node := self._leaves.pop()):
+        while count > 0 and (node := self.leaves.pop()):
             count -= 1
             self.num_cached -= 1
             if node.host == NO_PAGE:
@@ -266,7 +274,7 @@ class PrefixTree:
             self.num_cached += node.ready
             if not node.on_device:
                 self._offer(node)
-            if node.host == NO_PAGE and self._host_pages.num_pages:
+            if node.host == NO_PAGE and node.tick > 0 and self._host_pages.num_pages:
                 self._unsaved[node] = None
                 self._unsaved.move_to_end(node)
         elif node.parent is None and not node.children:
@@ -288,7 +296,7 @@ class PrefixTree:
     def _remove(self, node: Node) -> None:
         """Remove a node without device pages below it, and all nodes below it."""
         self._unlink(node)
-        for below in _take_apart(node):
+        for below in take_apart(node):
             self._free(below)
 
     def _unlink(self, node: Node) -> None:
@@ -331,18 +339,8 @@ class PrefixTree:
 
     def _offer(self, node: Node) -> None:
         if node.evictable():
-            self._leaves.push(node.tick, node)
+            self.leaves.push(node)
 
     def _offer_host(self, node: Node) -> None:
         if node.host_evictable():
             self._host_leaves.push(node.tick, node)
-
-
-def _take_apart(node: Node) -> list[Node]:
-    """Unlink a node and all nodes below it from each other; returns them."""
-    nodes = [node]
-    for below in nodes:  # which grow
-        nodes += below.children.values()
-        below.children.clear()
-        below.linked = False
-    return nodes

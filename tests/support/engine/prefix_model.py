@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncllm.cache.node import NO_PAGE, Node
+from asyncllm.cache.node import COLD, NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.radix import PrefixTree
 from tests.support.engine.scheduling import path
@@ -23,7 +23,10 @@ PAGES = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=8)
 
 
 class Entry:
-    """What the model knows of a node; ``used`` is the time of its last use."""
+    """What the model knows of a node.
+
+    ``used`` is the time of its last use, ``pinned`` the end of its pin and the tenant.
+    """
 
     def __init__(self, prefix: Prefix, page: int | None, used: int, *, ready: bool):
         self.prefix = prefix
@@ -34,6 +37,7 @@ class Entry:
         self.saving = False
         self.users = 0
         self.forgotten = False
+        self.pinned: tuple[float, str] | None = None
         self.unsaved = False  # fell out of use, and has not been offered to the host since
 
     def cached(self) -> bool:
@@ -65,14 +69,20 @@ class TreeMachine(RuleBasedStateMachine):
         self.saves: list[tuple[Node, Entry]] = []
         self.loads: list[tuple[list[Node], list[Entry]]] = []
         self.now = 0
+        self.time = 0.0
+        self.num_pins = 0
 
     @initialize(
-        page_size=st.integers(1, 3), pages=st.integers(1, 30), hosts=st.sampled_from([0, 3, 8, 30])
+        page_size=st.integers(1, 3),
+        pages=st.integers(1, 30),
+        hosts=st.sampled_from([0, 3, 8, 30]),
+        pinned=st.integers(0, 15),
     )
-    def begin(self, page_size: int, pages: int, hosts: int) -> None:
+    def begin(self, page_size: int, pages: int, hosts: int, pinned: int) -> None:
         self.page_size = page_size
         self.pages, self.hosts = PageAllocator(pages), PageAllocator(hosts)
-        self.tree = PrefixTree(page_size, self.pages, self.hosts)
+        self.tree = PrefixTree(page_size, self.pages, self.hosts, pinned)
+        self.most_pinned = pinned
 
     # -- what should be --------------------------------------------------------------------------
 
@@ -91,7 +101,7 @@ class TreeMachine(RuleBasedStateMachine):
             for entry in self.known.values()
             if entry.cached() and all(child.page is None for child in self.below(entry.prefix))
         ]
-        return min(leaves, key=lambda entry: entry.used, default=None)
+        return min(leaves, key=lambda e: (e.pinned is not None, e.pinned, e.used), default=None)
 
     def host_leaves(self) -> list[Entry]:
         return [
@@ -106,7 +116,7 @@ class TreeMachine(RuleBasedStateMachine):
         entry = self.leaf()
         if entry is None:
             return False
-        entry.page, entry.unsaved = None, False
+        entry.page, entry.unsaved, entry.pinned = None, False, None
         if entry.host is None:
             for gone in (entry, *self.below(entry.prefix)):
                 del self.known[gone.prefix]
@@ -223,8 +233,10 @@ class TreeMachine(RuleBasedStateMachine):
             if lost or (known is not None and known.page is not None):
                 break
             if known is None:
-                known = self.known[prefix] = Entry(prefix, page, self.now, ready=now_ready)
-            known.page, known.ready, known.used, known.users = page, now_ready, self.now, 1
+                known = self.known[prefix] = Entry(prefix, page, 0, ready=now_ready)
+            else:
+                known.used = self.now
+            known.page, known.ready, known.users = page, now_ready, 1
             user.chain.append(known)
         assert len(added) == len(user.chain) - num_before
         for node in added:
@@ -249,19 +261,53 @@ class TreeMachine(RuleBasedStateMachine):
         self.land(self.users[which % len(self.users)], count)
 
     @precondition(lambda self: self.users)
-    @rule(which=st.integers(0, 99), trusted=st.sampled_from([True, True, True, False]))
-    def leave(self, which: int, trusted: bool) -> None:
+    @rule(
+        which=st.integers(0, 99),
+        trusted=st.sampled_from([True, True, True, False]),
+        cold=st.sampled_from([False, False, True]),
+    )
+    def leave(self, which: int, trusted: bool, cold: bool = False) -> None:
         user = self.users.pop(which % len(self.users))
         if not trusted and user.num_found < len(user.chain):
             self.forget([*path(user.node)][-2 - user.num_found], user.chain[user.num_found])
         self.land(user, len(user.chain))
-        self.tree.unlock(user.node)
+        self.tree.unlock(user.node, cold=cold)
         self.now += 1
         for entry in user.chain:
             entry.users -= 1
-            entry.used = self.now
-            entry.unsaved |= entry.cached() and entry.host is None
+            entry.used = self.now + (COLD if cold and entry.used <= 0 else 0)
+            entry.unsaved |= entry.cached() and entry.host is None and entry.used > 0
             self.settle(entry)
+
+    @precondition(lambda self: self.users)
+    @rule(which=st.integers(0, 99), seconds=st.integers(1, 5), tenant=st.sampled_from(["a", "b"]))
+    def pin(self, which: int, seconds: int, tenant: str) -> None:
+        """The path of a user, for a time that no other pin has."""
+        user = self.users[which % len(self.users)]
+        if not user.node.linked:
+            return
+        self.num_pins += 1
+        pin = self.time + seconds + self.num_pins / 1e6, tenant
+        expected = 0
+        for entry in user.chain:
+            if entry.pinned is None or entry.pinned < pin:
+                pins = [e.pinned for e in self.known.values() if e.pinned and e is not entry]
+                if sum(owner == tenant for _, owner in pins) >= self.most_pinned:
+                    break
+                if len(pins) >= 2 * self.most_pinned:
+                    break
+                entry.pinned = pin
+            expected += 1
+        nodes = list(path(user.node))[::-1][1:]
+        assert self.tree.pins.pin(nodes, tenant, pin[0]) == expected
+
+    @rule(seconds=st.integers(0, 3))
+    def time_passes(self, seconds: int) -> None:
+        self.time += seconds
+        self.tree.leaves.expire(self.time)
+        for entry in self.known.values():
+            if entry.pinned is not None and entry.pinned[0] <= self.time:
+                entry.pinned = None
 
     def forget(self, node: Node, entry: Entry) -> None:
         self.tree.forget(node)
@@ -270,7 +316,7 @@ class TreeMachine(RuleBasedStateMachine):
         for gone in (entry, *self.below(entry.prefix)):
             del self.known[gone.prefix]
             self.forgotten.append(gone)
-            gone.forgotten = True
+            gone.forgotten, gone.pinned = True, None
             self.settle(gone)
 
     @rule(which=st.integers(0, 99))
@@ -360,6 +406,13 @@ class TreeMachine(RuleBasedStateMachine):
             assert (node.ready, node.saving) == (entry.ready, entry.saving)
             assert node.locks == entry.users + entry.saving
             assert node.tick == entry.used
+            pin = node.pin if node.pin is not None and node.pin.num_pages else None
+            assert entry.pinned == (None if pin is None else (pin.until, pin.tenant))
+        pins = [entry.pinned for entry in self.known.values() if entry.pinned is not None]
+        assert self.tree.pins.num_pages == len(pins) <= 2 * self.most_pinned
+        for tenant in "ab":
+            held = self.tree.pins.held_by(tenant)
+            assert held == sum(owner == tenant for _, owner in pins) <= self.most_pinned
         assert self.tree.num_cached == sum(entry.cached() for entry in self.known.values())
         entries = [*self.known.values(), *self.forgotten]
         for allocator, used in (
