@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.radix import Match, PrefixTree
+from asyncllm.config import EngineLimits
 
 
 class PageHolder(Protocol):
@@ -59,6 +60,17 @@ class KVCacheManager:
         most_pinned = int(num_pages * max_pinned_share)
         self._tree = PrefixTree(page_size, self._pages, self._host_pages, most_pinned)
         self.pins = self._tree.pins
+
+    @classmethod
+    def create(cls, limits: EngineLimits) -> Self:
+        """An empty cache."""
+        return cls(
+            limits.num_pages,
+            limits.page_size,
+            prefix_caching=limits.prefix_caching,
+            host_pages=limits.host_pages,
+            max_pinned_share=limits.max_pinned_share,
+        )
 
     @property
     def num_pages(self) -> int:
@@ -185,12 +197,13 @@ class KVCacheManager:
         holder.node = node
         self._enter(holder, num_pages, ready=True)
 
-    def pin(self, holder: PageHolder, tenant: str, until: float) -> int:
-        """Pin the holder's pages in the tree; see ``Pins.pin``.
+    def pin(self, holder: PageHolder, num_tokens: int, tenant: str, until: float) -> int:
+        """Commit ``num_tokens`` computed positions, and pin the holder's pages; see ``Pins.pin``.
 
         Returns:
-            How many pages are pinned, from the first on; 0 also if its pages were forgotten.
+            How many pages are pinned, from the first on; none if some were forgotten.
         """
+        self.commit(holder, num_tokens)
         node, path = holder.node, list[Node]()
         while node is not None and node.linked and node.parent is not None:
             path.append(node)

@@ -36,8 +36,8 @@ class Match(NamedTuple):
 class PrefixTree:
     """Owns the pages it is given until it evicts them back into the allocators.
 
-    Eviction takes the least recently used leaf, pinned ones last, in O(log n). ``num_cached`` counts device pages
-    without a lock.
+    Eviction takes the least recently used leaf, pinned ones last, in O(log n). ``num_cached``
+    counts device pages without a lock.
     """
 
     def __init__(

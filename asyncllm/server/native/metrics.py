@@ -27,6 +27,7 @@ _GAUGES = {
     "requests_waiting": ("waiting", "Requests waiting for the batch."),
     "kv_pages_held": ("pages_held", "KV pages of live requests."),
     "kv_pages_cached": ("pages_cached", "KV pages kept for prefix reuse only."),
+    "kv_pages_pinned": ("pages_pinned", "KV pages that requests have pinned, as of the last step."),
     "kv_pages_total": ("pages_total", "KV pages in all."),
     "kv_host_pages_used": ("host_pages_used", "KV pages in the host's memory."),
 }
@@ -39,6 +40,11 @@ _COUNTERS = {
     "generation_tokens": ("generation_tokens", "Tokens generated."),
     "preemptions": ("preemptions", "Running requests put back because KV pages ran out."),
     "kv_pages_evicted": ("pages_evicted", "Cached KV pages that made room for others."),
+    "pins": ("pins", "Requests that have pinned their prefix."),
+    "kv_pinned_pages_evicted": (
+        "pinned_pages_evicted",
+        "KV pages that made room for others before their pin's time.",
+    ),
     "steps": ("steps", "Model steps."),
     "step_errors": ("step_errors", "Model steps that failed."),
     "plan_seconds": ("cpu_plan", "Time of the event loop spent on planning steps."),

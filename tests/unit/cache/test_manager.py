@@ -203,7 +203,8 @@ class ManagerMachine(RuleBasedStateMachine):
         inside = self.inside.pop(which % len(self.inside))
         seq = inside.seq
         if how == "pin" and not inside.loading:
-            num_pinned = self.cache.pin(seq, "", self.time + which)
+            landed = 0 if inside.flight else inside.landed
+            num_pinned = self.cache.pin(seq, landed, "", self.time + which)
             assert num_pinned <= self.cache.num_shared(seq)
         if how == "discard" and not inside.loading:
             self.cache.discard(seq)  # from a step in flight on, nothing has landed

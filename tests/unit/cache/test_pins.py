@@ -27,7 +27,7 @@ def serve(
     assert cache.extend(seq, len(tokens)), "a pin never keeps a page from a sequence"
     cache.begin(seq, len(tokens))
     cache.land(seq, len(tokens))
-    pinned = 0 if until is None else cache.pin(seq, tenant, until)
+    pinned = 0 if until is None else cache.pin(seq, len(tokens), tenant, until)
     cache.release(seq, len(tokens), cold=cold)
     return found, pinned
 
@@ -144,10 +144,10 @@ def test_the_pins_of_forgotten_pages_are_gone(cache: KVCacheManager) -> None:
     cache.begin(first, 3)
     cache.land(first, 3)
     cache.hold(second, cache.match(second))
-    assert cache.pin(second, "", 5.0) == 3
+    assert cache.pin(second, 3, "", 5.0) == 3
     cache.discard(first)
     assert cache.pins.num_pages == 0
-    assert cache.pin(second, "", 6.0) == 0
+    assert cache.pin(second, 3, "", 6.0) == 0
     cache.release(second, 3)
     assert cache.num_free == 10
 
