@@ -79,6 +79,12 @@ def test_bad_values_are_named(server: Server, path: str, fields: dict[str, Any])
     assert len(server.llm.scheduling) == before
 
 
+def test_responses_take_the_time_to_pin_a_prefix_as_well(server: Server) -> None:
+    answer = server.post("/v1/responses", {"input": "a", "cache_ttl_s": 30, "store": False})
+    assert answer.status == 200
+    assert server.llm.scheduling[-1].cache_ttl_s == 30
+
+
 def test_the_error_tells_the_longest_time_to_pin_a_prefix(server: Server) -> None:
     error = server.post("/generate", {"prompt": "a", "cache_ttl_s": 3601}).json["error"]
     assert error["message"] == "cache_ttl_s must be at most 3600, the limit here (max_cache_ttl_s)"
