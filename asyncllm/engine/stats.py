@@ -139,10 +139,9 @@ class EngineStats:
 
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
     with the free ones they add up to ``pages_total``. Of both, ``pages_pinned`` are evicted last.
-    ``prompt_tokens`` counts prompts whose answer
-    has begun. Of the ``admitted_tokens`` of prompts that began to run, ``cached_tokens`` were in
-    the prefix cache. ``finished`` counts requests by finish reason, "deadline" and "error"
-    included, and ``errors`` the failed ones by cause.
+    ``prompt_tokens`` counts prompts whose answer has begun. Of the ``admitted_tokens`` of prompts
+    that began to run, ``cached_tokens`` were in the prefix cache. ``finished`` counts requests by
+    finish reason, "deadline" and "error" included, and ``errors`` the failed ones by cause.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
