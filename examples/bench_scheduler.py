@@ -5,7 +5,8 @@
 Part 1 drives the real scheduler with made-up results, two steps in flight as the engine does it: so
 many sequences decode, their pages grow, and about one a step ends and another takes its place. The
 number waiting must not matter. Part 2 is the prefix cache with one prompt of 8,000 tokens, part 3
-the waiting queue. Each figure is the least of the rounds' medians.
+the waiting queue. Each figure is the least of the rounds' medians. Part 4 is the longest pauses of
+the loop: large plans, the least of the rounds' longest, and garbage collections.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
+import msgspec
+from loop_pauses import bench_pauses
 from tqdm import tqdm
 
 from asyncllm.cache.manager import KVCacheManager
@@ -27,7 +30,7 @@ from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
-from asyncllm.engine.scheduling.waiting import WaitingQueue
+from asyncllm.engine.scheduling.waiting.queue import WaitingQueue
 from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import StepResult, pack
 
@@ -278,6 +281,11 @@ def main() -> None:
     bench_steps(options.steps, options.rounds, most_rows)
     bench_cache(options.rounds)
     bench_queue(options.rounds)
+    bench_pauses(
+        msgspec.structs.replace(limits(256, num_pages=1), itl_target=0.0),
+        options.rounds,
+        num_waiting=100 if options.quick else 10_000,
+    )
 
 
 if __name__ == "__main__":

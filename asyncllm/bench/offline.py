@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
 
-from asyncllm.bench.cases import OfflineCase, Work, within
+from asyncllm.bench.cases import OfflineCase, within
 from asyncllm.bench.machine import describe
 from asyncllm.bench.progress import case_progress
 from asyncllm.bench.report import OfflineRow, Report
@@ -49,7 +49,10 @@ def report_of(llm: AsyncLLM, start_s: float) -> Report:
 
 
 async def run_case(
-    llm: AsyncLLM, case: OfflineCase, repetitions: int = REPETITIONS
+    llm: AsyncLLM,
+    case: OfflineCase,
+    repetitions: int = REPETITIONS,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> OfflineRow | None:
     """Run a case several times; None if the model's context is too short for it.
 
@@ -62,7 +65,7 @@ async def run_case(
     with case_progress(case.name, repetitions * sum(work.max_tokens), "tokens") as show:
         watching = asyncio.create_task(_watch(lambda: show(llm.stats.generation_tokens - before)))
         try:
-            done = [await _run(llm, case.make(i), case.temperature) for i in range(repetitions)]
+            done = [await _run(llm, case, i, clock) for i in range(repetitions)]
         finally:
             watching.cancel()
     best = min(done[1:] or done, key=lambda repetition: repetition.seconds)
@@ -79,17 +82,20 @@ async def run_case(
     )
 
 
-async def _run(llm: AsyncLLM, work: Work, temperature: float) -> _Repetition:
+async def _run(
+    llm: AsyncLLM, case: OfflineCase, repetition: int, clock: Callable[[], float]
+) -> _Repetition:
+    work = case.make(repetition)
     prompts = [within(prompt, llm.limits.vocab_size) for prompt in work.prompts]
     params = [
-        SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=work.ignore_eos)
+        SamplingParams(temperature=case.temperature, max_tokens=count, ignore_eos=work.ignore_eos)
         for count in work.max_tokens
     ]
     scheduling = SchedulingParams(cache_salt=uuid4().hex)
     collectors = [Collector() for _ in prompts]
     ids: list[int] = []
     before = llm.stats.snapshot()
-    started = time.perf_counter()
+    started = clock()
     try:
         for prompt, own, collector in zip(prompts, params, collectors, strict=True):
             ids.append(llm.submit(prompt, own, collector, scheduling))
@@ -97,7 +103,7 @@ async def _run(llm: AsyncLLM, work: Work, temperature: float) -> _Repetition:
     finally:
         for request_id in ids:
             llm.abort(request_id)  # does nothing, unless an error left requests running
-    seconds = time.perf_counter() - started
+    seconds = clock() - started
     engine = llm.stats.since(before)
     lengths = [len(output.token_ids) for output in outputs]
     if work.ignore_eos and lengths != work.max_tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -38,6 +39,11 @@ class LazyHeap(Generic[T]):
     def clear(self) -> None:
         """Remove all entries."""
         self._entries.clear()
+
+    @property
+    def least(self) -> float:
+        """No item has a smaller rank; infinite if there is no entry."""
+        return self._entries[0][0] if self._entries else inf
 
     def peek(self) -> T | None:
         """The first item; None when there is none."""

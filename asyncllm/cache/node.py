@@ -1,6 +1,9 @@
-"""A node of the prefix tree: one page of KV, and where it is."""
+"""A node of the prefix tree: one page of KV, where it is, and paths of nodes."""
 
 from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
 
 import msgspec
 
@@ -60,6 +63,11 @@ class Node(msgspec.Struct, eq=False, gc=False):
 
     __repr__ = object.__repr__  # a struct's would show the whole tree
 
+    @property
+    def pinned(self) -> bool:
+        """Whether its device page is evicted after those that are not pinned."""
+        return self.pin is not None and self.pin.num_pages > 0
+
     def evictable(self, *, leaf: bool = True) -> bool:
         """The device page is unused; with ``leaf``, also no child has a device page."""
         unused = self.locks == 0 and self.ready and self.linked and self.page != NO_PAGE
@@ -70,6 +78,66 @@ class Node(msgspec.Struct, eq=False, gc=False):
         if self.host == NO_PAGE or self.saving:
             return False
         return self.ready if self.page != NO_PAGE else not self.children
+
+
+class Match(NamedTuple):
+    """The longest known prefix of some tokens.
+
+    Attributes:
+        node: the end of the part on the device, a root when there is none.
+        pages: that part's device pages.
+        host: the next nodes, whose pages are in host memory only.
+        pending: the last of the nodes after these whose pages a step or a copy is writing.
+    """
+
+    node: Node
+    pages: list[int]
+    host: list[Node]
+    pending: Node | None
+
+    @property
+    def num_known(self) -> int:
+        """How many pages need not be computed: cached, or being written."""
+        return len(self.pages) + len(self.host) if self.pending is None else self.pending.depth
+
+
+def pending_below(node: Node, tokens: array[int], page_size: int) -> Node | None:
+    """The last node below ``node``, on the path of ``tokens`` (int32), being written."""
+    pending: Node | None = None
+    # Bytes of one page at a time: the rest is long, and only a few pages are looked at.
+    for start in range(
+        node.depth * page_size, (len(tokens) - 1) // page_size * page_size, page_size
+    ):
+        child = node.children.get(tokens[start : start + page_size].tobytes())
+        if child is None or (child.ready and (pending is not None or child.page == NO_PAGE)):
+            break
+        if not child.ready:
+            pending = child
+        node = child
+    return pending
+
+
+def cut_branch(leaf: Node, most: int, before: float) -> tuple[list[int], Node]:
+    """Unlink an evictable leaf, and each parent that can be evicted then, up to ``most`` nodes.
+
+    Args:
+        before: a parent used at this tick or later stays, and so does a pinned one.
+
+    Returns:
+        Their pages, and the node above them.
+    """
+    pages: list[int] = []
+    node = leaf
+    while True:
+        parent = node.parent
+        assert parent is not None, "roots have no page"
+        pages.append(node.page)
+        node.page, node.linked = NO_PAGE, False
+        del parent.children[node.key]
+        parent.on_device -= 1
+        if len(pages) == most or parent.tick >= before or parent.pinned or not parent.evictable():
+            return pages, parent
+        node = parent
 
 
 def take_apart(node: Node) -> list[Node]:

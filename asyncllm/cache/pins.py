@@ -44,7 +44,7 @@ class Pins:
         num_pinned = 0
         for node in path:
             old = node.pin
-            if old is None or not old.num_pages:
+            if old is None or not old.num_pages:  # it is not pinned
                 if own >= self._most or total >= 2 * self._most:
                     break
                 own += 1
@@ -112,9 +112,14 @@ class EvictionOrder:
             )
         )
 
+    @property
+    def least(self) -> float:
+        """No leaf that is not pinned was used before this tick."""
+        return self._plain.least
+
     def push(self, node: Node) -> None:
         """Offer an evictable leaf; again, if it was used or pinned since."""
-        if node.pin is not None and node.pin.num_pages:
+        if node.pin is not None and node.pinned:
             self._pinned.push(node.pin.until, node)
         else:
             self._plain.push(node.tick, node)
@@ -129,6 +134,6 @@ class EvictionOrder:
     def expire(self, now: float) -> None:
         """End the pins whose time is over: their pages are as all others."""
         self._pins.expire(now)
-        while (node := self._pinned.peek()) and node.pin is not None and not node.pin.num_pages:
+        while (node := self._pinned.peek()) and not node.pinned:
             self._pinned.pop()
             self.push(node)

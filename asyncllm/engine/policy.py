@@ -11,8 +11,8 @@ from typing import Protocol
 
 #: Seconds of waiting that one class of priority is worth.
 PRIORITY_SECONDS = 5.0
-#: Tokens left to prefill that one second of waiting is worth.
-AGEING_TOKENS = 4096.0
+#: Seconds of waiting that one second of prefill is worth.
+AGEING = 10.0
 
 
 class Ranked(Protocol):
@@ -22,6 +22,7 @@ class Ranked(Protocol):
         arrival, deadline: seconds; the deadline is infinite for requests without one.
         priority: lower is more urgent.
         num_prompt, max_length: tokens of the prompt, and the most that prompt and output may have.
+        prefill_seconds: the time that its tokens still to be prefilled take on this device.
     """
 
     @property
@@ -36,6 +37,8 @@ class Ranked(Protocol):
     def num_prompt(self) -> int: ...
     @property
     def max_length(self) -> int: ...
+    @property
+    def prefill_seconds(self) -> float: ...
 
 
 class Policy:
@@ -52,9 +55,16 @@ class Policy:
         """The place in the order of service, smallest first.
 
         Args:
-            remaining: tokens still to be prefilled.
+            remaining: tokens still to be prefilled; those in the prefix cache are not.
         """
         return request.arrival
+
+    def short_rank(self, request: Ranked, remaining: int) -> float | None:
+        """The place in the order for the share of each step that is kept for short prompts.
+
+        None: no share of it. Arguments as of ``rank``.
+        """
+        return None
 
     def account(self, request: Ranked) -> str:
         """The account of the request; each account with waiting requests gets the same share."""
@@ -64,15 +74,23 @@ class Policy:
 class Aged(Policy):
     """Shortest remaining prompt first, with priorities, deadlines and ageing.
 
-    A request's rank is the time of its arrival plus a handicap: one second for each AGEING_TOKENS
-    of its prompt, and PRIORITY_SECONDS for each class of priority. So only requests that arrive at
-    most ``handicap`` seconds later can overtake it, and its wait is bounded by the work that has
-    arrived by then. A deadline earlier than that is the rank instead.
+    A request's rank is the time of its arrival plus a handicap: AGEING times the time that its
+    prefill still takes, and PRIORITY_SECONDS for each class of priority. So only requests that
+    arrive at most ``handicap`` seconds later can overtake it, and its wait is bounded by the work
+    that has arrived by then. A deadline earlier than that is the rank instead.
+
+    The share for short prompts goes by the handicap alone: a wall of long prompts that came before
+    does not hold up a short one.
     """
 
     def rank(self, request: Ranked, remaining: int) -> float:
-        handicap = remaining / AGEING_TOKENS + PRIORITY_SECONDS * request.priority
-        return min(request.arrival + handicap, request.deadline)
+        return min(request.arrival + self._handicap(request), request.deadline)
+
+    def short_rank(self, request: Ranked, remaining: int) -> float | None:
+        return self._handicap(request)
+
+    def _handicap(self, request: Ranked) -> float:
+        return AGEING * request.prefill_seconds + PRIORITY_SECONDS * request.priority
 
 
 class Fair(Aged):

@@ -21,13 +21,18 @@ class PolicyGuard(Policy):
 
     def rank(self, request: Ranked, remaining: int) -> float:
         try:
-            rank = float(self._policy.rank(request, remaining))
-            if rank != rank:
-                raise ValueError("the rank is not a number")
-            return rank
+            return _number(self._policy.rank(request, remaining))
         except Exception as error:
             self._failures.setdefault(id(request), (request, error))
             return LAST
+
+    def short_rank(self, request: Ranked, remaining: int) -> float | None:
+        try:
+            rank = self._policy.short_rank(request, remaining)
+            return None if rank is None else _number(rank)
+        except Exception as error:
+            self._failures.setdefault(id(request), (request, error))
+            return None
 
     def account(self, request: Ranked) -> str:
         try:
@@ -45,3 +50,10 @@ class PolicyGuard(Policy):
             return []
         failures, self._failures = list(self._failures.values()), {}
         return failures
+
+
+def _number(rank: float) -> float:
+    rank = float(rank)
+    if rank != rank:
+        raise ValueError("the rank is not a number")
+    return rank

@@ -3,36 +3,97 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
-from asyncllm.replay.workload import LiveRequest
+Outcome = Literal["", "finished", "dropped", "refused"]
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened to one request. Times are seconds of the run's clock; -1.0: not yet.
+
+    Attributes:
+        group: of the workload; "" if it has no groups.
+        started: of its first step.
+        num_cached: prompt tokens found in the prefix cache at the first admission.
+        num_prefilled: tokens that prompt chunks computed; more than the rest of the prompt if it
+            was preempted.
+        num_admissions: times it entered the batch.
+        tokens: the time of each generated token, by the results of the steps.
+        outcome: "dropped" if it was ended from outside, "" if the run ended first.
+    """
+
+    group: str
+    arrival: float
+    deadline: float
+    num_prompt: int
+    started: float = -1.0
+    num_cached: int = 0
+    num_prefilled: int = 0
+    num_admissions: int = 0
+    tokens: array[float] = field(default_factory=lambda: array("d"))
+    outcome: Outcome = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether its last token came before its deadline."""
+        return self.outcome == "finished" and (not self.tokens or self.tokens[-1] <= self.deadline)
 
 
 class Figures:
     """Collected during a run. Times in seconds.
 
     Attributes:
-        ttft: from arrival to the first token, of each request that has one.
-        itl: between consecutive tokens of a request, by the results of their steps.
-        queue_wait: from arrival to the first step, of each request that has one.
-        num_steps, num_tokens: steps, and generated tokens.
-        prompt_tokens, cached_tokens: of admitted requests; those found in the prefix cache.
+        records: of all requests, in order of arrival.
+        num_steps, num_preemptions: of the run.
         begun, ended: times of the first and the last event.
     """
 
     def __init__(self) -> None:
-        self.ttft = array("d")
-        self.itl = array("d")
-        self.queue_wait = array("d")
-        self.num_requests = 0
+        self.records: list[Record] = []
         self.num_steps = 0
-        self.num_tokens = 0
         self.num_preemptions = 0
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
         self.begun = 0.0
         self.ended = 0.0
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.records)
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens."""
+        return sum(len(record.tokens) for record in self.records)
+
+    @property
+    def ttft(self) -> array[float]:
+        """From arrival to the first token, of each request that has one."""
+        return array("d", [r.tokens[0] - r.arrival for r in self.records if r.tokens])
+
+    @property
+    def itl(self) -> array[float]:
+        """Between consecutive tokens of a request, by the results of their steps."""
+        gaps = [np.diff(record.tokens) for record in self.records if len(record.tokens) > 1]
+        return array("d", np.concatenate(gaps).tobytes() if gaps else b"")
+
+    @property
+    def queue_wait(self) -> array[float]:
+        """From arrival to the first step, of each request that has one."""
+        return array("d", [r.started - r.arrival for r in self.records if r.num_admissions])
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of admitted requests."""
+        return sum(record.num_prompt for record in self.records if record.num_admissions)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens of admitted requests that were found in the prefix cache."""
+        return sum(record.num_cached for record in self.records)
 
     @property
     def makespan(self) -> float:
@@ -49,29 +110,29 @@ class Figures:
         """Share of the prompt tokens."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    def arrived(self, now: float) -> None:
-        if not self.num_requests:
+    @property
+    def groups(self) -> list[str]:
+        """The names of the requests' groups, in order of arrival."""
+        return list(dict.fromkeys(record.group for record in self.records))
+
+    def of_group(self, group: str) -> Figures:
+        """The figures of one group's requests, from the first arrival to the last token.
+
+        ``num_steps`` is 0; a preemption counts when the request enters again.
+        """
+        found = Figures()
+        found.records = records = [record for record in self.records if record.group == group]
+        found.begun = min((record.arrival for record in records), default=0.0)
+        found.ended = max((r.tokens[-1] for r in records if r.tokens), default=found.begun)
+        found.num_preemptions = sum(max(0, record.num_admissions - 1) for record in records)
+        return found
+
+    def arrived(self, record: Record, now: float) -> None:
+        if not self.records:
             self.begun = now
-        self.num_requests += 1
-
-    def admitted(self, live: LiveRequest, now: float) -> None:
-        """A request takes part in a step; only the first time counts."""
-        if live.started < 0:
-            live.started = now
-            self.queue_wait.append(now - live.request.arrival)
-            self.prompt_tokens += live.seq.num_prompt
-            self.cached_tokens += live.seq.num_cached
-
-    def token(self, live: LiveRequest, now: float) -> None:
-        self.num_tokens += 1
-        if live.first < 0:
-            live.first = now
-            self.ttft.append(now - live.request.arrival)
-        else:
-            self.itl.append(now - live.last)
-        live.last = now
+        self.records.append(record)
 
 
-def percentile(values: array[float], percent: float) -> float | None:
+def percentile(values: Sequence[float], percent: float) -> float | None:
     """None when there are no values."""
-    return float(np.percentile(values, percent)) if values else None
+    return float(np.percentile(values, percent)) if len(values) else None

@@ -4,17 +4,54 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.prefill_room import StepShape
 from asyncllm.engine.scheduling.scheduler import Scheduler
-from asyncllm.engine.scheduling.step_time import StepShape
+from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.replay.figures import Figures
 from asyncllm.replay.workload import LiveRequest, Workload
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, pack, unpack
+
+
+class StepRows(NamedTuple):
+    """What the rows of one step compute.
+
+    Attributes:
+        starts, lengths: int64 [n]; tokens already cached, and new ones, of each row.
+        decodes: bool [n]; False for prompt chunks.
+        num_samples: rows that sample.
+        decode_steps: tokens that each decode row yields.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    decodes: np.ndarray
+    num_samples: int
+    decode_steps: int
+
+    @property
+    def shape(self) -> StepShape:
+        """Of the first of its decode steps."""
+        starts, lengths = self.starts[~self.decodes], self.lengths[~self.decodes]
+        attention = (lengths * (starts + lengths / 2)).sum()
+        kv_tokens = (self.starts[self.decodes] + 1).sum()
+        return StepShape(int(self.lengths.sum()), int(kv_tokens), float(attention))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step in flight, and the request of each of its rows."""
+
+    number: int
+    owners: list[LiveRequest]
+    rows: StepRows
 
 
 class Run:
@@ -30,7 +67,7 @@ class Run:
         self._workload = workload
         self._slots: dict[int, LiveRequest] = {}
         self._known = np.zeros(limits.max_num_seqs, dtype=np.int64)
-        self._steps: deque[tuple[int, list[LiveRequest], int]] = deque()
+        self._steps: deque[_Step] = deque()
 
     @property
     def num_in_flight(self) -> int:
@@ -39,7 +76,7 @@ class Run:
     @property
     def next_rows(self) -> list[LiveRequest]:
         """The requests of the rows of the oldest step in flight."""
-        return self._steps[0][1]
+        return self._steps[0].owners
 
     def stop(self, row: int) -> None:
         """Make this row's token of the oldest step a stop token."""
@@ -49,17 +86,27 @@ class Run:
     @property
     def next_decode_steps(self) -> int:
         """Tokens that each of these rows yields."""
-        return self._steps[0][2]
+        return self._steps[0].rows.decode_steps
 
     def add(self, id: int, now: float) -> None:
-        self.figures.arrived(now)
-        live = self.live[id] = self._workload.enter(id)
-        self.scheduler.add(live.seq, now)
+        self._add(self._workload.enter(id), now)
+
+    def offer(self, id: int, now: float) -> float | None:
+        """Add a request whose deadline can be met: returns the deadline, None if it is refused."""
+        live = self._workload.enter(id)
+        deadline = live.record.deadline
+        if deadline < FOREVER and now + self.scheduler.least_seconds(live.seq) > deadline:
+            live.record.outcome = "refused"
+            self.figures.arrived(live.record, now)
+            return None
+        self._add(live, now)
+        return deadline
 
     def finish(self, id: int, now: float) -> LiveRequest | None:
         """The request; None if it has ended already."""
         live = self.live.pop(id, None)
         if live is not None:
+            live.record.outcome = "dropped"
             self.scheduler.finish(live.seq, now)
         return live
 
@@ -73,19 +120,27 @@ class Run:
         for admit, seq in zip(message.admits, planned.admitted, strict=True):
             live = self._slots[admit.slot] = self.live[seq.id]
             self._known[admit.slot] = len(seq.tokens)
-            self.figures.admitted(live, now)
-        slots = unpack(message.rows, 3)[:, 0].tolist()
-        self._steps.append((number, [self._slots[slot] for slot in slots], message.decode_steps))
+            live.admitted(now)
+        slots, starts, lengths = unpack(message.rows, 3).astype(np.int64).T
+        owners = [self._slots[slot] for slot in slots.tolist()]
+        known = self._known[slots]
+        decodes = starts >= known
+        for row in np.flatnonzero(~decodes).tolist():
+            owners[row].record.num_prefilled += int(lengths[row])
+        num_samples = int((starts + lengths >= known).sum())
+        rows = StepRows(starts, lengths, decodes, num_samples, message.decode_steps)
+        self._steps.append(_Step(number, owners, rows))
         return planned
 
-    def shape(self, plan: StepPlan) -> StepShape:
-        """The shape of the step planned last."""
+    @property
+    def planned_rows(self) -> StepRows:
+        """Of the step planned last."""
+        return self._steps[-1].rows
+
+    def rows(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray, int]:
+        """Starts and lengths of the rows of the step planned last, and how many of them sample."""
         slots, starts, q_lens = unpack(plan.rows, 3).astype(np.int64).T
-        decodes = starts >= self._known[slots]
-        starts_, lens = starts[~decodes], q_lens[~decodes]
-        attention = (lens * (starts_ + lens / 2)).sum()
-        kv_tokens = (starts[decodes] + 1).sum()
-        return StepShape(int(q_lens.sum()), int(kv_tokens), float(attention))
+        return starts, q_lens, int((starts + q_lens >= self._known[slots]).sum())
 
     def apply(
         self,
@@ -101,22 +156,31 @@ class Run:
 
         ``stop`` sets the stop tokens. Arguments as in ``trace_file.Result``.
         """
-        number, rows, decode_steps = self._steps.popleft()
-        tokens = [live.next_token(after) for after in range(decode_steps) for live in rows]
+        step = self._steps.popleft()
+        owners, decode_steps = step.owners, step.rows.decode_steps
+        tokens = [live.next_token(after) for after in range(decode_steps) for live in owners]
         for row in bad:
             tokens[row] = BAD_TOKEN
         error = "it failed when it was recorded" if failed else None
         failures = tuple((row, "so it was recorded") for row in unmet)
         message = StepResult(
-            number, pack(tokens), (), error, 0.0, 0.0, copied, seconds, failures=failures
+            step.number, pack(tokens), (), error, 0.0, 0.0, copied, seconds, failures=failures
         )
         emitted, lost, _ = self.scheduler.apply(message, now)
         ended = [self.live.pop(seq.id) for seq in lost]
+        for live in ended:
+            live.record.outcome = "dropped"
         for seq, row, token, finish in emitted:
-            live = rows[row % len(rows)]
+            live = owners[row % len(owners)]
             if token >= 0:
-                self.figures.token(live, now)
+                live.record.tokens.append(now)
             if finish is not None or token == BAD_TOKEN:
+                live.record.outcome = "finished" if finish is not None else "dropped"
                 ended.append(self.live.pop(seq.id))
         self.figures.ended = now
         return ended
+
+    def _add(self, live: LiveRequest, now: float) -> None:
+        self.live[live.seq.id] = live
+        self.figures.arrived(live.record, now)
+        self.scheduler.add(live.seq, now)

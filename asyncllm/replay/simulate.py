@@ -1,18 +1,28 @@
-"""What if: the requests of a trace in virtual time, on a device as fast as the recorded one."""
+"""What if: requests in virtual time, on a device whose step times are known.
+
+The requests are those of a recorded trace (``simulate``), or of any ``Load`` (``serve``).
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from heapq import heapify, heappop
+from heapq import heapify, heappop, heappush
 
-from asyncllm.engine.policy import POLICIES
-from asyncllm.engine.scheduling.step_time import StepShape
+import numpy as np
+
+from asyncllm.config import EngineLimits
+from asyncllm.engine.policy import POLICIES, Policy
+from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
 from asyncllm.replay.figures import Figures
-from asyncllm.replay.run import Run
+from asyncllm.replay.load import Load
+from asyncllm.replay.run import Run, StepRows
 from asyncllm.replay.variants import BASELINE, Variant
 from asyncllm.replay.verify import Replayed, named_policy
+from asyncllm.replay.workload import Workload
+from asyncllm.sim.cost import SimCost
 from asyncllm.sim.timeline import Timeline
 from asyncllm.wire.messages import StepPlan, unpack
 
@@ -28,9 +38,67 @@ def simulate(replayed: Replayed, variant: Variant = BASELINE) -> Figures:
     Raises:
         BadRequest: the variant makes no sense, or the trace has too few steps to learn from.
     """
-    if not replayed.times.fitted:
+    times, recorded = replayed.times, replayed.trace.header
+    if not times.fitted:
         raise BadRequest(f"{replayed.trace.path} has too few steps to tell how long they take")
-    return _Simulation(replayed, variant).run()
+    limits = variant.limits(recorded.limits, replayed.workload)
+    name = variant.policy(recorded.policy)
+    policy = POLICIES[name]() if name in POLICIES else named_policy(replayed.trace)
+    copied = times.copy_seconds(1) * limits.page_size / recorded.limits.page_size
+    page_seconds = copied or limits.page_copy_seconds
+    device = Device(
+        lambda rows: rows.decode_steps * times.seconds(rows.shape),
+        lambda count: count * page_seconds,
+        replayed.overhead,
+    )
+    outcomes = replayed.outcomes
+    return Simulation(
+        replayed.workload,
+        limits,
+        policy,
+        device,
+        lengths={id: outcome.length for id, outcome in outcomes.items()},
+        aborts=[(o.aborted, id) for id, o in outcomes.items() if o.length is None],
+    ).run()
+
+
+def serve(
+    load: Load,
+    limits: EngineLimits,
+    cost: SimCost,
+    policy: Policy,
+    ended: Callable[[int], None] | None = None,
+) -> Figures:
+    """Serve a load on the simulated device, as fast as ``cost`` says.
+
+    Deadlines are kept as the engine does it. Nobody is refused because too many wait.
+
+    Args:
+        ended: called with the number of requests that have ended, now and then.
+
+    Raises:
+        BadRequest: the load does not suit the limits.
+    """
+    device = Device(
+        lambda rows: step_seconds(cost, rows),
+        lambda count: cost.copy_seconds(count, limits.page_size),
+    )
+    workload = load.workload(limits)
+    lengths = {id: r.num_prompt + r.num_output for id, r in enumerate(load.requests)}
+    simulation = Simulation(
+        workload, limits, policy, device, lengths=lengths, enforce_deadlines=True
+    )
+    return simulation.run(ended)
+
+
+def step_seconds(cost: SimCost, rows: StepRows) -> float:
+    """What the simulated device takes for a step."""
+    if rows.decode_steps == 1:
+        return cost.seconds(rows.starts, rows.lengths, rows.num_samples)
+    ones = np.ones_like(rows.starts)
+    return sum(
+        cost.seconds(rows.starts + after, ones, len(ones)) for after in range(rows.decode_steps)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +111,34 @@ class _Step:
     reported: float
 
 
-class _Device:
-    """Runs plans in virtual time, with the step times of the recorded device."""
+class Device:
+    """Runs plans in virtual time.
 
-    def __init__(self, replayed: Replayed, copy_seconds: float):
-        self._times = replayed.times
-        self._overhead = replayed.overhead
-        self._timeline = Timeline(lambda count: count * copy_seconds)
+    Args:
+        step_seconds: the time of a step with rows.
+        copy_seconds: the time to copy a number of pages in one direction.
+        overhead: seconds from the end of a step to its result on the event loop.
+    """
+
+    def __init__(
+        self,
+        step_seconds: Callable[[StepRows], float],
+        copy_seconds: Callable[[int], float],
+        overhead: float = 0.0,
+    ):
+        self._step_seconds = step_seconds
+        self._overhead = overhead
+        self._timeline = Timeline(copy_seconds)
         self._steps: deque[_Step] = deque()
 
     @property
     def next_report(self) -> float:
         return self._steps[0].reported if self._steps else NEVER
 
-    def submit(self, plan: StepPlan, shape: StepShape, now: float) -> None:
+    def submit(self, plan: StepPlan, rows: StepRows, now: float) -> None:
         if plan.copies:
             self._timeline.start_copies(plan.step, unpack(plan.copies, 3), now)
-        seconds = plan.decode_steps * self._times.seconds(shape) if shape.num_tokens else None
+        seconds = self._step_seconds(rows) if len(rows.starts) else None
         begun, done = self._timeline.start_step(seconds, now)
         self._steps.append(_Step(plan.step, done, done - begun, done + self._overhead))
 
@@ -70,28 +149,40 @@ class _Device:
         return step.seconds, tuple((copies.step, copies.seconds) for copies in ended)
 
 
-class _Simulation:
-    """The engine's loop: after every event, plan until enough steps are in flight."""
+class Simulation:
+    """The engine's loop: after every event, plan until enough steps are in flight.
 
-    def __init__(self, replayed: Replayed, variant: Variant):
-        recorded = replayed.trace.header
-        limits = variant.limits(recorded.limits, replayed.workload)
-        name = variant.policy(recorded.policy)
-        policy = POLICIES[name]() if name in POLICIES else named_policy(replayed.trace)
-        self._run = Run(replayed.workload, limits, policy)
+    Args:
+        lengths: of the requests to serve: tokens at which they end by themselves, or None.
+        aborts: (time, id) of requests that are ended from outside.
+        enforce_deadlines: refuse requests whose deadline cannot be met, and end late ones.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        limits: EngineLimits,
+        policy: Policy,
+        device: Device,
+        *,
+        lengths: Mapping[int, int | None],
+        aborts: Iterable[tuple[float, int]] = (),
+        enforce_deadlines: bool = False,
+    ):
+        self._run = Run(workload, limits, policy)
         self._steps_in_flight = limits.steps_in_flight
-        self._outcomes = replayed.outcomes
-        copied = replayed.times.copy_seconds(1) * limits.page_size / recorded.limits.page_size
-        self._device = _Device(replayed, copied or limits.page_copy_seconds)
-        requests = replayed.workload.requests.values()
-        self._arrivals = deque(
-            (r.event.now, r.event.id) for r in requests if r.event.id in self._outcomes
-        )
-        self._aborts = [(o.aborted, id) for id, o in self._outcomes.items() if o.length is None]
+        self._device = device
+        self._lengths = lengths
+        requests = workload.requests.values()
+        self._arrivals = deque((r.event.now, r.event.id) for r in requests if r.event.id in lengths)
+        self._aborts = list(aborts)
         heapify(self._aborts)
+        self._enforce_deadlines = enforce_deadlines
         self._next_step = 0
+        self._num_ended = 0
 
-    def run(self) -> Figures:
+    def run(self, ended: Callable[[int], None] | None = None) -> Figures:
+        """Until all requests have ended; ``ended`` is told how many have."""
         while True:
             report = self._device.next_report
             arrival = self._arrivals[0][0] if self._arrivals else NEVER
@@ -101,24 +192,36 @@ class _Simulation:
                 break
             if now == report:
                 self._apply(now)
+                if ended is not None:
+                    ended(self._num_ended)
             elif now == arrival:
-                _, id = self._arrivals.popleft()
-                self._run.add(id, now)
+                self._arrive(now)
             else:
                 _, id = heappop(self._aborts)
-                self._run.finish(id, now)
+                self._num_ended += self._run.finish(id, now) is not None
             self._fill(now)
         return self._run.figures
+
+    def _arrive(self, now: float) -> None:
+        _, id = self._arrivals.popleft()
+        if not self._enforce_deadlines:
+            self._run.add(id, now)
+        else:
+            deadline = self._run.offer(id, now)
+            if deadline is None:
+                self._num_ended += 1
+            elif deadline < FOREVER:
+                heappush(self._aborts, (deadline, id))
 
     def _apply(self, now: float) -> None:
         decode_steps = self._run.next_decode_steps
         for live in self._run.next_rows:
-            length = self._outcomes[live.seq.id].length
+            length = self._lengths[live.seq.id]
             after = -1 if length is None else length - len(live.seq.tokens) - 1
             if 0 <= after < decode_steps:
                 live.stop_next(after)
         seconds, copied = self._device.report()
-        self._run.apply(now, seconds, copied=copied)
+        self._num_ended += len(self._run.apply(now, seconds, copied=copied))
 
     def _fill(self, now: float) -> None:
         while self._run.num_in_flight < self._steps_in_flight:
@@ -126,4 +229,4 @@ class _Simulation:
             if planned is None:
                 break
             self._next_step += 1
-            self._device.submit(planned.message, self._run.shape(planned.message), now)
+            self._device.submit(planned.message, self._run.planned_rows, now)

@@ -1,8 +1,9 @@
 """The trace file: the inputs of a scheduler, and digests of its plans.
 
-It starts with ``MAGIC``, the format's number, and a header. Events follow, each a msgpack array
-after its length: one byte, or 255 and then four bytes, little-endian. A file that ends within an
-event is valid up to there. It has no token ids, and no text except the tenants' names.
+It starts with ``MAGIC`` and the format's number. Parts with checksums follow (``trace_parts.py``):
+first the header, then events, each a msgpack array after its length: one byte, or 255 and then four
+bytes, little-endian. A file that ends within a part is valid up to that part. It has no token ids,
+and no text except the tenants' names.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
+from zlib import crc32
 
 import msgspec
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import AsyncLLMError
+from asyncllm.replay.trace_parts import OVERHEAD, TRAILER, Parts, find_parts, make_part
 from asyncllm.version import __version__
 
 log = logging.getLogger(__name__)
 
 MAGIC: Final = b"asyncllm trace\n"
-FORMAT: Final = 1
+FORMAT: Final = 2
+#: Older: the header after its length, and events, without any checksum. It can still be read.
+UNCHECKED_FORMAT: Final = 1
 
-#: Bytes that are buffered before they are written.
+#: Bytes of events that are buffered before they are written, as one part.
 CHUNK: Final = 64 * 1024
 #: Seconds after which an event writes a smaller buffer.
 FLUSH_SECONDS: Final = 1.0
 #: Size at which a recording ends.
 MAX_BYTES: Final = 256 * 2**20
-#: A longer event is damage.
-LONGEST: Final = 64 * 2**20
 
 #: ``Arrival.node`` of a new salt.
 NEW_ROOT: Final = -1
@@ -143,7 +146,7 @@ _decode = msgspec.msgpack.Decoder(Event).decode
 
 
 class TraceWriter:
-    """Appends events in chunks; stops for good when the disk fails or the file is full."""
+    """Appends events in parts; stops for good when the disk fails or the file is full."""
 
     def __init__(self, path: str, header: Header, *, max_bytes: int = MAX_BYTES):
         """Create the file; an existing one becomes ``path.old``.
@@ -154,7 +157,6 @@ class TraceWriter:
         self.recording = True
         self._path = path
         self._buffer = bytearray()
-        self._room = max_bytes
         self._flushed = 0.0
         try:
             if Path(path).is_file():
@@ -163,10 +165,10 @@ class TraceWriter:
         except OSError as error:
             reason = error.strerror or str(error)
             raise TraceError(f"cannot write the trace {path}: {reason}", param="trace") from None
-        data = _encode(header)
-        self._buffer += MAGIC + bytes([FORMAT]) + len(data).to_bytes(4, "little") + data
-        self._room -= len(self._buffer)
-        self._flush()
+        start = MAGIC + bytes([FORMAT])
+        part, self._checksum = make_part(_encode(header), crc32(start))
+        self._room = max_bytes - len(start) - len(part)
+        self._write(start + part)
 
     def write(self, event: Event, now: float) -> None:
         """Append an event; does nothing after the recording has ended."""
@@ -179,14 +181,14 @@ class TraceWriter:
             return
         self._append(data)
         if len(self._buffer) >= CHUNK or now - self._flushed >= FLUSH_SECONDS:
-            self._flush()
+            self._write(self._part())
             self._flushed = now
 
     def close(self, reason: str) -> None:
         """End the recording. Idempotent."""
         if self.recording:
             self._append(_encode(End(reason)))
-            self._flush()
+            self._write(self._part() + TRAILER)
         if self.recording:
             self.recording = False
             self._file.close()
@@ -203,74 +205,102 @@ class TraceWriter:
         buffer += data
         self._room -= size + 1
 
-    def _flush(self) -> None:
-        data = memoryview(self._buffer)
+    def _part(self) -> bytes:
+        """The buffered events."""
+        part, self._checksum = make_part(self._buffer, self._checksum)
+        self._buffer = bytearray()
+        self._room -= OVERHEAD
+        return part
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
         try:
-            while data:
-                data = data[self._file.write(data) :]
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
             log.error("cannot write the trace %s (%s); recording ends", self._path, error)
             self.recording = False
             self._file.close()
-        self._buffer = bytearray()
 
 
 class Trace:
-    """A trace read from a file."""
+    """A trace read from a file.
 
-    def __init__(self, path: str, header: Header, data: bytes, start: int):
+    Attributes:
+        has_checksums: damage would have been found; False of UNCHECKED_FORMAT.
+        num_lost: bytes at the end that were left out, because the file was cut off within a part.
+    """
+
+    def __init__(
+        self, path: str, header: Header, data: bytes, parts: Parts, *, has_checksums: bool = True
+    ):
         self.path = path
         self.header = header
+        self.has_checksums = has_checksums
+        self.num_lost = parts.lost
         self._data = data
-        self._start = start
+        self._parts = parts.places
 
     @classmethod
     def read(cls, path: str) -> Trace:
         """Read a whole file.
 
         Raises:
-            TraceError: it is no trace, or this version cannot read it.
+            TraceError: it is no trace, it is damaged, or this version cannot read it.
             OSError: the file cannot be read.
         """
         data = Path(path).read_bytes()
-        start = len(MAGIC) + 5
+        start = len(MAGIC) + 1
         if not data.startswith(MAGIC) or len(data) < start:
             raise TraceError(f"{path} is not a trace of asyncllm")
-        if data[len(MAGIC)] != FORMAT:
-            raise TraceError(
-                f"{path} has format {data[len(MAGIC)]}; asyncllm {__version__} reads {FORMAT}"
-            )
-        size = int.from_bytes(data[start - 4 : start], "little")
-        if start + size > len(data):
+        number = data[len(MAGIC)]
+        if number not in (FORMAT, UNCHECKED_FORMAT):
+            raise TraceError(f"{path} has format {number}; asyncllm {__version__} reads {FORMAT}")
+        parts = find_parts(data, start) if number == FORMAT else _unchecked_parts(data, start)
+        if parts.damage is not None:
+            raise TraceError(f"{path} is damaged at byte {parts.end}: {parts.damage}")
+        if not parts.places:
             raise TraceError(f"{path} is cut off within its header")
+        first, after = parts.places.pop(0)
         try:
-            header = msgspec.msgpack.decode(data[start : start + size], type=Header)
+            header = msgspec.msgpack.decode(data[first:after], type=Header)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TraceError(
                 f"the header of {path} does not suit asyncllm {__version__}: {error}"
             ) from None
-        return cls(path, header, data, start + size)
+        return cls(path, header, data, parts, has_checksums=number == FORMAT)
 
     def events(self) -> Iterator[Event]:
-        """The complete events in order; the last is an End, unless the file was cut off.
+        """The events in order; the last is an End, unless the file was cut off.
 
         Raises:
             TraceError: the file is damaged.
         """
-        data, at, end = memoryview(self._data), self._start, len(self._data)
+        for start, end in self._parts:
+            yield from self._events(start, end)
+
+    def _events(self, at: int, end: int) -> Iterator[Event]:
+        data = memoryview(self._data)
         while at < end:
             size = data[at]
             body = at + 1
             if size == 255:
                 size = int.from_bytes(data[body : body + 4], "little")
                 body += 4
-            # A crash of the machine may leave zeros at the end.
-            if size == 0 or body + size > end:
-                if size > LONGEST:
-                    raise TraceError(f"{self.path} is damaged at byte {at}")
+            # Without checksums, this is where the file was cut off: zeros may follow.
+            if not self.has_checksums and (size == 0 or body + size > end):
                 return
             try:
-                yield _decode(data[body : body + size])
+                yield _decode(data[body : min(body + size, end)])
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise TraceError(f"{self.path} is damaged at byte {at}: {error}") from None
             at = body + size
+
+
+def _unchecked_parts(data: bytes, start: int) -> Parts:
+    """The header of a file of UNCHECKED_FORMAT, and all its events."""
+    header = start + 4
+    events = header + int.from_bytes(data[start:header], "little")
+    if len(data) < max(header, events):
+        return Parts([], start)
+    return Parts([(header, events), (events, len(data))], len(data))

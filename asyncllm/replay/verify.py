@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +14,7 @@ from asyncllm.engine.scheduling.step_time import StepTimeModel
 from asyncllm.replay.figures import Figures, percentile
 from asyncllm.replay.record import digest_of
 from asyncllm.replay.run import Run
+from asyncllm.replay.steps import RecordedStep
 from asyncllm.replay.trace_file import (
     Arrival,
     Event,
@@ -70,16 +72,22 @@ class Replayed:
     mismatch: Mismatch | None = None
 
 
-def verify(trace: Trace, policy: Policy | None = None) -> Replayed:
+def verify(
+    trace: Trace,
+    policy: Policy | None = None,
+    *,
+    watch: Callable[[RecordedStep], None] | None = None,
+) -> Replayed:
     """Replay a trace up to its end, or to the first plan that differs.
 
     Args:
         policy: the policy of the recording, if it is not one of asyncllm's own.
+        watch: called with each step that has rows, when its result comes.
 
     Raises:
         TraceError: the trace is damaged, or its policy is not known.
     """
-    replay = _Replay(trace, policy or named_policy(trace))
+    replay = _Replay(trace, policy or named_policy(trace), watch)
     started = time.perf_counter()
     replay.run()
     replay.found.seconds = time.perf_counter() - started
@@ -102,12 +110,14 @@ def named_policy(trace: Trace) -> Policy:
 
 
 class _Replay:
-    def __init__(self, trace: Trace, policy: Policy):
-        workload = Workload(trace)
+    def __init__(self, trace: Trace, policy: Policy, watch: Callable[[RecordedStep], None] | None):
+        workload = Workload.of_trace(trace)
         self._events = trace.events()
         self._run = run = Run(workload, trace.header.limits, policy)
         self.found = Replayed(trace, workload, run.figures, run.scheduler.times)
+        self._watch = watch
         self._planned: list[float] = []  # times of the plans in flight
+        self._shapes: list[RecordedStep] = []  # of them, as far as known, if they are watched
         self._landed = 0.0  # time of the latest result
         self._now = 0.0  # time of the latest plan or result
         self._number = 0  # of the latest step
@@ -139,13 +149,22 @@ class _Replay:
             live = self._run.finish(event.id, event.now)
             if live is None:
                 raise KeyError(event.id)
-            at_once = live.last == self._landed and event.now - self._now <= AT_ONCE
+            at_once = live.last_token == self._landed and event.now - self._now <= AT_ONCE
             self._ended(event.id, live, event.now, by_itself=at_once)
 
     def _plan(self, event: Plan) -> None:
         self._now, self._number = event.now, event.number
         planned = self._run.plan(event.number, event.now)
         if planned is not None:
+            if self._watch is not None:
+                self._shapes.append(
+                    RecordedStep(
+                        *self._run.rows(planned.message),
+                        planned.message.decode_steps,
+                        planned=event.now,
+                        alone=not self._planned,
+                    )
+                )
             self._planned.append(event.now)
         what = _difference(event.digest, planned)
         if what:
@@ -156,6 +175,10 @@ class _Replay:
 
     def _apply(self, event: Result) -> None:
         planned = self._planned.pop(0)
+        if self._watch is not None:
+            shape = self._shapes.pop(0)
+            if len(shape.lengths) and not event.failed:
+                self._watch(shape._replace(reported=event.now, seconds=event.seconds))
         rows = self._run.next_rows
         if planned >= self._landed and rows:
             self._overheads.append(event.now - planned - event.seconds)
@@ -195,3 +218,10 @@ def version_note(trace: Trace) -> str | None:
     if recorded == __version__:
         return None
     return f"recorded by asyncllm {recorded}, replayed by {__version__}: plans may differ"
+
+
+def checksum_note(trace: Trace) -> str | None:
+    """A warning if damage to the file could go unnoticed."""
+    if trace.has_checksums:
+        return None
+    return f"{trace.path} has an older format without checksums: damage may go unnoticed"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
+from asyncllm.replay.figures import Record
 from asyncllm.replay.trace_file import NEW_ROOT, Arrival, End, Pages, Trace, TraceError
 from asyncllm.types import SamplingParams, SchedulingParams
 
@@ -22,16 +24,16 @@ class Request:
     """A request of the trace.
 
     Attributes:
-        salt: the root of its pages.
         node: the last page that it ever filled.
         filler: a token of its own, for pages that it never filled.
+        group: a name for requests whose figures are wanted apart.
     """
 
     event: Arrival
     tenant: str
-    salt: int
     node: int
     filler: int = 0
+    group: str = ""
 
     @property
     def arrival(self) -> float:
@@ -45,11 +47,10 @@ class LiveRequest:
     Every token of a page is the page's number, so pages are equal if the recorded ones were.
     """
 
-    __slots__ = ("_filler", "_nodes", "_page_size", "first", "last", "request", "seq", "started")
+    __slots__ = ("_filler", "_nodes", "_page_size", "record", "request", "seq")
 
-    def __init__(self, request: Request, nodes: array[int], page_size: int):
+    def __init__(self, request: Request, salt: int, nodes: array[int], page_size: int):
         self.request = request
-        self.started = self.first = self.last = -1.0
         self._nodes = nodes
         self._filler = request.filler
         self._page_size = page_size
@@ -70,11 +71,24 @@ class LiveRequest:
         self.seq.priority = event.priority
         self.seq.tenant = request.tenant
         self.seq.deadline = FOREVER if event.deadline is None else event.deadline
-        self.seq.salt = str(request.salt).encode()
+        self.seq.salt = str(salt).encode()
+        self.record = Record(request.group, request.arrival, self.seq.deadline, self.seq.num_prompt)
 
     @property
     def num_output(self) -> int:
         return len(self.seq.tokens) - self.seq.num_prompt
+
+    @property
+    def last_token(self) -> float:
+        """The time of the latest token; -1.0 before the first."""
+        return self.record.tokens[-1] if self.record.tokens else -1.0
+
+    def admitted(self, now: float) -> None:
+        """It enters the batch."""
+        record = self.record
+        record.num_admissions += 1
+        if record.num_admissions == 1:
+            record.started, record.num_cached = now, self.seq.num_cached
 
     def next_token(self, after: int = 0) -> int:
         """The token after the present ones and ``after`` more."""
@@ -88,11 +102,10 @@ class LiveRequest:
 
     def _prompt(self, length: int) -> array[int]:
         size = self._page_size
+        tokens = np.full(length, self._filler, dtype=np.int32)
         full = np.repeat(np.array(self._nodes[: length // size + 1], dtype=np.int32), size)[:length]
-        tokens = array("i")
-        tokens.frombytes(full.tobytes())
-        tokens.extend([self._filler] * (length - len(tokens)))
-        return tokens
+        tokens[: len(full)] = full
+        return array("i", tokens.tobytes())
 
 
 class PageTree:
@@ -130,58 +143,69 @@ class PageTree:
 
 
 class Workload:
-    """All requests of a trace by id, in order of arrival.
+    """Requests by id, in order of arrival, and the tree of their pages.
 
     Attributes:
         ended: why the recording ended; None when the file was cut off.
         end: the time of the last event.
     """
 
-    def __init__(self, trace: Trace):
-        """Reads the whole trace.
+    def __init__(self, page_size: int):
+        self.requests: dict[int, Request] = {}
+        self.pages = PageTree()
+        self.ended: str | None = None
+        self.end = 0.0
+        self._page_size = page_size
+
+    @classmethod
+    def of_trace(cls, trace: Trace) -> Self:
+        """All requests of a recorded trace, which is read to its end.
 
         Raises:
             TraceError: it is damaged.
         """
-        self.requests: dict[int, Request] = {}
-        self.ended: str | None = None
-        self.end = 0.0
-        self._page_size = trace.header.limits.page_size
-        self._nodes = PageTree()
-        self._tenants: list[str] = []
+        workload = cls(trace.header.limits.page_size)
         try:
-            self._read(trace)
+            workload._read(trace)
+            workload.fill()
         except (LookupError, OverflowError) as error:
             raise TraceError(f"{trace.path} is damaged: {error!r}") from None
-        if self._nodes.count + len(self.requests) >= 2**31:
-            raise TraceError(f"{trace.path} has too many pages")
-        for filler, request in enumerate(self.requests.values(), self._nodes.count):
+        return workload
+
+    def add(self, event: Arrival, tenant: str, node: int, group: str = "") -> None:
+        """A request whose prompt's full pages are the path to ``node``."""
+        self.requests[event.id] = Request(event, tenant, node, group=group)
+        self.end = event.now
+
+    def fill(self) -> None:
+        """Give each request a token that is no page's.
+
+        Raises:
+            OverflowError: there are too many pages.
+        """
+        if self.pages.count + len(self.requests) >= 2**31:
+            raise OverflowError("too many pages")
+        for filler, request in enumerate(self.requests.values(), self.pages.count):
             request.filler = filler
 
     def enter(self, id: int) -> LiveRequest:
         """A fresh sequence for a request."""
         request = self.requests[id]
-        _, pages = self._nodes.path(request.node)
-        return LiveRequest(request, array("i", pages), self._page_size)
+        salt, pages = self.pages.path(request.node)
+        return LiveRequest(request, salt, array("i", pages), self._page_size)
 
     def _read(self, trace: Trace) -> None:
+        tenants: list[str] = []
         for event in trace.events():
             if isinstance(event, Arrival):
-                self._arrived(event)
+                if isinstance(event.tenant, str):
+                    tenants.append(event.tenant)
+                name = event.tenant if isinstance(event.tenant, str) else tenants[event.tenant]
+                self.add(event, name, self.pages.add(event.node, event.new_pages))
             elif isinstance(event, Pages):
-                self.requests[event.id].node = self._nodes.add(event.node, event.new_pages)
+                self.requests[event.id].node = self.pages.add(event.node, event.new_pages)
             elif isinstance(event, End):
                 self.ended = event.reason
                 break
             if not isinstance(event, Pages):
                 self.end = event.now
-
-    def _arrived(self, event: Arrival) -> None:
-        if isinstance(event.tenant, str):
-            self._tenants.append(event.tenant)
-            tenant = event.tenant
-        else:
-            tenant = self._tenants[event.tenant]
-        node = self._nodes.add(event.node, event.new_pages)
-        salt, _ = self._nodes.path(node)
-        self.requests[event.id] = Request(event, tenant, salt, node)

@@ -12,6 +12,7 @@ from asyncllm.event_loop import new_event_loop
 from asyncllm.executor.startup_bill import process_seconds
 from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
+from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.connection import Listener
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import GRACE_SECONDS, Shutdown
@@ -115,8 +116,10 @@ async def _serve_until(
     )
     stopped = asyncio.ensure_future(llm.stopped())
     reporting = asyncio.ensure_future(log_throughput(llm.stats))
+    collecting = asyncio.ensure_future(collect_when_quiet(lambda: len(service.live)))
     await _first_of(stopped, shutdown.stop)
     reporting.cancel()
+    collecting.cancel()
     if stopped.done():
         log.error("the engine died: %s", stopped.result())
         return 1

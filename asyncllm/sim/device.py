@@ -7,6 +7,7 @@ holds, and refuses a plan that would read any others.
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -89,8 +90,8 @@ class SimDevice:
                 self._check_copies(rows)
         for admit in plan.admits:
             self._admit(admit)
-        for slot, index, page in unpack(plan.new_pages, 3).tolist():
-            self._add_page(slot, index, page)
+        if plan.new_pages:
+            self._add_pages(*unpack(plan.new_pages, 3).T)
         computed = self._compute_steps(unpack(plan.rows, 3), plan.decode_steps)
         self._in_flight.append(computed.rows)
         return computed
@@ -122,20 +123,31 @@ class SimDevice:
         self._admitted.add(admit.slot)
         self._fresh.add(admit.slot)
 
-    def _add_page(self, slot: int, index: int, page: int) -> None:
+    def _add_pages(self, slots: np.ndarray, indices: np.ndarray, pages: np.ndarray) -> None:
+        """New entries of block tables; those of one sequence, in order, are taken at once."""
+        jumps = (np.diff(slots) != 0) | (np.diff(indices) != 1)
+        firsts = [0, *(jumps.nonzero()[0] + 1).tolist()]
+        for first, behind in pairwise([*firsts, len(slots)]):
+            self._add_run(int(slots[first]), int(indices[first]), pages[first:behind])
+
+    def _add_run(self, slot: int, index: int, pages: np.ndarray) -> None:
         if slot not in self._admitted:
             raise BrokenPlan(f"slot {slot} is given a page, but has no sequence")
-        if not 0 <= page < self._limits.num_pages:
+        missing = (pages < 0) | (pages >= self._limits.num_pages)
+        if np.count_nonzero(missing):
+            page = pages[missing.argmax()]
             raise BrokenPlan(f"slot {slot} is given page {page}, which does not exist")
-        room = int(self._slots[_ROOM, slot])
-        given = room // self._page_size
-        if not 0 <= index <= min(given, self._block_table.shape[1] - 1):
+        given, most = int(self._slots[_ROOM, slot]) // self._page_size, self._block_table.shape[1]
+        end = index + len(pages)
+        if not 0 <= index <= min(given, most - 1):
             raise BrokenPlan(f"slot {slot} is given a page at index {index}, after {given} pages")
-        self._block_table[slot, index] = page
-        if index == given:
-            self._slots[_ROOM, slot] = room + self._page_size
+        if end > most:
+            raise BrokenPlan(f"slot {slot} is given a page at index {most}, after {most} pages")
+        self._block_table[slot, index:end] = pages
+        if end > given:
+            self._slots[_ROOM, slot] = end * self._page_size
             if slot not in self._fresh:
-                self._pages.device.content[page] = OPEN
+                self._pages.device.content[pages[given - index :]] = OPEN
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -256,11 +268,14 @@ class SimDevice:
     def _expect(self, slot: int, begin: int, end: int) -> None:
         """Compute the expected content of pages ``begin .. end-1`` of a sequence."""
         size = self._page_size
-        tokens, expected = self._tokens[slot], self._expected[slot]
-        before = int(expected[begin - 1]) if begin else 0
-        for index in range(begin, end):
-            before = fingerprint(before, tokens[index * size : (index + 1) * size])
-            expected[index] = before
+        tokens = self._tokens[slot, begin * size : end * size].tobytes()
+        content = int(self._expected[slot, begin - 1]) if begin else 0
+        contents: list[int] = []
+        step = size * self._tokens.itemsize
+        for start in range(0, len(tokens), step):
+            content = fingerprint(content, tokens[start : start + step])
+            contents.append(content)
+        self._expected[slot, begin:end] = contents
 
     def _check_copies(self, rows: Rows) -> None:
         """Refuse rows that use a page which a copy is moving."""

@@ -21,6 +21,7 @@ from asyncllm.models.spec import ModelSpec
 from asyncllm.sim.cost import H200, SimCost, shape_of
 from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
+from asyncllm.sim.profile import shipped
 from asyncllm.sim.timeline import Timeline
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack
@@ -86,20 +87,17 @@ class SimExecutor:
         if plan.copies:
             self._timeline.start_copies(plan.step, unpack(plan.copies, 3), now)
         has_rows = len(computed.rows.slots) > 0
-        seconds = self._seconds(computed, plan.decode_steps) if has_rows else None
+        seconds = self._seconds(plan, computed) if has_rows else None
         _, done = self._timeline.start_step(seconds, now)
         timer = asyncio.get_running_loop().call_later(max(done - now, 0.0), self._report)
         self._steps.append(_Step(plan.step, computed, now, done, seconds or 0.0, on_result, timer))
 
-    def _seconds(self, computed: Computed, decode_steps: int) -> float:
-        slots, starts, ends = computed.rows
-        if decode_steps == 1:
-            return self._cost.seconds(starts, ends - starts, computed.num_samples)
-        ones = np.ones_like(slots)
-        rounds = [
-            self._cost.seconds(starts + after, ones, len(slots)) for after in range(decode_steps)
-        ]
-        return sum(rounds)
+    def _seconds(self, plan: StepPlan, computed: Computed) -> float:
+        packed = unpack(plan.rows, 3).astype(np.int64)
+        samples = computed.num_samples // plan.decode_steps
+        return self._cost.step_seconds(
+            plan.step, packed[:, 1], packed[:, 2], samples, plan.decode_steps
+        )
 
     def _report(self) -> None:
         """The oldest step is done."""
@@ -131,14 +129,27 @@ class SimExecutor:
 def build_sim(
     config: EngineConfig, spec: ModelSpec, clock: Callable[[], float] | None = None
 ) -> SimExecutor:
-    """The executor of ``device="sim"``: an H200 with the shape that ``sim_profile`` names.
+    """The executor of ``device="sim"``.
+
+    Raises:
+        ModelError: the model, or the configured cache, does not fit the simulated GPU.
+    """
+    limits, cost = resolve_sim(config, spec)
+    return SimExecutor(limits, cost, clock=clock)
+
+
+def resolve_sim(config: EngineConfig, spec: ModelSpec) -> tuple[EngineLimits, SimCost]:
+    """Limits and step times of an H200 with the model that ``sim_profile`` names.
 
     Raises:
         ModelError: the model, or the configured cache, does not fit that GPU.
     """
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     shape = shape_of(config.sim_profile, spec)
-    cost = SimCost(shape, H200, itemsize=4 if dtype == "float32" else 2)
+    profile = None if config.sim_profile == "auto" else shipped(config.sim_profile)
+    cost = SimCost(shape, H200, itemsize=4 if dtype == "float32" else 2, profile=profile)
+    if profile is not None and config.max_decode_steps is None:
+        config = msgspec.structs.replace(config, max_decode_steps=profile.max_decode_steps)
     limits = resolve_limits(
         config,
         # Tokenizer and vocabulary are the model's own, the rest is the profile's.
@@ -148,5 +159,6 @@ def build_sim(
         cache_bytes=int(config.gpu_memory_utilization * H200.memory) - cost.weight_bytes,
         host_bytes=int(H200.host_memory),
         bytes_per_token=cost.kv_bytes,
+        step_sizes=profile.step_sizes if profile is not None else (),
     )
-    return SimExecutor(limits, cost, clock=clock)
+    return limits, cost

@@ -16,12 +16,12 @@ class BrokenPlan(Exception):
     """A plan that would corrupt KV."""
 
 
-def fingerprint(before: int, tokens: np.ndarray) -> int:
-    """The content of a page with int32 tokens, after a page of content ``before`` (0: none).
+def fingerprint(before: int, tokens: bytes) -> int:
+    """The content of a page with these int32 tokens, after a page of content ``before`` (0: none).
 
     It stands for all tokens of the sequence so far, as the page's KV depends on them.
     """
-    return zlib.crc32(tokens.data, before)
+    return zlib.crc32(tokens, before)
 
 
 class Tier:

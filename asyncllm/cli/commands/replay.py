@@ -1,9 +1,10 @@
-"""``asyncllm replay``: check a trace, or simulate it with other settings."""
+"""``asyncllm replay``: check traces, simulate one with other settings, or calibrate with them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncllm.replay.variants import KEYS, Variant
@@ -11,7 +12,9 @@ from asyncllm.replay.variants import KEYS, Variant
 if TYPE_CHECKING:
     from array import array
 
+    from asyncllm.replay.calibrate import Error
     from asyncllm.replay.figures import Figures
+    from asyncllm.replay.steps import RecordedStep
     from asyncllm.replay.verify import Replayed
 
 
@@ -21,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Run the scheduler again on what serve --trace recorded, and check that it makes the same "
         "plans."
     )
-    parser.add_argument("file", metavar="FILE", help="the trace")
+    parser.add_argument("files", metavar="TRACE", nargs="+", help="the trace; with --calibrate any")
     parser.add_argument(
         "--what-if",
         action="append",
@@ -31,34 +34,82 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="simulate the same requests with something changed, and compare; several changes at "
         "once are separated by commas, and the option may be repeated. Keys: " + ", ".join(KEYS),
     )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="write a profile of the simulated device, with the step times of all the traces, to "
+        "this file, and print how well it fits; --sim-profile takes the file",
+    )
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from asyncllm.replay.simulate import simulate
-    from asyncllm.replay.trace_file import Trace
-    from asyncllm.replay.verify import verify, version_note
 
-    trace = Trace.read(args.file)
-    note = version_note(trace)
-    if note is not None:
-        print(note, file=sys.stderr)
-    replayed = verify(trace)
-    print(_summary(replayed))
-    found = replayed.mismatch
-    if found is not None:
-        print(
-            f"asyncllm: error: step {found.step}, at {found.now:.6f} s, is not planned as it was; "
-            f"what differs: {found.what}",
-            file=sys.stderr,
-        )
-        return 1
+    if args.what_if and len(args.files) > 1:
+        args.parser.error("--what-if takes one trace")
+    steps: list[RecordedStep] | None = None if args.calibrate is None else []
+    for file in args.files:
+        replayed = _verified(file, steps)
+        if replayed is None:
+            return 1
+    if steps is not None:
+        print()
+        print(_calibrated(replayed, steps, args.calibrate))
     if args.what_if:
         columns = [("recorded", replayed.figures), ("simulated", simulate(replayed))]
         columns += [(variant.name, simulate(replayed, variant)) for variant in args.what_if]
         print()
         print(_table(columns))
     return 0
+
+
+def _verified(file: str, steps: list[RecordedStep] | None) -> Replayed | None:
+    """Replay a trace, and say how that went; None if the plans differ.
+
+    Args:
+        steps: the trace's steps are added to it.
+    """
+    from asyncllm.replay.trace_file import Trace
+    from asyncllm.replay.verify import checksum_note, verify, version_note
+
+    trace = Trace.read(file)
+    for note in (version_note(trace), checksum_note(trace)):
+        if note is not None:
+            print(note, file=sys.stderr)
+    replayed = verify(trace, watch=None if steps is None else steps.append)
+    print(_summary(replayed))
+    found = replayed.mismatch
+    if found is None:
+        return replayed
+    print(
+        f"asyncllm: error: step {found.step}, at {found.now:.6f} s, is not planned as it was; "
+        f"what differs: {found.what}",
+        file=sys.stderr,
+    )
+    return None
+
+
+def _calibrated(replayed: Replayed, steps: list[RecordedStep], file: str) -> str:
+    """Write the profile; returns the table of its errors."""
+    from asyncllm.replay.calibrate import calibrate
+    from asyncllm.terminal import table
+
+    header = replayed.trace.header
+    limits = header.limits
+    profile, errors = calibrate(
+        steps,
+        step_sizes=limits.step_sizes,
+        max_decode_steps=limits.max_decode_steps,
+        source=f"{limits.device}, {limits.dtype}, asyncllm {header.asyncllm}, {len(steps)} steps",
+    )
+    profile.write(Path(file))
+    return table(["shape", "steps", "bias", "median", "p90"], [_error_row(e) for e in errors])
+
+
+def _error_row(error: Error) -> list[str]:
+    shares = [f"{100 * share:.1f}%" for share in (error.bias, error.median, error.p90)]
+    return [error.kind, f"{error.steps:,}", *shares]
 
 
 def _variant(text: str) -> Variant:
@@ -71,9 +122,17 @@ def _variant(text: str) -> Variant:
 def _summary(replayed: Replayed) -> str:
     figures, workload = replayed.figures, replayed.workload
     header = replayed.trace.header
-    ended = workload.ended or "it was cut off, or is still being written"
+    ended, same = workload.ended, "all plans are the same"
+    if ended is None:
+        ended, same = (
+            "it was cut off, or is still being written",
+            "all plans until then are the same",
+        )
+        if replayed.trace.num_lost:
+            ended += f" (without its last {replayed.trace.num_lost} bytes, which are incomplete)"
+    if replayed.mismatch is not None:
+        same = "plans differ"
     rate = figures.num_steps / replayed.seconds if replayed.seconds else 0.0
-    same = "all plans are the same" if replayed.mismatch is None else "plans differ"
     return "\n".join(
         (
             f"{replayed.trace.path}: asyncllm {header.asyncllm}, policy {header.policy}",

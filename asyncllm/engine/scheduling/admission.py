@@ -5,20 +5,23 @@ from __future__ import annotations
 import enum
 
 from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.node import Node
-from asyncllm.cache.radix import Match
+from asyncllm.cache.node import Match, Node
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
-from asyncllm.engine.scheduling.sequence import SeqState, Sequence
-from asyncllm.engine.scheduling.step_time import PrefillRoom
+from asyncllm.engine.scheduling.prefill_room import PrefillRoom
+from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Turn
 from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.trials import Trials
-from asyncllm.engine.scheduling.waiting import OUTPUT_COST, WaitingQueue
+from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST, WaitingQueue
 
 #: The share of the pages that admissions leave free, for rows that grow more than expected.
 WATERMARK = 0.01
+#: The share of the pages that short prompts may have which overtake one that waits for pages.
+SHORT_PAGES = 0.1
+#: Requests at the head of the queue whose deadlines one plan looks at, at most.
+MOST_JUDGED = 64
 
 
 class Entry(enum.Enum):
@@ -35,6 +38,10 @@ class Admission:
     Pages for output are expected, not reserved: a sequence enters when the pages that it and all
     running sequences are expected to take are available, with a margin. When pages run out all the
     same, the scheduler preempts.
+
+    Attributes:
+        queue: the requests that wait for their turn.
+        missed: those in it that can no longer meet their deadline; the caller ends them.
     """
 
     def __init__(
@@ -47,6 +54,8 @@ class Admission:
         trials: Trials,
     ):
         self.queue = WaitingQueue(policy)
+        self.missed: list[Sequence] = []
+        self._now = 0.0
         self._num_sharing = 0
         self._most_sharing = limits.max_num_seqs
         self._limits = limits
@@ -59,8 +68,10 @@ class Admission:
         #: Sequences with pages, running or about to, and the pages they are still expected to take.
         self._num_inside = 0
         self._promised = 0
-        #: The id of the queue's head that did not fit, and the pages that were available.
-        self._blocked = (-1, 0)
+        #: Sequences for which there were not enough pages, and the pages that were available.
+        self._blocked: dict[int, int] = {}
+        #: Sequences with pages that entered through the share for short prompts.
+        self._short: dict[int, Sequence] = {}
         self._watermark = max(1, int(limits.num_pages * WATERMARK))
         self._waits = WaitClock()
 
@@ -74,7 +85,17 @@ class Admission:
     def push(self, seq: Sequence) -> None:
         """``seq`` joins the queue, at the place that the policy gives it."""
         seq.timeline.wait_from(self._waits)
+        self.measure(seq)
+        seq.turn = Turn.NEW if seq.num_cached < 0 else Turn.RESUMED
         self.queue.push(seq)
+
+    def measure(self, seq: Sequence) -> Match:
+        """Look up what is cached of ``seq``, and note what is left to be prefilled."""
+        match = self._cache.match(seq, seq.num_read + 1 if seq.reading else None)
+        cached = match.num_known * self._limits.page_size
+        seq.num_left = len(seq.tokens) - cached
+        seq.prefill_seconds = self._forecast.prefill_seconds(seq.num_left, cached)
+        return match
 
     def wait_seconds(self, ahead: tuple[int, int], num_free_slots: int, num_running: int) -> float:
         """Estimated seconds to a newcomer's first step, with (requests, tokens) ``ahead``."""
@@ -85,6 +106,7 @@ class Admission:
 
     def look(self, now: float) -> None:
         """Account for the time since the last look."""
+        self._now = now
         self._waits.look(now)
         self._cache.expire_pins(now)
 
@@ -100,6 +122,7 @@ class Admission:
 
     def drop(self, seq: Sequence) -> None:
         """``seq`` ends while it waits."""
+        self._blocked.pop(seq.id, None)
         if seq in self.queue:
             seq.timeline.wait_until()
             self.queue.remove(seq)
@@ -138,27 +161,69 @@ class Admission:
         # each of them is looked at when its prefix has landed.
         if num_free_slots <= self._copies.num_loading or self._num_sharing >= self._most_sharing:
             return None
-        seq = self.queue.peek()
+        seq = self._first_in_time()
         return None if seq is None or self._is_blocked(seq) else seq
 
-    def admit(self, seq: Sequence, room: PrefillRoom) -> Entry:
-        """Let the head enter, or wait for its prefix."""
+    def head_short(self, num_free_slots: int) -> Sequence | None:
+        """The sequence to enter next through the share for short prompts; None when none can.
+
+        What was begun comes first: nobody overtakes a sequence that was preempted.
+        """
+        if self._trials.active or self.queue.num_resumed or self._copies.oldest_loaded is not None:
+            return None
+        if num_free_slots <= self._copies.num_loading or self._num_sharing >= self._most_sharing:
+            return None
+        seq = self.queue.peek_short()
+        if seq is None or self._is_blocked(seq) or self._misses(seq, self._forecast.expected(seq)):
+            return None
+        taken = sum(other.expected_pages for other in self._short.values())
+        expected = self._cache.pages_for(self._forecast.length(seq))
+        return seq if taken + expected <= SHORT_PAGES * self._limits.num_pages else None
+
+    def _first_in_time(self) -> Sequence | None:
+        """The head of the queue, after those who will miss their deadline have made way."""
+        for _ in range(MOST_JUDGED):
+            seq = self.queue.peek()
+            if seq is None or seq.turn is Turn.LATE or seq.deadline == FOREVER:
+                return seq
+            if self._misses(seq, self._forecast.least(seq)):
+                self.missed.append(seq)
+            elif seq.turn is Turn.RESUMED or not self._misses(seq, self._forecast.expected(seq)):
+                return seq
+            seq.turn = Turn.LATE
+            self.queue.reorder(seq)
+        return None
+
+    def _misses(self, seq: Sequence, seconds: float) -> bool:
+        """Whether ``seq`` misses its deadline if it takes so long from now on."""
+        return self._now + seconds > seq.deadline
+
+    def admit(self, seq: Sequence, room: PrefillRoom, *, short: bool = False) -> Entry:
+        """Let the head enter, or wait for its prefix.
+
+        Args:
+            short: it is the head of the share for short prompts.
+        """
         if self._copies.is_for(seq):
             return self._admit_loaded(seq, room)
-        match = self._cache.match(seq, seq.num_read + 1 if seq.reading else None)
+        left, match = seq.num_left, self.measure(seq)
         if match.pending is not None:
             self.queue.remove(seq)
             seq.timeline.wait_until()
             self._sharing.setdefault(match.pending, []).append(seq)
             self._num_sharing += 1
             return Entry.WAITS
+        if seq.num_left != left and not self.queue.reorder(seq) and not short:
+            return Entry.WAITS  # less of it is cached than when it took its place
         load = bool(match.host) and not self._trials.active and self._copies.pays(match)
         cached = len(match.pages) * self._limits.page_size
         if not load and not self._fits(seq, cached, room):
             return Entry.STEP_FULL
         if not self._place(seq, match, load=load):
-            self._blocked = (seq.id, self._pages_for_newcomer())
+            self._blocked[seq.id] = self._pages_for_newcomer()
             return Entry.WAITS
+        if short:
+            self._short[seq.id] = seq
         self.queue.serve(seq, self._expected_cost(seq, cached))
         seq.timeline.wait_until()
         return Entry.WAITS if load else Entry.ADMITTED
@@ -188,6 +253,7 @@ class Admission:
     def left(self, seq: Sequence) -> None:
         """``seq`` leaves the batch, and with it the pages promised to it."""
         self._num_inside -= 1
+        self._short.pop(seq.id, None)
         self._promised -= max(0, seq.expected_pages - len(seq.pages))
 
     def settle(self, seq: Sequence, cost: float) -> None:
@@ -248,8 +314,13 @@ class Admission:
 
     def _is_blocked(self, seq: Sequence) -> bool:
         """Whether ``seq`` did not fit before, and there are no more pages now."""
-        blocked, pages = self._blocked
-        return blocked == seq.id and self._pages_for_newcomer() <= pages
+        pages = self._blocked.get(seq.id)
+        if pages is None:
+            return False
+        if self._pages_for_newcomer() <= pages:
+            return True
+        self._blocked.clear()
+        return False
 
     def _expected_cost(self, seq: Sequence, cached: int) -> float:
         known = len(seq.tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.sequence import FIRST_RATE, Sequence
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 
 #: Expected tokens of an output before any has ended.
@@ -19,15 +19,34 @@ class Forecast:
         self._output = FIRST_GUESS
         #: Of a step without prompt chunks, for one token of each row; 0.0 until there was one.
         self.decode_seconds = 0.0
+        #: Of any step with decode rows, for one token of each row; 0.0 until there was one.
+        self.row_seconds = 0.0
 
     def saw_output(self, num_tokens: int) -> None:
         """A sequence ended, for any reason, after ``num_tokens`` of output."""
         self._output += (num_tokens - self._output) * NEWEST
 
-    def saw_decode_step(self, seconds: float) -> None:
-        """A step without prompt chunks took ``seconds``."""
-        weight = NEWEST if self.decode_seconds else 1.0
-        self.decode_seconds += (seconds - self.decode_seconds) * weight
+    def saw_step(self, seconds: float, *, decodes_only: bool) -> None:
+        """A step with decode rows took ``seconds``."""
+        self.row_seconds = _mean(self.row_seconds, seconds)
+        if decodes_only:
+            self.decode_seconds = _mean(self.decode_seconds, seconds)
+
+    def prefill_seconds(self, num_tokens: int, start: int = 0) -> float:
+        """Seconds that the device needs for prompt tokens from position ``start``."""
+        if not self._times.fitted:
+            return num_tokens / FIRST_RATE
+        return self._times.prefill_seconds(num_tokens, start)
+
+    def expected(self, seq: Sequence) -> float:
+        """Expected seconds from the first step of ``seq`` to its last token, under today's load."""
+        return seq.prefill_seconds + (self.length(seq) - len(seq.tokens)) * self.row_seconds
+
+    def least(self, seq: Sequence) -> float:
+        """Seconds from the first step of ``seq`` to its last token, at best."""
+        shortest = seq.max_length if seq.surely_full else max(seq.min_length, seq.num_prompt + 1)
+        num_output = max(1, shortest - len(seq.tokens))
+        return self._times.prefill_seconds(seq.num_left) + num_output * self.decode_seconds
 
     def length(self, seq: Sequence) -> int:
         """The expected final length of ``seq``, at least one token more than it has.
@@ -52,6 +71,6 @@ class Forecast:
         turns = max(0, num_ahead + 1 - num_free) / max(num_rows, 1)
         return prompts + turns * self._output * self.decode_seconds
 
-    def service(self, num_prompt: int, num_output: int) -> float:
-        """Estimated seconds from first step to last token, if no other prompt delays it."""
-        return self._times.prefill_seconds(num_prompt) + num_output * self.decode_seconds
+
+def _mean(before: float, newest: float) -> float:
+    return before + (newest - before) * NEWEST if before else newest

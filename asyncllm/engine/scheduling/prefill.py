@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections.abc import Callable
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
@@ -10,10 +12,17 @@ from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.admission import Admission, Entry
 from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
+from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.itl_budget import ItlBudget
 from asyncllm.engine.scheduling.pace import Pace
+from asyncllm.engine.scheduling.prefill_room import MIN_CHUNK, PrefillRoom
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.step import Chunk, Step
-from asyncllm.engine.scheduling.step_time import MIN_CHUNK, PrefillRoom, StepTimeModel
+from asyncllm.engine.scheduling.step_time import StepTimeModel
+
+#: The share of each step's room for prompts that short prompts get first. It bounds what a wall of
+#: long prompts pays for them.
+SHORT_SHARE = 0.15
 
 
 class PrefillPlanner:
@@ -24,20 +33,24 @@ class PrefillPlanner:
         limits: EngineLimits,
         cache: KVCacheManager,
         policy: Policy,
+        forecast: Forecast,
         times: StepTimeModel,
         copies: PageCopies,
         admission: Admission,
         batch: RunningBatch,
         pace: Pace,
+        itl_budget: ItlBudget,
     ):
         self._limits = limits
         self._cache = cache
         self._policy = policy
+        self._forecast = forecast
         self._times = times
         self._copies = copies
         self._admission = admission
         self._batch = batch
         self._pace = pace
+        self._itl_budget = itl_budget
 
     def plan(self, step: Step, now: float) -> None:
         """Chunks of the first prompts, admitted or waiting, until the step is full."""
@@ -46,28 +59,86 @@ class PrefillPlanner:
         num_decodes, waiting = step.shape.num_tokens, self._admission.queue
         pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
         budget = int(min(self._limits.max_num_batched_tokens - num_decodes, pace))
-        room = self._times.room(step.shape, self._limits.itl_target, budget)
-        mine = sorted(self._batch.prefilling.values(), key=self._turn)
+        long_step = self._itl_budget.long_step(num_decodes, self._backlog_seconds())
+        room = self._times.room(step.shape, self._itl_budget.planned, budget, long_step)
+        self._fill_share(step, room, now)
+        self._fill(step, room, now, self._turn, self._admission.head)
+
+    def _backlog_seconds(self) -> float:
+        """The time that the prompts take that wait or have begun."""
+        begun = sum(self._batch.remaining(seq)[1] for seq in self._batch.prefilling.values())
+        return self._forecast.prefill_seconds(self._admission.queue.num_left + begun)
+
+    def _fill_share(self, step: Step, room: PrefillRoom, now: float) -> None:
+        """Give short prompts their share of the step, up to the one whose turn it is anyway."""
+        if len(self._batch.prefilling) + len(self._admission.queue) < 2:
+            return
+        prefilling = self._batch.prefilling.values()
+        candidates = [self._admission.head(self._batch.num_free), *prefilling]
+        first = min((seq for seq in candidates if seq is not None), key=self._turn, default=None)
+        if first is None or self._policy.short_rank(first, first.num_left) is None:
+            return
+        share = room.split(SHORT_SHARE)
+        self._fill(step, share, now, self._short_turn, self._admission.head_short, until=first)
+        room.merge(share)
+
+    def _fill(
+        self,
+        step: Step,
+        room: PrefillRoom,
+        now: float,
+        turn: Callable[[Sequence], tuple[float, ...]],
+        head: Callable[[int], Sequence | None],
+        until: Sequence | None = None,
+    ) -> None:
+        """Add chunks of prompts in the order of ``turn``, until the room is full.
+
+        A sequence gets at most one chunk of a step.
+
+        Args:
+            head: the waiting sequence to enter next, given the number of free slots.
+            until: stop at this one.
+        """
+        begun = {chunk.seq.id for chunk in step.chunks}
+        mine = sorted(
+            (seq for seq in self._batch.prefilling.values() if seq.id not in begun), key=turn
+        )
         mine.reverse()  # popped from the end, equals keep their order
         fits = True
         while fits and room.tokens > 0:
-            head = self._admission.head(self._batch.num_free)
-            if head is not None and (not mine or self._turn(head) < self._turn(mine[-1])):
-                fits = self._admit(head, step, room, now)
-            elif mine:
-                fits = self._add_chunk(mine.pop(), step, room, now)
-            else:
+            waiting = head(self._batch.num_free)
+            enters = waiting is not None and (not mine or turn(waiting) < turn(mine[-1]))
+            seq = waiting if enters else mine.pop() if mine else None
+            if seq is None or seq is until:
                 break
+            if enters:
+                fits = self._admit(seq, step, room, now, short=until is not None)
+            else:
+                fits = self._add_chunk(seq, step, room, now)
 
-    def _turn(self, seq: Sequence) -> tuple[float, float]:
+    def _turn(self, seq: Sequence) -> tuple[float, float, float]:
         """The order in which prompts get chunks: least served account first, then by rank."""
-        computed = int(self._batch.computed[seq.slot]) if seq.slot >= 0 else 0
-        rank = self._policy.rank(seq, len(seq.tokens) - computed)
-        return self._admission.queue.served(seq), rank
+        self._measure(seq)
+        rank = self._policy.rank(seq, seq.num_left)
+        return self._admission.queue.served(seq), seq.turn, rank
 
-    def _admit(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
+    def _short_turn(self, seq: Sequence) -> tuple[float, float]:
+        """The order in the share for short prompts."""
+        self._measure(seq)
+        rank = self._policy.short_rank(seq, seq.num_left)
+        return self._admission.queue.served(seq), math.inf if rank is None else rank
+
+    def _measure(self, seq: Sequence) -> None:
+        """Note what is left to be prefilled of a sequence that has begun."""
+        if seq.slot >= 0:
+            start, seq.num_left = self._batch.remaining(seq)
+            seq.prefill_seconds = self._forecast.prefill_seconds(seq.num_left, start)
+
+    def _admit(
+        self, seq: Sequence, step: Step, room: PrefillRoom, now: float, *, short: bool
+    ) -> bool:
         """Try the head of the queue; False when the step is full."""
-        entry = self._admission.admit(seq, room)
+        entry = self._admission.admit(seq, room, short=short)
         if entry is not Entry.ADMITTED:
             if seq.state is SeqState.LOADING:
                 seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))

@@ -22,6 +22,7 @@ from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.decode import DecodePlanner
 from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.itl_budget import ItlBudget
 from asyncllm.engine.scheduling.outcome import Applied, Emitted, Planned
 from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
@@ -29,7 +30,7 @@ from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.step import Step
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 from asyncllm.engine.scheduling.trials import Trials
-from asyncllm.engine.scheduling.waiting import OUTPUT_COST
+from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import (
     BAD_TOKEN,
@@ -67,7 +68,9 @@ class Scheduler:
         evenly = policy.evenly and not limits.itl_target  # a target gives steps their size
         pace = EvenPace(limits, forecast, times) if evenly else GreedyPace()
         parts = copies, self._admission, self._batch
-        self._prefill = PrefillPlanner(limits, cache, guard, times, *parts, pace)
+        self._itl_budget = ItlBudget(limits.itl_target)
+        orders = cache, guard, forecast, times
+        self._prefill = PrefillPlanner(limits, *orders, *parts, pace, self._itl_budget)
         self._decode = DecodePlanner(limits, cache, forecast, *parts, self._make_room)
         self._in_flight: deque[Step] = deque()
         self._landed = -1
@@ -101,13 +104,12 @@ class Scheduler:
 
     def expected_wait(self) -> float:
         """Estimated seconds until a request that arrives now has its first step."""
-        return self._wait((self.num_waiting, self.num_waiting_tokens))
+        return self._wait((self.num_waiting, self._admission.queue.num_left))
 
     def least_seconds(self, seq: Sequence) -> float:
         """Estimated seconds until a sequence that arrives now can be finished at best."""
-        shortest = seq.max_length if seq.surely_full else max(seq.min_length, seq.num_prompt + 1)
-        service = self._forecast.service(seq.num_prompt, shortest - seq.num_prompt)
-        return self._wait(self._admission.queue.ahead_of(seq)) + service
+        self._admission.measure(seq)
+        return self._wait(self._admission.queue.ahead_of(seq)) + self._forecast.least(seq)
 
     def _wait(self, ahead: tuple[int, int]) -> float:
         return self._admission.wait_seconds(ahead, self.num_free_slots, len(self.running))
@@ -143,6 +145,14 @@ class Scheduler:
         Until then they are last in the queue.
         """
         return self._guard.take_failures()
+
+    def missed_deadlines(self) -> list[Sequence]:
+        """Waiting sequences that can no longer meet their deadline; the caller ends them.
+
+        Until then they are last in the queue.
+        """
+        missed, self._admission.missed = self._admission.missed, []
+        return missed
 
     # -- planning --------------------------------------------------------------------------------
 
@@ -236,8 +246,9 @@ class Scheduler:
             seconds = result.seconds / step.decode_steps
             if not step.reads:
                 self.times.observe(step.shape, seconds)
-            if not step.chunks:
-                self._forecast.saw_decode_step(seconds)
+            if step.decodes:
+                self._forecast.saw_step(seconds, decodes_only=not step.chunks)
+                self._itl_budget.saw_step(step.decode_steps * len(step.decodes), seconds)
         self._landed = step.number
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)

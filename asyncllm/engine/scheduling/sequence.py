@@ -14,6 +14,8 @@ from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import RowParams
 
 FOREVER = float("inf")
+#: Tokens prefilled in a second, while the device's rate is not known.
+FIRST_RATE = 40_000.0
 
 
 class SeqState(enum.Enum):
@@ -26,6 +28,18 @@ class SeqState(enum.Enum):
     LOADING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
+
+
+class Turn(enum.IntEnum):
+    """The order of a queue, before any rank.
+
+    RESUMED: it was admitted before, and its client waits in the middle of an answer. LATE: its
+    deadline will probably pass, so others that can be in time go first.
+    """
+
+    RESUMED = 0
+    NEW = 1
+    LATE = 2
 
 
 class Sequence:
@@ -42,6 +56,9 @@ class Sequence:
         slot: its place on the device; -1 for none. In any state, it keeps slot and pages until no
             step in flight has a row of it.
         pages, node, first_own, salt: the cache's (``cache.manager.PageHolder``).
+        turn: its class in the queue; set when it joins.
+        num_left, prefill_seconds: tokens still to be prefilled when it was last looked at, and the
+            time that takes; what is cached is not counted.
         num_cached: prompt tokens found in the cache when it was first admitted.
         prompt_logprobs: alternatives wanted with each prompt token's logprob; -1: no logprobs.
         pool_from: the first position whose hidden state is wanted; -1: none.
@@ -73,10 +90,12 @@ class Sequence:
         "node",
         "num_cached",
         "num_failures",
+        "num_left",
         "num_prompt",
         "num_read",
         "pages",
         "pool_from",
+        "prefill_seconds",
         "priority",
         "prompt_logprobs",
         "row_params",
@@ -89,6 +108,7 @@ class Sequence:
         "tenant",
         "timeline",
         "tokens",
+        "turn",
     )
 
     def __init__(
@@ -142,6 +162,9 @@ class Sequence:
         self.node: Node | None = None
         self.first_own: Node | None = None
         self.salt = scheduling.salt
+        self.turn = Turn.NEW
+        self.num_left = len(prompt)
+        self.prefill_seconds = len(prompt) / FIRST_RATE
         self.num_cached = -1
         self.prompt_logprobs = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         self.pool_from = -1

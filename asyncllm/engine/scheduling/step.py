@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from asyncllm.engine.scheduling.prefill_room import StepShape
 from asyncllm.engine.scheduling.sequence import Sequence
-from asyncllm.engine.scheduling.step_time import StepShape
 from asyncllm.wire.messages import Admit, StepPlan, pack
 
 NOTHING = StepShape(0, 0, 0.0)

@@ -19,7 +19,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from operator import mul
-from typing import NamedTuple
+
+from asyncllm.engine.scheduling.prefill_room import (
+    MIN_CHUNK,
+    UNKNOWN,
+    PrefillRoom,
+    StepCost,
+    StepShape,
+    num_pairs,
+)
 
 # Tokens from which a matmul may be bound by arithmetic: 128 to 320 on bf16 GPUs (their FLOP/s over
 # bytes/s), fewer for fp8 weights and on CPUs. Cells' means blur the bend; no finer grid is needed.
@@ -35,43 +43,9 @@ TOLERANCE = 0.10  # smoothed relative error above which the machine is assumed t
 MIN_OBSERVATIONS = 8
 REFIT_SOON, REFIT_LATE = 32, 512  # observations between two fits: at least, at most
 UNEXPLORED_TOKENS = 512  # a step may always have this many tokens, whatever was measured
-MIN_CHUNK = 16
-# Prompt chunks fill a step until its decode rows are this share of its cost. A longer step would
+# Prompt chunks fill a step until what it costs beside them is this share of it. A longer step would
 # hardly speed prompts up, and make the decode rows wait.
-DECODE_SHARE = 1 / 11
-
-
-class StepShape(NamedTuple):
-    """What a step computes.
-
-    ``kv_tokens`` sums start + 1 over decode rows, the positions that they read. ``attention`` sums
-    q_len * (start + q_len / 2) over prompt chunks, their query-key pairs.
-    """
-
-    num_tokens: int  # all rows' tokens, decode rows included
-    kv_tokens: int
-    attention: float
-
-
-class StepCost(NamedTuple):
-    """The model's coefficients, in seconds; none is negative."""
-
-    base: float
-    per_token: float  # of tokens above the knee
-    per_kv: float
-    per_pair: float
-    knee: int
-
-    def seconds(self, num_tokens: float, kv_tokens: float, attention: float) -> float:
-        return (
-            self.base
-            + self.per_token * max(0.0, num_tokens - self.knee)
-            + self.per_kv * kv_tokens
-            + self.per_pair * attention
-        )
-
-
-UNKNOWN = StepCost(0.0, 0.0, 0.0, 0.0, 0)
+FIXED_SHARE = 1 / 11
 
 
 class _Cell:
@@ -95,48 +69,6 @@ class _Cell:
         self.kv_tokens += share * (shape.kv_tokens - self.kv_tokens)
         self.attention += share * (shape.attention - self.attention)
         self.seconds += share * (seconds - self.seconds)
-
-
-class PrefillRoom:
-    """The tokens and seconds left in one step for prompt chunks. Made by ``StepTimeModel.room``."""
-
-    __slots__ = ("_fresh", "_num_tokens", "cost", "seconds", "tokens")
-
-    def __init__(self, tokens: int, seconds: float, cost: StepCost, num_tokens: int) -> None:
-        self.tokens = max(0, tokens)
-        self.seconds = max(0.0, seconds)
-        self.cost = cost
-        self._num_tokens = num_tokens  # of the step so far
-        self._fresh = True
-
-    def fit(self, start: int, wanted: int) -> int:
-        """The longest chunk from position ``start``, at most ``wanted``, that still fits.
-
-        0 when the step is full. The first chunk of a step gets at least min(wanted, 16, tokens):
-        a model gone wrong must not starve prompts.
-        """
-        cost, hidden = self.cost, max(0, self.cost.knee - self._num_tokens)
-        # A chunk costs per_pair * pairs + max(0, per_token * (q_len - hidden)): it fits when it
-        # does with either side of the max.
-        pairs = _longest(cost.per_pair * start, cost.per_pair, self.seconds)
-        both = _longest(
-            cost.per_token + cost.per_pair * start,
-            cost.per_pair,
-            self.seconds + cost.per_token * hidden,
-        )
-        limit = min(wanted, self.tokens)
-        least = min(limit, MIN_CHUNK) if self._fresh else 0
-        return max(0, least, int(min(limit, pairs, both)))
-
-    def take(self, start: int, q_len: int) -> None:
-        """A chunk of ``q_len`` tokens from position ``start`` was added to the step."""
-        hidden = max(0, self.cost.knee - self._num_tokens)
-        spent = self.cost.per_token * max(0, q_len - hidden)
-        spent += self.cost.per_pair * _pairs(start, q_len)
-        self.seconds = max(0.0, self.seconds - spent)
-        self.tokens = max(0, self.tokens - q_len)
-        self._num_tokens += q_len
-        self._fresh = False
 
 
 class StepTimeModel:
@@ -187,32 +119,38 @@ class StepTimeModel:
 
     def prefill_seconds(self, num_tokens: int, start: int = 0) -> float:
         """Seconds that prompt tokens from position ``start`` add to steps beyond the knee."""
-        return self.cost.per_token * num_tokens + self.cost.per_pair * _pairs(start, num_tokens)
+        return self.cost.per_token * num_tokens + self.cost.per_pair * num_pairs(start, num_tokens)
 
-    def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
+    def room(
+        self, decodes: StepShape, most: float, ceiling: int, allowed: float = 0.0
+    ) -> PrefillRoom:
         """What a step with these decode rows has left for prompts.
 
-        Prompt chunks fill the step until the decode rows are a small share of its cost. No step
-        exceeds ``target`` seconds, or twice the time of its decode rows alone if that is longer:
-        prompts always get half a step. ``ceiling`` is what is left of the fixed token budget; it
-        alone limits steps without decode rows, or without a target (0).
+        Prompt chunks fill the step until the rest, decode rows and what every step costs, is a
+        small share of it. No step exceeds ``most`` seconds, or twice the time of its decode rows
+        alone if that is longer: prompts always get half a step. It may take ``allowed`` seconds
+        in any case. ``ceiling`` is what is left of the fixed token budget; it alone counts in steps
+        without decode rows, or if ``most`` is 0.
 
         The model is not trusted far beyond what was measured: a step has at most twice the tokens
         of the largest one so far (or 512). While not fitted, prompts get 512, 256 or 128 tokens a
         step: few, so that the first long prompt delays nobody much, and of different sizes, so that
         there is something to fit.
         """
-        if decodes.num_tokens == 0 or target == 0.0:
+        if decodes.num_tokens == 0 or most == 0.0:
             return PrefillRoom(ceiling, 0.0, UNKNOWN, 0)  # free, so only tokens count
         if not self.fitted:
             limit = UNEXPLORED_TOKENS >> self._observations % 3
             return PrefillRoom(min(ceiling, limit), 0.0, UNKNOWN, 0)
         explored = max(UNEXPLORED_TOKENS, 2 * self._largest) - decodes.num_tokens
         alone = self.seconds(decodes)
-        own = self.cost.per_token * decodes.num_tokens + self.cost.per_kv * decodes.kv_tokens
+        # Of the base, prompt tokens hide as much as the tokens below the knee would cost.
+        cost = self.cost
+        fixed = max(0.0, cost.base - cost.per_token * cost.knee)
+        fixed += cost.per_token * decodes.num_tokens + cost.per_kv * decodes.kv_tokens
         return PrefillRoom(
             min(ceiling, max(MIN_CHUNK, explored)),
-            max(min(target, own / DECODE_SHARE), 2.0 * alone) - alone,
+            max(min(most, fixed / FIXED_SHARE), 2.0 * alone, allowed) - alone,
             self.cost,
             decodes.num_tokens,
         )
@@ -258,18 +196,6 @@ class StepTimeModel:
         different = len(cells) >= 3 and max(sizes) >= 1.25 * min(sizes)
         if self.fitted or different or 0 < decode_only < len(cells):
             self.cost = _fit_cost(cells)
-
-
-def _pairs(start: int, q_len: int) -> float:
-    return q_len * (start + q_len / 2)
-
-
-def _longest(linear: float, quadratic: float, budget: float) -> float:
-    """The largest q with linear * q + quadratic * q**2 / 2 <= budget; all are >= 0."""
-    slope = linear + math.sqrt(linear * linear + 2.0 * quadratic * budget)
-    if slope > 0.0:
-        return 2.0 * budget / slope
-    return 0.0 if quadratic > 0.0 else math.inf
 
 
 def _dot(a: Iterable[float], b: Iterable[float]) -> float:

@@ -34,7 +34,9 @@ RUNS = {
     "bench_constraints.py": Run("--quick --device cpu", r"grammar: a JSON schema +\d+ +\d+ +\d"),
     "bench_cpu.py": Run("--quick", r"SSE frame +\d(.|\n)*\n +4 +\d+ +\d+ +\d+\.\d\d"),
     "bench_grammar.py": Run("--quick", r"vocabulary of 4000(.|\n)* a Python thread keeps \d+%"),
-    "bench_scheduler.py": Run("--quick", r"longest +10000 +\d"),
+    "bench_scheduler.py": Run(
+        "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
+    ),
     "embeddings.py": Run("", r"^ *0\.\d+  (What is 27 \+ 45|How much is)"),
     "openai_client.py": Run("{url}/llm/v1", "27 [+] 45 = 72"),
     "profile_token.py": Run("--quick", r" 8( +\d+\.\d){2} +\d+(.|\n)*to its tokens: \d\.\d\d"),

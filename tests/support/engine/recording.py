@@ -13,7 +13,8 @@ from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.replay.record import RecordedScheduler
-from asyncllm.replay.trace_file import MAX_BYTES, Trace
+from asyncllm.replay.trace_file import MAGIC, MAX_BYTES, UNCHECKED_FORMAT, Trace
+from asyncllm.replay.trace_parts import find_parts
 from asyncllm.replay.verify import Replayed, verify
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, unpack
@@ -181,3 +182,11 @@ def record(path: Path, seed: int, *, events: int = 250, **options: Any) -> Drive
 
 def replay(path: Path) -> Replayed:
     return verify(Trace.read(str(path)))
+
+
+def unchecked(data: bytes) -> bytes:
+    """The same trace in the format without checksums."""
+    places = find_parts(data, len(MAGIC) + 1).places
+    header, *events = (data[first:end] for first, end in places)
+    begin = MAGIC + bytes([UNCHECKED_FORMAT]) + len(header).to_bytes(4, "little")
+    return begin + header + b"".join(events)

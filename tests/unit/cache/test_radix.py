@@ -131,6 +131,29 @@ def test_the_leaf_used_least_recently_goes_first_and_a_look_is_no_use() -> None:
     assert pages.num_free == 10
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_pages_evicted_at_once_are_those_evicted_one_by_one(seed: int) -> None:
+    freed = []
+    for at_once in (1, 7, 1000):
+        rng = random.Random(seed)
+        pages = PageAllocator(300)
+        tree = PrefixTree(1, pages, PageAllocator(0))
+        for _ in range(40):
+            chain(tree, pages, rng.choice([b"", b"a"]), rng.choices([0, 1], k=rng.randint(1, 9)))
+        kept = tree.match(array("i", [0, 0, 0, 0]), b"").node
+        tree.lock(kept)
+        free, cached = pages.num_free, tree.num_cached
+        while tree.evict(at_once):
+            pass
+        assert tree.num_cached == 0
+        assert pages.num_free == free + cached == 300 - kept.depth
+        tree.unlock(kept)
+        assert tree.evict(kept.depth)
+        freed.append(pages.take(300))
+        assert not tree._roots
+    assert freed[0] == freed[1] == freed[2]
+
+
 def test_eviction_costs_a_few_looks_at_the_heap_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, with every page touched many times before: what is stale is passed over once."""
     looks = 0

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -30,8 +31,9 @@ from asyncllm.replay.trace_file import (
     TraceError,
     TraceWriter,
 )
+from asyncllm.replay.trace_parts import make_part
 from asyncllm.replay.verify import verify
-from tests.support.engine.recording import TIGHT, Driver, record, replay
+from tests.support.engine.recording import TIGHT, Driver, record, replay, unchecked
 from tests.support.engine.scheduling import limits, sequence
 
 SHAPES = st.fixed_dictionaries(
@@ -47,6 +49,9 @@ SHAPES = st.fixed_dictionaries(
         "host_pages": st.sampled_from([0, 4, 60]),
     }
 )
+
+BEGIN = MAGIC + bytes([FORMAT])
+
 # -- the same plans --------------------------------------------------------------------------------
 
 
@@ -231,9 +236,10 @@ def test_another_version_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (b"", "is not a trace of asyncllm"),
         (b"{}\n" * 100, "is not a trace of asyncllm"),
-        (MAGIC + bytes([FORMAT + 1]) + bytes(4), "has format 2; asyncllm"),
+        (MAGIC + bytes([FORMAT + 1]) + bytes(4), f"has format {FORMAT + 1}; asyncllm"),
         (MAGIC + bytes([FORMAT]) + b"\xff\x00\x00\x00abc", "is cut off within its header"),
-        (MAGIC + bytes([FORMAT]) + b"\x01\x00\x00\x00\x80", "does not suit asyncllm"),
+        (BEGIN + make_part(b"\x80", crc32(BEGIN))[0], "does not suit asyncllm"),
+        (BEGIN + make_part(b"\x80", crc32(MAGIC))[0], "is damaged at byte 16: "),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(
@@ -261,7 +267,8 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_damage_never_ends_in_a_traceback(tmp_path: Path, at: int, byte: int) -> None:
     if not (tmp_path / "a").exists():
         record(tmp_path / "a", 1, events=60)
-    data = bytearray((tmp_path / "a").read_bytes())
+    # Checksums would find it at once.
+    data = bytearray(unchecked((tmp_path / "a").read_bytes()))
     data[-1 - at % (len(data) - 500)] = byte  # not in the header
     (tmp_path / "b").write_bytes(data)
     assert main(["replay", str(tmp_path / "b")]) in (0, 1)

@@ -15,6 +15,7 @@ from asyncllm.models.config import Config, OPTConfig, Qwen3Config, Qwen3MoeConfi
 from asyncllm.models.spec import ModelSpec, SamplingDefaults, read_spec
 from asyncllm.sim.cost import H200, SHAPES, SimCost, shape_of
 from asyncllm.sim.executor import build_sim
+from asyncllm.sim.profile import shipped
 from tests.support.engine.sim_driver import COST, EOS
 
 
@@ -24,14 +25,32 @@ def step_ms(cost: SimCost, rows: list[tuple[int, int]], num_samples: int | None 
     return 1e3 * cost.seconds(starts, lengths, len(rows) if num_samples is None else num_samples)
 
 
-def test_step_times_are_those_of_good_engines_on_an_h200() -> None:
-    large, small = COST, SimCost(SHAPES["h200-0.6b"], H200, itemsize=2)
-    assert 190 < step_ms(large, [(0, 8000)]) < 215
-    assert 4.4 < step_ms(large, [(512, 1)]) < 5.2
-    assert 5.5 < step_ms(large, [(1024, 1)] * 32) < 7.5
-    assert 7.0 < step_ms(large, [(640, 1)] * 128) < 9.0
-    assert 24 < step_ms(small, [(0, 8000)]) < 34
-    assert 0.5 < step_ms(small, [(512, 1)]) < 1.7
+@pytest.mark.parametrize(
+    ("name", "rows", "measured_ms"),
+    [
+        # Medians of steps in recorded traces.
+        ("h200-8b", [(512, 1)], 3.87),
+        ("h200-8b", [(640, 1)] * 32, 5.05),
+        ("h200-8b", [(600, 1)] * 128, 7.75),
+        ("h200-8b", [(0, 128)], 5.53),
+        ("h200-8b", [(0, 8000)], 207.0),
+        ("h200-0.6b", [(640, 1)] * 32, 1.33),
+        ("h200-0.6b", [(600, 1)] * 128, 2.98),
+        ("h200-0.6b", [(0, 128)], 1.42),
+        ("h200-0.6b", [(0, 8000)], 24.4),
+    ],
+)
+def test_profiles_have_the_measured_step_times(
+    name: str, rows: list[tuple[int, int]], measured_ms: float
+) -> None:
+    cost = SimCost(SHAPES[name], H200, itemsize=2, profile=shipped(name))
+    assert step_ms(cost, rows) == pytest.approx(measured_ms, rel=0.03)
+
+
+def test_the_roofline_is_near_the_measured_step_times() -> None:
+    for rows in ([(512, 1)], [(600, 1)] * 8, [(640, 1)] * 32, [(640, 1)] * 128, [(0, 8000)]):
+        measured = SimCost(SHAPES["h200-8b"], H200, itemsize=2, profile=shipped("h200-8b"))
+        assert step_ms(COST, rows) == pytest.approx(step_ms(measured, rows), rel=0.16)
 
 
 def test_chunks_cost_together_what_the_prompt_costs_at_once() -> None:

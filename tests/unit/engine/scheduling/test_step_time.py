@@ -14,14 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.engine.scheduling.step_time import (
-    MAX_CELLS,
-    MIN_CHUNK,
-    PrefillRoom,
-    StepCost,
-    StepShape,
-    StepTimeModel,
-)
+from asyncllm.engine.scheduling.prefill_room import MIN_CHUNK, PrefillRoom, StepCost, StepShape
+from asyncllm.engine.scheduling.step_time import MAX_CELLS, StepTimeModel
 
 
 class Machine(NamedTuple):

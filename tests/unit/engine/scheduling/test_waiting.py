@@ -16,7 +16,7 @@ from asyncllm.cache.lazy_heap import LazyHeap
 from asyncllm.engine.policy import POLICIES, Fair, LongestFirst, Policy, Ranked
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
-from asyncllm.engine.scheduling.waiting import WaitingQueue
+from asyncllm.engine.scheduling.waiting.queue import WaitingQueue
 from asyncllm.wire.messages import StepResult, pack
 from tests.support.engine.scheduling import rows, scheduler, sequence
 

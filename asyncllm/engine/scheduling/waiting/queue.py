@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from asyncllm.cache.lazy_heap import LazyHeap
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.sequence import Sequence, Turn
+from asyncllm.engine.scheduling.waiting.account import Account
 
 #: The cost of a generated token in prompt tokens (Sheng et al., OSDI 2024).
 OUTPUT_COST = 2.0
 
 
-class _Account:
-    """``served`` is the cost charged so far; ``queue`` has its waiting requests, by rank."""
-
-    __slots__ = ("num_waiting", "queue", "served")
-
-    def __init__(self, queue: LazyHeap[Sequence]):
-        self.queue = queue
-        self.num_waiting = 0
-        self.served = 0.0
-
-
 class WaitingQueue:
-    """Next is the request of smallest rank, of the account that has been served least.
+    """Next is the first request of the account that has been served least.
 
-    Every operation is O(log n) in the number waiting. An idle account comes back at the level of
-    the account that was served last, before that one was charged (start-time fair queueing; Goyal,
-    Vin and Cheng, SIGCOMM 1996): idle time is no credit, and what others were charged in advance is
-    no debt.
+    An idle account comes back at the level of the account that was served last, before that one was
+    charged (start-time fair queueing; Goyal, Vin and Cheng, SIGCOMM 1996): idle time is no credit,
+    and what others were charged in advance is no debt.
+
+    Attributes:
+        num_tokens: of all requests waiting.
+        num_left: those of ``num_tokens`` that were not cached when their request was measured.
+        num_resumed: how many of the requests had been admitted before.
     """
 
     def __init__(self, policy: Policy):
         self.num_tokens = 0
+        self.num_left = 0
+        self.num_resumed = 0
         self._policy = policy
-        self._ranks: dict[int, float] = {}
+        self._num_waiting = 0
         self._by_tenant: dict[str, tuple[int, int]] = {}
-        self._accounts: dict[str, _Account] = {}
-        self._order = LazyHeap[_Account](
-            lambda served, account: account.num_waiting > 0 and account.served == served
+        self._accounts: dict[str, Account] = {}
+        self._order = LazyHeap[Account](
+            lambda served, account: len(account) > 0 and account.served == served
         )
-        self._reversed = LazyHeap[_Account](
-            lambda owed, account: account.num_waiting > 0 and account.served == -owed
+        self._reversed = LazyHeap[Account](
+            lambda owed, account: len(account) > 0 and account.served == -owed
         )
         self._num_active = 0
         self._level = 0.0
@@ -50,38 +47,39 @@ class WaitingQueue:
         self._sweep_at = 64
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return self._num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
         """In no particular order."""
-        waiting = {seq.id: seq for account in self._accounts.values() for _, seq in account.queue}
-        return iter(waiting.values())
+        return chain.from_iterable(self._accounts.values())
 
     def __contains__(self, seq: Sequence) -> bool:
-        return seq.id in self._ranks
+        account = self._accounts.get(seq.account or "")
+        return account is not None and seq in account
 
     def push(self, seq: Sequence) -> None:
-        """``seq`` joins the queue."""
-        rank = self._policy.rank(seq, len(seq.tokens))
+        """``seq`` joins the queue; its ``turn``, ``num_left`` and ``prefill_seconds`` are set."""
         account = self._account_of(seq)
-        # First, because the heaps drop entries that do not count.
-        self._ranks[seq.id] = rank
-        account.num_waiting += 1
-        if account.num_waiting == 1:
+        self._place(account, seq)
+        if len(account) == 1:
             self._num_active += 1
             account.served = max(account.served, self._level)
             self._enter(account)
-        account.queue.push(rank, seq)
         self._count(seq, 1)
 
+    def reorder(self, seq: Sequence) -> bool:
+        """What the order depends on has changed; returns whether ``seq`` is still the next."""
+        account = self._account_of(seq)
+        self._displace(account, seq)
+        self._place(account, seq)
+        return self.peek() is seq
+
     def ahead_of(self, seq: Sequence) -> tuple[int, int]:
-        """Requests of its account before a newcomer, and their tokens; O(n) in those waiting."""
-        rank = self._policy.rank(seq, len(seq.tokens))
+        """Requests of its account surely before a newcomer with a deadline, and their tokens."""
         account = self._accounts.get(self._name_of(seq))
         if account is None:
             return 0, 0
-        ahead = {other.id: len(other.tokens) for place, other in account.queue if place <= rank}
-        return len(ahead), sum(ahead.values())
+        return account.ahead_of(seq, self._policy.rank(seq, seq.num_left))
 
     def served(self, seq: Sequence) -> float:
         """The cost charged to the account of ``seq``; the account with the least comes first."""
@@ -95,16 +93,19 @@ class WaitingQueue:
     def peek(self) -> Sequence | None:
         """The next request; None when none waits."""
         account = self._order.peek()
-        return None if account is None else account.queue.peek()
+        return None if account is None else account.peek()
 
-    def remove(self, seq: Sequence) -> None:
+    def peek_short(self) -> Sequence | None:
+        """The request with the first claim to the share that is kept for short prompts."""
+        account = self._order.peek()
+        return None if account is None else account.peek_short()
+
+    def remove(self, seq: Sequence, *, served: bool = False) -> None:
         """``seq`` leaves the queue."""
-        del self._ranks[seq.id]
         account = self._account_of(seq)
-        account.num_waiting -= 1
-        if account.num_waiting == 0:
+        self._displace(account, seq, served=served)
+        if not len(account):
             self._num_active -= 1
-            account.queue.clear()
         self._count(seq, -1)
 
     def serve(self, seq: Sequence, cost: float) -> None:
@@ -116,7 +117,7 @@ class WaitingQueue:
             level = max(level, self._level + self._last_cost / self._num_active)
         self._last_cost = cost
         self.charge(seq, cost)
-        self.remove(seq)
+        self.remove(seq, served=True)
         # No account starts behind all others: part of the advance charges will be taken back.
         most = self._reversed.peek() or account
         self._level = min(level, most.served)
@@ -126,15 +127,27 @@ class WaitingQueue:
         account = self._account_of(seq)
         seq.charged += cost
         account.served += cost
-        if account.num_waiting:
+        if len(account):
             self._enter(account)
 
-    def _enter(self, account: _Account) -> None:
+    def _place(self, account: Account, seq: Sequence) -> None:
+        rank = self._policy.rank(seq, seq.num_left)
+        account.push(seq, rank, self._policy.short_rank(seq, seq.num_left))
+        self.num_left += seq.num_left
+        self.num_resumed += seq.turn is Turn.RESUMED
+
+    def _displace(self, account: Account, seq: Sequence, *, served: bool = False) -> None:
+        entry = account.remove(seq, served=served)
+        self.num_left -= entry.work
+        self.num_resumed -= entry.rank[0] == Turn.RESUMED
+
+    def _enter(self, account: Account) -> None:
         self._order.push(account.served, account)
         self._reversed.push(-account.served, account)
 
     def _count(self, seq: Sequence, change: int) -> None:
         tokens = change * len(seq.tokens)
+        self._num_waiting += change
         self.num_tokens += tokens
         requests, before = self.waiting_for(seq.tenant)
         self._by_tenant[seq.tenant] = requests + change, before + tokens
@@ -147,24 +160,24 @@ class WaitingQueue:
             seq.account = self._policy.account(seq)
         return seq.account
 
-    def _account_of(self, seq: Sequence) -> _Account:
+    def _account_of(self, seq: Sequence) -> Account:
         name = self._name_of(seq)
         account = self._accounts.get(name)
         if account is None:
             if len(self._accounts) >= self._sweep_at:
                 self._sweep()
-            account = _Account(LazyHeap(lambda rank, seq: self._ranks.get(seq.id) == rank))
+            account = Account()
             account.served = self._level
             self._accounts[name] = account
         return account
 
     def _sweep(self) -> None:
         """Forget idle accounts below the level, where they would start again, and at least half."""
-        idle = sorted(a.served for a in self._accounts.values() if not a.num_waiting)
+        idle = sorted(a.served for a in self._accounts.values() if not len(a))
         gone = max(self._level, idle[len(idle) // 2]) if idle else self._level
         self._accounts = {
             name: account
             for name, account in self._accounts.items()
-            if account.num_waiting or account.served > gone
+            if len(account) or account.served > gone
         }
         self._sweep_at = len(self._accounts) * 3 // 2 + 64

@@ -1,0 +1,136 @@
+"""What no scheduler can beat: requests on a single server that only one of them uses at a time."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+
+from asyncllm.replay.load import Load
+from asyncllm.sim.cost import SimCost
+
+
+def prefill_work(load: Load, cost: SimCost, page_size: int, step_tokens: int) -> list[float]:
+    """The least device time of each prompt, in seconds: its share of steps of ``step_tokens``.
+
+    Only tokens that no earlier prompt had are computed, as with a cache without end.
+    """
+    cached = load.cached(page_size)
+    rows = zip(load.requests, cached, strict=True)
+    return [
+        _marginal(cost, step_tokens, start, request.num_prompt - start) for request, start in rows
+    ]
+
+
+def _marginal(cost: SimCost, step_tokens: int, start: int, length: int) -> float:
+    """What a row adds to a step that is full without it."""
+    full = np.array([0]), np.array([step_tokens])
+    both = np.array([0, start]), np.array([step_tokens, length])
+    return cost.seconds(*both, 1) - cost.seconds(*full, 1)
+
+
+def srpt(arrivals: Sequence[float], work: Sequence[float]) -> list[float]:
+    """Seconds from arrival to completion under shortest remaining processing time, preemptive.
+
+    No order of a single server has a smaller mean (Schrage, 1968). With the prefill work of
+    prompts, that bounds the mean TTFT of any scheduler on one device: it has to do at least this
+    work for each prompt before its first token, and decoding takes more time besides. (With a
+    shared prefix, its work is that of the prompt that comes first. Whoever else computes it does
+    the work that this one needs.)
+
+    Args:
+        arrivals: rising.
+        work: seconds.
+    """
+    flow = [0.0] * len(work)
+    waiting: list[tuple[float, int]] = []  # (work left, request)
+    now = 0.0
+    for id, arrival in enumerate([*arrivals, float("inf")]):
+        while waiting and now < arrival:
+            left, shortest = heappop(waiting)
+            if now + left > arrival:
+                heappush(waiting, (left - (arrival - now), shortest))
+                now = arrival
+            else:
+                now += left
+                flow[shortest] = now - arrivals[shortest]
+        now = max(now, arrival)
+        if id < len(work):
+            heappush(waiting, (work[id], id))
+    return flow
+
+
+def total_work(load: Load, cost: SimCost, page_size: int, step_tokens: int) -> list[float]:
+    """The least device time of each request, in seconds: of its prompt and its decode rows."""
+    prompts = prefill_work(load, cost, page_size, step_tokens)
+    return [
+        seconds + (request.num_output - 1) * _marginal(cost, step_tokens, request.num_prompt, 1)
+        for request, seconds in zip(load.requests, prompts, strict=True)
+    ]
+
+
+def due_times(load: Load, cost: SimCost, step_tokens: int) -> list[float]:
+    """When one server must be done with each request, so that its tokens can come in time.
+
+    Tokens come one after the other, each a step of its own, however few share it. While a request
+    waits for its steps, the server may work for others.
+    """
+    one = np.array([1])
+    due = []
+    for request in load.requests:
+        step = cost.seconds(np.array([request.num_prompt]), one, 1)
+        own = _marginal(cost, step_tokens, request.num_prompt, 1)
+        due.append(
+            request.arrival + request.deadline - (request.num_output - 1) * max(0.0, step - own)
+        )
+    return due
+
+
+def edf(arrivals: Sequence[float], work: Sequence[float], due: Sequence[float]) -> list[bool]:
+    """Which requests are done in time: earliest due date first, preemptive, with admission.
+
+    Whenever those that were admitted can no longer all be in time, the one with the most work left
+    is dropped, of those up to the first late one (Moore and Hodgson, 1968). That is the most that
+    can be in time if all arrive together; with later arrivals nobody who does not know the future
+    can be sure to do better.
+
+    Args:
+        arrivals: rising.
+        work: seconds.
+        due: when each must be done.
+    """
+    met = [False] * len(work)
+    left = list(work)
+    waiting: list[tuple[float, int]] = []  # (due, request), ascending
+    now = 0.0
+    for id, arrival in enumerate([*arrivals, float("inf")]):
+        while waiting and now < arrival:
+            first = waiting[0][1]
+            spent = min(left[first], arrival - now)
+            now += spent
+            left[first] -= spent
+            if left[first] > 0.0:
+                break
+            met[first] = True
+            del waiting[0]
+        now = max(now, arrival)
+        if id < len(work):
+            insort(waiting, (due[id], id))
+            _drop_late(waiting, left, now)
+    return met
+
+
+def _drop_late(waiting: list[tuple[float, int]], left: list[float], now: float) -> None:
+    """Drop as few as possible of those waiting, so that the others are in time."""
+    done, index = now, 0
+    while index < len(waiting):
+        due, id = waiting[index]
+        done += left[id]
+        index += 1
+        if done > due:
+            most = max(range(index), key=lambda place: left[waiting[place][1]])
+            done -= left[waiting[most][1]]
+            del waiting[most]
+            index -= 1

@@ -1,0 +1,134 @@
+"""A load: requests to simulate that no scheduler has recorded."""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncllm.config import EngineLimits
+from asyncllm.engine.scheduling.sequence import FOREVER
+from asyncllm.errors import BadRequest
+from asyncllm.replay.trace_file import NEW_ROOT, Arrival
+from asyncllm.replay.workload import Workload
+
+
+class LoadRequest(msgspec.Struct, frozen=True, gc=False):
+    """One request.
+
+    Attributes:
+        arrival: seconds.
+        blocks: the contents of its prompt's blocks of ``Load.block_tokens``, the last one may be
+            partial; the rest of the prompt is like no other.
+        group: a name for requests whose figures are wanted apart.
+        deadline: seconds after the arrival.
+    """
+
+    arrival: float
+    num_prompt: int
+    num_output: int
+    blocks: tuple[int, ...] = ()
+    group: str = ""
+    deadline: float = FOREVER
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Requests in order of arrival.
+
+    Attributes:
+        skipped: how many rows of the file were left out, by reason.
+    """
+
+    name: str
+    requests: list[LoadRequest]
+    block_tokens: int = 512
+    skipped: dict[str, int] = {}
+
+    def select(
+        self,
+        *,
+        longest: int,
+        speed: float = 1.0,
+        seconds: float = FOREVER,
+        first: int | None = None,
+    ) -> Load:
+        """The first requests of the first ``seconds``, without those over ``longest`` tokens.
+
+        They arrive ``speed`` times as fast, from 0 s on; ``seconds`` are counted before that.
+        """
+        origin = self.requests[0].arrival if self.requests else 0.0
+        chosen = [r for r in self.requests[:first] if r.arrival - origin <= seconds]
+        kept = [
+            msgspec.structs.replace(r, arrival=(r.arrival - origin) / speed)
+            for r in chosen
+            if r.num_prompt + r.num_output <= longest
+        ]
+        skipped = dict(self.skipped)
+        if len(kept) < len(chosen):
+            skipped[f"longer than {longest:,} tokens"] = len(chosen) - len(kept)
+        return msgspec.structs.replace(self, requests=kept, skipped=skipped)
+
+    def workload(self, limits: EngineLimits) -> Workload:
+        """The same requests for a scheduler with these limits; ids are places in ``requests``.
+
+        Outputs may become as long as the context: the scheduler is not told where they end.
+
+        Raises:
+            BadRequest: pages do not fit in the blocks.
+        """
+        workload = Workload(limits.page_size)
+        for id, (request, (node, _)) in enumerate(
+            zip(self.requests, self._paths(workload, limits.page_size), strict=True)
+        ):
+            event = Arrival(
+                now=request.arrival,
+                id=id,
+                tenant="",
+                node=node,
+                new_pages=0,
+                num_prompt=request.num_prompt,
+                max_length=limits.max_model_len,
+                priority=0,
+                surely_full=False,
+                arrival=None,
+                deadline=request.arrival + request.deadline if request.deadline < FOREVER else None,
+            )
+            workload.add(event, "", node, request.group)
+        workload.fill()
+        return workload
+
+    def cached(self, page_size: int) -> list[int]:
+        """Of each prompt, the tokens that all earlier ones leave in a cache without end."""
+        return [cached for _, cached in self._paths(Workload(page_size), page_size)]
+
+    def _paths(self, workload: Workload, page_size: int) -> list[tuple[int, int]]:
+        """The last page of each prompt's blocks, and the tokens in pages of earlier prompts.
+
+        As in the prefix cache, the token that the first output follows is always computed.
+        """
+        if self.block_tokens % page_size:
+            raise BadRequest(
+                f"{self.name}: blocks of {self.block_tokens} tokens are no multiple of the page "
+                f"size of {page_size}"
+            )
+        pages, block_pages = workload.pages, self.block_tokens // page_size
+        root = pages.add(NEW_ROOT, 0)
+        blocks: dict[tuple[int, int], int] = {}  # last node by (last node before it, content)
+        filled: dict[int, int] = {}  # pages of a block that some prompt had, by its last node
+        paths: list[tuple[int, int]] = []
+        for request in self.requests:
+            node, left, cached, shared = root, request.num_prompt // page_size, 0, True
+            for content in request.blocks:
+                count = min(left, block_pages)
+                if not count:
+                    break
+                end = blocks.get((node, content))
+                if end is None:
+                    end = blocks[node, content] = pages.add(node, block_pages)
+                known = min(filled.get(end, 0), count)
+                filled[end] = max(filled.get(end, 0), count)
+                cached += known if shared else 0
+                shared = shared and known == block_pages
+                left -= count
+                node = end - block_pages + count  # within a partial block, which is the last
+            cached = min(cached, (request.num_prompt - 1) // page_size)
+            paths.append((node, cached * page_size))
+        return paths

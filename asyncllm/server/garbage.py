@@ -1,0 +1,44 @@
+"""The garbage collector of the server process: full collections when few requests wait for them.
+
+A full collection stops everything for as long as it takes to visit all objects: 10,000 requests
+that wait are 300,000 objects, or 0.2 s. Requests of the engine leave no reference cycles, and the
+collections of young objects, which visit a few thousand, find nearly all others; only what has
+lived for some seconds, such as a closed connection, is left to full collections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Final
+
+#: Seconds between looks at how busy the server is.
+INTERVAL: Final = 1.0
+#: With no more requests than this a full collection takes a millisecond or two.
+FEW_REQUESTS: Final = 16
+#: A full collection is due after so many of the middle generation. There is one of those for about
+#: 200 short requests, each on a connection of its own, which leave 0.3 MB of cycles at most.
+WORTHWHILE: Final = 10
+#: After so many, Python collects fully however busy the server is.
+MOST: Final = 500
+
+
+async def collect_when_quiet(num_requests: Callable[[], int], interval: float = INTERVAL) -> None:
+    """Own the process's full collections until cancelled; all that is loaded by now is skipped.
+
+    Args:
+        num_requests: how many are being served.
+    """
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*thresholds[:2], MOST)
+    try:
+        while True:
+            await asyncio.sleep(interval)
+            if num_requests() <= FEW_REQUESTS and gc.get_count()[2] >= WORTHWHILE:
+                gc.collect()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

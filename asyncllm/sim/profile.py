@@ -1,0 +1,223 @@
+"""Measured step times of one model on one device: tables, fitted to recorded traces.
+
+``asyncllm replay TRACE --calibrate FILE`` (``asyncllm.replay.calibrate``) writes a profile; those in
+``sim/profiles`` ship with the package. Unlike the scheduler's own model of step times
+(``engine/scheduling/step_time.py``), the tables know padded sizes, kernels that differ by shape, and
+that two steps of the same shape differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from asyncllm.errors import ModelError
+
+FORMAT: Final = 1
+#: Of consecutive steps, the shares of ``Spread`` spread evenly, in any stretch of steps.
+GOLDEN: Final = 0.6180339887498949
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """A function that is linear between points, and constant before the first and after the last.
+
+    ``at`` is rising.
+    """
+
+    at: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __call__(self, x: float) -> float:
+        return float(np.interp(x, self.at, self.values))
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """Its values, float64 [n]."""
+        return np.interp(x, self.at, self.values)
+
+    def extended(self, like: Callable[[int], float]) -> Curve:
+        """With points far beyond the last one, where it grows in proportion to ``like``."""
+        last, value = int(self.at[-1]), self.values[-1]
+        far = [last * 2**power for power in range(1, 7)]
+        values = [value * like(n) / like(last) for n in far]
+        return Curve((*self.at, *far), (*self.values, *values))
+
+
+class StepShape(msgspec.Struct, frozen=True):
+    """What the tables know of a step.
+
+    Attributes:
+        decode: every row has one token and samples.
+        rows, tokens: the step's, not padded.
+        kv_tokens: positions that rows of one token read.
+        chunk_starts, chunk_lengths: of the other rows.
+    """
+
+    decode: bool
+    rows: int
+    tokens: int
+    kv_tokens: int
+    chunk_starts: np.ndarray
+    chunk_lengths: np.ndarray
+
+    @classmethod
+    def of(cls, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> StepShape:
+        """Arguments as in ``SimCost.seconds``."""
+        single = lengths == 1
+        chunks = ~single
+        return cls(
+            decode=num_samples == len(lengths) and bool(single.all()),
+            rows=len(lengths),
+            tokens=int(lengths.sum()),
+            kv_tokens=int((starts[single] + 1).sum()),
+            chunk_starts=starts[chunks],
+            chunk_lengths=lengths[chunks],
+        )
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """Query-key pairs of each chunk."""
+        lengths = self.chunk_lengths
+        return lengths * (self.chunk_starts + (lengths + 1) / 2)
+
+    @property
+    def kind(self) -> str:
+        """The class of shapes that it is reported with."""
+        if self.decode:
+            return f"decode, {_range(self.rows)} rows"
+        kind = "prompts" if len(self.chunk_lengths) == self.rows else "mixed"
+        return f"{kind}, {_range(self.tokens)} tokens"
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a step, as a sum of tables.
+
+    Attributes:
+        decode_rows: by the rows of a decode step.
+        padded_rows: the numbers of rows that decode steps are padded to, rising.
+        decode_kv: of one position read, by the rows of a decode step.
+        launch: of a decode step that yields one token of each row, beyond each of several.
+        mixed_tokens: by the tokens of another step.
+        padded_tokens: the numbers of tokens that such steps are padded to; larger ones are not.
+        mixed_kv: of one position that a row of one token reads in such a step.
+        mixed_row: of one such row.
+        wide_rows, wide: a step with more rows than that takes ``wide`` longer.
+        chunk: of one chunk.
+        chunk_key: of one position that a chunk reads.
+        chunk_pair: of a query-key pair, by the length of the chunk.
+    """
+
+    decode_rows: Curve
+    padded_rows: tuple[int, ...]
+    decode_kv: Curve
+    launch: float
+    mixed_tokens: Curve
+    padded_tokens: tuple[int, ...]
+    mixed_kv: float
+    mixed_row: float
+    wide_rows: int
+    wide: float
+    chunk: float
+    chunk_key: float
+    chunk_pair: Curve
+
+    def seconds(self, shape: StepShape, decode_steps: int = 1) -> float:
+        """The time of a step; of all its tokens, if it yields several of each row."""
+        if shape.decode:
+            # Round i reads i positions more of each row.
+            kv_tokens = shape.kv_tokens + shape.rows * (decode_steps - 1) / 2
+            once = self.decode_rows(round_up(shape.rows, self.padded_rows))
+            once += kv_tokens * self.decode_kv(shape.rows)
+            return decode_steps * once + (self.launch if decode_steps == 1 else 0.0)
+        lengths = shape.chunk_lengths
+        rates = self.chunk_pair.of(lengths)
+        return (
+            self.mixed_tokens(round_up(shape.tokens, self.padded_tokens))
+            + shape.kv_tokens * self.mixed_kv
+            + (shape.rows - len(lengths)) * self.mixed_row
+            + (self.wide if shape.rows > self.wide_rows else 0.0)
+            + len(lengths) * self.chunk
+            + float((shape.chunk_starts + lengths).sum()) * self.chunk_key
+            + float(shape.pairs @ rates)
+        )
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How steps of one class differ from the tables: quantiles of measured over fitted seconds."""
+
+    kind: str
+    ratios: tuple[float, ...]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one model on one device.
+
+    Attributes:
+        source: what was measured, in words.
+        step_sizes, max_decode_steps: limits of the recorded engine.
+    """
+
+    format: int = FORMAT
+    source: str
+    step_sizes: tuple[int, ...]
+    max_decode_steps: int
+    steps: StepTimes
+    spreads: tuple[Spread, ...]
+
+    def ratio(self, kind: str, step: int) -> float:
+        """What to multiply the seconds of a step with: as much as that of a real one may differ.
+
+        Equal for equal steps, so that a simulation can be repeated.
+        """
+        for spread in self.spreads:
+            if spread.kind == kind:
+                ratios = spread.ratios
+                return ratios[int(step * GOLDEN % 1.0 * len(ratios))]
+        return 1.0
+
+    def write(self, path: Path) -> None:
+        """Write it with a line for each field.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        path.write_bytes(msgspec.json.encode(self).replace(b',"', b',\n"') + b"\n")
+
+
+def load(path: Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ModelError: the file cannot be read, or is no profile of this version.
+    """
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as error:
+        raise ModelError(f"cannot read the profile {path}: {error.strerror or error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is not a profile of asyncllm: {error}") from None
+    if profile.format != FORMAT:
+        raise ModelError(f"the profile {path} has format {profile.format}, not {FORMAT}")
+    return profile
+
+
+def shipped(name: str) -> Profile:
+    """The profile with that name that comes with asyncllm."""
+    return load(Path(__file__).parent / "profiles" / f"{name}.json")
+
+
+def round_up(count: int, sizes: tuple[int, ...]) -> int:
+    """The smallest size that holds ``count``; ``count`` if none does."""
+    index = int(np.searchsorted(sizes, count))
+    return sizes[index] if index < len(sizes) else count
+
+
+def _range(count: int) -> str:
+    """The powers of two around it: 1, 2-8, 9-32, 33-128 and so on."""
+    low, high = 1, 1
+    while count > high:
+        low, high = high + 1, 8 if high == 1 else 4 * high
+    return str(low) if low == high else f"{low}-{high}"

@@ -1,0 +1,93 @@
+"""The server collects fully when few requests would wait for it, and leaves no trace of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from asyncllm import AsyncLLM
+from asyncllm.server.garbage import FEW_REQUESTS, MOST, WORTHWHILE, collect_when_quiet
+from asyncllm.server.run import serve
+from asyncllm.server.shutdown import Shutdown
+from asyncllm.server_config import ServerConfig
+from tests.support.server.fake_llm import FakeLLM
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.me = self
+
+
+def old_garbage() -> weakref.ref[Cycle]:
+    """A cycle that only a full collection finds, after as many others as make one worthwhile."""
+    cycle = Cycle()
+    gc.collect(1)  # it is old now
+    for _ in range(WORTHWHILE):
+        gc.collect(1)
+    return weakref.ref(cycle)
+
+
+@contextmanager
+def frozen_as_before() -> Iterator[None]:
+    """What the suite has frozen stays so."""
+    yield
+    gc.freeze()
+
+
+@pytest.mark.parametrize("num_requests", [FEW_REQUESTS, FEW_REQUESTS + 1])
+async def test_garbage_is_collected_when_few_requests_run(num_requests: int) -> None:
+    before = gc.get_threshold()
+    with frozen_as_before():
+        collecting = asyncio.create_task(collect_when_quiet(lambda: num_requests, 0.01))
+        await asyncio.sleep(0)
+        assert gc.get_threshold() == (*before[:2], MOST)
+        assert gc.get_freeze_count() > 0
+        garbage = old_garbage()
+        await asyncio.sleep(0.1)
+        assert (garbage() is None) == (num_requests <= FEW_REQUESTS)
+        collecting.cancel()
+        await asyncio.wait([collecting])
+        assert gc.get_threshold() == before
+        assert gc.get_freeze_count() == 0
+
+
+async def test_nothing_is_collected_for_little() -> None:
+    full = gc.get_stats()[2]["collections"]
+    with frozen_as_before():
+        collecting = asyncio.create_task(collect_when_quiet(lambda: 0, 0.001))
+        await asyncio.sleep(0.05)
+        collecting.cancel()
+        await asyncio.wait([collecting])
+    assert gc.get_stats()[2]["collections"] == full + 1, "the one at the beginning"
+
+
+async def test_the_server_process_does_so_while_it_serves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = gc.get_threshold()
+    shutdown = Shutdown(drain_seconds=1.0)
+    monkeypatch.setattr(shutdown, "closing", lambda: None)  # else it would end this process
+    with frozen_as_before():
+        serving = asyncio.create_task(serve(FakeLLM(), ServerConfig(port=0), shutdown))
+        while "asyncllm is ready" not in capsys.readouterr().out:
+            await asyncio.sleep(0.01)
+            assert not serving.done()
+        await asyncio.sleep(0.01)
+        assert gc.get_threshold() == (*before[:2], MOST)
+        shutdown.stop.set()
+        assert await serving == 0
+        assert gc.get_threshold() == before
+
+
+async def test_the_library_leaves_the_collector_alone() -> None:
+    gc.freeze()
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    async with AsyncLLM(device="sim", sim_profile="h200-0.6b"):
+        assert gc.get_threshold() == thresholds
+        assert frozen / 2 < gc.get_freeze_count() <= frozen, "some of them were deleted"
+    assert frozen / 2 < gc.get_freeze_count() <= frozen
