@@ -48,7 +48,7 @@ class HostTier:
 
     def unused(self, node: Node) -> None:
         """The device page has just been used for the last time."""
-        if self._window and not node.ahead:
+        if self._window and node.tick > 0 and not node.ahead:
             self._queue[node] = None
             self._queue.move_to_end(node)
 
@@ -91,9 +91,16 @@ class HostTier:
             The nodes to be copied.
         """
         chosen: list[Node] = []
-        while self._queue and self.num_ahead + num_free < self._window and len(chosen) < most:
+        num_passed = 0
+        while self._queue and self.num_ahead + num_free < self._window:
+            if len(chosen) + num_passed == most:
+                break
             node = next(iter(self._queue))
             if node.evictable(leaf=False):
+                if node.pin is not None and node.pin.num_pages:  # it is evicted last
+                    self._queue.move_to_end(node)
+                    num_passed += 1
+                    continue
                 if node.host != NO_PAGE:
                     del self._spare[node]
                 elif not self._is_too_old(node):

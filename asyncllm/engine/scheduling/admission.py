@@ -86,6 +86,7 @@ class Admission:
     def look(self, now: float) -> None:
         """Account for the time since the last look."""
         self._waits.look(now)
+        self._cache.expire_pins(now)
 
     def explain(self, num_free_slots: int) -> None:
         """A step is planned: note why the head of the queue is not in it."""

@@ -157,6 +157,8 @@ def resolve_limits(
         or (GRAPH_DECODE_STEPS if device == "cuda" and config.cuda_graphs else 1),
         step_sizes=step_sizes,
         embedding_size=spec.config.output_size,
+        max_cache_ttl=config.max_cache_ttl_s,
+        max_pinned_share=config.max_pinned_share,
     )
 
 
