@@ -15,8 +15,8 @@ from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
 
 #: The share of the device's pages that are free or ahead, so that many can be taken at once: with
-#: an 8B model on an H200, those of 98,000 tokens. And the least number of them.
-AHEAD_SHARE = 1 / 8
+#: an 8B model on an H200, those of 49,000 tokens. And the least number of them.
+AHEAD_SHARE = 1 / 16
 LEAST_AHEAD = 64
 #: The share of the host's pages that may be ahead. They add nothing, as the device has them, too.
 MOST_AHEAD_OF_HOST = 1 / 8
