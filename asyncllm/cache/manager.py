@@ -96,6 +96,11 @@ class KVCacheManager:
         return self.num_pages - self.num_free - self.num_cached
 
     @property
+    def num_dropped(self) -> int:
+        """Pages evicted before the host tier could save them."""
+        return self._tree.num_dropped
+
+    @property
     def num_host_used(self) -> int:
         return self._host_pages.num_pages - self._host_pages.num_free
 
@@ -257,7 +262,7 @@ class KVCacheManager:
     # -- the host tier ---------------------------------------------------------------------------
 
     def back_up(self, most: int) -> Copies:
-        """Start to copy up to ``most`` cached pages to the host, ahead of their eviction."""
+        """Start to copy up to ``most`` cached pages to the host, just ahead of their eviction."""
         nodes = self._tree.back_up(most)
         return Copies(nodes, [(node.page, node.host) for node in nodes])
 

@@ -39,6 +39,7 @@ class Node(msgspec.Struct, eq=False, gc=False):
         on_device: how many children have a device page.
         host: its host page or NO_PAGE; valid unless ``saving``.
         saving: a copy of the device page to the host page is under way.
+        ahead: the device page may be evicted at once, see ``HostTier``.
         pin: the one that keeps its device page longest; it may have ended.
         linked: ``match`` finds it. An unlinked node has no children, and its pages are free after
             its last lock.
@@ -57,6 +58,7 @@ class Node(msgspec.Struct, eq=False, gc=False):
     on_device: int = 0
     host: int = NO_PAGE
     saving: bool = False
+    ahead: bool = False
     pin: Pin | None = None
     linked: bool = True
     children: dict[bytes, Node] = msgspec.field(default_factory=dict)
@@ -73,11 +75,9 @@ class Node(msgspec.Struct, eq=False, gc=False):
         unused = self.locks == 0 and self.ready and self.linked and self.page != NO_PAGE
         return unused and not (leaf and self.on_device)
 
-    def host_evictable(self) -> bool:
-        """The host page is only a copy, or the end of a branch."""
-        if self.host == NO_PAGE or self.saving:
-            return False
-        return self.ready if self.page != NO_PAGE else not self.children
+    def host_leaf(self) -> bool:
+        """Only the host has the page, and no page below it."""
+        return self.host != NO_PAGE and self.page == NO_PAGE and not self.children
 
 
 class Match(NamedTuple):
@@ -115,29 +115,6 @@ def pending_below(node: Node, tokens: array[int], page_size: int) -> Node | None
             pending = child
         node = child
     return pending
-
-
-def cut_branch(leaf: Node, most: int, before: float) -> tuple[list[int], Node]:
-    """Unlink an evictable leaf, and each parent that can be evicted then, up to ``most`` nodes.
-
-    Args:
-        before: a parent used at this tick or later stays, and so does a pinned one.
-
-    Returns:
-        Their pages, and the node above them.
-    """
-    pages: list[int] = []
-    node = leaf
-    while True:
-        parent = node.parent
-        assert parent is not None, "roots have no page"
-        pages.append(node.page)
-        node.page, node.linked = NO_PAGE, False
-        del parent.children[node.key]
-        parent.on_device -= 1
-        if len(pages) == most or parent.tick >= before or parent.pinned or not parent.evictable():
-            return pages, parent
-        node = parent
 
 
 def take_apart(node: Node) -> list[Node]:

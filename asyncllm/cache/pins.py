@@ -112,11 +112,6 @@ class EvictionOrder:
             )
         )
 
-    @property
-    def least(self) -> float:
-        """No leaf that is not pinned was used before this tick."""
-        return self._plain.least
-
     def push(self, node: Node) -> None:
         """Offer an evictable leaf; again, if it was used or pinned since."""
         if node.pin is not None and node.pinned:

@@ -8,18 +8,9 @@ being copied. Plain ints and bytes; no torch.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 
-from asyncllm.cache.lazy_heap import LazyHeap
-from asyncllm.cache.node import (
-    COLD,
-    NO_PAGE,
-    Match,
-    Node,
-    cut_branch,
-    pending_below,
-    take_apart,
-)
+from asyncllm.cache.host_tier import HostTier
+from asyncllm.cache.node import COLD, NO_PAGE, Match, Node, pending_below, take_apart
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.pins import EvictionOrder, Pins
 
@@ -28,7 +19,8 @@ class PrefixTree:
     """Owns the pages it is given until it evicts them back into the allocators.
 
     Eviction takes the least recently used leaf, pinned ones last, in O(log n). ``num_cached``
-    counts device pages without a lock.
+    counts device pages without a lock, ``num_dropped`` those evicted before the host tier could
+    save them.
     """
 
     def __init__(
@@ -36,18 +28,13 @@ class PrefixTree:
     ):
         self.page_size = page_size
         self.num_cached = 0
+        self.num_dropped = 0
         self._pages = pages
-        self._host_pages = host_pages
+        self._host = HostTier(host_pages, pages.num_pages)
         self._roots: dict[bytes, Node] = {}
         self._clock = 0
-        #: Cached pages that the host may not have, least recently used first. (The first key of an
-        #: OrderedDict is found at once; a dict first skips all deleted ones.)
-        self._unsaved: OrderedDict[Node, None] = OrderedDict()
         self.pins = Pins(most_pinned)
         self.leaves = EvictionOrder(self.pins)
-        self._host_leaves = LazyHeap[Node](
-            lambda tick, node: node.tick == tick and node.host_evictable()
-        )
 
     def __del__(self) -> None:
         for root in self._roots.values():
@@ -117,7 +104,7 @@ class PrefixTree:
                 parent.children[key] = node
             elif node.page == NO_PAGE:
                 node.page, node.ready, node.tick, node.locks = page, ready, self._clock, 1
-                self._offer_host(node)
+                self._host.used(node)
             else:
                 break
             parent.on_device += 1
@@ -143,21 +130,20 @@ class PrefixTree:
             parent = walker.parent
             walker.tick = self._clock + (COLD if cold and walker.tick <= 0 else 0)
             self._unlock_one(walker)
-            if walker.host != NO_PAGE:
-                self._offer_host(walker)
             walker = parent
 
     def set_ready(self, node: Node) -> None:
         """The device page holds its KV now."""
         node.ready = True
+        if node.host != NO_PAGE:
+            self._host.used(node)
         if node.locks == 0:
             if node.linked:
                 self.num_cached += 1
                 self._offer(node)
+                self._host.unused(node)
             else:
                 self._free(node)
-        if node.host != NO_PAGE:
-            self._offer_host(node)
 
     def set_path_ready(self, node: Node, depth: int) -> None:
         """The first ``depth`` pages of the path to ``node`` hold their KV now.
@@ -189,58 +175,39 @@ class PrefixTree:
         Pages with a copy in host memory can come back. Others are forgotten, with all host pages
         below them. False when fewer could be evicted.
         """
-        while count > 0 and (node := self.leaves.pop()):
-            if not self._host_pages.num_pages:
-                count -= self._evict_branch(node, count)
-                continue
-            count -= 1
-            self.num_cached -= 1
-            if node.host == NO_PAGE:
-                self._remove(node)
-            else:
-                self._leave_device(node)
-        return count <= 0
-
-    def _evict_branch(self, leaf: Node, most: int) -> int:
-        """Evict a leaf, and each parent that is the next leaf in turn; returns how many pages.
-
-        The same as one by one, which takes six times as long: a long prompt evicts thousands. Not
-        for a tree with host pages.
-        """
-        pages, above = cut_branch(leaf, most, self.leaves.least)
+        pages: list[int] = []
+        while len(pages) < count and (leaf := self.leaves.pop()):
+            # Up a path that was used as a whole, each page is the next: no need to ask the heap.
+            node, tick = leaf, leaf.tick
+            while len(pages) < count and node.tick == tick and not node.pinned and node.evictable():
+                parent = node.parent
+                assert parent is not None, "roots have no page"
+                pages.append(node.page)
+                self._evict_one(node, parent)
+                node = parent
+            self._offer(node)
         self.num_cached -= len(pages)
-        pages.reverse()
-        self._pages.give_back(pages)
-        if above.parent is not None:
-            self._offer(above)
-        elif not above.children and above.locks == 0:
-            self._roots.pop(above.key, None)
-        return len(pages)
+        self._pages.give_back(pages[::-1])
+        return len(pages) == count
 
-    def back_up(self, count: int) -> list[Node]:
-        """Give up to ``count`` cached pages a host page, the least recently used first.
+    def back_up(self, most: int) -> list[Node]:
+        """Give up to ``most`` pages that are next to be evicted a host page.
 
         The caller makes the copies, and reports them with ``backed_up``. The device pages stay;
         when they are evicted, nothing is lost.
         """
-        started: list[Node] = []
-        while len(started) < count and self._unsaved:
-            node = next(iter(self._unsaved))
-            if node.evictable(leaf=False):
-                host = self._take_host(node.tick)
-                if host is None:
-                    break
-                node.host, node.saving = host, True
-                self.lock_one(node)
-                started.append(node)
-            del self._unsaved[node]
+        started = self._host.advance(most, self._pages.num_free, self._remove)
+        for node in started:
+            node.saving, node.locks = True, 1
+        self.num_cached -= len(started)
         return started
 
     def backed_up(self, node: Node) -> None:
         """A copy of ``back_up`` is done."""
         node.saving = False
+        if not node.ahead:
+            self._host.used(node)
         self._unlock_one(node)
-        self._offer_host(node)
 
     def load(self, nodes: list[Node], pages: list[int]) -> None:
         """Give a downward chain of nodes, only in host memory, device pages.
@@ -261,6 +228,8 @@ class PrefixTree:
             self._roots.setdefault(node.key, node)
         if node.locks == 0 and node.ready and node.linked and node.page != NO_PAGE:
             self.num_cached -= 1
+        if node.ahead:
+            self._host.used(node)
         node.locks += 1
 
     def _unlock_one(self, node: Node) -> None:
@@ -274,24 +243,22 @@ class PrefixTree:
             self.num_cached += node.ready
             if not node.on_device:
                 self._offer(node)
-            if node.host == NO_PAGE and node.tick > 0 and self._host_pages.num_pages:
-                self._unsaved[node] = None
-                self._unsaved.move_to_end(node)
+            self._host.unused(node)
         elif node.parent is None and not node.children:
             self._roots.pop(node.key, None)
 
-    def _leave_device(self, node: Node) -> None:
-        """The device page goes, the host page stays."""
-        self._pages.give_back([node.page])
-        node.page = NO_PAGE
-        self._left_device(node)
-        self._offer_host(node)
-
-    def _left_device(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None, "roots have no page"
+    def _evict_one(self, node: Node, parent: Node) -> None:
+        """The device page goes; if the host has no copy, so do the pages below it."""
         parent.on_device -= 1
-        self._offer(parent)
+        node.page = NO_PAGE
+        saved = node.host != NO_PAGE
+        lost = not (saved or node.ahead) and node.tick > 0
+        self.num_dropped += lost and self._host.pages.num_pages > 0
+        self._host.leaves_device(node)
+        if saved:
+            self._host.offer(node)
+        else:
+            self._remove(node)
 
     def _remove(self, node: Node) -> None:
         """Remove a node without device pages below it, and all nodes below it."""
@@ -304,43 +271,21 @@ class PrefixTree:
         assert parent is not None, "roots are not unlinked"
         del parent.children[node.key]
         if node.page != NO_PAGE:
-            self._left_device(node)
+            parent.on_device -= 1
+            self._offer(parent)
         if parent.parent is not None:
-            self._offer_host(parent)
+            self._host.offer(parent)
         elif not parent.children and parent.locks == 0:
             self._roots.pop(parent.key, None)
 
     def _free(self, node: Node) -> None:
         """An unlinked node's pages go back."""
-        self._unsaved.pop(node, None)
         if node.page != NO_PAGE:
             self._pages.give_back([node.page])
             node.page = NO_PAGE
-        if node.host != NO_PAGE:
-            self._host_pages.give_back([node.host])
-            node.host = NO_PAGE
-
-    def _take_host(self, tick: int) -> int | None:
-        """A host page; if none is free, one that was used before ``tick``."""
-        while not self._host_pages.num_free:
-            node = self._host_leaves.pop()
-            if node is None:
-                return None
-            if node.tick > tick:
-                self._offer_host(node)
-                return None
-            if node.page == NO_PAGE:
-                self._remove(node)
-            else:
-                self._host_pages.give_back([node.host])
-                node.host = NO_PAGE
-        taken = self._host_pages.take(1)
-        return taken[0] if taken else None
+            self._host.leaves_device(node)
+        self._host.free(node)
 
     def _offer(self, node: Node) -> None:
         if node.evictable():
             self.leaves.push(node)
-
-    def _offer_host(self, node: Node) -> None:
-        if node.host_evictable():
-            self._host_leaves.push(node.tick, node)

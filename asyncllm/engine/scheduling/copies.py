@@ -10,8 +10,11 @@ from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack
 
-#: Pages that one step sends to the host at most: some milliseconds of the bus.
+#: Pages that one step sends to the host at most, beside as many as its tokens fill: some
+#: milliseconds of the bus.
 MOST_SAVED = 64
+#: Seconds of the bus that pages on their way to the host take at most. They cannot be evicted.
+MOST_SAVING_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -47,6 +50,7 @@ class PageCopies:
 
     def __init__(self, cache: KVCacheManager, times: StepTimeModel):
         self._num_loading = 0
+        self._num_saving = 0
         self._cache = cache
         self._times = times
         self._unsent = _Batch()
@@ -63,11 +67,14 @@ class PageCopies:
         """Whether a copy is not acknowledged yet."""
         return bool(self._sent or self._unsent.saves or self._unsent.loads)
 
-    def back_up(self) -> None:
-        """Copy some cached pages to the host while the step runs."""
-        copies = self._cache.back_up(MOST_SAVED)
+    def back_up(self, num_tokens: int) -> None:
+        """Copy pages that are soon evicted to the host, while a step of ``num_tokens`` runs."""
+        if self._times.copy_seconds(self._num_saving) > MOST_SAVING_SECONDS:
+            return
+        copies = self._cache.back_up(MOST_SAVED + num_tokens // self._cache.page_size)
         if copies.nodes:
             self._unsent.saves.append(copies)
+            self._num_saving += len(copies.nodes)
 
     def pays(self, match: Match) -> bool:
         """Whether loading the host part of a match is faster than computing it."""
@@ -103,6 +110,7 @@ class PageCopies:
         self._times.observe_copy(batch.num_pages, seconds)
         for copies in batch.saves:
             self._cache.backed_up(copies)
+            self._num_saving -= len(copies.nodes)
         for seq, copies in batch.loads:
             self._cache.loaded(copies)
             if seq.state is SeqState.LOADING:

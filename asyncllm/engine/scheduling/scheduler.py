@@ -175,7 +175,7 @@ class Scheduler:
         self._admission.explain(self._batch.num_free)
         if step.has_rows:
             if self.limits.host_pages:
-                self._copies.back_up()
+                self._copies.back_up(step.shape.num_tokens * step.decode_steps)
         elif self._in_flight or not self._copies.outstanding:
             return None
         # A plan without rows only waits for the copies.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
 from asyncllm.models.spec import ModelSpec
+
+log = logging.getLogger(__name__)
 
 #: Default token budget of a step: enough to keep the device busy, but decode rows wait little.
 CPU_BATCHED_TOKENS = 1024
@@ -23,6 +26,9 @@ SPARE_BYTES = 256 << 20
 #: The driver's memory for all captured graphs, for each layer of the model. Measured: 7 to 8 MiB
 #: for 96 graphs; a small model has up to 30 more graphs.
 GRAPHS_LAYER_BYTES = 12 << 20
+#: Hits grow slowly with the size of a cache, so a host tier that adds a smaller share hardly
+#: matters: 14 % more raise them from 4.9 to 5.1 % on the Mooncake conversation trace.
+SMALL_HOST_SHARE = 0.25
 
 
 class GpuMemory(NamedTuple):
@@ -126,6 +132,9 @@ def resolve_limits(
     budget = step_tokens(config, device)
     page_bytes = bytes_per_token * config.page_size
     host_bytes -= num_pages * page_bytes if on_cpu else 0
+    host_pages = _host_pages(config, host_bytes, page_bytes)
+    if host_pages:
+        _say_what_the_host_adds(config, num_pages, host_pages)
     return EngineLimits(
         device=device,
         dtype=dtype,
@@ -137,7 +146,7 @@ def resolve_limits(
         prefill_chunk=config.prefill_chunk or budget,
         itl_target=config.itl_target_ms / 1e3,
         prefix_caching=config.prefix_caching,
-        host_pages=_host_pages(config, host_bytes, page_bytes),
+        host_pages=host_pages,
         page_copy_seconds=page_bytes / (CPU_COPY_SPEED if on_cpu else GPU_COPY_SPEED),
         max_waiting=config.max_waiting,
         max_waiting_tokens=config.max_waiting_tokens,
@@ -204,6 +213,20 @@ def _host_pages(config: EngineConfig, host_bytes: int, page_bytes: int) -> int:
             param="host_kv_gib",
         )
     return wanted // page_bytes
+
+
+def _say_what_the_host_adds(config: EngineConfig, num_pages: int, host_pages: int) -> None:
+    share, size = host_pages / num_pages, config.page_size
+    small = share < SMALL_HOST_SHARE
+    log.log(
+        logging.WARNING if small else logging.INFO,
+        "host_kv_gib %g adds %.0f %% to the prefix cache: %d tokens to the %d of the device%s",
+        config.host_kv_gib,
+        100 * share,
+        host_pages * size,
+        num_pages * size,
+        f"; less than {SMALL_HOST_SHARE:.0%} hardly changes what is found in it" if small else "",
+    )
 
 
 def gib(num_bytes: float) -> str:

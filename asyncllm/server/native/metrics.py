@@ -40,6 +40,10 @@ _COUNTERS = {
     "generation_tokens": ("generation_tokens", "Tokens generated."),
     "preemptions": ("preemptions", "Running requests put back because KV pages ran out."),
     "kv_pages_evicted": ("pages_evicted", "Cached KV pages that made room for others."),
+    "kv_pages_dropped": (
+        "pages_dropped",
+        "Evicted KV pages that the host tier had no time to save.",
+    ),
     "pins": ("pins", "Requests that have pinned their prefix."),
     "kv_pinned_pages_evicted": (
         "pinned_pages_evicted",

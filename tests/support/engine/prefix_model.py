@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from itertools import count
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,7 +26,13 @@ PAGES = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=8)
 class Entry:
     """What the model knows of a node.
 
-    ``used`` is the time of its last use, ``pinned`` the end of its pin and the tenant.
+    Attributes:
+        used: time of its last use.
+        rested: when the device page fell out of use.
+        late: it rests since later than that: a copy was under way, or it was pinned.
+        spare: when the host page became the copy of a page in use, or None.
+        ahead: saved, or not worth it, as one of the next to be evicted.
+        pinned: the end of its pin, and the tenant.
     """
 
     def __init__(self, prefix: Prefix, page: int | None, used: int, *, ready: bool):
@@ -38,7 +45,9 @@ class Entry:
         self.users = 0
         self.forgotten = False
         self.pinned: tuple[float, str] | None = None
-        self.unsaved = False  # fell out of use, and has not been offered to the host since
+        self.ahead = self.late = False
+        self.rested = 0
+        self.spare: int | None = None
 
     def cached(self) -> bool:
         return self.page is not None and self.ready and self.users == 0 and not self.saving
@@ -69,13 +78,15 @@ class TreeMachine(RuleBasedStateMachine):
         self.saves: list[tuple[Node, Entry]] = []
         self.loads: list[tuple[list[Node], list[Entry]]] = []
         self.now = 0
+        self.events = count()
+        self.num_dropped = 0
         self.time = 0.0
         self.num_pins = 0
 
     @initialize(
         page_size=st.integers(1, 3),
         pages=st.integers(1, 30),
-        hosts=st.sampled_from([0, 3, 8, 30]),
+        hosts=st.sampled_from([0, 3, 8, 30, 100]),
         pinned=st.integers(0, 15),
     )
     def begin(self, page_size: int, pages: int, hosts: int, pinned: int) -> None:
@@ -103,20 +114,36 @@ class TreeMachine(RuleBasedStateMachine):
         ]
         return min(leaves, key=lambda e: (e.pinned is not None, e.pinned, e.used), default=None)
 
-    def host_leaves(self) -> list[Entry]:
-        return [
+    def host_leaf(self) -> Entry | None:
+        """Which page, of those that only the host has, it gives up first."""
+        leaves = [
             entry
-            for entry in (*self.known.values(), *self.forgotten)
-            if entry.host is not None
-            and not entry.saving
-            and (entry.ready if entry.page is not None else not self.below(entry.prefix))
+            for entry in self.known.values()
+            if entry.page is None and not self.below(entry.prefix)
         ]
+        return min(leaves, key=lambda entry: entry.used, default=None)
+
+    def spares(self) -> list[Entry]:
+        return [e for e in (*self.known.values(), *self.forgotten) if e.spare is not None]
+
+    def rest(self, entry: Entry, *, late: bool = False) -> None:
+        """The device page may have fallen out of use."""
+        if entry.cached() and not entry.forgotten and not entry.ahead:
+            entry.rested, entry.late = next(self.events), late
+
+    def use(self, entry: Entry) -> None:
+        """The device page is in use: nothing has to be saved, and a copy is spare."""
+        entry.ahead = False
+        if entry.host is not None and entry.ready and not entry.saving and entry.spare is None:
+            entry.spare = next(self.events)
 
     def evict_one(self) -> bool:
         entry = self.leaf()
         if entry is None:
             return False
-        entry.page, entry.unsaved, entry.pinned = None, False, None
+        lost = entry.host is None and not entry.ahead and entry.used > 0
+        self.num_dropped += lost and self.hosts.num_pages > 0
+        entry.page, entry.spare, entry.ahead, entry.pinned = None, None, False, None
         if entry.host is None:
             for gone in (entry, *self.below(entry.prefix)):
                 del self.known[gone.prefix]
@@ -141,7 +168,8 @@ class TreeMachine(RuleBasedStateMachine):
     def settle(self, entry: Entry) -> None:
         """Nobody can find it, so its page goes with its last user."""
         if entry.forgotten and entry.users == 0 and entry.ready and not entry.saving:
-            entry.page = entry.host = None
+            entry.page = entry.host = entry.spare = None
+            entry.ahead = False
 
     # -- what callers do -------------------------------------------------------------------------
 
@@ -199,7 +227,8 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.tree.pending_below(match.node, array("i", tokens)) is match.pending
         self.tree.lock(match.node)
         user = User(match.node, salt, list(pages), len(pages))
-        for entry in pages:
+        for entry in reversed(pages):
+            self.use(entry)
             entry.users += 1
         self.users.append(user)
         taken = self.take(len(hosts)) if load and hosts else None
@@ -237,6 +266,7 @@ class TreeMachine(RuleBasedStateMachine):
             else:
                 known.used = self.now
             known.page, known.ready, known.users = page, now_ready, 1
+            self.use(known)
             user.chain.append(known)
         assert len(added) == len(user.chain) - num_before
         for node in added:
@@ -252,8 +282,9 @@ class TreeMachine(RuleBasedStateMachine):
         own = [pair for pair in written if pair[1] in user.chain[user.num_found :]]
         if own[:count]:
             self.tree.set_path_ready(user.node, own[:count][-1][0].depth)
-        for _, entry in own[:count]:
+        for _, entry in reversed(own[:count]):
             entry.ready = True
+            self.use(entry)
 
     @precondition(lambda self: self.users)
     @rule(which=st.integers(0, 99), count=st.integers(1, 3))
@@ -273,10 +304,10 @@ class TreeMachine(RuleBasedStateMachine):
         self.land(user, len(user.chain))
         self.tree.unlock(user.node, cold=cold)
         self.now += 1
-        for entry in user.chain:
+        for entry in reversed(user.chain):
             entry.users -= 1
             entry.used = self.now + (COLD if cold and entry.used <= 0 else 0)
-            entry.unsaved |= entry.cached() and entry.host is None and entry.used > 0
+            self.rest(entry)
             self.settle(entry)
 
     @precondition(lambda self: self.users)
@@ -332,37 +363,60 @@ class TreeMachine(RuleBasedStateMachine):
         expected = [self.evict_one() for _ in range(count)]
         assert self.tree.evict(count) is all(expected)
 
-    @rule(count=st.integers(1, 4))
-    def back_up(self, count: int) -> None:
-        for _ in range(count):
-            candidates = [e for e in self.known.values() if e.unsaved and e.cached()]
-            victims, num_free = self.host_leaves(), self.hosts.num_free
-            ages = [entry.used for entry in victims if not entry.forgotten]
-            started = self.tree.back_up(1)
-            if not started:
-                assert not (candidates and num_free), "there was a page to save, and room for it"
-                self.check_not_saved(candidates, ages)
-                return
-            [entry] = [e for e in candidates if e.page == started[0].page]
-            host = started[0].host
-            victim = next((e for e in victims if e.host == host), None)
-            assert num_free or victim is not None
-            if victim is not None:
-                assert victim.used <= entry.used
-                victim.host = None
-                if victim.page is None:
-                    del self.known[victim.prefix]
-            self.check_saved(entry, candidates, victim, ages)
-            entry.host, entry.saving, entry.unsaved = host, True, False
-            self.saves.append((started[0], entry))
+    @rule(most=st.integers(1, 4))
+    def back_up(self, most: int) -> None:
+        chosen: list[Entry] = []
+        free = list(self.hosts._free)
+        window = self.tree._host._window
+        num_passed = 0
+        while len(chosen) + num_passed < most and self.num_ahead() + self.pages.num_free < window:
+            cached = [e for e in self.known.values() if e.cached() and not e.ahead]
+            resting = [e for e in cached if e.used > 0]
+            entry = min(resting, key=lambda entry: entry.rested, default=None)
+            if entry is None:
+                break
+            if entry.pinned is not None:
+                entry.rested, entry.late = next(self.events), True
+                num_passed += 1
+                continue
+            self.check_ahead(entry, [e for e in resting if e.pinned is None])
+            if entry.host is not None:
+                entry.spare = None
+            elif not self.is_too_old(entry, free):
+                entry.host = self.take_host(free)
+                if entry.host is None:
+                    break
+                entry.saving = True
+                chosen.append(entry)
+            entry.ahead = True
+        started = self.tree.back_up(most)
+        assert [(node.page, node.host) for node in started] == [(e.page, e.host) for e in chosen]
+        self.saves += zip(started, chosen, strict=True)
 
-    def check_not_saved(self, candidates: list[Entry], victims: list[int]) -> None:
+    def check_ahead(self, entry: Entry, resting: list[Entry]) -> None:
         """See ``ExactHost``."""
 
-    def check_saved(
-        self, entry: Entry, candidates: list[Entry], victim: Entry | None, victims: list[int]
-    ) -> None:
-        """See ``ExactHost``."""
+    def is_too_old(self, entry: Entry, free: list[int]) -> bool:
+        leaf = self.host_leaf()
+        full = not free and not self.spares()
+        return full and leaf is not None and leaf.used > entry.used
+
+    def take_host(self, free: list[int]) -> int | None:
+        """A host page: a free one, else a spare, else the oldest."""
+        if free:
+            return free.pop()
+        if spares := self.spares():
+            last = max(spares, key=lambda entry: entry.spare or 0)
+            host, last.host, last.spare = last.host, None, None
+            return host
+        leaf = self.host_leaf()
+        if leaf is None:
+            return None
+        del self.known[leaf.prefix]
+        return leaf.host
+
+    def num_ahead(self) -> int:
+        return sum(entry.ahead for entry in (*self.known.values(), *self.forgotten))
 
     @precondition(lambda self: self.saves)
     @rule(which=st.integers(0, 99))
@@ -370,6 +424,9 @@ class TreeMachine(RuleBasedStateMachine):
         node, entry = self.saves.pop(which % len(self.saves))
         self.tree.backed_up(node)
         entry.saving = False
+        if not entry.ahead:
+            self.use(entry)
+        self.rest(entry, late=True)
         self.settle(entry)
 
     @rule(count=st.integers(1, 12), evicted=st.integers(0, 12))
@@ -388,6 +445,8 @@ class TreeMachine(RuleBasedStateMachine):
         for node, entry in zip(nodes, entries, strict=True):
             self.tree.set_ready(node)
             entry.ready = True
+            self.use(entry)
+            self.rest(entry, late=True)
             self.settle(entry)
 
     # -- both are the same -----------------------------------------------------------------------
@@ -404,6 +463,10 @@ class TreeMachine(RuleBasedStateMachine):
             assert node.page == (NO_PAGE if entry.page is None else entry.page)
             assert node.host == (NO_PAGE if entry.host is None else entry.host)
             assert (node.ready, node.saving) == (entry.ready, entry.saving)
+            assert node.ahead == entry.ahead
+            assert (node in self.tree._host._spare) == (entry.spare is not None)
+            double = node.host != NO_PAGE and node.page != NO_PAGE and node.ready
+            assert (entry.spare is not None) == (double and not (node.ahead or node.saving))
             assert node.locks == entry.users + entry.saving
             assert node.tick == entry.used
             pin = node.pin if node.pin is not None and node.pin.num_pages else None
@@ -422,7 +485,11 @@ class TreeMachine(RuleBasedStateMachine):
             assert sorted([*allocator._free, *used]) == list(range(allocator.num_pages))
         salts = {salt for salt, _ in self.known} | {user.salt for user in self.users}
         assert set(self.tree._roots) == salts, "a root is there as long as it is needed"
-        assert all(node.linked or node.locks for node in self.tree._unsaved)
+        host = self.tree._host
+        assert all(node.page != NO_PAGE for node in (*host._queue, *host._spare))
+        assert len(host._spare) == len(self.spares())
+        assert host.num_ahead == self.num_ahead()
+        assert self.tree.num_dropped == self.num_dropped
 
     def teardown(self) -> None:
         """Whatever happened, everything can be had back."""
@@ -442,7 +509,9 @@ class TreeMachine(RuleBasedStateMachine):
                 self.tree.forget(node)
         assert self.hosts.num_free == self.hosts.num_pages
         assert not self.tree._roots
-        assert not self.tree._unsaved
+        assert not self.tree._host._queue
+        assert not self.tree._host._spare
+        assert self.tree._host.num_ahead == 0
 
 
 def walk(tree: PrefixTree) -> Iterator[tuple[Prefix, Node]]:

@@ -185,7 +185,7 @@ def test_short_lived_pages_go_in_the_order_of_their_last_use(cache: KVCacheManag
 
 
 def test_short_lived_pages_are_not_copied_to_the_host() -> None:
-    cache = KVCacheManager(10, 1, host_pages=10)
+    cache = KVCacheManager(3, 1, host_pages=24)
     serve(cache, [1, 2, 3], cold=True)
     assert cache.back_up(9).nodes == []
     serve(cache, [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -43,6 +44,23 @@ def test_there_is_no_host_tier_by_default() -> None:
 def test_the_host_tier_is_as_large_as_asked() -> None:
     assert limits(host_kv_gib=1.5).host_pages == 1536
     assert limits(host_kv_gib=64).host_pages == 65536
+
+
+@pytest.mark.parametrize(("gib", "level"), [(0.5, "WARNING"), (4, "INFO")])
+def test_what_the_host_tier_adds_is_said_at_the_start(
+    caplog: pytest.LogCaptureFixture, gib: float, level: str
+) -> None:
+    caplog.set_level(logging.INFO, "asyncllm")
+    limits(kv_cache_tokens=3 * 16 * 1024)  # 3 GiB
+    assert not caplog.records
+    limits(kv_cache_tokens=3 * 16 * 1024, host_kv_gib=gib)
+    [record] = caplog.records
+    assert record.levelname == level
+    said = record.getMessage()
+    share, tokens = (17, 8192) if gib == 0.5 else (133, 65536)
+    assert f"host_kv_gib {gib:g} adds {share} % to the prefix cache: {tokens} tokens" in said
+    assert "to the 49152 of the device" in said
+    assert ("hardly" in said) == (level == "WARNING")
 
 
 def test_without_prefix_caching_there_is_no_host_tier() -> None:
