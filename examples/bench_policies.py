@@ -17,7 +17,8 @@ one has the smallest mean (Schrage, 1968), and a real scheduler has decode steps
 none has a smaller mean TTFT. Its percentiles are no bounds: another order may have a better p99.
 
 With deadlines, "met" is the share of requests whose last token was in time. Its bound is a server
-that works for one request at a time, the one due first, and drops what it cannot finish.
+with the capacity that the device has when all requests wait from the start. It works for one
+request at a time, the one due first, and drops those that take longest when not all can be in time.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TypeAlias
 
 import msgspec
@@ -40,7 +41,7 @@ from asyncllm.errors import AsyncLLMError
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.bounds import due_times, edf, prefill_work, srpt, total_work
 from asyncllm.replay.figures import Figures, percentile
-from asyncllm.replay.hostile import HOSTILE, deadlines
+from asyncllm.replay.hostile import HOSTILE, Hostile, deadlines
 from asyncllm.replay.load import Load
 from asyncllm.replay.request_log import read_log
 from asyncllm.replay.simulate import serve
@@ -50,6 +51,7 @@ from asyncllm.terminal import progress_bar, table
 
 #: Arrivals of the load with deadlines, as a share of what the device can serve.
 OVERLOAD = 1.15
+DEADLINES = "deadlines"
 #: Figures by name; times in seconds, shares from 0 to 1; None: there is none.
 Row: TypeAlias = dict[str, float | None]
 Column: TypeAlias = tuple[str, str, float]
@@ -104,7 +106,7 @@ def row_of(figures: Figures) -> Row:
     }
 
 
-def ttft_of(seconds: Sequence[float]) -> Row:
+def ttft_of(seconds: Sequence[float] | np.ndarray) -> Row:
     return {
         "requests": len(seconds),
         "ttft_mean": float(np.mean(seconds)) if len(seconds) else None,
@@ -121,23 +123,23 @@ class Bench:
         self._step = self.limits.page_size, self.limits.max_num_batched_tokens
 
     def capacity(self, load: Load) -> float:
-        """Requests a second, if enough wait."""
-        figures = self._serve(load, "fcfs", "how fast it can be")
+        """Requests a second, if all wait from the start."""
+        figures = self._serve(load.at_once(), "fcfs", "how fast it can be")
         return len(load.requests) / figures.makespan
 
-    def compare(self, load: Load) -> dict[str, Row]:
-        """Serve a load under each policy."""
+    def compare(self, load: Load, capacity: float | None = None) -> dict[str, Row]:
+        """Serve a load under each policy; one with deadlines comes with the device's capacity."""
         rows: dict[str, Row] = {}
         for policy in self._policies:
             figures = self._serve(load, policy, policy)
             rows[policy] = row_of(figures)
             groups = figures.groups if len(figures.groups) > 1 else []
             rows |= {f"{policy}, {name}": row_of(figures.of_group(name)) for name in groups}
-        rows["SRPT bound"] = self._srpt(load)
+        if capacity is None:
+            rows["SRPT bound"] = self._srpt(load)
         self._print(load, rows, COLUMNS)
-        if any(request.deadline < FOREVER for request in load.requests):
-            rows |= self._edf(load)
-            del rows["SRPT bound"]
+        if capacity is not None:  # some get no token, so the mean TTFT has no bound
+            rows |= self._edf(load, capacity)
             self._print(load, rows, DEADLINE_COLUMNS)
         return rows
 
@@ -145,10 +147,11 @@ class Bench:
         work = prefill_work(load, self._cost, *self._step)
         return ttft_of(srpt([request.arrival for request in load.requests], work))
 
-    def _edf(self, load: Load) -> dict[str, Row]:
+    def _edf(self, load: Load, capacity: float) -> dict[str, Row]:
         arrivals = [request.arrival for request in load.requests]
-        work = total_work(load, self._cost, *self._step)
-        met = np.array(edf(arrivals, work, due_times(load, self._cost, self._step[1])))
+        work = np.array(total_work(load, self._cost, *self._step))
+        work *= len(work) / capacity / work.sum()
+        met = np.array(edf(arrivals, work.tolist(), due_times(load, self._cost, self._step[1])))
         groups = np.array([request.group for request in load.requests])
         rows: dict[str, Row] = {"EDF bound": {"requests": len(met), "met": met.mean().item()}}
         for name in dict.fromkeys(groups.tolist()):
@@ -168,7 +171,9 @@ class Bench:
     def _serve(self, load: Load, policy: str, label: str) -> Figures:
         total = len(load.requests)
         with progress_bar(f"{load.name}, {label}", total, "requests", transient=True) as show:
-            return serve(load, self.limits, self._cost, POLICIES[policy](), show)
+            return serve(
+                load, self.limits, self._cost, POLICIES[policy](), lambda ended: show(ended, "")
+            )
 
 
 def _cell(value: float | None, factor: float) -> str:
@@ -191,63 +196,88 @@ def main() -> None:
         kv_cache_tokens=args.kv_cache_tokens,
     )
     spec = read_spec(demo.path())
-    found: dict[str, dict[str, Row]] = {}
-    for path in args.logs:
-        bench = Bench(config, spec, args.policies)
-        load = read_log(path)
-        found[load.name] = bench.compare(
-            load.select(
-                longest=bench.limits.max_model_len,
-                speed=args.speed,
-                seconds=args.seconds,
-                first=args.limit,
-            )
+    bench = Bench(config, spec, args.policies)
+    loads = [
+        read_log(path).select(
+            longest=bench.limits.max_model_len,
+            speed=args.speed,
+            seconds=args.seconds,
+            first=args.limit,
         )
-    for name in args.hostile:
-        found[name] = hostile(name, config, spec, args.policies)
-    if args.json is not None:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        for path in args.logs
+    ]
+    found: dict[str, dict[str, Row]] = {}
+    with open(args.json, "w") if args.json else nullcontext() as out:
+        for load in loads:
+            found[load.name] = bench.compare(load)
+        for name in args.hostile:
+            if name == DEADLINES:
+                capacity = bench.capacity(deadlines(1.0).load)
+                found[name] = bench.compare(deadlines(OVERLOAD * capacity).load, capacity)
+            else:
+                found[name] = compare_hostile(HOSTILE[name](), config, spec, args.policies)
+        if out is not None:
+            json.dump(found, out, indent=1)
 
 
-def hostile(
-    name: str, config: EngineConfig, spec: ModelSpec, policies: list[str]
+def compare_hostile(
+    hostile: Hostile, config: EngineConfig, spec: ModelSpec, policies: list[str]
 ) -> dict[str, Row]:
-    scenario = HOSTILE[name]()
     if config.kv_cache_tokens is None:
-        config = msgspec.structs.replace(config, kv_cache_tokens=scenario.kv_cache_tokens)
-    bench = Bench(config, spec, policies)
-    if name == "deadlines":
-        scenario = deadlines(OVERLOAD * bench.capacity(scenario.load))
-    return bench.compare(scenario.load)
+        config = msgspec.structs.replace(config, kv_cache_tokens=hostile.kv_cache_tokens)
+    return Bench(config, spec, policies).compare(hostile.load)
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
+    hostile = [*HOSTILE, DEADLINES]
     add("logs", nargs="*", metavar="LOG", help="file of Mooncake, Azure or BurstGPT")
-    add("--hostile", nargs="+", choices=list(HOSTILE), default=[], help="loads made up")
-    add("--policies", type=policy_names, default=["fair", "aged", "fcfs"], metavar="NAME,...")
-    add("--speed", type=float, default=1.0, help="of arrivals, as a multiple of the log's")
-    add("--limit", type=int, metavar="N", help="only the first N requests of a log")
-    add("--seconds", type=float, default=FOREVER, help="only the first seconds of a log")
+    add("--hostile", type=some_of(hostile), default=[], metavar="NAME,...", help=", ".join(hostile))
+    policies = ["fair", "aged", "fcfs"]
+    add("--policies", type=some_of(list(POLICIES)), default=policies, metavar="NAME,...")
+    add("--speed", type=positive, default=1.0, help="of arrivals, as a multiple of the log's")
+    add("--limit", type=count, metavar="N", help="only the first N requests of a log")
+    add("--seconds", type=positive, default=FOREVER, help="only the first seconds of a log")
     add("--itl-target-ms", type=float, default=27.0, help="as of asyncllm serve; 0: none")
     add("--profile", choices=sorted(SHAPES), default="h200-8b", help="model and device")
     add("--kv-cache-tokens", type=int, metavar="N", help="size of the KV cache")
     add("--host-kv-gib", type=float, default=0.0, help="size of its tier in host memory")
-    add("--json", metavar="FILE", help="also write the figures here, times in seconds")
+    add(
+        "--json",
+        type=argparse.FileType("w"),
+        metavar="FILE",
+        help="also write the figures here, times in seconds",
+    )
     return parser
 
 
-def policy_names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in POLICIES:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(POLICIES)}")
-    return names
+def positive(text: str) -> float:
+    value = float(text)
+    if not value > 0.0:
+        raise argparse.ArgumentTypeError(f"{text} is not greater than 0")
+    return value
+
+
+def count(text: str) -> int:
+    return int(positive(text))
+
+
+def some_of(known: list[str]) -> Callable[[str], list[str]]:
+    """Reads names separated by commas."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return names
+
+    return read
 
 
 if __name__ == "__main__":
     try:
         main()
-    except AsyncLLMError as error:
+    except (AsyncLLMError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -1,7 +1,7 @@
 """The cases of ``asyncllm bench`` on the simulated device, beside what was measured on a real one.
 
-The engine is the real one, on a virtual clock. Clients are in this process: what HTTP takes is one
-of the measured times of the profile.
+Engine, scheduler and cache are the real ones, on a virtual clock. Clients are in this process: what
+HTTP takes is one of the measured times of the profile.
 """
 
 from __future__ import annotations
@@ -10,78 +10,158 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from asyncllm.bench.cases import OfflineCase, OnlineCase, Shot, warm_up
 from asyncllm.bench.load import Answered, Outcome
 from asyncllm.bench.offline import run_case
 from asyncllm.bench.online import summarize
-from asyncllm.bench.report import OfflineRow, OnlineRow
+from asyncllm.bench.report import OfflineRow, OnlineRow, Report
+from asyncllm.errors import BadRequest
 from asyncllm.sim import virtual_time
+from asyncllm.sim.profile import HostTimes, find_profile
 from asyncllm.types import SamplingParams
 
 if TYPE_CHECKING:
-    from asyncllm.config import SimProfile
     from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.types import TokenDelta
 
+#: Longest sequence of the online cases.
+CONTEXT: Final = 10_000
+#: The first repetition of an offline case warms up.
+REPETITIONS: Final = 2
+#: The metrics that are compared; ``itl_max`` is one event of a whole case.
+METRICS: Final = (
+    *("tok_s", "ttft_ms", "ttft_p50", "ttft_p99", "tpot_p50", "itl_p50", "itl_p99"),
+    *("long_ttft_p50", "long_ttft_p99"),
+)
+#: A shorter time in ms is none: the events of several tokens come together.
+LEAST_MS: Final = 0.1
 
-def offline_rows(profile: SimProfile, cases: Sequence[OfflineCase]) -> list[OfflineRow]:
+
+class Compared(NamedTuple):
+    """One figure of a case; ``ratio`` of simulated to measured."""
+
+    case: str
+    metric: str
+    measured: float
+    simulated: float
+
+    @property
+    def ratio(self) -> float:
+        return self.simulated / self.measured
+
+
+def measured_rows(profile: str) -> list[OfflineRow | OnlineRow]:
+    """The rows that a profile keeps.
+
+    Raises:
+        BadRequest: it has none.
+        ModelError: see ``find_profile``.
+    """
+    found = find_profile(profile)
+    reports = [] if found is None else [msgspec.convert(raw, Report) for raw in found.measured]
+    rows = [row for report in reports for row in (*report.offline, *report.online)]
+    if not rows:
+        raise BadRequest(f"the profile {profile} has no measured rows to compare with")
+    return rows
+
+
+def compare(
+    measured: Sequence[OfflineRow | OnlineRow], simulated: Sequence[OfflineRow | OnlineRow]
+) -> list[Compared]:
+    """The figures of the cases that are in both."""
+    others = {(type(row), row.case): row for row in measured}
+    found = []
+    for row in simulated:
+        other = others.get((type(row), row.case))
+        for metric in METRICS:
+            ours, theirs = getattr(row, metric, None), getattr(other, metric, None)
+            if ours is not None and theirs is not None and theirs > LEAST_MS:
+                found.append(Compared(row.case, metric, theirs, ours))
+    return found
+
+
+def offline_rows(profile: str, cases: Sequence[OfflineCase]) -> list[OfflineRow]:
     """The rows of ``asyncllm bench offline``, simulated."""
 
     async def main() -> list[OfflineRow]:
         from asyncllm.llm.async_llm import AsyncLLM
 
         clock = asyncio.get_running_loop().time
-        async with AsyncLLM(
-            device="sim", sim_profile=profile, policy="longest", itl_target_ms=0.0
-        ) as llm:
-            rows = [await run_case(llm, case, 2, clock) for case in cases]
+        options = {"policy": "longest", "itl_target_ms": 0.0}
+        async with AsyncLLM(device="sim", sim_profile=profile, **options) as llm:
+            rows = [await run_case(llm, case, REPETITIONS, clock) for case in cases]
         return [row for row in rows if row is not None]
 
     return virtual_time.run(main())
 
 
-def online_rows(profile: SimProfile, cases: Sequence[OnlineCase]) -> list[OnlineRow]:
+def online_rows(profile: str, cases: Sequence[OnlineCase]) -> list[OnlineRow]:
     """The rows of ``asyncllm bench serve``, simulated."""
+    found = find_profile(profile)
 
     async def main() -> list[OnlineRow]:
         from asyncllm.llm.async_llm import AsyncLLM
 
-        async with AsyncLLM(device="sim", sim_profile=profile, max_model_len=10_000) as llm:
-            await _load(llm, warm_up(cases))
-            return [await _load(llm, case) for case in cases]
+        async with AsyncLLM(device="sim", sim_profile=profile, max_model_len=CONTEXT) as llm:
+            load = _Load(llm, None if found is None else found.host)
+            await load.run(warm_up(cases))
+            return [await load.run(case) for case in cases]
 
     return virtual_time.run(main())
 
 
-async def _load(llm: AsyncLLM, case: OnlineCase) -> OnlineRow:
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    queue = deque(case.shots)
-    answered: list[Answered] = []
+class _Load:
+    """Clients of one engine."""
 
-    async def ask(shot: Shot) -> None:
-        sent = loop.time()
+    def __init__(self, llm: AsyncLLM, host: HostTimes | None):
+        self._llm = llm
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._reading = 0.0  # until then the event loop reads the requests so far
+
+    async def run(self, case: OnlineCase) -> OnlineRow:
+        """Send every shot at its time, or as soon as a client is free."""
+        start = self._loop.time()
+        queue = deque(case.shots)
+        answered: list[Answered] = []
+
+        async def client() -> None:
+            while queue:
+                answered.append(await self._ask(queue.popleft()))
+
+        async def once(shot: Shot) -> None:
+            await asyncio.sleep(start + (shot.at or 0.0) - self._loop.time())
+            answered.append(await self._ask(shot))
+
+        clients = [client() for _ in range(case.clients)] or [once(shot) for shot in case.shots]
+        await asyncio.gather(*clients)
+        return summarize(case, [Outcome(answered, 0.0)], start)
+
+    async def _ask(self, shot: Shot) -> Answered:
+        sent = self._loop.time()
+        await self._enter(shot.num_in)
         sink = _Events()
         params = SamplingParams(temperature=0.0, max_tokens=shot.num_out, ignore_eos=True)
-        llm.submit(shot.prompt(llm.limits.vocab_size), params, sink)
+        self._llm.submit(shot.prompt(self._llm.limits.vocab_size), params, sink)
         await sink.done
-        answered.append(Answered(shot.long, sent, len(sink.times), sink.times.tobytes()))
+        return Answered(shot.long, sent, len(sink.times), sink.times.tobytes())
 
-    async def client() -> None:
-        while queue:
-            await ask(queue.popleft())
+    async def _enter(self, num_prompt: int) -> None:
+        """The way to the server, where the event loop reads one request after the other.
 
-    async def once(shot: Shot) -> None:
-        await asyncio.sleep(start + (shot.at or 0.0) - loop.time())
-        await ask(shot)
-
-    if case.clients:
-        await asyncio.gather(*(client() for _ in range(case.clients)))
-    else:
-        await asyncio.gather(*map(once, case.shots))
-    return summarize(case, [Outcome(answered, 0.0)], start)
+        The way back is included, though it comes later: no client can tell.
+        """
+        host = self._host
+        if host is None:
+            return
+        now = self._loop.time()
+        reading = host.request + host.prompt_token * num_prompt
+        self._reading = max(now, self._reading) + reading
+        await asyncio.sleep(self._reading - now + max(0.0, host.client - reading))
 
 
 class _Events:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple, Protocol, Self
 
-from asyncllm.cache.node import NO_PAGE, Match, Node
+from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
-from asyncllm.cache.radix import PrefixTree
+from asyncllm.cache.radix import Match, PrefixTree
 from asyncllm.config import EngineLimits
 
 

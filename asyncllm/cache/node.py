@@ -1,9 +1,8 @@
-"""A node of the prefix tree: one page of KV, where it is, and paths of nodes."""
+"""A node of the prefix tree: one page of KV, and where it is."""
 
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
 
 import msgspec
 
@@ -78,27 +77,6 @@ class Node(msgspec.Struct, eq=False, gc=False):
     def host_leaf(self) -> bool:
         """Only the host has the page, and no page below it."""
         return self.host != NO_PAGE and self.page == NO_PAGE and not self.children
-
-
-class Match(NamedTuple):
-    """The longest known prefix of some tokens.
-
-    Attributes:
-        node: the end of the part on the device, a root when there is none.
-        pages: that part's device pages.
-        host: the next nodes, whose pages are in host memory only.
-        pending: the last of the nodes after these whose pages a step or a copy is writing.
-    """
-
-    node: Node
-    pages: list[int]
-    host: list[Node]
-    pending: Node | None
-
-    @property
-    def num_known(self) -> int:
-        """How many pages need not be computed: cached, or being written."""
-        return len(self.pages) + len(self.host) if self.pending is None else self.pending.depth
 
 
 def pending_below(node: Node, tokens: array[int], page_size: int) -> Node | None:

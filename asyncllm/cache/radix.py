@@ -8,11 +8,33 @@ being copied. Plain ints and bytes; no torch.
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
 from asyncllm.cache.host_tier import HostTier
-from asyncllm.cache.node import COLD, NO_PAGE, Match, Node, pending_below, take_apart
+from asyncllm.cache.node import COLD, NO_PAGE, Node, pending_below, take_apart
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.pins import EvictionOrder, Pins
+
+
+class Match(NamedTuple):
+    """The longest known prefix of some tokens.
+
+    Attributes:
+        node: the end of the part on the device, a root when there is none.
+        pages: that part's device pages.
+        host: the next nodes, whose pages are in host memory only.
+        pending: the last of the nodes after these whose pages a step or a copy is writing.
+    """
+
+    node: Node
+    pages: list[int]
+    host: list[Node]
+    pending: Node | None
+
+    @property
+    def num_known(self) -> int:
+        """How many pages need not be computed: cached, or being written."""
+        return len(self.pages) + len(self.host) if self.pending is None else self.pending.depth
 
 
 class PrefixTree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from asyncllm.sim.cost import SimCost
 def prefill_work(load: Load, cost: SimCost, page_size: int, step_tokens: int) -> list[float]:
     """The least device time of each prompt, in seconds: its share of steps of ``step_tokens``.
 
-    Only tokens that no earlier prompt had are computed, as with a cache without end.
+    These are the largest steps, in which a token costs least. Only tokens that no earlier prompt
+    had are computed, as with a cache without end.
     """
     cached = load.cached(page_size)
     rows = zip(load.requests, cached, strict=True)
@@ -91,10 +93,9 @@ def due_times(load: Load, cost: SimCost, step_tokens: int) -> list[float]:
 def edf(arrivals: Sequence[float], work: Sequence[float], due: Sequence[float]) -> list[bool]:
     """Which requests are done in time: earliest due date first, preemptive, with admission.
 
-    Whenever those that were admitted can no longer all be in time, the one with the most work left
-    is dropped, of those up to the first late one (Moore and Hodgson, 1968). That is the most that
-    can be in time if all arrive together; with later arrivals nobody who does not know the future
-    can be sure to do better.
+    At each arrival, as many as can be in time are chosen of all that wait (Moore and Hodgson,
+    1968). So no order meets more if all arrive together. If not, only one that knows the future
+    could.
 
     Args:
         arrivals: rising.
@@ -104,33 +105,33 @@ def edf(arrivals: Sequence[float], work: Sequence[float], due: Sequence[float]) 
     met = [False] * len(work)
     left = list(work)
     waiting: list[tuple[float, int]] = []  # (due, request), ascending
-    now = 0.0
-    for id, arrival in enumerate([*arrivals, float("inf")]):
-        while waiting and now < arrival:
-            first = waiting[0][1]
-            spent = min(left[first], arrival - now)
+    for last, (now, until) in enumerate(pairwise([*arrivals, float("inf")])):
+        insort(waiting, (due[last], last))
+        if now == until:
+            continue
+        for id in _most_in_time(waiting, left, now):
+            spent = min(left[id], until - now)
             now += spent
-            left[first] -= spent
-            if left[first] > 0.0:
+            left[id] -= spent
+            if left[id] > 0.0:
                 break
-            met[first] = True
-            del waiting[0]
-        now = max(now, arrival)
-        if id < len(work):
-            insort(waiting, (due[id], id))
-            _drop_late(waiting, left, now)
+            met[id] = True
+        waiting = [(end, id) for end, id in waiting if not met[id] and until + left[id] <= end]
     return met
 
 
-def _drop_late(waiting: list[tuple[float, int]], left: list[float], now: float) -> None:
-    """Drop as few as possible of those waiting, so that the others are in time."""
-    done, index = now, 0
-    while index < len(waiting):
-        due, id = waiting[index]
-        done += left[id]
-        index += 1
-        if done > due:
-            most = max(range(index), key=lambda place: left[waiting[place][1]])
-            done -= left[waiting[most][1]]
-            del waiting[most]
-            index -= 1
+def _most_in_time(waiting: list[tuple[float, int]], left: list[float], now: float) -> list[int]:
+    """The most requests that one after the other are in time, in this order.
+
+    Whenever one of them would be late, the one with the most work up to there goes.
+    """
+    chosen: list[tuple[float, int]] = []  # (-work, request)
+    dropped: set[int] = set()
+    for due, id in waiting:
+        now += left[id]
+        heappush(chosen, (-left[id], id))
+        if now > due:
+            work, most = heappop(chosen)
+            now += work
+            dropped.add(most)
+    return [id for _, id in waiting if id not in dropped]

@@ -1,21 +1,24 @@
 """Calibrate: a profile of the simulated device from the measured steps of traces.
 
-Every table of ``asyncllm.sim.profile`` is a linear function of its points, so all of them are fitted
-at once: least squares of relative errors, with points that do not fall where time cannot.
+Every table of ``asyncllm.sim.profile`` is a linear function of its points, so all of them are
+fitted at once: least squares of relative errors, with points that do not fall where time cannot.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
+from asyncllm.config import EngineLimits
 from asyncllm.errors import BadRequest
-from asyncllm.replay.least_squares import solve
+from asyncllm.replay.calibrate_host import NEVER, idle_curve, mean_gaps
+from asyncllm.replay.least_squares import rising, rounded, solve
 from asyncllm.replay.steps import RecordedStep
-from asyncllm.sim.profile import Curve, Profile, Spread, StepShape, StepTimes, round_up
+from asyncllm.sim.profile import Curve, HostTimes, Kind, Profile, StepShape, StepTimes, round_up
 
 #: Points of the tables by rows and by tokens; as far as they are padded sizes, those of
 #: ``executor/step/padded_steps.py``.
@@ -23,7 +26,7 @@ ROWS: Final = (1, 2, 4, 8, *range(16, 64, 8), *range(64, 257, 16))
 TOKENS: Final = (8, 32, 64, 128, 192, 256)
 LARGE: Final = (320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, *range(2048, 8193, 512))
 KV_ROWS: Final = (1, 8, 32, 64, 128, 256)
-LENGTHS: Final = (2, 16, 64, 128, 256, 512, 1024, 8192)
+LENGTHS: Final = (1, 16, 64, 128, 192, 256, 320, 384, 512, 768, 1024, 2048, 4096, 8192)
 #: A step with more rows than this is padded to the most.
 WIDE_ROWS: Final = 32
 #: Fewer steps of decode rows, or of prompts, are no measurement.
@@ -56,44 +59,53 @@ class _Measured(NamedTuple):
 
 
 def calibrate(
-    steps: Sequence[RecordedStep],
-    *,
-    step_sizes: tuple[int, ...],
-    max_decode_steps: int,
+    traces: Sequence[Sequence[RecordedStep]],
+    limits: EngineLimits,
     source: str,
+    host: HostTimes | None = None,
+    measured: Sequence[dict[str, Any]] = (),
 ) -> Calibrated:
     """Fit a profile.
 
     Args:
-        steps: of one model, device and version, from any number of traces.
-        step_sizes, max_decode_steps: of the recorded engine's limits.
+        traces: the steps of any number of traces, of one model, device and version.
+        limits: of the recorded engine.
         source: what was measured, in words.
+        host: what steps do not tell; ``idle`` is fitted here.
+        measured: see ``Profile``.
 
     Raises:
         BadRequest: there are too few steps with prompts, or without.
     """
-    measured = [
+    shapes = [
         _Measured(StepShape.of(s.starts, s.lengths, s.num_samples), s.decode_steps, s.seconds)
+        for steps in traces
         for s in steps
-        if len(s.lengths) and s.seconds > 0.0
+        if s.seconds > 0.0
     ]
-    decode = [m for m in measured if m.shape.decode]
-    mixed = [m for m in measured if not m.shape.decode]
-    for name, some in (("decode", decode), ("prompts", mixed)):
+    decode = [m for m in shapes if m.shape.decode]
+    mixed = [m for m in shapes if not m.shape.decode]
+    for name, some in (("without prompts", decode), ("with prompts", mixed)):
         if len(some) < MIN_STEPS:
             raise BadRequest(
-                f"the traces have {len(some)} steps with {name}; a profile needs {MIN_STEPS}"
+                f"a profile needs {MIN_STEPS} steps {name}, and the traces have {len(some)}"
             )
-    times = _fit(decode, mixed, step_sizes)
+    times = _fit(decode, mixed, limits.step_sizes)
     ratios: dict[str, list[float]] = defaultdict(list)
-    for shape, decode_steps, seconds in measured:
+    for shape, decode_steps, seconds in shapes:
         ratios[shape.kind].append(seconds / times.seconds(shape, decode_steps))
+    gaps = mean_gaps(traces)
     profile = Profile(
         source=source,
-        step_sizes=step_sizes,
-        max_decode_steps=max_decode_steps,
+        step_sizes=limits.step_sizes,
+        max_decode_steps=limits.max_decode_steps,
         steps=times,
-        spreads=tuple(Spread(kind, _quantiles(ratios[kind])) for kind in sorted(ratios)),
+        kinds=tuple(
+            Kind(name, _quantiles(ratios[name]), rounded(gaps.get(name, 0.0)))
+            for name in sorted(ratios, key=_order)
+        ),
+        host=msgspec.structs.replace(host or HostTimes(idle=NEVER), idle=idle_curve(traces)),
+        measured=tuple(measured),
     )
     return Calibrated(profile, [_error(kind, ratios[kind]) for kind in sorted(ratios, key=_order)])
 
@@ -111,7 +123,7 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
     several = not once.all()
     parts = _solve(
         [
-            _rising(rows, row_points),
+            rising(rows, row_points),
             _falling(np.array([m.shape.rows for m in decode]), kv_points) * kv[:, None],
             once[:, None] * several,
         ],
@@ -127,6 +139,7 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
     counts = np.array(
         [
             (
+                m.shape.tokens,
                 m.shape.kv_tokens,
                 m.shape.rows - len(m.shape.chunk_lengths),
                 m.shape.rows > WIDE_ROWS,
@@ -137,28 +150,29 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
         ],
         dtype=float,
     )
-    pairs = np.array(
-        [m.shape.pairs @ _falling(m.shape.chunk_lengths, length_points) for m in mixed]
+    attention = np.array(
+        [m.shape.seen @ rising(m.shape.chunk_lengths, length_points) for m in mixed]
     )
     seconds = np.array([m.seconds for m in mixed])
     parts = _solve(
-        [_rising(tokens, token_points), counts, pairs], seconds, [m.shape.kind for m in mixed]
+        [rising(tokens, token_points), counts, attention], seconds, [m.shape.kind for m in mixed]
     )
-    mixed_kv, mixed_row, wide, chunk, chunk_key = parts[1]
+    mixed_token, mixed_kv, mixed_row, wide, chunk, chunk_key = parts[1]
     return StepTimes(
         decode_rows=_curve(ROWS, row_points, decode_rows),
         padded_rows=padded_rows,
         decode_kv=_curve(KV_ROWS, kv_points, decode_kv),
-        launch=_rounded(launch[0]),
+        launch=rounded(launch[0]),
         mixed_tokens=_curve(sizes, token_points, np.cumsum(parts[0])),
         padded_tokens=padded_tokens,
-        mixed_kv=_rounded(mixed_kv),
-        mixed_row=_rounded(mixed_row),
+        mixed_token=rounded(mixed_token),
+        mixed_kv=rounded(mixed_kv),
+        mixed_row=rounded(mixed_row),
         wide_rows=WIDE_ROWS,
-        wide=_rounded(wide),
-        chunk=_rounded(chunk),
-        chunk_key=_rounded(chunk_key),
-        chunk_pair=_curve(LENGTHS, length_points, _fall(parts[2])),
+        wide=rounded(wide),
+        chunk=rounded(chunk),
+        chunk_key=rounded(chunk_key),
+        chunk_attention=_curve(LENGTHS, length_points, np.cumsum(parts[2])),
     )
 
 
@@ -187,17 +201,9 @@ def _used(points: Sequence[int], values: np.ndarray) -> np.ndarray:
     return np.array(points, dtype=float)[np.unique(index)]
 
 
-def _rising(values: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Columns of a curve that never falls: its first value, and the rise to each further point."""
-    columns = np.ones((len(values), len(points)))
-    low, high = points[:-1], points[1:]
-    columns[:, 1:] = np.clip((values[:, None] - low) / (high - low), 0.0, 1.0)
-    return columns
-
-
 def _falling(values: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Columns of a curve that never rises; ``_fall`` turns their coefficients into its values."""
-    return _rising(-values, -points[::-1])
+    return rising(-values, -points[::-1])
 
 
 def _fall(coefficients: np.ndarray) -> np.ndarray:
@@ -208,13 +214,13 @@ def _fall(coefficients: np.ndarray) -> np.ndarray:
 def _curve(all_points: Sequence[int], points: np.ndarray, values: np.ndarray) -> Curve:
     """The curve, up to the last point that was measured."""
     at = [point for point in all_points if point <= points[-1]]
-    return Curve(tuple(at), tuple(map(_rounded, np.interp(at, points, values).tolist())))
+    return Curve(tuple(at), tuple(map(rounded, np.interp(at, points, values).tolist())))
 
 
 def _quantiles(ratios: list[float]) -> tuple[float, ...]:
     """The middles of equal shares."""
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    return tuple(map(_rounded, np.quantile(ratios, shares).tolist()))
+    return tuple(map(rounded, np.quantile(ratios, shares).tolist()))
 
 
 def _error(kind: str, ratios: list[float]) -> Error:
@@ -226,8 +232,3 @@ def _error(kind: str, ratios: list[float]) -> Error:
 def _order(kind: str) -> tuple[str, int]:
     name, _, size = kind.partition(", ")
     return name, int(size.split(" ")[0].split("-")[0])
-
-
-def _rounded(value: float) -> float:
-    """To four digits, so that a profile can be read."""
-    return float(f"{value:.4g}")

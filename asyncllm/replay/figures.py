@@ -133,6 +133,6 @@ class Figures:
         self.records.append(record)
 
 
-def percentile(values: Sequence[float], percent: float) -> float | None:
+def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float | None:
     """None when there are no values."""
     return float(np.percentile(values, percent)) if len(values) else None

@@ -7,16 +7,15 @@ from typing import Final
 
 import msgspec
 
-from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.replay.load import Load, LoadRequest
 
 #: Tokens of a block of a shared prefix.
 _BLOCK: Final = 2000
 #: Seconds from arrival to the last token, and the outputs' lengths, by class.
 DEADLINES: Final[dict[str, tuple[float, range]]] = {
-    "1 s": (1.0, range(4, 33)),
+    "1 s": (1.0, range(8, 33)),
     "5 s": (5.0, range(32, 129)),
-    "30 s": (30.0, range(128, 513)),
+    "30 s": (30.0, range(32, 129)),
 }
 
 
@@ -49,16 +48,18 @@ def wall(num_long: int = 1000) -> Hostile:
     return Hostile(_load("wall", [*long, *short]))
 
 
-def preempt(seconds: float = 120.0) -> Hostile:
-    """A small cache, in which one of ten outputs is far longer than the others: pages run out."""
+def preempt(seconds: float = 120.0, num_long: int = 24) -> Hostile:
+    """Short answers, and then some that are far longer than expected: a small cache overflows.
+
+    New short ones keep coming, and would fit in the pages that a preempted one has left.
+    """
     rng = random.Random(2)
-    requests = [
-        LoadRequest(at, 500, 4000, group="long")
-        if rng.random() < 0.1
-        else LoadRequest(at, 500, rng.randrange(20, 80), group="short")
-        for at in _spread(rng, 10.0, seconds)
+    short = [
+        LoadRequest(at, 500, rng.randrange(20, 80), group="short")
+        for at in _spread(rng, 8.0, seconds)
     ]
-    return Hostile(_load("preempt", requests), kv_cache_tokens=40_960)
+    long = [LoadRequest(20.0 + at / 10, 500, 3000, group="long") for at in range(num_long)]
+    return Hostile(_load("preempt", [*short, *long]), kv_cache_tokens=40_960)
 
 
 def interfere(num_prompts: int = 40) -> Hostile:
@@ -68,35 +69,24 @@ def interfere(num_prompts: int = 40) -> Hostile:
     return Hostile(_load("interfere", [*streams, *prompts]))
 
 
-def deadlines(rate: float = FOREVER, count: int = 3000) -> Hostile:
-    """Requests with deadlines of 1, 5 and 30 s, ``rate`` of them a second.
-
-    With an infinite rate all come at once and have no deadlines: that measures the capacity.
-    """
+def deadlines(rate: float, count: int = 6000) -> Hostile:
+    """Requests with deadlines of 1, 5 and 30 s, ``rate`` of them a second: more than can be met."""
     rng = random.Random(3)
     requests, at = [], 0.0
     for _ in range(count):
+        at += rng.expovariate(1.0) / rate
         group, (deadline, outputs) = rng.choice(list(DEADLINES.items()))
-        at += rng.expovariate(rate) if rate < FOREVER else 0.0
-        requests.append(
-            LoadRequest(
-                at,
-                int(500 * 8 ** rng.random()),
-                rng.choice(outputs),
-                group=group,
-                deadline=deadline if rate < FOREVER else FOREVER,
-            )
-        )
+        num_prompt, num_output = int(500 * 8 ** rng.random()), rng.choice(outputs)
+        requests.append(LoadRequest(at, num_prompt, num_output, group=group, deadline=deadline))
     return Hostile(_load("deadlines", requests))
 
 
-#: By the name that the benchmark takes. ``deadlines`` needs a rate besides.
+#: By the name that the benchmark takes; ``deadlines``, which needs a rate, comes besides.
 HOSTILE: Final = {
     "cached-turns": cached_turns,
     "wall": wall,
     "preempt": preempt,
     "interfere": interfere,
-    "deadlines": deadlines,
 }
 
 

@@ -1,4 +1,4 @@
-"""Non-negative least squares."""
+"""Non-negative least squares, and columns of curves to fit with it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def solve(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     gram[np.diag_indices_from(gram)] += RIDGE
     found = np.zeros(len(norms))
     active = np.zeros(len(norms), dtype=bool)
+    enough = 10 * RIDGE * float(np.linalg.norm(wanted))
     for _ in range(3 * len(norms)):
         slope = np.where(active, -np.inf, target - gram @ found)
         best = int(slope.argmax())
-        if slope[best] <= RIDGE * len(wanted):
+        if slope[best] <= enough:
             break
         active[best] = True
         while True:
@@ -44,4 +45,18 @@ def solve(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
             found = np.maximum(0.0, found + step.min() * (trial - found))
             active[falling[step.argmin()]] = False
             found[~active] = 0.0
-    return found / norms
+    coefficients: np.ndarray = found / norms
+    return coefficients
+
+
+def rising(values: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Columns of a curve that never falls: its first value, and the rise to each further point."""
+    columns = np.ones((len(values), len(points)))
+    low, high = points[:-1], points[1:]
+    columns[:, 1:] = np.clip((values[:, None] - low) / (high - low), 0.0, 1.0)
+    return columns
+
+
+def rounded(value: float) -> float:
+    """To four digits, so that a profile can be read."""
+    return float(f"{value:.4g}")

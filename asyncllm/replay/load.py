@@ -31,7 +31,7 @@ class LoadRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Requests in order of arrival.
+    """One or more requests, in order of arrival.
 
     Attributes:
         skipped: how many rows of the file were left out, by reason.
@@ -53,18 +53,31 @@ class Load(msgspec.Struct, frozen=True):
         """The first requests of the first ``seconds``, without those over ``longest`` tokens.
 
         They arrive ``speed`` times as fast, from 0 s on; ``seconds`` are counted before that.
+
+        Raises:
+            BadRequest: none is left.
         """
-        origin = self.requests[0].arrival if self.requests else 0.0
+        origin = self.requests[0].arrival
         chosen = [r for r in self.requests[:first] if r.arrival - origin <= seconds]
         kept = [
             msgspec.structs.replace(r, arrival=(r.arrival - origin) / speed)
             for r in chosen
             if r.num_prompt + r.num_output <= longest
         ]
+        if not kept:
+            raise BadRequest(f"{self.name} has no request of at most {longest:,} tokens")
         skipped = dict(self.skipped)
         if len(kept) < len(chosen):
             skipped[f"longer than {longest:,} tokens"] = len(chosen) - len(kept)
         return msgspec.structs.replace(self, requests=kept, skipped=skipped)
+
+    def at_once(self) -> Load:
+        """The same requests all at the same time, and without deadlines."""
+        requests = [
+            msgspec.structs.replace(request, arrival=0.0, deadline=FOREVER)
+            for request in self.requests
+        ]
+        return msgspec.structs.replace(self, requests=requests)
 
     def workload(self, limits: EngineLimits) -> Workload:
         """The same requests for a scheduler with these limits; ids are places in ``requests``.
@@ -72,12 +85,18 @@ class Load(msgspec.Struct, frozen=True):
         Outputs may become as long as the context: the scheduler is not told where they end.
 
         Raises:
-            BadRequest: pages do not fit in the blocks.
+            BadRequest: a request is too long, or pages do not fit in the blocks.
         """
+        longest = max(request.num_prompt + request.num_output for request in self.requests)
+        if longest > limits.max_model_len:
+            raise BadRequest(
+                f"{self.name} has a request of {longest:,} tokens, and the context is of "
+                f"{limits.max_model_len:,}"
+            )
         workload = Workload(limits.page_size)
-        for id, (request, (node, _)) in enumerate(
-            zip(self.requests, self._paths(workload, limits.page_size), strict=True)
-        ):
+        paths = self._paths(workload, limits.page_size)
+        for id, (request, (node, _)) in enumerate(zip(self.requests, paths, strict=True)):
+            deadline = request.arrival + request.deadline
             event = Arrival(
                 now=request.arrival,
                 id=id,
@@ -89,7 +108,7 @@ class Load(msgspec.Struct, frozen=True):
                 priority=0,
                 surely_full=False,
                 arrival=None,
-                deadline=request.arrival + request.deadline if request.deadline < FOREVER else None,
+                deadline=deadline if deadline < FOREVER else None,
             )
             workload.add(event, "", node, request.group)
         workload.fill()

@@ -134,20 +134,17 @@ def _json_rows(path: str | Path, lines: list[str]) -> Iterator[_Row]:
 
 def _csv_rows(path: str | Path, lines: list[str]) -> Iterator[_Row]:
     reader = csv.DictReader(lines)
-    head = set(_checked(path, 1, lambda: reader.fieldnames) or ())
-    for kind in _CSV_KINDS:
-        if _columns(kind) <= head:
-            break
-    else:
+    head = _checked(path, 1, lambda: set(reader.fieldnames or ()))
+    kind = next((kind for kind in _CSV_KINDS if _columns(kind) <= head), None)
+    if kind is None:
         columns = " nor ".join(", ".join(sorted(_columns(kind))) for kind in _CSV_KINDS)
         raise TraceError(
             f"{path} is no log of requests: its first line is no JSON object and does not name the "
             f"columns {columns}"
         )
-    columns_read = _columns(kind)
-    rows = iter(reader)
+    names, rows = _columns(kind), iter(reader)
     while (row := _checked(path, reader.line_num + 1, lambda: next(rows, None))) is not None:
-        cells = {name: row[name] for name in columns_read}
+        cells = {name: row[name] for name in names}
         convert = partial(msgspec.convert, cells, kind, strict=False)
         yield _checked(path, reader.line_num, convert)
 

@@ -137,11 +137,6 @@ class Run:
         """Of the step planned last."""
         return self._steps[-1].rows
 
-    def rows(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray, int]:
-        """Starts and lengths of the rows of the step planned last, and how many of them sample."""
-        slots, starts, q_lens = unpack(plan.rows, 3).astype(np.int64).T
-        return starts, q_lens, int((starts + q_lens >= self._known[slots]).sum())
-
     def apply(
         self,
         now: float,

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-import numpy as np
-
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.sequence import FOREVER
@@ -23,7 +21,7 @@ from asyncllm.replay.variants import BASELINE, Variant
 from asyncllm.replay.verify import Replayed, named_policy
 from asyncllm.replay.workload import Workload
 from asyncllm.sim.cost import SimCost
-from asyncllm.sim.timeline import Timeline
+from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.wire.messages import StepPlan, unpack
 
 NEVER = float("inf")
@@ -47,7 +45,7 @@ def simulate(replayed: Replayed, variant: Variant = BASELINE) -> Figures:
     copied = times.copy_seconds(1) * limits.page_size / recorded.limits.page_size
     page_seconds = copied or limits.page_copy_seconds
     device = Device(
-        lambda rows: rows.decode_steps * times.seconds(rows.shape),
+        lambda _, rows: StepTiming(rows.decode_steps * times.seconds(rows.shape)),
         lambda count: count * page_seconds,
         replayed.overhead,
     )
@@ -80,7 +78,9 @@ def serve(
         BadRequest: the load does not suit the limits.
     """
     device = Device(
-        lambda rows: step_seconds(cost, rows),
+        lambda step, rows: cost.timing(
+            step, rows.starts, rows.lengths, rows.num_samples, rows.decode_steps
+        ),
         lambda count: cost.copy_seconds(count, limits.page_size),
     )
     workload = load.workload(limits)
@@ -89,16 +89,6 @@ def serve(
         workload, limits, policy, device, lengths=lengths, enforce_deadlines=True
     )
     return simulation.run(ended)
-
-
-def step_seconds(cost: SimCost, rows: StepRows) -> float:
-    """What the simulated device takes for a step."""
-    if rows.decode_steps == 1:
-        return cost.seconds(rows.starts, rows.lengths, rows.num_samples)
-    ones = np.ones_like(rows.starts)
-    return sum(
-        cost.seconds(rows.starts + after, ones, len(ones)) for after in range(rows.decode_steps)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +105,18 @@ class Device:
     """Runs plans in virtual time.
 
     Args:
-        step_seconds: the time of a step with rows.
+        timing: the times of a step with rows, by its number and its rows.
         copy_seconds: the time to copy a number of pages in one direction.
         overhead: seconds from the end of a step to its result on the event loop.
     """
 
     def __init__(
         self,
-        step_seconds: Callable[[StepRows], float],
+        timing: Callable[[int, StepRows], StepTiming],
         copy_seconds: Callable[[int], float],
         overhead: float = 0.0,
     ):
-        self._step_seconds = step_seconds
+        self._timing = timing
         self._overhead = overhead
         self._timeline = Timeline(copy_seconds)
         self._steps: deque[_Step] = deque()
@@ -138,9 +128,9 @@ class Device:
     def submit(self, plan: StepPlan, rows: StepRows, now: float) -> None:
         if plan.copies:
             self._timeline.start_copies(plan.step, unpack(plan.copies, 3), now)
-        seconds = self._step_seconds(rows) if len(rows.starts) else None
-        begun, done = self._timeline.start_step(seconds, now)
-        self._steps.append(_Step(plan.step, done, done - begun, done + self._overhead))
+        timing = self._timing(plan.step, rows) if len(rows.starts) else NO_ROWS
+        begins, done, reported = self._timeline.start_step(timing, now, alone=not self._steps)
+        self._steps.append(_Step(plan.step, done, done - begins, reported + self._overhead))
 
     def report(self) -> tuple[float, tuple[tuple[int, float], ...]]:
         """The oldest step's seconds, and the copies that its result reports."""

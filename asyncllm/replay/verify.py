@@ -157,10 +157,13 @@ class _Replay:
         planned = self._run.plan(event.number, event.now)
         if planned is not None:
             if self._watch is not None:
+                rows = self._run.planned_rows
                 self._shapes.append(
                     RecordedStep(
-                        *self._run.rows(planned.message),
-                        planned.message.decode_steps,
+                        rows.starts,
+                        rows.lengths,
+                        rows.num_samples,
+                        rows.decode_steps,
                         planned=event.now,
                         alone=not self._planned,
                     )

@@ -16,6 +16,7 @@ from asyncllm.errors import ModelError
 from asyncllm.models.config import Config, DecoderConfig, OPTConfig, Qwen3MoeConfig
 from asyncllm.models.spec import ModelSpec
 from asyncllm.sim.profile import Profile, StepShape
+from asyncllm.sim.timeline import StepTiming
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ class SimCost:
 
     Attributes:
         weight_bytes, kv_bytes: memory of all weights, and of the KV of one token.
-        profile: measured times, if there are any.
+        profile: measured times, if there are any; ``seconds`` is from its tables.
     """
 
     def __init__(self, shape: Shape, gpu: Gpu, itemsize: int, profile: Profile | None = None):
@@ -110,6 +111,7 @@ class SimCost:
                 times,
                 decode_rows=times.decode_rows.extended(lambda n: self._matmuls(n, n)),
                 mixed_tokens=times.mixed_tokens.extended(lambda n: self._matmuls(n, 1)),
+                chunk_attention=times.chunk_attention.extended(lambda n: n),
             )
 
     def seconds(
@@ -129,20 +131,25 @@ class SimCost:
             self._roofline(starts + after, lengths, num_samples) for after in range(decode_steps)
         )
 
-    def step_seconds(
+    def timing(
         self,
         step: int,
         starts: np.ndarray,
         lengths: np.ndarray,
         num_samples: int,
         decode_steps: int = 1,
-    ) -> float:
-        """The time of step number ``step``: as measured, no two steps take equally long."""
+    ) -> StepTiming:
+        """The times of step number ``step``: as measured, no two steps take equally long."""
         seconds = self.seconds(starts, lengths, num_samples, decode_steps)
         if self.profile is None:
-            return seconds
-        kind = StepShape.of(starts, lengths, num_samples).kind
-        return seconds * self.profile.ratio(kind, step)
+            return StepTiming(seconds)
+        shape, host = StepShape.of(starts, lengths, num_samples), self.profile.host
+        return StepTiming(
+            seconds * self.profile.ratio(shape.kind, step),
+            gap=self.profile.gap(shape.kind),
+            idle=host.idle(shape.tokens),
+            loop=host.step + host.token * num_samples * decode_steps,
+        )
 
     def copy_seconds(self, num_pages: int, page_size: int) -> float:
         """The time to copy pages in one direction."""
@@ -180,7 +187,7 @@ def _attention_params(hidden: int, heads: int, kv_heads: int, head_dim: int) -> 
     return hidden * (heads + 2 * kv_heads) * head_dim + heads * head_dim * hidden
 
 
-#: Shapes by the names that ``EngineConfig.sim_profile`` takes.
+#: Shapes of the profiles that come with asyncllm, by name.
 SHAPES = {
     "h200-8b": _dense(36, 4096, 32, 12288, 151936, tied=False),
     "h200-0.6b": _dense(28, 1024, 16, 3072, 151936, tied=True),
@@ -188,11 +195,11 @@ SHAPES = {
 
 
 def shape_of(profile: str, spec: ModelSpec) -> Shape:
-    """The shape of a profile; with "auto" the model's own.
+    """The shape of a profile that comes with asyncllm; with any other the model's own.
 
     Sliding windows are not modelled: every layer attends to the whole context.
     """
-    if profile != "auto":
+    if profile in SHAPES:
         return SHAPES[profile]
     config = spec.config
     mlp, experts, used_experts = _mlp_params(config)

@@ -21,8 +21,9 @@ from asyncllm.models.spec import ModelSpec
 from asyncllm.sim.cost import H200, SimCost, shape_of
 from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
-from asyncllm.sim.profile import shipped
-from asyncllm.sim.timeline import Timeline
+from asyncllm.sim.profile import find_profile
+from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
+from asyncllm.sim.virtual_time import VirtualTimeLoop
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack
 
@@ -58,6 +59,8 @@ class SimExecutor:
         self._device = SimDevice(limits)
         self._steps: deque[_Step] = deque()
         self._timeline = Timeline(lambda count: cost.copy_seconds(count, limits.page_size))
+        # A real loop takes its time by itself.
+        self._charges_loop = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
         self._dead: EngineDead | None = None
 
     async def start(self) -> EngineLimits:
@@ -86,18 +89,17 @@ class SimExecutor:
         computed = self._device.take(plan)
         if plan.copies:
             self._timeline.start_copies(plan.step, unpack(plan.copies, 3), now)
-        has_rows = len(computed.rows.slots) > 0
-        seconds = self._seconds(plan, computed) if has_rows else None
-        _, done = self._timeline.start_step(seconds, now)
-        timer = asyncio.get_running_loop().call_later(max(done - now, 0.0), self._report)
-        self._steps.append(_Step(plan.step, computed, now, done, seconds or 0.0, on_result, timer))
+        timing = self._timing(plan, computed) if len(computed.rows.slots) else NO_ROWS
+        step = self._timeline.start_step(timing, now, alone=not self._steps)
+        timer = asyncio.get_running_loop().call_later(max(step.reported - now, 0.0), self._report)
+        seconds = timing.seconds or 0.0
+        self._steps.append(_Step(plan.step, computed, now, step.done, seconds, on_result, timer))
 
-    def _seconds(self, plan: StepPlan, computed: Computed) -> float:
-        packed = unpack(plan.rows, 3).astype(np.int64)
+    def _timing(self, plan: StepPlan, computed: Computed) -> StepTiming:
+        starts, lengths = unpack(plan.rows, 3).astype(np.int64).T[1:]
         samples = computed.num_samples // plan.decode_steps
-        return self._cost.step_seconds(
-            plan.step, packed[:, 1], packed[:, 2], samples, plan.decode_steps
-        )
+        timing = self._cost.timing(plan.step, starts, lengths, samples, plan.decode_steps)
+        return timing if self._charges_loop else timing._replace(loop=0.0)
 
     def _report(self) -> None:
         """The oldest step is done."""
@@ -142,11 +144,12 @@ def resolve_sim(config: EngineConfig, spec: ModelSpec) -> tuple[EngineLimits, Si
     """Limits and step times of an H200 with the model that ``sim_profile`` names.
 
     Raises:
-        ModelError: the model, or the configured cache, does not fit that GPU.
+        ModelError: the model, or the configured cache, does not fit that GPU; or the profile's
+            file cannot be read.
     """
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     shape = shape_of(config.sim_profile, spec)
-    profile = None if config.sim_profile == "auto" else shipped(config.sim_profile)
+    profile = find_profile(config.sim_profile)
     cost = SimCost(shape, H200, itemsize=4 if dtype == "float32" else 2, profile=profile)
     if profile is not None and config.max_decode_steps is None:
         config = msgspec.structs.replace(config, max_decode_steps=profile.max_decode_steps)

@@ -1,16 +1,16 @@
 """Measured step times of one model on one device: tables, fitted to recorded traces.
 
-``asyncllm replay TRACE --calibrate FILE`` (``asyncllm.replay.calibrate``) writes a profile; those in
-``sim/profiles`` ship with the package. Unlike the scheduler's own model of step times
-(``engine/scheduling/step_time.py``), the tables know padded sizes, kernels that differ by shape, and
-that two steps of the same shape differ.
+``asyncllm replay TRACE --calibrate FILE`` (``asyncllm.replay.calibrate``) writes a profile; those
+in ``sim/profiles`` ship with the package. Unlike the scheduler's own model of step times
+(``engine/scheduling/step_time.py``), the tables know padded sizes, kernels that differ by shape,
+and that two steps of the same shape differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from asyncllm.errors import ModelError
 
 FORMAT: Final = 1
-#: Of consecutive steps, the shares of ``Spread`` spread evenly, in any stretch of steps.
+#: The shares of consecutive steps are spread evenly, in any stretch of steps.
 GOLDEN: Final = 0.6180339887498949
 
 
@@ -36,7 +36,8 @@ class Curve(msgspec.Struct, frozen=True):
 
     def of(self, x: np.ndarray) -> np.ndarray:
         """Its values, float64 [n]."""
-        return np.interp(x, self.at, self.values)
+        values: np.ndarray = np.interp(x, self.at, self.values)
+        return values
 
     def extended(self, like: Callable[[int], float]) -> Curve:
         """With points far beyond the last one, where it grows in proportion to ``like``."""
@@ -78,10 +79,9 @@ class StepShape(msgspec.Struct, frozen=True):
         )
 
     @property
-    def pairs(self) -> np.ndarray:
-        """Query-key pairs of each chunk."""
-        lengths = self.chunk_lengths
-        return lengths * (self.chunk_starts + (lengths + 1) / 2)
+    def seen(self) -> np.ndarray:
+        """Positions that the middle token of each chunk sees, float64 [n]."""
+        return self.chunk_starts + (self.chunk_lengths + 1) / 2
 
     @property
     def kind(self) -> str:
@@ -102,12 +102,13 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         launch: of a decode step that yields one token of each row, beyond each of several.
         mixed_tokens: by the tokens of another step.
         padded_tokens: the numbers of tokens that such steps are padded to; larger ones are not.
+        mixed_token: of one token of such a step, beside padding.
         mixed_kv: of one position that a row of one token reads in such a step.
         mixed_row: of one such row.
         wide_rows, wide: a step with more rows than that takes ``wide`` longer.
         chunk: of one chunk.
         chunk_key: of one position that a chunk reads.
-        chunk_pair: of a query-key pair, by the length of the chunk.
+        chunk_attention: of each position that the middle token of a chunk sees, by its length.
     """
 
     decode_rows: Curve
@@ -116,13 +117,14 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     launch: float
     mixed_tokens: Curve
     padded_tokens: tuple[int, ...]
+    mixed_token: float
     mixed_kv: float
     mixed_row: float
     wide_rows: int
     wide: float
     chunk: float
     chunk_key: float
-    chunk_pair: Curve
+    chunk_attention: Curve
 
     def seconds(self, shape: StepShape, decode_steps: int = 1) -> float:
         """The time of a step; of all its tokens, if it yields several of each row."""
@@ -133,23 +135,50 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
             once += kv_tokens * self.decode_kv(shape.rows)
             return decode_steps * once + (self.launch if decode_steps == 1 else 0.0)
         lengths = shape.chunk_lengths
-        rates = self.chunk_pair.of(lengths)
+        attention = self.chunk_attention.of(lengths)
         return (
             self.mixed_tokens(round_up(shape.tokens, self.padded_tokens))
+            + shape.tokens * self.mixed_token
             + shape.kv_tokens * self.mixed_kv
             + (shape.rows - len(lengths)) * self.mixed_row
             + (self.wide if shape.rows > self.wide_rows else 0.0)
             + len(lengths) * self.chunk
             + float((shape.chunk_starts + lengths).sum()) * self.chunk_key
-            + float(shape.pairs @ rates)
+            + float(shape.seen @ attention)
         )
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """How steps of one class differ from the tables: quantiles of measured over fitted seconds."""
+class Kind(msgspec.Struct, frozen=True):
+    """What steps of one class have beside the tables.
 
-    kind: str
+    Attributes:
+        ratios: quantiles of measured over fitted seconds.
+        gap: mean seconds for which the device is idle before such a step, though the step was
+            planned in time: launching it took longer, or the event loop was busy.
+    """
+
+    name: str
     ratios: tuple[float, ...]
+    gap: float
+
+
+class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of the event loop, and of what is around it.
+
+    Attributes:
+        idle: from planning a step for an idle device to its result, beyond the step's own, by the
+            step's tokens.
+        step, token: of the event loop, for each result and for each token that it delivers.
+        request, prompt_token: of the event loop, to read one request over HTTP.
+        client: of a request and its first token on their ways to the server and back.
+    """
+
+    idle: Curve
+    step: float = 0.0
+    token: float = 0.0
+    request: float = 0.0
+    prompt_token: float = 0.0
+    client: float = 0.0
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +187,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: what was measured, in words.
         step_sizes, max_decode_steps: limits of the recorded engine.
+        measured: rows of ``asyncllm bench`` from the same engine, as it writes them.
     """
 
     format: int = FORMAT
@@ -165,18 +195,24 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     step_sizes: tuple[int, ...]
     max_decode_steps: int
     steps: StepTimes
-    spreads: tuple[Spread, ...]
+    kinds: tuple[Kind, ...]
+    host: HostTimes
+    measured: tuple[dict[str, Any], ...] = ()
 
     def ratio(self, kind: str, step: int) -> float:
         """What to multiply the seconds of a step with: as much as that of a real one may differ.
 
         Equal for equal steps, so that a simulation can be repeated.
         """
-        for spread in self.spreads:
-            if spread.kind == kind:
-                ratios = spread.ratios
-                return ratios[int(step * GOLDEN % 1.0 * len(ratios))]
-        return 1.0
+        known = self._kind(kind)
+        if known is None:
+            return 1.0
+        return known.ratios[int(step * GOLDEN % 1.0 * len(known.ratios))]
+
+    def gap(self, kind: str) -> float:
+        """``Kind.gap``; 0.0 of a kind that was not measured."""
+        known = self._kind(kind)
+        return 0.0 if known is None else known.gap
 
     def write(self, path: Path) -> None:
         """Write it with a line for each field.
@@ -185,6 +221,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             OSError: the file cannot be written.
         """
         path.write_bytes(msgspec.json.encode(self).replace(b',"', b',\n"') + b"\n")
+
+    def _kind(self, name: str) -> Kind | None:
+        return next((kind for kind in self.kinds if kind.name == name), None)
 
 
 def load(path: Path) -> Profile:
@@ -207,6 +246,17 @@ def load(path: Path) -> Profile:
 def shipped(name: str) -> Profile:
     """The profile with that name that comes with asyncllm."""
     return load(Path(__file__).parent / "profiles" / f"{name}.json")
+
+
+def find_profile(name: str) -> Profile | None:
+    """The profile that ``EngineConfig.sim_profile`` names; None for "auto".
+
+    Raises:
+        ModelError: see ``load``.
+    """
+    if name == "auto":
+        return None
+    return load(Path(name)) if name.endswith(".json") else shipped(name)
 
 
 def round_up(count: int, sizes: tuple[int, ...]) -> int:

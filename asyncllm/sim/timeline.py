@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,33 @@ class Copies:
     ends: float
 
 
+class StepTiming(NamedTuple):
+    """Seconds of a step, see ``profile.Kind`` and ``profile.HostTimes``.
+
+    Attributes:
+        seconds: on the device; None for a step without rows.
+        gap: the least time between the step before and this one.
+        idle: beyond these, if the device has nothing else to do.
+        loop: of the event loop, for its result.
+    """
+
+    seconds: float | None
+    gap: float = 0.0
+    idle: float = 0.0
+    loop: float = 0.0
+
+
+NO_ROWS: Final = StepTiming(None)
+
+
+class StepTimes(NamedTuple):
+    """When a step begins and is done on the device, and when the event loop takes its result."""
+
+    begins: float
+    done: float
+    reported: float
+
+
 class Timeline:
     """Steps run one after the other; copies run beside them, one after the other per direction.
 
@@ -36,6 +64,7 @@ class Timeline:
         self._device_free = 0.0
         self._stream_free = {TO_HOST: 0.0, TO_DEVICE: 0.0}
         self._last_done = 0.0
+        self._loop_free = 0.0  # when the event loop is done with the results so far
 
     def start_copies(self, step: int, pages: np.ndarray, now: float) -> None:
         """Start the copies of a plan; they wait for earlier ones, and for no step."""
@@ -50,15 +79,23 @@ class Timeline:
             total += seconds
         self._copies.append(Copies(step, pages, total, ends))
 
-    def start_step(self, seconds: float | None, now: float) -> tuple[float, float]:
-        """When a step begins and ends; with None it has no rows, and ends with all copies."""
-        if seconds is None:
+    def start_step(self, timing: StepTiming, now: float, *, alone: bool) -> StepTimes:
+        """Start a step; one without rows ends with all copies.
+
+        Args:
+            alone: no other step is in flight.
+        """
+        if timing.seconds is None:
             begins = done = max((copies.ends for copies in self._copies), default=now)
         else:
-            begins = max(now, self._device_free)
-            done = self._device_free = begins + seconds
-        self._last_done = max(done, self._last_done)  # results come in order
-        return begins, self._last_done
+            ready = now + timing.idle if alone else now
+            begins = max(ready, self._device_free + timing.gap)
+            done = self._device_free = begins + timing.seconds
+        self._last_done = done = max(done, self._last_done)  # results come in order
+        # The loop takes a result when it is done with the one before.
+        reported = max(done, self._loop_free)
+        self._loop_free = reported + timing.loop
+        return StepTimes(begins, done, reported)
 
     def finish_copies(self, step: int, done: float) -> list[Copies]:
         """Remove and return the copies that the result of a step, done at that time, reports."""

@@ -11,7 +11,9 @@ from asyncllm.replay.variants import KEYS, Variant
 
 if TYPE_CHECKING:
     from array import array
+    from collections.abc import Callable
 
+    from asyncllm.bench.report import Report
     from asyncllm.replay.calibrate import Error
     from asyncllm.replay.figures import Figures
     from asyncllm.replay.steps import RecordedStep
@@ -40,6 +42,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write a profile of the simulated device, with the step times of all the traces, to "
         "this file, and print how well it fits; --sim-profile takes the file",
     )
+    parser.add_argument(
+        "--measured",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="with --calibrate: what asyncllm bench --json wrote while it was recorded; the times "
+        "of the event loop and of HTTP are read from it, and it is kept in the profile",
+    )
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -48,14 +58,21 @@ def run(args: argparse.Namespace) -> int:
 
     if args.what_if and len(args.files) > 1:
         args.parser.error("--what-if takes one trace")
-    steps: list[RecordedStep] | None = None if args.calibrate is None else []
+    if args.measured and args.calibrate is None:
+        args.parser.error("--measured is for --calibrate")
+    reports = [_report(file) for file in args.measured]  # first: a replay takes long
+    replays: list[Replayed] = []
+    traces: list[list[RecordedStep]] = []
     for file in args.files:
-        replayed = _verified(file, steps)
+        steps: list[RecordedStep] = []
+        replayed = _verified(file, steps.append if args.calibrate is not None else None)
         if replayed is None:
             return 1
-    if steps is not None:
+        replays.append(replayed)
+        traces.append(steps)
+    if args.calibrate is not None:
         print()
-        print(_calibrated(replayed, steps, args.calibrate))
+        print(_calibrated(replays, traces, reports, args.calibrate))
     if args.what_if:
         columns = [("recorded", replayed.figures), ("simulated", simulate(replayed))]
         columns += [(variant.name, simulate(replayed, variant)) for variant in args.what_if]
@@ -64,12 +81,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _verified(file: str, steps: list[RecordedStep] | None) -> Replayed | None:
-    """Replay a trace, and say how that went; None if the plans differ.
+def _report(file: str) -> Report:
+    from asyncllm.bench.report import decode_report
 
-    Args:
-        steps: the trace's steps are added to it.
-    """
+    return decode_report(Path(file).read_bytes(), Path(file))
+
+
+def _verified(file: str, watch: Callable[[RecordedStep], None] | None) -> Replayed | None:
+    """Replay a trace, and say how that went; None if the plans differ."""
     from asyncllm.replay.trace_file import Trace
     from asyncllm.replay.verify import checksum_note, verify, version_note
 
@@ -77,7 +96,7 @@ def _verified(file: str, steps: list[RecordedStep] | None) -> Replayed | None:
     for note in (version_note(trace), checksum_note(trace)):
         if note is not None:
             print(note, file=sys.stderr)
-    replayed = verify(trace, watch=None if steps is None else steps.append)
+    replayed = verify(trace, watch=watch)
     print(_summary(replayed))
     found = replayed.mismatch
     if found is None:
@@ -90,18 +109,22 @@ def _verified(file: str, steps: list[RecordedStep] | None) -> Replayed | None:
     return None
 
 
-def _calibrated(replayed: Replayed, steps: list[RecordedStep], file: str) -> str:
+def _calibrated(
+    replays: list[Replayed], traces: list[list[RecordedStep]], reports: list[Report], file: str
+) -> str:
     """Write the profile; returns the table of its errors."""
+    from asyncllm.bench.host_times import host_times, kept
     from asyncllm.replay.calibrate import calibrate
     from asyncllm.terminal import table
 
-    header = replayed.trace.header
-    limits = header.limits
+    header = replays[0].trace.header
+    machine = reports[0].machine if reports else header.limits.device
     profile, errors = calibrate(
-        steps,
-        step_sizes=limits.step_sizes,
-        max_decode_steps=limits.max_decode_steps,
-        source=f"{limits.device}, {limits.dtype}, asyncllm {header.asyncllm}, {len(steps)} steps",
+        traces,
+        header.limits,
+        f"{machine}, {header.limits.dtype}, asyncllm {header.asyncllm}",
+        host_times([replayed.trace for replayed in replays], traces, reports),
+        [kept(report) for report in reports],
     )
     profile.write(Path(file))
     return table(["shape", "steps", "bias", "median", "p90"], [_error_row(e) for e in errors])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 
 from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.node import Match, Node
+from asyncllm.cache.node import Node
+from asyncllm.cache.radix import Match
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
@@ -18,8 +19,8 @@ from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST, WaitingQueue
 
 #: The share of the pages that admissions leave free, for rows that grow more than expected.
 WATERMARK = 0.01
-#: The share of the pages that short prompts may have which overtake one that waits for pages.
-SHORT_PAGES = 0.1
+#: The share of the slots, and of the pages, that short prompts may have which overtake others.
+SHORT_SHARE = 0.1
 #: Requests at the head of the queue whose deadlines one plan looks at, at most.
 MOST_JUDGED = 64
 
@@ -171,6 +172,8 @@ class Admission:
         """
         if self._trials.active or self.queue.num_resumed or self._copies.oldest_loaded is not None:
             return None
+        if len(self._short) + 1 > SHORT_SHARE * self._limits.max_num_seqs:
+            return None
         if num_free_slots <= self._copies.num_loading or self._num_sharing >= self._most_sharing:
             return None
         seq = self.queue.peek_short()
@@ -178,7 +181,7 @@ class Admission:
             return None
         taken = sum(other.expected_pages for other in self._short.values())
         expected = self._cache.pages_for(self._forecast.length(seq))
-        return seq if taken + expected <= SHORT_PAGES * self._limits.num_pages else None
+        return seq if taken + expected <= SHORT_SHARE * self._limits.num_pages else None
 
     def _first_in_time(self) -> Sequence | None:
         """The head of the queue, after those who will miss their deadline have made way."""

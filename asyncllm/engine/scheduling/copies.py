@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from asyncllm.cache.manager import Copies, KVCacheManager
-from asyncllm.cache.node import Match
+from asyncllm.cache.radix import Match
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack

@@ -39,6 +39,7 @@ class Sent:
         self.prompt = prompt
         self.num_prompt = len(prompt)
         self.max_length = len(prompt) + max_tokens
+        self.prefill_seconds = work(len(prompt), 0)
         self.arrival = self._loop.time()
         self.priority = scheduling.priority
         self.tenant = scheduling.tenant

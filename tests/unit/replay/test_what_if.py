@@ -72,7 +72,8 @@ def test_the_same_question_has_the_same_answer(loaded: Replayed) -> None:
 
 def test_a_smaller_budget_trades_first_tokens_for_steady_ones(loaded: Replayed) -> None:
     recorded = simulate(loaded)
-    smaller = simulate(loaded, Variant.parse("budget=256"))
+    # Beside prompts, a step takes about as long with 32 tokens as with 256.
+    smaller = simulate(loaded, Variant.parse("budget=64,max_num_seqs=40"))
     assert ms(smaller, "itl", 99) < 0.7 * ms(recorded, "itl", 99)
     assert ms(smaller, "ttft", 99) > 1.1 * ms(recorded, "ttft", 99)
 

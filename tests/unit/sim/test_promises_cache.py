@@ -102,7 +102,8 @@ def test_chats_compute_only_tokens_that_are_not_cached() -> None:
     assert 0.9 * shareable <= shared <= shareable
     later = [turn for chat in chats for turn in chat if turn is not first]
     assert sum(turn.num_prompt for turn in later) > 200_000
-    assert max(turn.wait for turn in later) < first.wait / 2
+    # A step with any prompt tokens takes 5 ms and more; that with the first prompt takes 56.
+    assert max(turn.wait for turn in later) < 0.65 * first.wait
 
 
 @pytest.mark.parametrize("own", [0, 50])

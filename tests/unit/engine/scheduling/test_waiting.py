@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncllm.cache.lazy_heap import LazyHeap
 from asyncllm.engine.policy import POLICIES, Fair, LongestFirst, Policy, Ranked
+from asyncllm.engine.policy_guard import LAST
 from asyncllm.engine.scheduling.scheduler import Scheduler
-from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
 from asyncllm.engine.scheduling.waiting.queue import WaitingQueue
 from asyncllm.wire.messages import StepResult, pack
 from tests.support.engine.scheduling import rows, scheduler, sequence
@@ -35,7 +36,7 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.num_sequences = 0
         self.waiting: dict[int, Sequence] = {}
-        self.again: set[int] = set()  # waited before; may keep its place among equals
+        self.places: dict[str, list[tuple[float, int]]] = {}  # of those with a deadline
         self.served: dict[str, float] = {}
         self.level = 0.0
         self.last_cost = 0
@@ -60,7 +61,26 @@ class QueueMachine(RuleBasedStateMachine):
         if not any(self.account(other) == name for other in self.waiting.values()):
             self.served[name] = max(self.served.get(name, self.level), self.level)
         self.waiting[seq.id] = seq
+        if seq.deadline < FOREVER:
+            self.places.setdefault(name, []).append((self.rank(seq), seq.id))
         self.queue.push(seq)
+
+    def leave(self, seq: Sequence, *, served: bool) -> None:
+        del self.waiting[seq.id]
+        self.gone.append(seq)
+        if seq.deadline < FOREVER:
+            places = sorted(self.places[self.account(seq)])
+            behind = [place for place in places if place >= (self.rank(seq), seq.id)]
+            taken = places[0] if served else [*behind, places[-1]][0]
+            self.places[self.account(seq)].remove(taken)
+
+    def first(self, mine: list[Sequence]) -> Sequence:
+        """The next of one account."""
+        timely = [seq for seq in mine if seq.deadline < FOREVER]
+        others = [(self.rank(seq), seq.id) for seq in mine if seq.deadline == FOREVER]
+        if timely and min(self.places[self.account(timely[0])]) < min([*others, (LAST, 0)]):
+            return min(timely, key=lambda seq: (seq.deadline, seq.id))
+        return self.waiting[min(others)[1]]
 
     def turns(self) -> list[Sequence]:
         """Those whose turn it may be, by brute force: there can be several among equals."""
@@ -71,10 +91,7 @@ class QueueMachine(RuleBasedStateMachine):
         for name in {self.account(seq) for seq in self.waiting.values()}:
             if self.served[name] == least:
                 mine = [seq for seq in self.waiting.values() if self.account(seq) == name]
-                smallest = min(self.rank(seq) for seq in mine)
-                equals = [seq for seq in mine if self.rank(seq) == smallest]
-                turns += [seq for seq in equals if seq.id in self.again]
-                turns += [seq for seq in equals if seq.id not in self.again][:1]
+                turns.append(self.first(mine))
         return turns
 
     @rule(
@@ -112,8 +129,7 @@ class QueueMachine(RuleBasedStateMachine):
     def remove(self, which: int) -> None:
         seq = list(self.waiting.values())[which % len(self.waiting)]
         self.queue.remove(seq)
-        del self.waiting[seq.id]
-        self.gone.append(seq)
+        self.leave(seq, served=False)
 
     @rule(count=st.integers(1, 8), cost=st.integers(0, 4))
     def serve(self, count: int, cost: int) -> None:
@@ -129,10 +145,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.last_cost = cost
             self.served[name] += cost
             self.queue.serve(seq, float(cost))
-            del self.waiting[seq.id]
+            self.leave(seq, served=True)
             left = {self.account(other) for other in self.waiting.values()} or {name}
             self.level = min(level, max(self.served[account] for account in left))
-            self.gone.append(seq)
 
     @precondition(lambda self: self.gone)
     @rule(which=st.integers(0, 99), cost=st.integers(-4, 4), again=st.booleans())
@@ -145,7 +160,6 @@ class QueueMachine(RuleBasedStateMachine):
         name = self.account(seq)
         self.served[name] = self.served.get(name, self.level) + cost
         if again:
-            self.again.add(seq.id)
             self.push(seq)
 
     @invariant()

@@ -1,0 +1,75 @@
+"""The simulated H200 against measured ones: the cases of the benchmark, row by row."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncllm.bench import cases
+from asyncllm.bench.simulated import Compared, compare, measured_rows, offline_rows, online_rows
+from asyncllm.errors import BadRequest
+
+PROFILES = ("h200-8b", "h200-0.6b")
+OFFLINE = {case.name: case for case in cases.OFFLINE}
+#: Largest |ratio - 1| by figure.
+GOAL, P99_GOAL = 0.07, 0.25
+#: Not held. Where prompts come about as fast as they can be computed, a few percent decide how long
+#: they wait: c256 was measured at 164 and at 500 ms. And of 32 prompts sent at once, each step more
+#: or less moves the median.
+CROWDED = {
+    "h200-8b": (
+        ("c256", "ttft_p50"),
+        ("interfere32", "long_ttft_p50"),
+        ("interfere32", "long_ttft_p99"),
+    ),
+    "h200-0.6b": (("interfere32", "ttft_p50"),),
+}
+
+
+def worst(compared: list[Compared], *but: tuple[str, str]) -> list[Compared]:
+    """Those that miss the goal, except the named ones."""
+    return [
+        one
+        for one in compared
+        if abs(one.ratio - 1) > (P99_GOAL if one.metric.endswith("p99") else GOAL)
+        and (one.case, one.metric) not in but
+    ]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_small_offline_cases_run_at_the_measured_speed(profile: str) -> None:
+    wanted = [OFFLINE[name] for name in ("bs1", "bs8", "prefill8k", "prefill16x2k")]
+    compared = compare(measured_rows(profile), offline_rows(profile, wanted))
+    assert len(compared) == 8
+    # The first step of a process, which compiles, is among the few that tell of idle starts.
+    assert not worst(compared, ("bs1", "ttft_ms"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", PROFILES)
+def test_all_offline_cases_run_at_the_measured_speed(profile: str) -> None:
+    compared = compare(measured_rows(profile), offline_rows(profile, cases.OFFLINE))
+    assert len(compared) == 2 * len(cases.OFFLINE)
+    assert not worst(compared, ("bs1", "ttft_ms"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", PROFILES)
+def test_online_cases_have_the_measured_latencies(profile: str) -> None:
+    compared = compare(measured_rows(profile), online_rows(profile, cases.online()))
+    assert len(compared) >= 30
+    assert not worst(compared, *CROWDED[profile])
+
+
+def test_one_client_waits_as_long_as_measured() -> None:
+    only = [case for case in cases.online() if case.name == "c1"]
+    for profile in PROFILES:
+        compared = compare(measured_rows(profile), online_rows(profile, only))
+        assert {one.metric for one in compared} >= {"tok_s", "ttft_p50", "itl_p99"}
+        assert not worst(compared)
+
+
+def test_what_was_not_measured_cannot_be_compared() -> None:
+    with pytest.raises(BadRequest, match="auto has no measured rows"):
+        measured_rows("auto")
+    rows = measured_rows("h200-8b")
+    assert compare([], rows) == []
