@@ -200,6 +200,14 @@ class Engine:
         self._requests.drop([seq], DeadlineExceeded, message, "deadline")
         self._changed()
 
+    def _end_missed(self) -> None:
+        """End waiting requests that can no longer meet their deadline."""
+        missed = self._scheduler.missed_deadlines()
+        if missed:
+            message = "the request's deadline can no longer be met"
+            self._requests.drop(missed, DeadlineExceeded, message, "deadline")
+            self._changed()
+
     def _end_unranked(self, newcomer: Sequence | None = None) -> None:
         """End the requests that the policy has raised for.
 
@@ -296,6 +304,7 @@ class Engine:
                 self._requests.started(planned.admitted, now)
             self._steps.submit(planned, now)
         self._end_unranked()
+        self._end_missed()
         self.stats.cpu_plan += time.perf_counter() - started
 
     def _deliver(self, rows: list[Emitted], result: StepResult) -> None:

@@ -220,3 +220,5 @@ class Simulation:
                 break
             self._next_step += 1
             self._device.submit(planned.message, self._run.planned_rows, now)
+        for seq in self._run.scheduler.missed_deadlines():
+            self._num_ended += self._run.finish(seq.id, now) is not None

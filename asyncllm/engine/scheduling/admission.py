@@ -187,13 +187,17 @@ class Admission:
         """The head of the queue, after those who will miss their deadline have made way."""
         for _ in range(MOST_JUDGED):
             seq = self.queue.peek()
-            if seq is None or seq.turn is Turn.LATE or seq.deadline == FOREVER:
+            if seq is None or seq.deadline == FOREVER:
                 return seq
+            if seq.turn is Turn.MISSED:
+                return None  # like all behind it
             if self._misses(seq, self._forecast.least(seq)):
                 self.missed.append(seq)
-            elif seq.turn is Turn.RESUMED or not self._misses(seq, self._forecast.expected(seq)):
+                seq.turn = Turn.MISSED
+            elif seq.turn is Turn.NEW and self._misses(seq, self._forecast.expected(seq)):
+                seq.turn = Turn.LATE
+            else:
                 return seq
-            seq.turn = Turn.LATE
             self.queue.reorder(seq)
         return None
 

@@ -21,15 +21,20 @@ class Forecast:
         self.decode_seconds = 0.0
         #: Of any step with decode rows, for one token of each row; 0.0 until there was one.
         self.row_seconds = 0.0
+        #: Of steps with prompt chunks, for each prompt token; 0.0 until there was one.
+        self._chunk_seconds = 0.0
 
     def saw_output(self, num_tokens: int) -> None:
         """A sequence ended, for any reason, after ``num_tokens`` of output."""
         self._output += (num_tokens - self._output) * NEWEST
 
-    def saw_step(self, seconds: float, *, decodes_only: bool) -> None:
-        """A step with decode rows took ``seconds``."""
-        self.row_seconds = _mean(self.row_seconds, seconds)
-        if decodes_only:
+    def saw_step(self, seconds: float, num_rows: int, prompt_tokens: int) -> None:
+        """A step with so many decode rows and prompt tokens took ``seconds``."""
+        if num_rows:
+            self.row_seconds = _mean(self.row_seconds, seconds)
+        if prompt_tokens:
+            self._chunk_seconds = _mean(self._chunk_seconds, seconds / prompt_tokens)
+        else:
             self.decode_seconds = _mean(self.decode_seconds, seconds)
 
     def prefill_seconds(self, num_tokens: int, start: int = 0) -> float:
@@ -40,7 +45,8 @@ class Forecast:
 
     def expected(self, seq: Sequence) -> float:
         """Expected seconds from the first step of ``seq`` to its last token, under today's load."""
-        return seq.prefill_seconds + (self.length(seq) - len(seq.tokens)) * self.row_seconds
+        prefill = max(seq.prefill_seconds, seq.num_left * self._chunk_seconds)
+        return prefill + (self.length(seq) - len(seq.tokens)) * self.row_seconds
 
     def least(self, seq: Sequence) -> float:
         """Seconds from the first step of ``seq`` to its last token, at best."""

@@ -16,7 +16,7 @@ from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.itl_budget import ItlBudget
 from asyncllm.engine.scheduling.pace import Pace
 from asyncllm.engine.scheduling.prefill_room import MIN_CHUNK, PrefillRoom
-from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
 from asyncllm.engine.scheduling.step import Chunk, Step
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 
@@ -103,11 +103,12 @@ class PrefillPlanner:
         mine = sorted(
             (seq for seq in self._batch.prefilling.values() if seq.id not in begun), key=turn
         )
+        _by_deadline(mine)
         mine.reverse()  # popped from the end, equals keep their order
         fits = True
         while fits and room.tokens > 0:
             waiting = head(self._batch.num_free)
-            enters = waiting is not None and (not mine or turn(waiting) < turn(mine[-1]))
+            enters = waiting is not None and (not mine or _first(waiting, mine[-1], turn))
             seq = waiting if enters else mine.pop() if mine else None
             if seq is None or seq is until:
                 break
@@ -178,3 +179,19 @@ class PrefillPlanner:
             return q_len
         unpadded = sizes[above - 1] - before
         return unpadded if unpadded >= MIN_CHUNK else q_len
+
+
+def _first(seq: Sequence, other: Sequence, turn: Callable[[Sequence], tuple[float, ...]]) -> bool:
+    """Whether ``seq`` goes before ``other``: by their deadlines, if both have one."""
+    if seq.account == other.account and seq.turn == other.turn and other.deadline < FOREVER:
+        if seq.deadline < FOREVER:
+            return seq.deadline < other.deadline
+    return turn(seq) < turn(other)
+
+
+def _by_deadline(seqs: list[Sequence]) -> None:
+    """Let those with a deadline change places, so that the earliest deadline comes first."""
+    places = [index for index, seq in enumerate(seqs) if seq.deadline < FOREVER]
+    timely = sorted((seqs[index] for index in places), key=lambda seq: seq.deadline)
+    for index, seq in zip(places, timely, strict=True):
+        seqs[index] = seq

@@ -23,7 +23,7 @@ from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.decode import DecodePlanner
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.itl_budget import ItlBudget
-from asyncllm.engine.scheduling.outcome import Applied, Emitted, Planned
+from asyncllm.engine.scheduling.outcome import Applied, Emitted, Planned, PromptPart
 from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
@@ -32,14 +32,7 @@ from asyncllm.engine.scheduling.step_time import StepTimeModel
 from asyncllm.engine.scheduling.trials import Trials
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST
 from asyncllm.types import FinishReason
-from asyncllm.wire.messages import (
-    BAD_TOKEN,
-    NO_TOKEN,
-    PooledPrompt,
-    ScoredPrompt,
-    StepResult,
-    unpack,
-)
+from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepResult, unpack
 
 
 class Scheduler:
@@ -104,15 +97,15 @@ class Scheduler:
 
     def expected_wait(self) -> float:
         """Estimated seconds until a request that arrives now has its first step."""
-        return self._wait((self.num_waiting, self._admission.queue.num_left))
+        ahead = self.num_waiting, self._admission.queue.num_left
+        return self._admission.wait_seconds(ahead, self.num_free_slots, len(self.running))
 
     def least_seconds(self, seq: Sequence) -> float:
         """Estimated seconds until a sequence that arrives now can be finished at best."""
         self._admission.measure(seq)
-        return self._wait(self._admission.queue.ahead_of(seq)) + self._forecast.least(seq)
-
-    def _wait(self, ahead: tuple[int, int]) -> float:
-        return self._admission.wait_seconds(ahead, self.num_free_slots, len(self.running))
+        ahead = self._admission.queue.ahead_of(seq)
+        wait = self._admission.wait_seconds(ahead, self.num_free_slots, len(self.running))
+        return wait + self._forecast.least(seq)
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -235,9 +228,9 @@ class Scheduler:
             self._copies.done(number, took)
         emitted: list[Emitted] = []
         failed: list[Sequence] = []
-        parts: list[ScoredPrompt | PooledPrompt] = [*result.prompts, *result.pooled]
+        parts: list[PromptPart] = [*result.prompts, *result.pooled]
         owners = [(step.chunks[part.row - len(step.decodes)].seq, part) for part in parts]
-        read = [(seq, part) for seq, part in owners if _counts(seq)]
+        read = [(seq, part) for seq, part in owners if seq.wanted]
         if result.error is not None:
             failed = self._fail(step, now)
         elif step.has_rows:
@@ -246,9 +239,10 @@ class Scheduler:
             seconds = result.seconds / step.decode_steps
             if not step.reads:
                 self.times.observe(step.shape, seconds)
-            if step.decodes:
-                self._forecast.saw_step(seconds, decodes_only=not step.chunks)
-                self._itl_budget.saw_step(step.decode_steps * len(step.decodes), seconds)
+            num_rows = len(step.decodes)
+            self._forecast.saw_step(seconds, num_rows, step.shape.num_tokens - num_rows)
+            if num_rows:
+                self._itl_budget.saw_step(step.decode_steps * num_rows, seconds)
         self._landed = step.number
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)
@@ -274,7 +268,7 @@ class Scheduler:
                 self.cache.land(seq, chunk.end)
             if seq.reading and not seq.suspect:
                 seq.num_read = chunk.end
-            if chunk.samples and _counts(seq):
+            if chunk.samples and seq.wanted:
                 emitted.append(self._take_first_token(seq, row, token, now))
         return emitted
 
@@ -306,7 +300,7 @@ class Scheduler:
         A sequence that was alone in the step ends. Of several, each is tried again.
         """
         rows = {seq.id: seq for seq in (*step.decodes, *(chunk.seq for chunk in step.chunks))}
-        alive = [seq for seq in rows.values() if _counts(seq)]
+        alive = [seq for seq in rows.values() if seq.wanted]
         for seq in rows.values():
             seq.failed = True
         causes = alive
@@ -352,8 +346,3 @@ class Scheduler:
             self._num_preempted -= 1
             seq.failed = seq.suspect = False
             self._admission.push(seq)
-
-
-def _counts(seq: Sequence) -> bool:
-    """Whether results of a sequence are still wanted, and trusted."""
-    return seq.state is not SeqState.FINISHED and not seq.suspect

@@ -34,12 +34,13 @@ class Turn(enum.IntEnum):
     """The order of a queue, before any rank.
 
     RESUMED: it was admitted before, and its client waits in the middle of an answer. LATE: its
-    deadline will probably pass, so others that can be in time go first.
+    deadline will probably pass, so others that can be in time go first. MISSED: it will surely.
     """
 
     RESUMED = 0
     NEW = 1
     LATE = 2
+    MISSED = 3
 
 
 class Sequence:
@@ -183,6 +184,11 @@ class Sequence:
     def short_lived(self) -> bool:
         """Whether it gives its pages up for good and expects nobody to want them again."""
         return self.cache_ttl == 0 and self.state is not SeqState.WAITING
+
+    @property
+    def wanted(self) -> bool:
+        """Whether its results in flight are still wanted, and trusted."""
+        return self.state is not SeqState.FINISHED and not self.suspect
 
     @property
     def reading(self) -> bool:
