@@ -225,7 +225,7 @@ def _say_what_the_host_adds(config: EngineConfig, num_pages: int, host_pages: in
         100 * share,
         host_pages * size,
         num_pages * size,
-        f"; less than {SMALL_HOST_SHARE:.0%} hardly changes what is found in it" if small else "",
+        "; so little hardly changes what is found in it" if small else "",
     )
 
 
