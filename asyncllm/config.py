@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from asyncllm.errors import BadRequest
 from asyncllm.suggest import did_you_mean
+from asyncllm.types import MAX_CACHE_TTL
 from asyncllm.validate import check_kind, check_types
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -132,6 +133,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "CPU memory for KV cache pages that the GPU has no room for, in GiB; 0: none", "memory"
         ),
     ] = 0.0
+    max_cache_ttl_s: Annotated[
+        float,
+        doc("longest time for which a request may pin its prefix in the cache, in s", "limits"),
+    ] = 3600.0
+    max_pinned_share: Annotated[
+        float,
+        doc(
+            "share of the KV cache that one tenant may pin; all together, twice as much; 0: none",
+            "limits",
+        ),
+    ] = 0.25
     policy: Annotated[
         PolicyName,
         doc(
@@ -213,6 +225,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest("itl_target_ms must not be negative", param="itl_target_ms")
         if not 0 <= self.host_kv_gib < math.inf:
             raise BadRequest("host_kv_gib must not be negative", param="host_kv_gib")
+        if not 0 <= self.max_cache_ttl_s <= MAX_CACHE_TTL:
+            raise BadRequest(
+                f"max_cache_ttl_s must be between 0 and {MAX_CACHE_TTL}", param="max_cache_ttl_s"
+            )
+        if not 0 <= self.max_pinned_share <= 1:
+            raise BadRequest("max_pinned_share must be between 0 and 1", param="max_pinned_share")
         budget = self.max_num_batched_tokens
         if budget is not None and budget < self.max_num_seqs:
             raise BadRequest(
@@ -244,6 +262,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
             a step and returning its result take long compared with the step itself.
         step_sizes: the numbers of tokens, rising, that steps with prompts are padded to, where
             padding costs time.
+        max_cache_ttl: seconds, of ``SchedulingParams.cache_ttl_s``.
+        max_pinned_share: the share of the pages that one tenant may pin.
         embedding_size: of a final hidden state, and so of an embedding.
     """
 
@@ -268,6 +288,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     multi_step_rows: int = 8
     step_sizes: tuple[int, ...] = ()
     embedding_size: int = 0
+    max_cache_ttl: float = 3600.0
+    max_pinned_share: float = 0.25
 
 
 def engine_config(

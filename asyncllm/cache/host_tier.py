@@ -15,8 +15,8 @@ from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
 
 #: The share of the device's pages that are free or ahead, so that many can be taken at once: with
-#: an 8B model on an H200, those of 98,000 tokens. And the least number of them.
-AHEAD_SHARE = 1 / 8
+#: an 8B model on an H200, those of 49,000 tokens. And the least number of them.
+AHEAD_SHARE = 1 / 16
 LEAST_AHEAD = 64
 #: The share of the host's pages that may be ahead. They add nothing, as the device has them, too.
 MOST_AHEAD_OF_HOST = 1 / 8
@@ -48,7 +48,7 @@ class HostTier:
 
     def unused(self, node: Node) -> None:
         """The device page has just been used for the last time."""
-        if self._window and not node.ahead:
+        if self._window and node.tick > 0 and not node.ahead:
             self._queue[node] = None
             self._queue.move_to_end(node)
 
@@ -91,9 +91,16 @@ class HostTier:
             The nodes to be copied.
         """
         chosen: list[Node] = []
-        while self._queue and self.num_ahead + num_free < self._window and len(chosen) < most:
+        num_passed = 0
+        while self._queue and self.num_ahead + num_free < self._window:
+            if len(chosen) + num_passed == most:
+                break
             node = next(iter(self._queue))
             if node.evictable(leaf=False):
+                if node.pinned:  # it is evicted last
+                    self._queue.move_to_end(node)
+                    num_passed += 1
+                    continue
                 if node.host != NO_PAGE:
                     del self._spare[node]
                 elif not self._is_too_old(node):

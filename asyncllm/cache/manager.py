@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.radix import Match, PrefixTree
+from asyncllm.config import EngineLimits
 
 
 class PageHolder(Protocol):
@@ -43,14 +44,33 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, *, prefix_caching: bool = True, host_pages: int = 0
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        prefix_caching: bool = True,
+        host_pages: int = 0,
+        max_pinned_share: float = 0.0,
     ):
         self.page_size = page_size
         self.prefix_caching = prefix_caching
         self.num_evicted = 0
         self._pages = PageAllocator(num_pages)
         self._host_pages = PageAllocator(host_pages)
-        self._tree = PrefixTree(page_size, self._pages, self._host_pages)
+        most_pinned = int(num_pages * max_pinned_share)
+        self._tree = PrefixTree(page_size, self._pages, self._host_pages, most_pinned)
+        self.pins = self._tree.pins
+
+    @classmethod
+    def create(cls, limits: EngineLimits) -> Self:
+        """An empty cache."""
+        return cls(
+            limits.num_pages,
+            limits.page_size,
+            prefix_caching=limits.prefix_caching,
+            host_pages=limits.host_pages,
+            max_pinned_share=limits.max_pinned_share,
+        )
 
     @property
     def num_pages(self) -> int:
@@ -150,13 +170,14 @@ class KVCacheManager:
         if holder.node is not None:
             self._tree.set_path_ready(holder.node, num_tokens // self.page_size)
 
-    def release(self, holder: PageHolder, num_tokens: int) -> None:
+    def release(self, holder: PageHolder, num_tokens: int, *, cold: bool = False) -> None:
         """Give the pages up; the full ones of ``num_tokens`` computed positions stay cached.
 
-        No step in flight may use them.
+        No step in flight may use them. With ``cold``, those that no other has used are the first
+        to be evicted.
         """
         self.commit(holder, num_tokens)
-        self._let_go(holder)
+        self._let_go(holder, cold=cold)
 
     def discard(self, holder: PageHolder) -> None:
         """Give the pages up, and forget all that the holder has computed."""
@@ -181,6 +202,24 @@ class KVCacheManager:
         holder.node = node
         self._enter(holder, num_pages, ready=True)
 
+    def pin(self, holder: PageHolder, num_tokens: int, tenant: str, until: float) -> int:
+        """Commit ``num_tokens`` computed positions, and pin the holder's pages; see ``Pins.pin``.
+
+        Returns:
+            How many pages are pinned, from the first on; none if some were forgotten.
+        """
+        self.commit(holder, num_tokens)
+        node, path = holder.node, list[Node]()
+        while node is not None and node.linked and node.parent is not None:
+            path.append(node)
+            node = node.parent
+        path.reverse()
+        return self.pins.pin(path, tenant, until)
+
+    def expire_pins(self, now: float) -> None:
+        """End the pins whose time is over."""
+        self._tree.leaves.expire(now)
+
     def _enter(self, holder: PageHolder, num_pages: int, *, ready: bool) -> None:
         """Give the tree those of the first ``num_pages`` pages that are new to it."""
         assert holder.node is not None, "it holds pages"
@@ -191,7 +230,7 @@ class KVCacheManager:
             holder.first_own = holder.first_own or added[0]
             holder.node = added[-1]
 
-    def _let_go(self, holder: PageHolder) -> None:
+    def _let_go(self, holder: PageHolder, *, cold: bool = False) -> None:
         end = holder.node
         if end is None:
             return
@@ -202,7 +241,7 @@ class KVCacheManager:
             assert node.parent is not None, "roots have no page"
             node = node.parent
         self._pages.give_back(own)
-        self._tree.unlock(end)
+        self._tree.unlock(end, cold=cold)
         holder.node = holder.first_own = None
         holder.pages = []
 

@@ -7,6 +7,22 @@ from array import array
 import msgspec
 
 NO_PAGE = -1
+#: Added to the ticks of pages that only short-lived requests have used: all others are younger.
+COLD = -(1 << 62)
+
+
+class Pin(msgspec.Struct, eq=False, gc=False):
+    """The pages that one request has pinned; without pages it has ended.
+
+    Attributes:
+        tenant: whose share of pinned pages they count in.
+        until: seconds of the scheduler's clock.
+        num_pages: those that no later pin has taken over.
+    """
+
+    tenant: str
+    until: float
+    num_pages: int = 0
 
 
 class Node(msgspec.Struct, eq=False, gc=False):
@@ -16,12 +32,14 @@ class Node(msgspec.Struct, eq=False, gc=False):
         page: its device page or NO_PAGE; a node with one has ancestors with one.
         ready: the device page holds the KV; False while a step or a copy still writes it.
         depth: how many pages its path has, itself included; 0 of roots.
-        tick: logical time of its last use.
+        tick: logical time of its last use; not positive while only short-lived requests have used
+            it, and then it is not copied to the host.
         locks: users of the device page: sequences on this node or below it, a copy to the host.
         on_device: how many children have a device page.
         host: its host page or NO_PAGE; valid unless ``saving``.
         saving: a copy of the device page to the host page is under way.
         ahead: the device page may be evicted at once, see ``HostTier``.
+        pin: the one that keeps its device page longest; it may have ended.
         linked: ``match`` finds it. An unlinked node has no children, and its pages are free after
             its last lock.
     """
@@ -40,10 +58,16 @@ class Node(msgspec.Struct, eq=False, gc=False):
     host: int = NO_PAGE
     saving: bool = False
     ahead: bool = False
+    pin: Pin | None = None
     linked: bool = True
     children: dict[bytes, Node] = msgspec.field(default_factory=dict)
 
     __repr__ = object.__repr__  # a struct's would show the whole tree
+
+    @property
+    def pinned(self) -> bool:
+        """Whether its device page is evicted after those that are not pinned."""
+        return self.pin is not None and self.pin.num_pages > 0
 
     def evictable(self, *, leaf: bool = True) -> bool:
         """The device page is unused; with ``leaf``, also no child has a device page."""

@@ -11,9 +11,9 @@ from array import array
 from typing import NamedTuple
 
 from asyncllm.cache.host_tier import HostTier
-from asyncllm.cache.lazy_heap import LazyHeap
-from asyncllm.cache.node import NO_PAGE, Node, pending_below, take_apart
+from asyncllm.cache.node import COLD, NO_PAGE, Node, pending_below, take_apart
 from asyncllm.cache.pages import PageAllocator
+from asyncllm.cache.pins import EvictionOrder, Pins
 
 
 class Match(NamedTuple):
@@ -40,11 +40,14 @@ class Match(NamedTuple):
 class PrefixTree:
     """Owns the pages it is given until it evicts them back into the allocators.
 
-    Eviction takes the least recently used leaf, in O(log n). ``num_cached`` counts device pages
-    without a lock, ``num_dropped`` those evicted before the host tier could save them.
+    Eviction takes the least recently used leaf, pinned ones last, in O(log n). ``num_cached``
+    counts device pages without a lock, ``num_dropped`` those evicted before the host tier could
+    save them.
     """
 
-    def __init__(self, page_size: int, pages: PageAllocator, host_pages: PageAllocator):
+    def __init__(
+        self, page_size: int, pages: PageAllocator, host_pages: PageAllocator, most_pinned: int = 0
+    ):
         self.page_size = page_size
         self.num_cached = 0
         self.num_dropped = 0
@@ -52,7 +55,8 @@ class PrefixTree:
         self._host = HostTier(host_pages, pages.num_pages)
         self._roots: dict[bytes, Node] = {}
         self._clock = 0
-        self._leaves = LazyHeap[Node](lambda tick, node: node.tick == tick and node.evictable())
+        self.pins = Pins(most_pinned)
+        self.leaves = EvictionOrder(self.pins)
 
     def __del__(self) -> None:
         for root in self._roots.values():
@@ -118,7 +122,7 @@ class PrefixTree:
             key = data[start : start + step]
             node = parent.children.get(key)
             if node is None:
-                node = Node(parent, key, page, ready, parent.depth + 1, self._clock, locks=1)
+                node = Node(parent, key, page, ready, parent.depth + 1, locks=1)
                 parent.children[key] = node
             elif node.page == NO_PAGE:
                 node.page, node.ready, node.tick, node.locks = page, ready, self._clock, 1
@@ -137,13 +141,16 @@ class PrefixTree:
             self.lock_one(walker)
             walker = walker.parent
 
-    def unlock(self, node: Node) -> None:
-        """Undo one ``lock``; the pages become the most recently used."""
+    def unlock(self, node: Node, *, cold: bool = False) -> None:
+        """Undo one ``lock``; the pages become the most recently used.
+
+        With ``cold``, those that no other has used become the least recently used.
+        """
         self._clock += 1
         walker: Node | None = node
         while walker is not None:
             parent = walker.parent
-            walker.tick = self._clock
+            walker.tick = self._clock + (COLD if cold and walker.tick <= 0 else 0)
             self._unlock_one(walker)
             walker = parent
 
@@ -177,6 +184,7 @@ class PrefixTree:
             return
         self._unlink(node)
         for below in take_apart(node):
+            self.pins.drop(below)
             if below.locks == 0 and below.ready:
                 self.num_cached -= below.page != NO_PAGE
                 self._free(below)
@@ -190,10 +198,10 @@ class PrefixTree:
         below them. False when fewer could be evicted.
         """
         pages: list[int] = []
-        while len(pages) < count and (leaf := self._leaves.pop()):
+        while len(pages) < count and (leaf := self.leaves.pop()):
             # Up a path that was used as a whole, each page is the next: no need to ask the heap.
             node, tick = leaf, leaf.tick
-            while len(pages) < count and node.tick == tick and node.evictable():
+            while len(pages) < count and node.tick == tick and not node.pinned and node.evictable():
                 parent = node.parent
                 assert parent is not None, "roots have no page"
                 pages.append(node.page)
@@ -266,7 +274,8 @@ class PrefixTree:
         parent.on_device -= 1
         node.page = NO_PAGE
         saved = node.host != NO_PAGE
-        self.num_dropped += not (saved or node.ahead) and self._host.pages.num_pages > 0
+        lost = not (saved or node.ahead) and node.tick > 0
+        self.num_dropped += lost and self._host.pages.num_pages > 0
         self._host.leaves_device(node)
         if saved:
             self._host.offer(node)
@@ -301,4 +310,4 @@ class PrefixTree:
 
     def _offer(self, node: Node) -> None:
         if node.evictable():
-            self._leaves.push(node.tick, node)
+            self.leaves.push(node)

@@ -13,7 +13,7 @@ from contextvars import Context
 from typing import Final
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.requests.check import check_deadline, check_request
+from asyncllm.engine.requests.check import check_deadline, check_request, check_ttl
 from asyncllm.engine.requests.history import History, RequestTrace
 from asyncllm.engine.requests.live import Request, Requests
 from asyncllm.engine.requests.prompt_reader import reader_of
@@ -129,7 +129,8 @@ class Engine:
             reservation: gives the request its place; else it is refused when the queue is full.
 
         Raises:
-            BadRequest: it can never be served (empty, too long, a token id out of range).
+            BadRequest: it can never be served (empty, too long, a token id out of range), or its
+                ``cache_ttl_s`` is above the limit.
             TypeError: the prompt is not made of integers.
             QueueFull: too much is waiting already.
             DeadlineExceeded: it cannot be served in time.
@@ -141,6 +142,7 @@ class Engine:
         if self._dead is not None:
             raise EngineDead(self._dead)
         scheduling = scheduling or SchedulingParams()
+        check_ttl(scheduling, self.limits)
         prompt, max_length = check_request(prompt_ids, params, self.limits)
         if reservation is not None:
             reservation.take(len(prompt))

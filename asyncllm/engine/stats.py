@@ -138,11 +138,11 @@ class EngineStats:
     """Gauges are set after each step; counters only grow. Times are in seconds.
 
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
-    with the free ones they add up to ``pages_total``. ``prompt_tokens`` counts prompts whose answer
-    has begun. Of the ``admitted_tokens`` of prompts that began to run, ``cached_tokens`` were in
-    the prefix cache. Of ``pages_evicted``, the host tier had no time to save ``pages_dropped``.
-    ``finished`` counts requests by finish reason, "deadline" and "error"
-    included, and ``errors`` the failed ones by cause.
+    with the free ones they add up to ``pages_total``. Of both, ``pages_pinned`` are evicted last.
+    ``prompt_tokens`` counts prompts whose answer has begun. Of the ``admitted_tokens`` of prompts
+    that began to run, ``cached_tokens`` were in the prefix cache. Of ``pages_evicted``, the host
+    tier had no time to save ``pages_dropped``. ``finished`` counts requests by finish reason,
+    "deadline" and "error" included, and ``errors`` the failed ones by cause.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
@@ -156,6 +156,7 @@ class EngineStats:
     pages_total: int = 0
     pages_held: int = 0
     pages_cached: int = 0
+    pages_pinned: int = 0
     host_pages_used: int = 0
 
     steps: int = 0
@@ -163,6 +164,8 @@ class EngineStats:
     preemptions: int = 0
     pages_evicted: int = 0
     pages_dropped: int = 0
+    pins: int = 0
+    pinned_pages_evicted: int = 0
     prompt_tokens: int = 0
     admitted_tokens: int = 0
     cached_tokens: int = 0
@@ -220,8 +223,11 @@ class EngineStats:
         self.pages_total = cache.num_pages
         self.pages_held = cache.num_held
         self.pages_cached = cache.num_cached
+        self.pages_pinned = cache.pins.num_pages
         self.pages_evicted = cache.num_evicted
         self.pages_dropped = cache.num_dropped
+        self.pins = cache.pins.num_pins
+        self.pinned_pages_evicted = cache.pins.num_evicted
         self.host_pages_used = cache.num_host_used
 
     def stopped(self) -> None:

@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from asyncllm.engine.requests.check import check_request
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import DeadlineExceeded
@@ -67,7 +69,10 @@ class BeamSearch:
         """
         whole = SamplingParams(max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids)
         self._most = check_request(prompt_ids, whole, engine.limits).max_length - len(prompt_ids)
-        self._scheduling = scheduling or SchedulingParams()
+        scheduling = scheduling or SchedulingParams()
+        # The next step comes back to the pages of each step.
+        ttl = scheduling.cache_ttl_s or None
+        self._scheduling = msgspec.structs.replace(scheduling, cache_ttl_s=ttl)
         if reservation is None:
             engine.reservations.check(len(prompt_ids), 1, self._scheduling.tenant)
         self._reservation = reservation

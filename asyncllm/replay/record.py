@@ -164,6 +164,7 @@ class Recorder:
             arrival=None if seq.arrival == now else seq.arrival,
             deadline=None if seq.deadline == FOREVER else seq.deadline,
             scored=seq.reading,
+            cache_ttl=seq.cache_ttl,
         )
         self.writer.write(event, now)
 

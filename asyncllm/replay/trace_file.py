@@ -73,6 +73,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
         arrival: None if it is ``now``.
         scored: logprobs or hidden states of all its positions are wanted, so the prefix cache was
             not used.
+        cache_ttl: seconds.
     """
 
     now: float
@@ -87,6 +88,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
     arrival: float | None
     deadline: float | None
     scored: bool = False
+    cache_ttl: float | None = None
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):

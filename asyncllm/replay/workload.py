@@ -67,6 +67,7 @@ class LiveRequest:
         )
         self.seq.surely_full = event.surely_full
         self.seq.prompt_logprobs = 0 if event.scored else -1
+        self.seq.cache_ttl = event.cache_ttl
         self.seq.priority = event.priority
         self.seq.tenant = request.tenant
         self.seq.deadline = FOREVER if event.deadline is None else event.deadline

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from aiohttp import web
 
+from asyncllm.engine.requests.check import check_ttl
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.chat.requests import INEFFECTIVE
 from asyncllm.server.chat.scheduling import scheduling_params
@@ -120,8 +121,15 @@ class Service:
         return self.bodies.read(request, config.max_body_bytes, config.request_seconds)
 
     def scheduling(self, request: web.Request, body: GeneratingFields) -> SchedulingParams:
-        """Raises like ``scheduling_params``."""
-        return scheduling_params(body, tenant_of(request), isolated=self.config.isolate_keys)
+        """The request's parameters.
+
+        Raises:
+            BadRequest: a value is out of range.
+        """
+        tenant, isolated = tenant_of(request), self.config.isolate_keys
+        scheduling = scheduling_params(body, tenant, isolated=isolated)
+        check_ttl(scheduling, self.llm.limits)
+        return scheduling
 
     def _note_ignored(self, unknown: Iterator[str], ineffective: Iterable[str] = ()) -> None:
         """List the fields in the X-Ignored-Parameters header.

@@ -30,6 +30,7 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "chunk": ("start", "tokens"),
     "preempted": ("tokens",),
     "finished": ("tokens",),
+    "pinned": ("pages", "ttl_ms"),
 }
 #: Events of planning a step; the others happen between steps.
 _IN_A_PLAN: Final = frozenset(("shares", "loading", "admitted", "chunk", "preempted"))

@@ -12,6 +12,7 @@ from asyncllm.types.outputs import TokenLogprob as TokenLogprob
 from asyncllm.types.outputs import Usage as Usage
 from asyncllm.types.params import MAX_BAD_WORD_LENGTH as MAX_BAD_WORD_LENGTH
 from asyncllm.types.params import MAX_BAD_WORDS as MAX_BAD_WORDS
+from asyncllm.types.params import MAX_CACHE_TTL as MAX_CACHE_TTL
 from asyncllm.types.params import MAX_LOGIT_BIAS as MAX_LOGIT_BIAS
 from asyncllm.types.params import MAX_LOGPROBS as MAX_LOGPROBS
 from asyncllm.types.params import MAX_STOP_LENGTH as MAX_STOP_LENGTH

@@ -17,6 +17,8 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_LENGTH = 256
+#: A day: the longest ``cache_ttl_s`` that any server can allow.
+MAX_CACHE_TTL = 86_400
 
 Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -178,6 +180,9 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
             that is impossible, and dropped when they have passed.
         tenant: the ``fair`` policy gives each tenant the same share.
         cache_salt: requests share cached prefixes only with the same salt.
+        cache_ttl_s: seconds for which its prefix, output included, stays in the cache after its
+            end, if there is room; at most ``max_cache_ttl_s``. 0: it will not come back, and its
+            own pages are the first to go. None: as all others.
         isolated: it also shares them only with isolated requests of the same tenant.
 
     Raises:
@@ -188,6 +193,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: float | None = None
     tenant: str = ""
     cache_salt: str = ""
+    cache_ttl_s: float | None = None
     isolated: bool = False
 
     def __post_init__(self) -> None:
@@ -199,6 +205,11 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
             "positive and at most a day",
         )
         _check(len(self.cache_salt) <= 1024, "cache_salt", "at most 1024 characters")
+        _check(
+            self.cache_ttl_s is None or 0 <= self.cache_ttl_s <= MAX_CACHE_TTL,
+            "cache_ttl_s",
+            "at least 0 and at most a day",
+        )
 
     @property
     def salt(self) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from asyncllm.config import EngineLimits
 from asyncllm.engine.token_constraints import is_prepared
 from asyncllm.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded
-from asyncllm.types import SamplingParams
+from asyncllm.types import SamplingParams, SchedulingParams
 
 
 class Checked(NamedTuple):
@@ -65,6 +65,16 @@ def _token_array(prompt_ids: Seq[int], vocab_size: int) -> array[int]:
     if not known:
         raise BadRequest(f"prompt token ids must be between 0 and {vocab_size - 1}", param="prompt")
     return prompt
+
+
+def check_ttl(scheduling: SchedulingParams, limits: EngineLimits) -> None:
+    """Raise BadRequest if the request's prefix is to be pinned for longer than is allowed."""
+    wanted, most = scheduling.cache_ttl_s, limits.max_cache_ttl
+    if wanted is not None and wanted > most:
+        raise BadRequest(
+            f"cache_ttl_s must be at most {most:g}, the limit here (max_cache_ttl_s)",
+            param="cache_ttl_s",
+        )
 
 
 def check_deadline(left: float, needed: float) -> None:

@@ -109,6 +109,7 @@ class Admission:
         """Account for the time since the last look."""
         self._now = now
         self._waits.look(now)
+        self._cache.expire_pins(now)
 
     def explain(self, num_free_slots: int) -> None:
         """A step is planned: note why the head of the queue is not in it."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.types import FinishReason
 from asyncllm.wire.messages import PooledPrompt, ScoredPrompt, StepPlan
+
+#: What a step found out about a prompt.
+PromptPart: TypeAlias = ScoredPrompt | PooledPrompt
 
 
 class Planned(NamedTuple):
@@ -38,4 +41,4 @@ class Applied(NamedTuple):
 
     emitted: list[Emitted]
     failed: list[Sequence]
-    read: list[tuple[Sequence, ScoredPrompt | PooledPrompt]]
+    read: list[tuple[Sequence, PromptPart]]

@@ -23,7 +23,7 @@ from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.decode import DecodePlanner
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.itl_budget import ItlBudget
-from asyncllm.engine.scheduling.outcome import Applied, Emitted, Planned
+from asyncllm.engine.scheduling.outcome import Applied, Emitted, Planned, PromptPart
 from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
@@ -32,14 +32,7 @@ from asyncllm.engine.scheduling.step_time import StepTimeModel
 from asyncllm.engine.scheduling.trials import Trials
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST
 from asyncllm.types import FinishReason
-from asyncllm.wire.messages import (
-    BAD_TOKEN,
-    NO_TOKEN,
-    PooledPrompt,
-    ScoredPrompt,
-    StepResult,
-    unpack,
-)
+from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepResult, unpack
 
 
 class Scheduler:
@@ -81,12 +74,7 @@ class Scheduler:
     @classmethod
     def create(cls, limits: EngineLimits, policy: Policy) -> Self:
         """A scheduler with an empty cache and no step times yet."""
-        cache = KVCacheManager(
-            limits.num_pages,
-            limits.page_size,
-            prefix_caching=limits.prefix_caching,
-            host_pages=limits.host_pages,
-        )
+        cache = KVCacheManager.create(limits)
         return cls(limits, cache, policy, StepTimeModel(limits.page_copy_seconds))
 
     @property
@@ -128,10 +116,7 @@ class Scheduler:
         self._admission.push(seq)
 
     def finish(self, seq: Sequence, now: float) -> None:
-        """End a sequence, running or waiting; its tokens still in flight are dropped.
-
-        Its computed pages stay in the prefix cache.
-        """
+        """End a sequence; its tokens in flight are dropped, its computed pages stay cached."""
         if seq.state is SeqState.FINISHED:
             return
         self._admission.look(now)
@@ -139,6 +124,7 @@ class Scheduler:
         if len(seq.tokens) > seq.num_prompt and not seq.failed:
             self._forecast.saw_output(seq, len(seq.tokens) - seq.num_prompt)
         if seq.state is SeqState.RUNNING:
+            self._pin(seq, now)
             self._leave(seq)
         elif seq.slot >= 0:
             self._num_preempted -= 1  # and settling
@@ -168,7 +154,7 @@ class Scheduler:
 
         Args:
             number: the step's, one more than the last.
-            now: seconds; only timelines depend on it.
+            now: seconds; only timelines and pins depend on it.
         """
         step = Step(number)
         self._admission.look(now)
@@ -242,7 +228,7 @@ class Scheduler:
             self._copies.done(number, took)
         emitted: list[Emitted] = []
         failed: list[Sequence] = []
-        parts: list[ScoredPrompt | PooledPrompt] = [*result.prompts, *result.pooled]
+        parts: list[PromptPart] = [*result.prompts, *result.pooled]
         owners = [(step.chunks[part.row - len(step.decodes)].seq, part) for part in parts]
         read = [(seq, part) for seq, part in owners if seq.wanted]
         if result.error is not None:
@@ -328,6 +314,13 @@ class Scheduler:
             self.finish(seq, now)
         return causes
 
+    def _pin(self, seq: Sequence, now: float) -> None:
+        """Pin the pages of a sequence that ends for as long as it asked."""
+        if not seq.cache_ttl or seq.failed:
+            return
+        if pages := self.cache.pin(seq, self._batch.landed(seq), seq.tenant, now + seq.cache_ttl):
+            seq.timeline.note(now, self._landed, "pinned", pages, round(1e3 * seq.cache_ttl))
+
     def _leave(self, seq: Sequence) -> None:
         """Leave the batch; slot and pages follow when no step in flight has a row of it."""
         del self.running[seq.id]
@@ -347,7 +340,7 @@ class Scheduler:
         if seq.failed:
             self.cache.discard(seq)
         else:
-            self.cache.release(seq, computed)
+            self.cache.release(seq, computed, cold=seq.short_lived)
         self._batch.vacate(seq)
         if seq.state is SeqState.WAITING:
             self._num_preempted -= 1

@@ -53,6 +53,7 @@ class Sequence:
         max_length: the sequence ends when it has this many tokens.
         surely_full: only its length can end it.
         arrival, deadline: seconds of the scheduler's clock.
+        cache_ttl: ``SchedulingParams.cache_ttl_s``.
         slot: its place on the device; -1 for none. In any state, it keeps slot and pages until no
             step in flight has a row of it.
         pages, node, first_own, salt: the cache's (``cache.manager.PageHolder``).
@@ -77,6 +78,7 @@ class Sequence:
     __slots__ = (
         "account",
         "arrival",
+        "cache_ttl",
         "charged",
         "compiled",
         "deadline",
@@ -154,6 +156,7 @@ class Sequence:
         self.arrival = arrival
         timeout = scheduling.deadline_ms
         self.deadline = FOREVER if timeout is None else arrival + timeout / 1000
+        self.cache_ttl = scheduling.cache_ttl_s
         self.state = SeqState.WAITING
         self.slot = -1
         self.pages: list[int] = []
@@ -176,6 +179,11 @@ class Sequence:
         self.num_failures = 0
         self.suspect = False
         self.timeline = Timeline(arrival)
+
+    @property
+    def short_lived(self) -> bool:
+        """Whether it gives its pages up for good and expects nobody to want them again."""
+        return self.cache_ttl == 0 and self.state is not SeqState.WAITING
 
     @property
     def wanted(self) -> bool:

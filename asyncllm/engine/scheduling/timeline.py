@@ -20,6 +20,7 @@ class Event(NamedTuple):
     - chunk: b prompt tokens are computed, from position a on
     - preempted: it lost its pages to an older request, at a tokens
     - finished: at a tokens
+    - pinned: a pages stay in the cache for b milliseconds
     """
 
     time: float

@@ -157,6 +157,8 @@ def resolve_limits(
         or (GRAPH_DECODE_STEPS if device == "cuda" and config.cuda_graphs else 1),
         step_sizes=step_sizes,
         embedding_size=spec.config.output_size,
+        max_cache_ttl=config.max_cache_ttl_s,
+        max_pinned_share=config.max_pinned_share,
     )
 
 
@@ -223,7 +225,7 @@ def _say_what_the_host_adds(config: EngineConfig, num_pages: int, host_pages: in
         100 * share,
         host_pages * size,
         num_pages * size,
-        f"; less than {SMALL_HOST_SHARE:.0%} hardly changes what is found in it" if small else "",
+        "; so little hardly changes what is found in it" if small else "",
     )
 
 

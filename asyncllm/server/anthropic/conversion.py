@@ -30,6 +30,8 @@ NAMES: Final = {
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
 }
+#: Seconds by ``cache_control.ttl``.
+_TTLS: Final = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 #: Fields that are refused when they ask for something.
 _REFUSED: Final = ("container", "mcp_servers", "return_token_ids")
 
@@ -42,6 +44,24 @@ def ineffective(body: MessagesRequest) -> list[str]:
     if body.context_management:
         names.append("context_management")
     return names
+
+
+def cache_ttl(body: MessagesRequest) -> float | None:
+    """Seconds for which the longest ``cache_control`` pins the prefix; None without any.
+
+    ``chat_of`` has checked the body.
+    """
+    parts = list(body.tools or ())
+    for message in body.messages:
+        if isinstance(message.content, list):
+            parts += message.content
+    for part in parts:  # which grow
+        if part.get("type") == "tool_result" and isinstance(part.get("content"), list):
+            parts += part["content"]
+    marks = [mark.get("ttl") for part in parts if (mark := part.get("cache_control"))]
+    given = [body, *(() if isinstance(body.system, str) else body.system or ())]
+    marks += [each.cache_control.ttl for each in given if each.cache_control is not None]
+    return max((_TTLS[ttl] for ttl in marks), default=None)
 
 
 def chat_of(body: requests.CountTokensRequest) -> ChatRequest:

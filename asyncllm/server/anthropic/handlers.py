@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncllm.server.anthropic.conversion import NAMES, chat_of, ineffective
+from asyncllm.server.anthropic.conversion import NAMES, cache_ttl, chat_of, ineffective
 from asyncllm.server.anthropic.reply import MessageReply
 from asyncllm.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from asyncllm.server.anthropic.schemas import TokenCount
@@ -23,14 +23,21 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     body = await service.receive(request, MessagesRequest)
     model = service.resolve_model(body.model)
     service.note_ineffective(ineffective(body))
-    chat = chat_of(body)
+    chat, limits = chat_of(body), service.llm.limits
+    if chat.cache_ttl_s is None and (ttl := cache_ttl(body)) is not None:
+        chat.cache_ttl_s = min(ttl, limits.max_cache_ttl)  # clients do not know the limit
     scheduling = service.scheduling(request, chat)
     with renamed(NAMES, "anthropic"):
         opened = await open_chat(service.llm, chat, scheduling, request[RESERVATION])
-        context = service.llm.limits.max_model_len
-        reply = MessageReply(model, opened.conversation, context=context)
+        kept = bool(chat.cache_ttl_s) and limits.prefix_caching
+        reply = MessageReply(
+            model,
+            opened.conversation,
+            context=limits.max_model_len,
+            kept_unit=limits.page_size if kept else None,
+        )
         # Clients send the model's own limit of output tokens with every request.
-        job = cut_to_fit(opened.job, context)
+        job = cut_to_fit(opened.job, limits.max_model_len)
         return await service.answer(request, [job], reply, chat)
 
 

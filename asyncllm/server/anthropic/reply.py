@@ -103,10 +103,22 @@ class MessageReply(SingleReply):
 
     content_type = EVENT_STREAM
 
-    def __init__(self, model: str, conversation: Conversation, *, context: int):
-        """``context``: the most tokens of prompt and answer together."""
+    def __init__(
+        self,
+        model: str,
+        conversation: Conversation,
+        *,
+        context: int,
+        kept_unit: int | None = None,
+    ):
+        """
+        Args:
+            context: the most tokens of prompt and answer together.
+            kept_unit: the prompt stays in the cache, in units of so many tokens; None: maybe.
+        """
         super().__init__(conversation.message_reader(), len(conversation.prompt_ids))
         self._context = context
+        self._kept = 0 if kept_unit is None else self.prompt_tokens // kept_unit * kept_unit
         self.id = f"msg_{uuid.uuid4().hex}"
         self._message = schemas.AnthropicMessage(
             id=self.id,
@@ -175,10 +187,11 @@ class MessageReply(SingleReply):
             message.stop_reason = "tool_use" if self.reader.num_calls else "end_turn"
 
     def _usage(self) -> schemas.AnthropicUsage:
-        """Anthropic counts cached tokens apart from the input."""
+        """Anthropic counts tokens found in the cache, and those put there, apart from the input."""
+        created = max(0, self._kept - self.cached_tokens)
         return schemas.AnthropicUsage(
-            input_tokens=self.prompt_tokens - self.cached_tokens,
-            cache_creation_input_tokens=0,
+            input_tokens=self.prompt_tokens - self.cached_tokens - created,
+            cache_creation_input_tokens=created,
             cache_read_input_tokens=self.cached_tokens,
             output_tokens=self.completion_tokens,
             output_tokens_details=schemas.ThinkingDetails(

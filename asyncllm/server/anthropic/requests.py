@@ -13,10 +13,13 @@ MAX_MESSAGES: Final = 8192
 
 
 class CacheControl(msgspec.Struct):
-    """Has no effect: every prefix is cached."""
+    """Pins the whole prefix, wherever it stands; the longest of a request counts.
 
-    type: str
-    ttl: str | None = None
+    Without it, prefixes are cached as well, as long as there is room.
+    """
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(msgspec.Struct):

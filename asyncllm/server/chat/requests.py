@@ -14,6 +14,7 @@ from msgspec import Meta
 from asyncllm.types import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
+    MAX_CACHE_TTL,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_STOP_LENGTH,
@@ -51,6 +52,7 @@ StopStrings = Annotated[list[StopText], _says(maxItems=MAX_STOP_STRINGS)]
 Bias = Annotated[float, _says(minimum=-100, maximum=100)]
 Priority = Annotated[int, _says(minimum=-10, maximum=10)]
 Milliseconds = Annotated[float, _says(exclusiveMinimum=0, maximum=86_400_000)]
+CacheTtl = Annotated[float, _says(minimum=0, maximum=MAX_CACHE_TTL)]
 
 #: Where ``/openapi.json`` keeps the schemas.
 COMPONENTS: Final = "#/components/schemas/"
@@ -162,6 +164,7 @@ class GeneratingFields(StructureFields, kw_only=True):
     priority: Priority | None = None
     deadline_ms: Milliseconds | None = None
     cache_salt: CacheSalt | None = None
+    cache_ttl_s: CacheTtl | None = None
     stream: bool | None = None
     return_token_ids: bool | None = None
     trace: bool | None = None

@@ -29,6 +29,7 @@ def scheduling_params(
     return SchedulingParams(
         tenant=tenant,
         deadline_ms=body.deadline_ms,
+        cache_ttl_s=body.cache_ttl_s,
         isolated=isolated,
         **{name: value for name, value in given.items() if value is not None},
     )

@@ -27,6 +27,7 @@ _GAUGES = {
     "requests_waiting": ("waiting", "Requests waiting for the batch."),
     "kv_pages_held": ("pages_held", "KV pages of live requests."),
     "kv_pages_cached": ("pages_cached", "KV pages kept for prefix reuse only."),
+    "kv_pages_pinned": ("pages_pinned", "KV pages that requests have pinned, as of the last step."),
     "kv_pages_total": ("pages_total", "KV pages in all."),
     "kv_host_pages_used": ("host_pages_used", "KV pages in the host's memory."),
 }
@@ -42,6 +43,11 @@ _COUNTERS = {
     "kv_pages_dropped": (
         "pages_dropped",
         "Evicted KV pages that the host tier had no time to save.",
+    ),
+    "pins": ("pins", "Requests that have pinned their prefix."),
+    "kv_pinned_pages_evicted": (
+        "pinned_pages_evicted",
+        "KV pages that made room for others before their pin's time.",
     ),
     "steps": ("steps", "Model steps."),
     "step_errors": ("step_errors", "Model steps that failed."),

@@ -42,6 +42,7 @@ _SAME_NAME: Final = (
     "priority",
     "deadline_ms",
     "cache_salt",
+    "cache_ttl_s",
 )
 
 

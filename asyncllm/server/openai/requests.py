@@ -9,6 +9,7 @@ import msgspec
 from asyncllm.server.chat.requests import (
     NOT_EMPTY,
     CacheSalt,
+    CacheTtl,
     Count,
     KeptTokens,
     Logprobs,
@@ -50,3 +51,4 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     priority: Priority | None = None
     deadline_ms: Milliseconds | None = None
     cache_salt: CacheSalt | None = None
+    cache_ttl_s: CacheTtl | None = None

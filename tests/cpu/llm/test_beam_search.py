@@ -211,6 +211,19 @@ async def test_cancelling_leaves_nothing_behind(folder_of: Callable[[str], Path]
         await task
 
 
+async def test_a_search_pins_its_prompt_or_is_short_lived(
+    folder_of: Callable[[str], Path],
+) -> None:
+    async with AsyncLLM(folder_of("llama"), **OPTIONS) as llm:
+        params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+        await llm.beam_search(prompt_of(50), params, SchedulingParams(cache_ttl_s=0))
+        assert llm.stats.pins == llm.stats.pages_pinned == 0
+        await llm.beam_search(prompt_of(50), params, SchedulingParams(cache_ttl_s=60))
+        assert llm.stats.pages_pinned >= 50 // llm.limits.page_size
+        with pytest.raises(BadRequest, match="cache_ttl_s"):
+            await llm.beam_search(prompt_of(50), params, SchedulingParams(cache_ttl_s=4000))
+
+
 async def test_searches_go_on_while_the_queue_is_full(folder_of: Callable[[str], Path]) -> None:
     options: dict[str, Any] = {"max_num_seqs": 2, "max_waiting": 2}
     async with AsyncLLM(folder_of("llama"), **OPTIONS, **options) as llm:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
+import msgspec
 import pytest
 
 from asyncllm.server_config import ServerConfig
@@ -24,6 +25,11 @@ ADD: Any = {
 TOOLS: Any = [ADD, ADD | {"name": "wait"}]
 SAID: Any = [{"role": "user", "content": CALLS}]
 HI: Any = [{"role": "user", "content": "hi"}]
+EPHEMERAL: Any = {"type": "ephemeral"}
+
+
+def marked(mark: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": mark}]}]
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +247,79 @@ def test_a_strict_server_takes_harmless_fields() -> None:
     assert answer.status == 200, answer.body
     assert "X-Ignored-Parameters" not in answer.headers
     assert (refused.status, refused.json["type"]) == (400, "error")
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, None),
+        ({"cache_control": EPHEMERAL}, 300),
+        ({"cache_control": EPHEMERAL | {"ttl": "1h"}}, 3600),
+        ({"system": [{"type": "text", "text": "a", "cache_control": EPHEMERAL}]}, 300),
+        ({"tools": [ADD | {"cache_control": EPHEMERAL}], "system": "a"}, 300),
+        ({"messages": marked(EPHEMERAL)}, 300),
+        ({"messages": marked(EPHEMERAL), "cache_control": EPHEMERAL | {"ttl": "1h"}}, 3600),
+        ({"messages": [*HI, *marked(None)]}, None),
+        ({"messages": marked(EPHEMERAL), "cache_ttl_s": 7}, 7),
+        ({"messages": marked(EPHEMERAL), "cache_ttl_s": 0}, 0),
+    ],
+    ids=str,
+)
+def test_cache_control_pins(server: Server, fields: dict[str, Any], seconds: float | None) -> None:
+    answer = server.post(MESSAGES, {"messages": HI, "max_tokens": 9} | fields)
+    assert answer.status == 200, answer.body
+    assert server.llm.scheduling[-1].cache_ttl_s == seconds
+
+
+def test_cache_control_in_the_result_of_a_tool_pins(server: Server) -> None:
+    text = {"type": "text", "text": "7", "cache_control": EPHEMERAL}
+    call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [text]}
+    messages = [
+        *HI,
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = server.post(MESSAGES, {"messages": messages, "max_tokens": 9, "tools": [ADD]})
+    assert answer.status == 200, answer.body
+    assert server.llm.scheduling[-1].cache_ttl_s == 300
+
+
+@pytest.mark.parametrize("mark", [{"type": "for ever"}, EPHEMERAL | {"ttl": "2h"}], ids=str)
+def test_bad_cache_control_is_refused(server: Server, mark: dict[str, Any]) -> None:
+    for fields in ({"cache_control": mark}, {"messages": marked(mark)}):
+        answer = server.post(MESSAGES, {"messages": HI, "max_tokens": 9} | fields)
+        assert answer.status == 400
+        assert "cache_control" in answer.json["error"]["message"]
+
+
+def test_a_server_with_a_lower_limit_pins_for_as_long_as_it_allows() -> None:
+    with serving(make_llm) as server:
+        lower = msgspec.structs.replace(server.llm.limits, max_cache_ttl=60.0)
+        server.call(lambda: setattr(server.llm, "limits", lower))
+        assert server.post(MESSAGES, {"messages": marked(EPHEMERAL), "max_tokens": 9}).status == 200
+        assert server.llm.scheduling[-1].cache_ttl_s == 60
+
+
+def test_usage_tells_what_was_put_into_the_cache(server: Server) -> None:
+    """The pages of the prompt that were not there yet; the rest is input."""
+    page = server.llm.limits.page_size
+    long = "a" * (3 * page + 1)
+    body = {"messages": [{"role": "user", "content": long}], "max_tokens": 9}
+
+    def usage(**fields: Any) -> tuple[int, int, int]:
+        used = server.post(MESSAGES, body | fields).json["usage"]
+        names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+        found = tuple(used[name] for name in names)
+        assert sum(found) == len(long)
+        return found
+
+    assert usage() == (3 * page + 1, 0, 0)
+    assert usage(cache_control=EPHEMERAL) == (1, 3 * page, 0)
+    server.call(lambda: setattr(server.llm, "cached", page))
+    assert usage(cache_control=EPHEMERAL) == (1, 2 * page, page)
+    assert usage() == (2 * page + 1, 0, page)
+    server.call(lambda: setattr(server.llm, "cached", 0))
 
 
 def test_trace(server: Server) -> None:

@@ -99,7 +99,9 @@ def test_metrics(server: Server) -> None:
     assert found["generation_tokens_total",] >= 4
     assert found["requests_finished_total", "stop"] >= 1
     assert found["requests_finished_total", "error"] == 0
+    assert found["kv_pages_pinned",] == found["pins_total",] == 0
     names = {name for name, *_ in found}
+    assert "kv_pinned_pages_evicted_total" in names
     assert names >= {"prompt_tokens_total", "preemptions_total", "steps_total"}
     assert names >= {"cached_prompt_tokens_total", "kv_pages_evicted_total", "kv_host_pages_used"}
     assert names >= {"time_to_first_token_seconds_count", "inter_token_latency_seconds_count"}

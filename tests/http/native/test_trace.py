@@ -229,3 +229,29 @@ def test_the_log_is_bounded() -> None:
     assert log.find("me", "resp_7") is again
     assert log.find("me", "resp_4") is served[4]
     assert log.find("me", "resp_2") is log.find("you", "4") is log.find("me", "9") is None
+
+
+# -- pins ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_trace_tells_what_is_pinned(demo: Server, stream: bool) -> None:
+    """The answer ends by a stop string, or by its length."""
+    body = {"prompt": "Once upon a time, " * 20, "max_tokens": 8, "trace": True, "stream": stream}
+
+    def pinned(**fields: Any) -> list[dict[str, Any]]:
+        answer = demo.post("/v1/completions", body | fields)
+        [entry] = (answer.frames[-1] if stream else answer.json)["trace"]["sequences"]
+        return [event for event in entry["events"] if event["kind"] == "pinned"]
+
+    def count() -> float:
+        text = demo.get("/metrics").body.decode()
+        return float(text.partition("\nasyncllm_pins_total ")[2].partition("\n")[0])
+
+    before = count()
+    assert pinned() == pinned(cache_ttl_s=0) == []
+    for ends in ({}, {"stop": "e", "max_tokens": 50}):
+        [event] = pinned(cache_ttl_s=0.5, **ends)
+        assert event["ttl_ms"] == 500
+        assert event["pages"] > 1
+    assert count() == before + 2

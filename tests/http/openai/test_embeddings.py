@@ -102,9 +102,9 @@ def test_prompts_are_cut(server: Server) -> None:
 
 
 def test_scheduling(server: Server) -> None:
-    fields = {"priority": 3, "deadline_ms": 60_000, "cache_salt": "s"}
+    fields = {"priority": 3, "deadline_ms": 60_000, "cache_salt": "s", "cache_ttl_s": 9.5}
     vectors(server, input=["a", "b"], **fields)
-    wanted = SchedulingParams(priority=3, deadline_ms=60_000, cache_salt="s")
+    wanted = SchedulingParams(priority=3, deadline_ms=60_000, cache_salt="s", cache_ttl_s=9.5)
     assert server.llm.scheduling[-2:] == [wanted] * 2
 
 

@@ -33,6 +33,7 @@ OPENAI = [path for path in ROUTES if path.startswith("/v1")]
 @pytest.mark.parametrize("path", ROUTES)
 def test_fields_reach_the_engine(server: Server, path: str) -> None:
     fields: dict[str, Any] = {"priority": -10, "cache_salt": "s" * 1024, "deadline_ms": 2500.5}
+    fields["cache_ttl_s"] = 3600
     assert server.post(path, ROUTES[path] | fields).status == 200
     assert server.llm.scheduling[-1] == SchedulingParams(**fields)
     nulls = dict.fromkeys([*fields, "trace"])
@@ -62,6 +63,10 @@ def test_all_sequences_of_a_request_have_the_same(server: Server) -> None:
         {"deadline_ms": -1},
         {"deadline_ms": 1e9},
         {"deadline_ms": "soon"},
+        {"cache_ttl_s": -1},
+        {"cache_ttl_s": 3600.5},
+        {"cache_ttl_s": 1e9},
+        {"cache_ttl_s": "5m"},
         {"trace": "yes"},
     ],
     ids=str,
@@ -72,6 +77,17 @@ def test_bad_values_are_named(server: Server, path: str, fields: dict[str, Any])
     assert answer.status == 400
     assert answer.json["error"]["param"] == next(iter(fields))
     assert len(server.llm.scheduling) == before
+
+
+def test_responses_take_the_time_to_pin_a_prefix_as_well(server: Server) -> None:
+    answer = server.post("/v1/responses", {"input": "a", "cache_ttl_s": 30, "store": False})
+    assert answer.status == 200
+    assert server.llm.scheduling[-1].cache_ttl_s == 30
+
+
+def test_the_error_tells_the_longest_time_to_pin_a_prefix(server: Server) -> None:
+    error = server.post("/generate", {"prompt": "a", "cache_ttl_s": 3601}).json["error"]
+    assert error["message"] == "cache_ttl_s must be at most 3600, the limit here (max_cache_ttl_s)"
 
 
 def test_a_key_makes_a_tenant() -> None:

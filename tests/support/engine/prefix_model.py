@@ -9,7 +9,7 @@ from itertools import count
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncllm.cache.node import NO_PAGE, Node
+from asyncllm.cache.node import COLD, NO_PAGE, Node
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.radix import PrefixTree
 from tests.support.engine.scheduling import path
@@ -29,9 +29,10 @@ class Entry:
     Attributes:
         used: time of its last use.
         rested: when the device page fell out of use.
-        late: a copy was under way then, so it rests since the end of that.
+        late: it rests since later than that: a copy was under way, or it was pinned.
         spare: when the host page became the copy of a page in use, or None.
         ahead: saved, or not worth it, as one of the next to be evicted.
+        pinned: the end of its pin, and the tenant.
     """
 
     def __init__(self, prefix: Prefix, page: int | None, used: int, *, ready: bool):
@@ -43,6 +44,7 @@ class Entry:
         self.saving = False
         self.users = 0
         self.forgotten = False
+        self.pinned: tuple[float, str] | None = None
         self.ahead = self.late = False
         self.rested = 0
         self.spare: int | None = None
@@ -78,16 +80,20 @@ class TreeMachine(RuleBasedStateMachine):
         self.now = 0
         self.events = count()
         self.num_dropped = 0
+        self.time = 0.0
+        self.num_pins = 0
 
     @initialize(
         page_size=st.integers(1, 3),
         pages=st.integers(1, 30),
         hosts=st.sampled_from([0, 3, 8, 30, 100]),
+        pinned=st.integers(0, 15),
     )
-    def begin(self, page_size: int, pages: int, hosts: int) -> None:
+    def begin(self, page_size: int, pages: int, hosts: int, pinned: int) -> None:
         self.page_size = page_size
         self.pages, self.hosts = PageAllocator(pages), PageAllocator(hosts)
-        self.tree = PrefixTree(page_size, self.pages, self.hosts)
+        self.tree = PrefixTree(page_size, self.pages, self.hosts, pinned)
+        self.most_pinned = pinned
 
     # -- what should be --------------------------------------------------------------------------
 
@@ -106,7 +112,7 @@ class TreeMachine(RuleBasedStateMachine):
             for entry in self.known.values()
             if entry.cached() and all(child.page is None for child in self.below(entry.prefix))
         ]
-        return min(leaves, key=lambda entry: entry.used, default=None)
+        return min(leaves, key=lambda e: (e.pinned is not None, e.pinned, e.used), default=None)
 
     def host_leaf(self) -> Entry | None:
         """Which page, of those that only the host has, it gives up first."""
@@ -135,8 +141,9 @@ class TreeMachine(RuleBasedStateMachine):
         entry = self.leaf()
         if entry is None:
             return False
-        self.num_dropped += self.hosts.num_pages > 0 and entry.host is None and not entry.ahead
-        entry.page, entry.spare, entry.ahead = None, None, False
+        lost = entry.host is None and not entry.ahead and entry.used > 0
+        self.num_dropped += lost and self.hosts.num_pages > 0
+        entry.page, entry.spare, entry.ahead, entry.pinned = None, None, False, None
         if entry.host is None:
             for gone in (entry, *self.below(entry.prefix)):
                 del self.known[gone.prefix]
@@ -255,8 +262,10 @@ class TreeMachine(RuleBasedStateMachine):
             if lost or (known is not None and known.page is not None):
                 break
             if known is None:
-                known = self.known[prefix] = Entry(prefix, page, self.now, ready=now_ready)
-            known.page, known.ready, known.used, known.users = page, now_ready, self.now, 1
+                known = self.known[prefix] = Entry(prefix, page, 0, ready=now_ready)
+            else:
+                known.used = self.now
+            known.page, known.ready, known.users = page, now_ready, 1
             self.use(known)
             user.chain.append(known)
         assert len(added) == len(user.chain) - num_before
@@ -283,19 +292,53 @@ class TreeMachine(RuleBasedStateMachine):
         self.land(self.users[which % len(self.users)], count)
 
     @precondition(lambda self: self.users)
-    @rule(which=st.integers(0, 99), trusted=st.sampled_from([True, True, True, False]))
-    def leave(self, which: int, trusted: bool) -> None:
+    @rule(
+        which=st.integers(0, 99),
+        trusted=st.sampled_from([True, True, True, False]),
+        cold=st.sampled_from([False, False, True]),
+    )
+    def leave(self, which: int, trusted: bool, cold: bool = False) -> None:
         user = self.users.pop(which % len(self.users))
         if not trusted and user.num_found < len(user.chain):
             self.forget([*path(user.node)][-2 - user.num_found], user.chain[user.num_found])
         self.land(user, len(user.chain))
-        self.tree.unlock(user.node)
+        self.tree.unlock(user.node, cold=cold)
         self.now += 1
         for entry in reversed(user.chain):
             entry.users -= 1
-            entry.used = self.now
+            entry.used = self.now + (COLD if cold and entry.used <= 0 else 0)
             self.rest(entry)
             self.settle(entry)
+
+    @precondition(lambda self: self.users)
+    @rule(which=st.integers(0, 99), seconds=st.integers(1, 5), tenant=st.sampled_from(["a", "b"]))
+    def pin(self, which: int, seconds: int, tenant: str) -> None:
+        """The path of a user, for a time that no other pin has."""
+        user = self.users[which % len(self.users)]
+        if not user.node.linked:
+            return
+        self.num_pins += 1
+        pin = self.time + seconds + self.num_pins / 1e6, tenant
+        expected = 0
+        for entry in user.chain:
+            if entry.pinned is None or entry.pinned < pin:
+                pins = [e.pinned for e in self.known.values() if e.pinned and e is not entry]
+                if sum(owner == tenant for _, owner in pins) >= self.most_pinned:
+                    break
+                if len(pins) >= 2 * self.most_pinned:
+                    break
+                entry.pinned = pin
+            expected += 1
+        nodes = list(path(user.node))[::-1][1:]
+        assert self.tree.pins.pin(nodes, tenant, pin[0]) == expected
+
+    @rule(seconds=st.integers(0, 3))
+    def time_passes(self, seconds: int) -> None:
+        self.time += seconds
+        self.tree.leaves.expire(self.time)
+        for entry in self.known.values():
+            if entry.pinned is not None and entry.pinned[0] <= self.time:
+                entry.pinned = None
 
     def forget(self, node: Node, entry: Entry) -> None:
         self.tree.forget(node)
@@ -304,7 +347,7 @@ class TreeMachine(RuleBasedStateMachine):
         for gone in (entry, *self.below(entry.prefix)):
             del self.known[gone.prefix]
             self.forgotten.append(gone)
-            gone.forgotten = True
+            gone.forgotten, gone.pinned = True, None
             self.settle(gone)
 
     @rule(which=st.integers(0, 99))
@@ -325,12 +368,18 @@ class TreeMachine(RuleBasedStateMachine):
         chosen: list[Entry] = []
         free = list(self.hosts._free)
         window = self.tree._host._window
-        while len(chosen) < most and self.num_ahead() + self.pages.num_free < window:
-            resting = [e for e in self.known.values() if e.cached() and not e.ahead]
+        num_passed = 0
+        while len(chosen) + num_passed < most and self.num_ahead() + self.pages.num_free < window:
+            cached = [e for e in self.known.values() if e.cached() and not e.ahead]
+            resting = [e for e in cached if e.used > 0]
             entry = min(resting, key=lambda entry: entry.rested, default=None)
             if entry is None:
                 break
-            self.check_ahead(entry, resting)
+            if entry.pinned is not None:
+                entry.rested, entry.late = next(self.events), True
+                num_passed += 1
+                continue
+            self.check_ahead(entry, [e for e in resting if e.pinned is None])
             if entry.host is not None:
                 entry.spare = None
             elif not self.is_too_old(entry, free):
@@ -420,6 +469,13 @@ class TreeMachine(RuleBasedStateMachine):
             assert (entry.spare is not None) == (double and not (node.ahead or node.saving))
             assert node.locks == entry.users + entry.saving
             assert node.tick == entry.used
+            pin = node.pin if node.pin is not None and node.pin.num_pages else None
+            assert entry.pinned == (None if pin is None else (pin.until, pin.tenant))
+        pins = [entry.pinned for entry in self.known.values() if entry.pinned is not None]
+        assert self.tree.pins.num_pages == len(pins) <= 2 * self.most_pinned
+        for tenant in "ab":
+            held = self.tree.pins.held_by(tenant)
+            assert held == sum(owner == tenant for _, owner in pins) <= self.most_pinned
         assert self.tree.num_cached == sum(entry.cached() for entry in self.known.values())
         entries = [*self.known.values(), *self.forgotten]
         for allocator, used in (

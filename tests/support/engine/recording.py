@@ -123,6 +123,7 @@ class Driver:
             priority=rng.randint(-1, 1),
             cache_salt=rng.choice(["", "", "pepper"]),
             deadline_ms=rng.choice([None, None, 500.0]),
+            cache_ttl_s=rng.choice([None, None, 0, 0.02, 0.5]),
         )
         self.live[seq.id] = seq
         self.sched.add(seq, self.now)

@@ -94,16 +94,16 @@ def test_a_device_that_is_large_enough_copies_nothing() -> None:
 
 
 def test_pages_are_saved_only_just_ahead_of_their_eviction() -> None:
-    cache = KVCacheManager(800, 1, host_pages=800)  # 100 are to be free or saved
+    cache = KVCacheManager(1600, 1, host_pages=800)  # 100 are to be free or saved
     serve(cache, 1, list(range(500)))
     assert not cache.back_up(99).nodes, "there is room enough"
-    serve(cache, 2, list(range(1000, 1220)))
+    serve(cache, 2, list(range(1000, 2020)))
     copies = cache.back_up(99)
     assert [node.depth for node in copies.nodes] == list(range(500, 480, -1))
     assert not cache.back_up(99).nodes
     cache.backed_up(copies)
     assert not cache.back_up(99).nodes, "that is enough"
-    serve(cache, 3, list(range(2000, 2100)))
+    serve(cache, 3, list(range(3000, 3100)))
     assert (cache.num_evicted, cache.num_dropped) == (20, 0)
     assert cache.num_host_used == 20
     assert len(cache.back_up(999).nodes) == 100

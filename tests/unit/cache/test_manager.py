@@ -23,6 +23,7 @@ Content = dict[int, tuple[bytes, tuple[int, ...]]]
 FAMILIES = {family: [family * 3 + (i * i) % 7 for i in range(40)] for family in range(3)}
 FAMILY, LENGTH = st.sampled_from(sorted(FAMILIES)), st.integers(1, 30)
 SALT = st.sampled_from(["", "", "a"])
+HOW = ("release", "release", "pin", "pin", "cold", "discard", "again")
 
 
 class Inside:
@@ -54,8 +55,13 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def begin(self, num_pages: int, page_size: int, host_pages: int, caching: bool) -> None:
         self.cache = KVCacheManager(
-            num_pages, page_size, prefix_caching=caching, host_pages=host_pages if caching else 0
+            num_pages,
+            page_size,
+            prefix_caching=caching,
+            host_pages=host_pages if caching else 0,
+            max_pinned_share=0.4,
         )
+        self.time = 0.0
 
     # -- what pages hold -------------------------------------------------------------------------
 
@@ -192,16 +198,20 @@ class ManagerMachine(RuleBasedStateMachine):
             self.cache.commit(inside.seq, inside.landed)
 
     @precondition(lambda self: self.inside)
-    @rule(which=st.integers(0, 99), how=st.sampled_from(["release", "release", "discard", "again"]))
+    @rule(which=st.integers(0, 99), how=st.sampled_from(HOW))
     def leave(self, which: int, how: str) -> None:
         inside = self.inside.pop(which % len(self.inside))
         seq = inside.seq
+        if how == "pin" and not inside.loading:
+            landed = 0 if inside.flight else inside.landed
+            num_pinned = self.cache.pin(seq, landed, "", self.time + which)
+            assert num_pinned <= self.cache.num_shared(seq)
         if how == "discard" and not inside.loading:
             self.cache.discard(seq)  # from a step in flight on, nothing has landed
         else:
             while inside.flight:
                 self.land_one(inside)
-            self.cache.release(seq, 0 if inside.loading else inside.landed)
+            self.cache.release(seq, 0 if inside.loading else inside.landed, cold=how == "cold")
         assert (seq.pages, seq.node, seq.first_own) == ([], None, None)
         if how == "again":
             self.waiting.append(seq)
@@ -233,6 +243,11 @@ class ManagerMachine(RuleBasedStateMachine):
         self.cache.loaded(copies)
         inside.loading = False
 
+    @rule(seconds=st.integers(1, 50))
+    def time_passes(self, seconds: int) -> None:
+        self.time += seconds
+        self.cache.expire_pins(self.time)
+
     # -- the books -------------------------------------------------------------------------------
 
     @invariant()
@@ -242,6 +257,7 @@ class ManagerMachine(RuleBasedStateMachine):
         check_books(cast(Scheduler, books), [inside.seq for inside in self.inside])
         cache = self.cache
         assert cache.num_available == cache.num_free + cache.num_cached
+        assert cache.pins.num_pages <= 2 * int(0.4 * cache.num_pages)
         if not cache.prefix_caching:
             assert cache.num_held == sum(len(inside.seq.pages) for inside in self.inside)
 
@@ -259,7 +275,7 @@ class ManagerMachine(RuleBasedStateMachine):
         last = sequence(0, [999] * cache.num_pages * cache.page_size)
         cache.hold(last, cache.match(last))
         assert cache.extend(last, len(last.tokens)), "every page can be had"
-        assert cache.num_free == cache.num_cached == 0
+        assert cache.num_free == cache.num_cached == cache.pins.num_pages == 0
         assert all(node.host >= 0 for node in tree_nodes(cache) if node.parent is not None)
         cache.release(last, 0)
         assert cache.num_free == cache.num_pages
@@ -276,7 +292,7 @@ def test_the_same_at_random(seed: int) -> None:
     machine.begin(rng.randint(8, 30), rng.randint(1, 4), rng.choice([0, 5, 60, 120]), True)
     for _ in range(3000):
         which = rng.randrange(99)
-        match rng.randrange(10):
+        match rng.randrange(11):
             case 0 | 1:
                 salt = rng.choice(["", "", "a"])
                 machine.add(rng.randrange(3), rng.randint(1, 30), rng.randint(0, 3), salt)
@@ -287,13 +303,15 @@ def test_the_same_at_random(seed: int) -> None:
             case 6 if any(inside.flight for inside in machine.inside):
                 machine.land(which)
             case 7 if machine.inside:
-                machine.leave(which, rng.choice(["release", "release", "again", "discard"]))
+                machine.leave(which, rng.choice(HOW))
             case 8:
                 machine.back_up(rng.randint(1, 8), rng.random() < 0.5)
             case 9 if machine.saves:
                 machine.backed_up(which)
             case 9 if machine.loads:
                 machine.loaded(which)
+            case 10:
+                machine.time_passes(rng.randint(1, 9))
         del machine.waiting[: len(machine.waiting) - 8]
         while len(machine.inside) > 5:
             machine.leave(0, rng.choice(["release", "again", "discard"]))

@@ -33,14 +33,15 @@ TestTreeMachine.settings = settings(max_examples=150, stateful_step_count=50, de
 def at_random(machine: TreeMachine, seed: int, steps: int) -> None:
     """Longer than hypothesis goes, and mostly what is rare there."""
     rng = random.Random(seed)
-    machine.begin(rng.randint(1, 3), rng.randint(8, 40), rng.choice([2, 8, 60, 150]))
+    hosts, pinned = rng.choice([2, 8, 60, 150]), rng.randint(0, 12)
+    machine.begin(rng.randint(1, 3), rng.randint(8, 40), hosts, pinned)
 
     def pages() -> list[int]:
         return rng.choices([0, 1], [3, 1], k=rng.randint(1, 8))
 
     for _ in range(steps):
         salt, some, which = rng.choice([b"", b"", b"a"]), pages(), rng.randrange(99)
-        match rng.randrange(13):
+        match rng.randrange(15):
             case 0:
                 machine.enter(salt, some, rng.randint(0, 2), rng.randint(0, 8), load=True)
             case 1:
@@ -52,7 +53,7 @@ def at_random(machine: TreeMachine, seed: int, steps: int) -> None:
             case 5 if machine.users:
                 machine.some_land(which, rng.randint(1, 8))
             case 6 | 7 if machine.users:
-                machine.leave(which, trusted=rng.random() < 0.8)
+                machine.leave(which, trusted=rng.random() < 0.8, cold=rng.random() < 0.3)
             case 8:
                 machine.spill(rng.randint(1, 12), rng.randint(0, 6))
             case 9:
@@ -63,6 +64,10 @@ def at_random(machine: TreeMachine, seed: int, steps: int) -> None:
                 machine.loaded(which)
             case 12 if rng.random() < 0.3:
                 machine.forget_any(which)
+            case 13 if machine.users:
+                machine.pin(which, rng.randint(1, 20), rng.choice("ab"))
+            case 14:
+                machine.time_passes(rng.randint(0, 2))
         while len(machine.users) > 5:
             machine.leave(0, trusted=rng.random() < 0.9)
         machine.same()
@@ -159,7 +164,7 @@ def test_eviction_costs_a_few_looks_at_the_heap_a_page(monkeypatch: pytest.Monke
             chain(tree, pages, b"", [branch, 1, 2, 3])
     touched = 4 * num_pages  # unlocked so often
     assert looks <= touched, "what is locked, or has pages below it, is not looked at"
-    assert len(tree._leaves._entries) <= 2 * num_pages + 64
+    assert len(tree.leaves._plain._entries) <= 2 * num_pages + 64
     looks = 0
     for _ in range(num_pages // 100):
         assert tree.evict(100)
@@ -218,7 +223,7 @@ def test_nodes_go_without_the_garbage_collector(alive: Callable[[], int]) -> Non
     tree = PrefixTree(1, pages, PageAllocator(0))
     for first in range(3):
         chain(tree, pages, b"", [first, 1, 2, 3])
-    tree._leaves.clear()  # which may have stale entries
+    tree.leaves._plain.clear()  # which may have stale entries
     assert alive() == 1 + 3 * 4
     [root] = tree._roots.values()
     tree.forget(next(iter(root.children.values())))

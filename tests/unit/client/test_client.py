@@ -162,8 +162,8 @@ async def test_scheduling_is_sent_where_it_is_not_the_default(
 ) -> None:
     await client.generate("hello", None, SchedulingParams())
     assert script.body == {"model": "m", "prompt": "hello"}
-    wanted = SchedulingParams(priority=-2, deadline_ms=1500, cache_salt="mine")
-    fields = {"priority": -2, "deadline_ms": 1500, "cache_salt": "mine"}
+    wanted = SchedulingParams(priority=-2, deadline_ms=1500, cache_salt="mine", cache_ttl_s=0)
+    fields = {"priority": -2, "deadline_ms": 1500, "cache_salt": "mine", "cache_ttl_s": 0}
     await client.generate("hello", scheduling=wanted)
     assert script.body == {"model": "m", "prompt": "hello", **fields}
     script.answer = [sse(choice(delta={}, finish_reason="stop"))]

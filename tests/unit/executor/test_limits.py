@@ -140,3 +140,8 @@ def test_a_context_that_does_not_fit_names_the_option_that_helps() -> None:
     assert caught.value.param == "max_model_len"
     with pytest.raises(ModelError, match=r"it holds 256: .*raise kv_cache_tokens"):
         limits(**wanted, kv_cache_tokens=256)
+
+
+def test_the_limits_of_pins_are_those_configured() -> None:
+    found = limits(max_cache_ttl_s=60.0, max_pinned_share=0.1)
+    assert (found.max_cache_ttl, found.max_pinned_share) == (60.0, 0.1)

@@ -109,6 +109,11 @@ def test_whole_numbers_are_fine_where_fractions_are() -> None:
         ("page_size", 0),
         ("steps_in_flight", 3),
         ("gpu_memory_utilization", 1.5),
+        ("max_cache_ttl_s", -1.0),
+        ("max_cache_ttl_s", 86_401.0),
+        ("max_pinned_share", -0.1),
+        ("max_pinned_share", 1.1),
+        ("max_pinned_share", float("nan")),
         ("max_num_batched_tokens", 3),
     ],
 )

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -147,7 +148,7 @@ def test_an_event_takes_less_than_fifty_bytes(tmp_path: Path) -> None:
 
 def test_times_and_limits_come_back_exactly(tmp_path: Path) -> None:
     sched = recorded(tmp_path / "a", num_pages=33)
-    seq = sequence(1, 5, arrival=0.1 + 0.2, deadline_ms=1e3 / 3, priority=-7)
+    seq = sequence(1, 5, arrival=0.1 + 0.2, deadline_ms=1e3 / 3, priority=-7, cache_ttl_s=1 / 7)
     sched.add(seq, 1 / 3)
     sched.finish(seq, 2 / 3)
     sched.finish(seq, 0.7)
@@ -158,9 +159,15 @@ def test_times_and_limits_come_back_exactly(tmp_path: Path) -> None:
     arrival, finish, end = trace.events()
     assert isinstance(arrival, Arrival)
     assert (arrival.now, arrival.arrival, arrival.deadline) == (1 / 3, 0.1 + 0.2, seq.deadline)
-    assert arrival.priority == -7
+    assert (arrival.priority, arrival.cache_ttl) == (-7, 1 / 7)
     assert finish == Finish(2 / 3, 1)
     assert end == End("done")
+
+
+def test_a_trace_from_before_there_were_pins_is_read() -> None:
+    old = msgspec.msgpack.encode([0, 1.0, 7, "", 0, 0, 5, 9, 0, True, None, None, False])
+    arrival = msgspec.msgpack.decode(old, type=Arrival)
+    assert (arrival.id, arrival.cache_ttl) == (7, None)
 
 
 def test_a_policy_without_a_name_goes_by_its_class() -> None:

@@ -97,6 +97,14 @@ def test_preempted_requests_replay(tmp_path: Path, host_pages: int) -> None:
     assert preemptions > 4
 
 
+def test_pins_that_gave_way_replay(tmp_path: Path) -> None:
+    for seed in range(3):
+        tight = {"page_size": 2, "num_pages": 24, "max_model_len": 48, "max_num_seqs": 4}
+        driver = record(tmp_path / "a", seed, **tight)
+        assert driver.sched.cache.pins.num_evicted > 0
+        assert replay(tmp_path / "a").mismatch is None
+
+
 def test_generated_pages_are_hits_in_the_replay_as_well(tmp_path: Path) -> None:
     driver = Driver(str(tmp_path / "a"), 0)
     driver.errors = False

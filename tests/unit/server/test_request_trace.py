@@ -24,6 +24,7 @@ EVENTS = [
     Event(100.7, 13, "admitted", 1, 96),
     Event(100.7, 13, "chunk", 96, 6),
     Event(100.9, 14, "finished", 105, 0),
+    Event(100.9, 14, "pinned", 6, 30_000),
 ]
 #: A step every 0.1 s, each 50 ms long and beginning 10 ms after it was planned; the last one is
 #: still on the device.
@@ -69,7 +70,7 @@ def test_times_are_milliseconds_from_the_arrival() -> None:
     assert (entry["started_ms"], entry["first_token_ms"], entry["ended_ms"]) == (300, 450, 1000)
     assert entry["waited_ms"] == {"slots": 250, "pages": 0, "budget": 50}
     assert [event["at_ms"] for event in entry["events"]] == [
-        0, 100, 200, 300, 300, 500, 700, 700, 900,
+        0, 100, 200, 300, 300, 500, 700, 700, 900, 900,
     ]  # fmt: skip
     assert (entry["tenant"], entry["priority"], entry["outcome"]) == ("key-2", -1, "length")
     counts = [entry[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion")]
@@ -90,6 +91,7 @@ def test_events_have_fields_with_names() -> None:
         {"kind": "admitted", "step": 13, "slot": 1, "cached_tokens": 96},
         {"kind": "chunk", "step": 13, "start": 96, "tokens": 6},
         {"kind": "finished", "tokens": 105},
+        {"kind": "pinned", "pages": 6, "ttl_ms": 30_000},
     ]
 
 
@@ -117,7 +119,7 @@ def test_steps_are_those_in_which_it_was_in_the_batch() -> None:
 
 def test_a_step_on_the_device_has_no_times_yet() -> None:
     running = msgspec.structs.replace(
-        TRACE, outcome="running", ended=None, events=EVENTS[:-1], num_events_dropped=0
+        TRACE, outcome="running", ended=None, events=EVENTS[:-2], num_events_dropped=0
     )
     entry = entry_of(running)
     last = entry["steps_detail"][-1]

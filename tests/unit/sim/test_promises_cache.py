@@ -123,6 +123,37 @@ def test_prompts_that_arrive_together_compute_a_shared_prefix_once(own: int) -> 
     assert max(request.wait for request in sent) < 4 * alone
 
 
+# -- pinned prefixes -------------------------------------------------------------------------------
+
+
+def test_an_agent_finds_its_prefix_when_its_tool_has_answered() -> None:
+    """Twenty seconds and two caches of other prompts later, which never notice."""
+
+    def play(ttl: float | None) -> tuple[Sent, list[list[float]]]:
+        async def scenario(clients: Clients) -> tuple[Sent, list[list[float]]]:
+            said = clients.prompt(4000)
+            first = clients.send(said, 100, cache_ttl_s=ttl)
+            await first.over()
+            flood = []
+            for _ in range(80):
+                flood.append(clients.send(600, 20))
+                await asyncio.sleep(0.25)
+            await clients.over(flood)
+            turn = clients.send([*said, *first.tokens, *clients.prompt(200)], 100)
+            await turn.over()
+            assert clients.llm.stats.preemptions == 0
+            assert clients.llm.stats.pins == (ttl is not None)
+            return turn, [request.times for request in flood]
+
+        return simulate(scenario, kv_cache_tokens=20_000, max_model_len=8192)
+
+    turn, flood = play(60.0)
+    cold, flood_without_pins = play(None)
+    assert (turn.cached, cold.cached) == (4099 // PAGE * PAGE, 0)
+    assert turn.wait < cold.wait / 3
+    assert flood == flood_without_pins
+
+
 # -- batches ---------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,7 @@ class Run:
             tenant=rng.choice("abc"),
             priority=rng.randint(-1, 1),
             cache_salt=rng.choice(["", "", "", "salt"]),
+            cache_ttl_s=rng.choice([None, None, 0, 0.1, 60.0]),
         )
         self.live[id] = self.seen[id] = seq
         self.sched.add(seq, self.now)

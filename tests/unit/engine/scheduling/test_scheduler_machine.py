@@ -82,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["a", "b"]),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "salt"]),
+        ttl=st.sampled_from([None, None, 0, 0.05, 9.0]),
     )
     def add(
         self,
@@ -93,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant: str,
         priority: int,
         salt: str,
+        ttl: float | None,
     ) -> None:
         """Prompts of a family begin alike."""
         id = len(self.seen) + 1
@@ -109,6 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tenant=tenant,
             priority=priority,
             cache_salt=salt,
+            cache_ttl_s=ttl,
         )
         self.live[id] = self.seen[id] = seq
         self.sched.add(seq, self.now)
