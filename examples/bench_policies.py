@@ -39,11 +39,11 @@ from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import AsyncLLMError
 from asyncllm.models.spec import ModelSpec, read_spec
-from asyncllm.replay.bounds import due_times, edf, prefill_work, srpt, total_work
 from asyncllm.replay.figures import Figures, percentile
-from asyncllm.replay.hostile import HOSTILE, Hostile, deadlines
-from asyncllm.replay.load import Load
-from asyncllm.replay.request_log import read_log
+from asyncllm.replay.loads.bounds import due_times, edf, prefill_work, srpt, total_work
+from asyncllm.replay.loads.hostile import HOSTILE, Hostile, deadlines
+from asyncllm.replay.loads.load import Load
+from asyncllm.replay.loads.request_log import read_log
 from asyncllm.replay.simulate import serve
 from asyncllm.sim.cost import SHAPES
 from asyncllm.sim.executor import resolve_sim
@@ -243,12 +243,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--profile", choices=sorted(SHAPES), default="h200-8b", help="model and device")
     add("--kv-cache-tokens", type=int, metavar="N", help="size of the KV cache")
     add("--host-kv-gib", type=float, default=0.0, help="size of its tier in host memory")
-    add(
-        "--json",
-        type=argparse.FileType("w"),
-        metavar="FILE",
-        help="also write the figures here, times in seconds",
-    )
+    add("--json", metavar="FILE", help="also write the figures here, times in seconds")
     return parser
 
 

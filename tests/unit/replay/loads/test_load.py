@@ -10,8 +10,8 @@ import pytest
 from asyncllm.engine.policy import POLICIES
 from asyncllm.errors import BadRequest
 from asyncllm.replay.figures import Figures
-from asyncllm.replay.hostile import HOSTILE, cached_turns, deadlines, interfere, preempt, wall
-from asyncllm.replay.load import Load, LoadRequest
+from asyncllm.replay.loads.hostile import HOSTILE, cached_turns, deadlines, interfere, preempt, wall
+from asyncllm.replay.loads.load import Load, LoadRequest
 from asyncllm.replay.simulate import serve
 from asyncllm.sim.cost import H200, SHAPES, SimCost
 from tests.support.engine.scheduling import limits
