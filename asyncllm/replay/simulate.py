@@ -15,7 +15,7 @@ from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
 from asyncllm.replay.figures import Figures
-from asyncllm.replay.load import Load
+from asyncllm.replay.loads.load import Load
 from asyncllm.replay.run import Run, StepRows
 from asyncllm.replay.variants import BASELINE, Variant
 from asyncllm.replay.verify import Replayed, named_policy

@@ -17,7 +17,7 @@ from typing import Annotated, Final, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from asyncllm.replay.load import Load, LoadRequest
+from asyncllm.replay.loads.load import Load, LoadRequest
 from asyncllm.replay.trace_file import TraceError
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from asyncllm.replay.load import Load
+from asyncllm.replay.loads.load import Load
 from asyncllm.sim.cost import SimCost
 
 

@@ -71,14 +71,6 @@ class Load(msgspec.Struct, frozen=True):
             skipped[f"longer than {longest:,} tokens"] = len(chosen) - len(kept)
         return msgspec.structs.replace(self, requests=kept, skipped=skipped)
 
-    def at_once(self) -> Load:
-        """The same requests all at the same time, and without deadlines."""
-        requests = [
-            msgspec.structs.replace(request, arrival=0.0, deadline=FOREVER)
-            for request in self.requests
-        ]
-        return msgspec.structs.replace(self, requests=requests)
-
     def workload(self, limits: EngineLimits) -> Workload:
         """The same requests for a scheduler with these limits; ids are places in ``requests``.
 

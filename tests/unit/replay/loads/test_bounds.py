@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncllm.engine.policy import POLICIES
-from asyncllm.replay.bounds import due_times, edf, prefill_work, srpt, total_work
-from asyncllm.replay.load import Load, LoadRequest
+from asyncllm.replay.loads.bounds import due_times, edf, prefill_work, srpt, total_work
+from asyncllm.replay.loads.load import Load, LoadRequest
 from asyncllm.replay.simulate import serve
 from asyncllm.sim.cost import H200, SHAPES, SimCost
 from tests.support.engine.scheduling import limits

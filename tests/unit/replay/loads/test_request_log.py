@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from asyncllm.errors import BadRequest
-from asyncllm.replay.load import Load, LoadRequest
-from asyncllm.replay.request_log import read_log
+from asyncllm.replay.loads.load import Load, LoadRequest
+from asyncllm.replay.loads.request_log import read_log
 from asyncllm.replay.trace_file import TraceError
 
 MOONCAKE = """\
