@@ -19,6 +19,7 @@ from asyncllm.bench.load import Answered, Outcome
 from asyncllm.bench.offline import run_case
 from asyncllm.bench.online import summarize
 from asyncllm.bench.report import OfflineRow, OnlineRow, Report
+from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.sim import virtual_time
 from asyncllm.sim.profile import HostTimes, find_profile
@@ -91,8 +92,10 @@ def offline_rows(profile: str, cases: Sequence[OfflineCase]) -> list[OfflineRow]
         from asyncllm.llm.async_llm import AsyncLLM
 
         clock = asyncio.get_running_loop().time
-        options = {"policy": "longest", "itl_target_ms": 0.0}
-        async with AsyncLLM(device="sim", sim_profile=profile, **options) as llm:
+        config = EngineConfig(
+            device="sim", sim_profile=profile, policy="longest", itl_target_ms=0.0
+        )
+        async with AsyncLLM(config=config) as llm:
             rows = [await run_case(llm, case, REPETITIONS, clock) for case in cases]
         return [row for row in rows if row is not None]
 

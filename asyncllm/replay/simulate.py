@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from heapq import heapify, heappop
 
 from asyncllm.engine.policy import POLICIES
-from asyncllm.engine.scheduling.step_time import StepShape
 from asyncllm.errors import BadRequest
 from asyncllm.replay.figures import Figures
 from asyncllm.replay.run import Run
 from asyncllm.replay.variants import BASELINE, Variant
 from asyncllm.replay.verify import Replayed, named_policy
+from asyncllm.sim.profile import StepShape
 from asyncllm.sim.timeline import Timeline
 from asyncllm.wire.messages import StepPlan, unpack
 
@@ -23,7 +23,8 @@ def simulate(replayed: Replayed, variant: Variant = BASELINE) -> Figures:
     """Serve the trace's requests under other limits, or another policy.
 
     Requests arrive when they did and generate as many tokens; aborted and late ones end when they
-    did. Refused requests are not in a trace. Steps take as long as the step-time model says.
+    did. Refused requests are not in a trace. Steps take as long as tables say that are fitted to
+    the trace (``Replayed.device``), or in a short trace the step-time model.
 
     Raises:
         BadRequest: the variant makes no sense, or the trace has too few steps to learn from.
@@ -47,6 +48,8 @@ class _Device:
     """Runs plans in virtual time, with the step times of the recorded device."""
 
     def __init__(self, replayed: Replayed, copy_seconds: float):
+        self._profile = replayed.device()
+        self._steps_of = self._profile.steps.extended() if self._profile is not None else None
         self._times = replayed.times
         self._overhead = replayed.overhead
         self._timeline = Timeline(lambda count: count * copy_seconds)
@@ -56,12 +59,21 @@ class _Device:
     def next_report(self) -> float:
         return self._steps[0].reported if self._steps else NEVER
 
-    def submit(self, plan: StepPlan, shape: StepShape, now: float) -> None:
+    def submit(self, plan: StepPlan, run: Run, now: float) -> None:
         if plan.copies:
             self._timeline.start_copies(plan.step, unpack(plan.copies, 3), now)
-        seconds = plan.decode_steps * self._times.seconds(shape) if shape.num_tokens else None
-        begun, done = self._timeline.start_step(seconds, now)
+        seconds, gap = self._seconds(plan, run) if plan.rows else (None, 0.0)
+        begun, done = self._timeline.start_step(seconds, now, gap)
         self._steps.append(_Step(plan.step, done, done - begun, done + self._overhead))
+
+    def _seconds(self, plan: StepPlan, run: Run) -> tuple[float, float]:
+        """The step's time, and the gap before it."""
+        if self._profile is None or self._steps_of is None:
+            return plan.decode_steps * self._times.seconds(run.shape(plan)), 0.0
+        shape = StepShape.of(*run.rows(plan))
+        seconds = self._steps_of.seconds(shape, plan.decode_steps)
+        seconds *= self._profile.ratio(shape.kind, plan.step)
+        return seconds, self._profile.gap(shape.kind)
 
     def report(self) -> tuple[float, tuple[tuple[int, float], ...]]:
         """The oldest step's seconds, and the copies that its result reports."""
@@ -126,4 +138,4 @@ class _Simulation:
             if planned is None:
                 break
             self._next_step += 1
-            self._device.submit(planned.message, self._run.shape(planned.message), now)
+            self._device.submit(planned.message, self._run, now)

@@ -105,12 +105,8 @@ class SimCost:
         self.profile = profile
         self._times = None
         if profile is not None:
-            times = profile.steps
-            self._times = msgspec.structs.replace(
-                times,
-                decode_rows=times.decode_rows.extended(lambda n: self._matmuls(n, n)),
-                mixed_tokens=times.mixed_tokens.extended(lambda n: self._matmuls(n, 1)),
-                chunk_attention=times.chunk_attention.extended(lambda n: n),
+            self._times = profile.steps.extended(
+                lambda rows: self._matmuls(rows, rows), lambda tokens: self._matmuls(tokens, 1)
             )
 
     def seconds(
