@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -64,9 +64,17 @@ def measured_rows(profile: str) -> list[OfflineRow | OnlineRow]:
     """
     found = find_profile(profile)
     reports = [] if found is None else [msgspec.convert(raw, Report) for raw in found.measured]
-    rows = [row for report in reports for row in (*report.offline, *report.online)]
+    rows = rows_of(reports)
     if not rows:
         raise BadRequest(f"the profile {profile} has no measured rows to compare with")
+    return rows
+
+
+def rows_of(reports: Iterable[Report]) -> list[OfflineRow | OnlineRow]:
+    rows: list[OfflineRow | OnlineRow] = []
+    for report in reports:
+        rows += report.offline
+        rows += report.online
     return rows
 
 

@@ -192,8 +192,9 @@ class _Replay:
         planned = self._planned.pop(0)
         shape = self._shapes.pop(0)
         if len(shape.lengths) and not event.failed:
-            times = {"before": self._landed, "reported": event.now, "seconds": event.seconds}
-            self._watch(shape._replace(**times))
+            self._watch(
+                shape._replace(before=self._landed, reported=event.now, seconds=event.seconds)
+            )
         rows = self._run.next_rows
         if planned >= self._landed and rows:
             self._overheads.append(event.now - planned - event.seconds)

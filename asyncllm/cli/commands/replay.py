@@ -65,15 +65,16 @@ def run(args: argparse.Namespace) -> int:
     traces: list[list[RecordedStep]] = []
     for file in args.files:
         steps: list[RecordedStep] = []
-        replayed = _verified(file, steps.append if args.calibrate is not None else None)
-        if replayed is None:
+        verified = _verified(file, steps.append if args.calibrate is not None else None)
+        if verified is None:
             return 1
-        replays.append(replayed)
+        replays.append(verified)
         traces.append(steps)
     if args.calibrate is not None:
         print()
         print(_calibrated(replays, traces, reports, args.calibrate))
     if args.what_if:
+        (replayed,) = replays
         columns = [("recorded", replayed.figures), ("simulated", simulate(replayed))]
         columns += [(variant.name, simulate(replayed, variant)) for variant in args.what_if]
         print()

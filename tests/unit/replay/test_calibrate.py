@@ -123,7 +123,8 @@ def test_of_a_long_trace_steps_are_kept_from_beginning_to_end(
     assert times == sorted(times)
     gaps = [after - before for before, after in pairwise(times)]
     assert max(gaps) < 5 * sum(gaps) / len(gaps)
-    assert calibrate([sample.steps], limits(), "made up").profile.host.idle(100) > 0.0
+    kinds = calibrate([sample.steps], limits(), "made up").profile.kinds
+    assert {kind.gap for kind in kinds} == {GAP}
 
 
 @pytest.mark.parametrize("decode", [True, False])
@@ -199,7 +200,8 @@ def test_bench_rows_show_the_time_of_the_loop_and_of_http() -> None:
         np.array([0]), np.array([128]), 1, 1, 5.0, alone=True, reported=5.0052, seconds=0.004
     )
     host = host_times([], [[alone]], [Report(machine="", model="", online=rows)])
-    assert (host.step, host.token) == (pytest.approx(200e-6), pytest.approx(10e-6))
+    assert host.step == pytest.approx(200e-6)
+    assert host.token == pytest.approx(10e-6)
     assert host.client == pytest.approx(7.0e-3 - 5.2e-3)
     assert host_times([], [[alone]], []).client == 0.0
 
