@@ -35,8 +35,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Fitted to the profiles of Qwen3-8B and 0.6B: decode steps of one row, prompts of 8,000 tokens.
+#: ``memory`` is what those engines had for weights and KV cache, over ``gpu_memory_utilization``.
 H200 = Gpu(
-    memory=141e9,
+    memory=147.8e9,
     host_memory=2e12,
     bandwidth=4.28e12,
     flops=640e12,

@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--what-if takes one trace")
     if args.measured and args.calibrate is None:
         args.parser.error("--measured is for --calibrate")
+    if args.calibrate is not None and not Path(args.calibrate).parent.is_dir():
+        args.parser.error(f"--calibrate: there is no folder {Path(args.calibrate).parent}")
     reports = [_report(file) for file in args.measured]  # first: a replay takes long
     replays: list[Replayed] = []
     traces: list[list[RecordedStep]] = []

@@ -242,7 +242,11 @@ def test_the_command_writes_a_profile_and_prints_its_error(
 def test_the_command_refuses_what_makes_no_sense(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for line in (["a", "b", "--what-if", "budget=300"], ["a", "--measured", "b"]):
+    for line in (
+        ["a", "b", "--what-if", "budget=300"],
+        ["a", "--measured", "b"],
+        ["a", "--calibrate", str(tmp_path / "none" / "b")],
+    ):
         with pytest.raises(SystemExit):
             main(["replay", *line])
     TraceWriter(str(tmp_path / "a"), Header("1", "fair", limits())).close("empty")
