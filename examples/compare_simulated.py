@@ -14,7 +14,14 @@ from pathlib import Path
 
 from asyncllm.bench import cases
 from asyncllm.bench.report import OfflineRow, OnlineRow, decode_report
-from asyncllm.bench.simulated import Compared, compare, measured_rows, offline_rows, online_rows
+from asyncllm.bench.simulated import (
+    Compared,
+    compare,
+    measured_rows,
+    offline_rows,
+    online_rows,
+    rows_of,
+)
 from asyncllm.terminal import table
 
 UNITS = {"tok_s": "tokens/s"}
@@ -28,7 +35,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--measured", action="append", help="figures to compare with", type=Path)
     args = parser.parse_args()
-    measured = rows_of(args.measured) if args.measured else measured_rows(args.profile)
+    measured = read(args.measured) if args.measured else measured_rows(args.profile)
     simulated: list[OfflineRow | OnlineRow] = []
     if wanted := [case for case in cases.OFFLINE if case.name in args.cases]:
         simulated += offline_rows(args.profile, wanted)
@@ -41,9 +48,8 @@ def main() -> None:
     print(table(["case", "figure", "measured", "simulated", "ratio"], lines))
 
 
-def rows_of(files: list[Path]) -> list[OfflineRow | OnlineRow]:
-    reports = [decode_report(file.read_bytes(), file) for file in files]
-    return [row for report in reports for row in (*report.offline, *report.online)]
+def read(files: list[Path]) -> list[OfflineRow | OnlineRow]:
+    return rows_of(decode_report(file.read_bytes(), file) for file in files)
 
 
 def cells(one: Compared) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from asyncllm.bench.load import Answered, Outcome
 from asyncllm.bench.offline import run_case
 from asyncllm.bench.online import summarize
 from asyncllm.bench.report import OfflineRow, OnlineRow, Report
+from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.sim import virtual_time
 from asyncllm.sim.profile import HostTimes, find_profile
@@ -63,9 +64,17 @@ def measured_rows(profile: str) -> list[OfflineRow | OnlineRow]:
     """
     found = find_profile(profile)
     reports = [] if found is None else [msgspec.convert(raw, Report) for raw in found.measured]
-    rows = [row for report in reports for row in (*report.offline, *report.online)]
+    rows = rows_of(reports)
     if not rows:
         raise BadRequest(f"the profile {profile} has no measured rows to compare with")
+    return rows
+
+
+def rows_of(reports: Iterable[Report]) -> list[OfflineRow | OnlineRow]:
+    rows: list[OfflineRow | OnlineRow] = []
+    for report in reports:
+        rows += report.offline
+        rows += report.online
     return rows
 
 
@@ -91,8 +100,10 @@ def offline_rows(profile: str, cases: Sequence[OfflineCase]) -> list[OfflineRow]
         from asyncllm.llm.async_llm import AsyncLLM
 
         clock = asyncio.get_running_loop().time
-        options = {"policy": "longest", "itl_target_ms": 0.0}
-        async with AsyncLLM(device="sim", sim_profile=profile, **options) as llm:
+        config = EngineConfig(
+            device="sim", sim_profile=profile, policy="longest", itl_target_ms=0.0
+        )
+        async with AsyncLLM(config=config) as llm:
             rows = [await run_case(llm, case, REPETITIONS, clock) for case in cases]
         return [row for row in rows if row is not None]
 

@@ -198,7 +198,8 @@ def _solve(blocks: list[np.ndarray], seconds: np.ndarray, kinds: list[str]) -> l
 def _used(points: Sequence[int], values: np.ndarray) -> np.ndarray:
     """The points between which, and the one before, there are values."""
     index = np.minimum(np.searchsorted(points, values), len(points) - 1)
-    return np.array(points, dtype=float)[np.unique(index)]
+    used: np.ndarray = np.array(points, dtype=float)[np.unique(index)]
+    return used
 
 
 def _falling(values: np.ndarray, points: np.ndarray) -> np.ndarray:

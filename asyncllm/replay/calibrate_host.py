@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -55,9 +54,9 @@ def mean_gaps(traces: Iterable[Sequence[RecordedStep]]) -> dict[str, float]:
     """
     found: dict[str, list[float]] = defaultdict(list)
     for steps in traces:
-        for before, step in pairwise(steps):
+        for step in steps:
             if not step.alone:
-                gap = step.reported - before.reported - step.seconds
+                gap = step.reported - step.before - step.seconds
                 shape = StepShape.of(step.starts, step.lengths, step.num_samples)
                 found[shape.kind].append(min(max(gap, -LONGEST_GAP), LONGEST_GAP))
     return {name: max(0.0, float(np.mean(gaps))) for name, gaps in found.items()}

@@ -17,7 +17,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.replay.figures import Figures
 from asyncllm.replay.workload import LiveRequest, Workload
-from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, pack, unpack
+from asyncllm.wire.messages import BAD_TOKEN, StepResult, pack, unpack
 
 
 class StepRows(NamedTuple):

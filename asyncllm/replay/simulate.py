@@ -21,6 +21,7 @@ from asyncllm.replay.variants import BASELINE, Variant
 from asyncllm.replay.verify import Replayed, named_policy
 from asyncllm.replay.workload import Workload
 from asyncllm.sim.cost import SimCost
+from asyncllm.sim.profile import StepShape
 from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.wire.messages import StepPlan, unpack
 
@@ -31,7 +32,8 @@ def simulate(replayed: Replayed, variant: Variant = BASELINE) -> Figures:
     """Serve the trace's requests under other limits, or another policy.
 
     Requests arrive when they did and generate as many tokens; aborted and late ones end when they
-    did. Refused requests are not in a trace. Steps take as long as the step-time model says.
+    did. Refused requests are not in a trace. Steps take as long as tables say that are fitted to
+    the trace (``Replayed.device``), or in a short trace the step-time model.
 
     Raises:
         BadRequest: the variant makes no sense, or the trace has too few steps to learn from.
@@ -44,11 +46,7 @@ def simulate(replayed: Replayed, variant: Variant = BASELINE) -> Figures:
     policy = POLICIES[name]() if name in POLICIES else named_policy(replayed.trace)
     copied = times.copy_seconds(1) * limits.page_size / recorded.limits.page_size
     page_seconds = copied or limits.page_copy_seconds
-    device = Device(
-        lambda _, rows: StepTiming(rows.decode_steps * times.seconds(rows.shape)),
-        lambda count: count * page_seconds,
-        replayed.overhead,
-    )
+    device = Device(_timing(replayed), lambda count: count * page_seconds, replayed.overhead)
     outcomes = replayed.outcomes
     return Simulation(
         replayed.workload,
@@ -58,6 +56,21 @@ def simulate(replayed: Replayed, variant: Variant = BASELINE) -> Figures:
         lengths={id: outcome.length for id, outcome in outcomes.items()},
         aborts=[(o.aborted, id) for id, o in outcomes.items() if o.length is None],
     ).run()
+
+
+def _timing(replayed: Replayed) -> Callable[[int, StepRows], StepTiming]:
+    """The times of the recorded device."""
+    profile, times = replayed.device(), replayed.times
+    if profile is None:
+        return lambda _, rows: StepTiming(rows.decode_steps * times.seconds(rows.shape))
+    tables = profile.steps.extended()
+
+    def timing(step: int, rows: StepRows) -> StepTiming:
+        shape = StepShape.of(rows.starts, rows.lengths, rows.num_samples)
+        seconds = tables.seconds(shape, rows.decode_steps) * profile.ratio(shape.kind, step)
+        return StepTiming(seconds, gap=profile.gap(shape.kind))
+
+    return timing
 
 
 def serve(

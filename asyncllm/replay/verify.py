@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.errors import BadRequest
+from asyncllm.replay.calibrate import calibrate
 from asyncllm.replay.figures import Figures, percentile
 from asyncllm.replay.record import digest_of
 from asyncllm.replay.run import Run
-from asyncllm.replay.steps import RecordedStep
+from asyncllm.replay.steps import RecordedStep, Sample
 from asyncllm.replay.trace_file import (
     Arrival,
     Event,
@@ -26,6 +29,7 @@ from asyncllm.replay.trace_file import (
     TraceError,
 )
 from asyncllm.replay.workload import LiveRequest, Workload
+from asyncllm.sim.profile import Profile
 from asyncllm.version import __version__
 
 #: Seconds. A request finished so soon after its token was ended by that token's text.
@@ -57,6 +61,7 @@ class Replayed:
         figures: of the recorded run, up to the mismatch, if there is one.
         outcomes: by request.
         times: the step-time model, fitted to the steps of the trace.
+        sample: steps of the trace, unless they were watched.
         overhead: median seconds from planning a step on an idle device to its result, beyond the
             step's own.
         seconds: duration of the replay.
@@ -66,10 +71,20 @@ class Replayed:
     workload: Workload
     figures: Figures
     times: StepTimeModel
+    sample: Sample = field(default_factory=Sample)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     overhead: float = 0.0
     seconds: float = 0.0
     mismatch: Mismatch | None = None
+    _device: Profile | None = None
+
+    def device(self) -> Profile | None:
+        """The recorded device, fitted to ``sample``; None if that tells too little."""
+        if self._device is None:
+            with suppress(BadRequest):
+                limits = self.trace.header.limits
+                self._device = calibrate([self.sample.steps], limits, self.trace.path).profile
+        return self._device
 
 
 def verify(
@@ -82,7 +97,8 @@ def verify(
 
     Args:
         policy: the policy of the recording, if it is not one of asyncllm's own.
-        watch: called with each step that has rows, when its result comes.
+        watch: called with each step that has rows, when its result comes; by default, some of
+            them are kept for ``Replayed.device``.
 
     Raises:
         TraceError: the trace is damaged, or its policy is not known.
@@ -115,9 +131,9 @@ class _Replay:
         self._events = trace.events()
         self._run = run = Run(workload, trace.header.limits, policy)
         self.found = Replayed(trace, workload, run.figures, run.scheduler.times)
-        self._watch = watch
+        self._watch = watch or self.found.sample.add
         self._planned: list[float] = []  # times of the plans in flight
-        self._shapes: list[RecordedStep] = []  # of them, as far as known, if they are watched
+        self._shapes: list[RecordedStep] = []  # of them, as far as known
         self._landed = 0.0  # time of the latest result
         self._now = 0.0  # time of the latest plan or result
         self._number = 0  # of the latest step
@@ -156,18 +172,17 @@ class _Replay:
         self._now, self._number = event.now, event.number
         planned = self._run.plan(event.number, event.now)
         if planned is not None:
-            if self._watch is not None:
-                rows = self._run.planned_rows
-                self._shapes.append(
-                    RecordedStep(
-                        rows.starts,
-                        rows.lengths,
-                        rows.num_samples,
-                        rows.decode_steps,
-                        planned=event.now,
-                        alone=not self._planned,
-                    )
+            rows = self._run.planned_rows
+            self._shapes.append(
+                RecordedStep(
+                    rows.starts,
+                    rows.lengths,
+                    rows.num_samples,
+                    rows.decode_steps,
+                    planned=event.now,
+                    alone=not self._planned,
                 )
+            )
             self._planned.append(event.now)
         what = _difference(event.digest, planned)
         if what:
@@ -178,10 +193,11 @@ class _Replay:
 
     def _apply(self, event: Result) -> None:
         planned = self._planned.pop(0)
-        if self._watch is not None:
-            shape = self._shapes.pop(0)
-            if len(shape.lengths) and not event.failed:
-                self._watch(shape._replace(reported=event.now, seconds=event.seconds))
+        shape = self._shapes.pop(0)
+        if len(shape.lengths) and not event.failed:
+            self._watch(
+                shape._replace(before=self._landed, reported=event.now, seconds=event.seconds)
+            )
         rows = self._run.next_rows
         if planned >= self._landed and rows:
             self._overheads.append(event.now - planned - event.seconds)

@@ -36,8 +36,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Fitted to the profiles of Qwen3-8B and 0.6B: decode steps of one row, prompts of 8,000 tokens.
+#: ``memory`` is what those engines had for weights and KV cache, over ``gpu_memory_utilization``.
 H200 = Gpu(
-    memory=141e9,
+    memory=147.8e9,
     host_memory=2e12,
     bandwidth=4.28e12,
     flops=640e12,
@@ -106,12 +107,8 @@ class SimCost:
         self.profile = profile
         self._times = None
         if profile is not None:
-            times = profile.steps
-            self._times = msgspec.structs.replace(
-                times,
-                decode_rows=times.decode_rows.extended(lambda n: self._matmuls(n, n)),
-                mixed_tokens=times.mixed_tokens.extended(lambda n: self._matmuls(n, 1)),
-                chunk_attention=times.chunk_attention.extended(lambda n: n),
+            self._times = profile.steps.extended(
+                lambda rows: self._matmuls(rows, rows), lambda tokens: self._matmuls(tokens, 1)
             )
 
     def seconds(

@@ -147,6 +147,17 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
             + float(shape.seen @ attention)
         )
 
+    def extended(
+        self, rows: Callable[[int], float] = float, tokens: Callable[[int], float] = float
+    ) -> StepTimes:
+        """With larger steps than were measured, that grow in proportion to these functions."""
+        return msgspec.structs.replace(
+            self,
+            decode_rows=self.decode_rows.extended(rows),
+            mixed_tokens=self.mixed_tokens.extended(tokens),
+            chunk_attention=self.chunk_attention.extended(float),
+        )
+
 
 class Kind(msgspec.Struct, frozen=True):
     """What steps of one class have beside the tables.

@@ -60,20 +60,23 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--what-if takes one trace")
     if args.measured and args.calibrate is None:
         args.parser.error("--measured is for --calibrate")
+    if args.calibrate is not None and not Path(args.calibrate).parent.is_dir():
+        args.parser.error(f"--calibrate: there is no folder {Path(args.calibrate).parent}")
     reports = [_report(file) for file in args.measured]  # first: a replay takes long
     replays: list[Replayed] = []
     traces: list[list[RecordedStep]] = []
     for file in args.files:
         steps: list[RecordedStep] = []
-        replayed = _verified(file, steps.append if args.calibrate is not None else None)
-        if replayed is None:
+        verified = _verified(file, steps.append if args.calibrate is not None else None)
+        if verified is None:
             return 1
-        replays.append(replayed)
+        replays.append(verified)
         traces.append(steps)
     if args.calibrate is not None:
         print()
         print(_calibrated(replays, traces, reports, args.calibrate))
     if args.what_if:
+        (replayed,) = replays
         columns = [("recorded", replayed.figures), ("simulated", simulate(replayed))]
         columns += [(variant.name, simulate(replayed, variant)) for variant in args.what_if]
         print()

@@ -19,7 +19,6 @@ CROWDED = {
     "h200-8b": (
         ("c256", "ttft_p50"),
         ("interfere32", "long_ttft_p50"),
-        ("interfere32", "long_ttft_p99"),
     ),
     "h200-0.6b": (("interfere32", "ttft_p50"),),
 }

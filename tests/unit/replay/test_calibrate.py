@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.replay.calibrate import calibrate
 from asyncllm.replay.calibrate_host import request_seconds
 from asyncllm.replay.least_squares import solve
-from asyncllm.replay.steps import RecordedStep
+from asyncllm.replay.steps import RecordedStep, Sample
 from asyncllm.replay.trace_file import Arrival, Header, Trace, TraceWriter
 from asyncllm.sim import virtual_time
 from asyncllm.sim.profile import StepShape, find_profile, load, shipped
@@ -54,7 +55,17 @@ def recorded(truth: Truth, count: int = 400) -> list[RecordedStep]:
         seconds = truth(StepShape.of(starts, lengths, len(rows)))
         wait = 0.002 if i == 0 else GAP
         steps.append(
-            RecordedStep(starts, lengths, len(rows), 1, now, i == 0, now + wait + seconds, seconds)
+            RecordedStep(
+                starts,
+                lengths,
+                len(rows),
+                decode_steps=1,
+                planned=now,
+                alone=i == 0,
+                before=now,
+                reported=now + wait + seconds,
+                seconds=seconds,
+            )
         )
         now += wait + seconds
     return steps
@@ -98,6 +109,22 @@ def test_steps_that_differ_are_found_to_differ() -> None:
     spread = next(kind for kind in profile.kinds if kind.name == "decode, 1 rows").ratios
     assert spread[0] == pytest.approx(0.9, abs=0.04)
     assert spread[-1] == pytest.approx(1.1, abs=0.04)
+
+
+def test_of_a_long_trace_steps_are_kept_from_beginning_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asyncllm.replay.steps.KEPT", 50)
+    sample = Sample()
+    for step in recorded(per_token):
+        sample.add(step)
+    times = [step.planned for step in sample.steps]
+    assert 20 <= len(times) <= 50
+    assert times == sorted(times)
+    gaps = [after - before for before, after in pairwise(times)]
+    assert max(gaps) < 5 * sum(gaps) / len(gaps)
+    kinds = calibrate([sample.steps], limits(), "made up").profile.kinds
+    assert {kind.gap for kind in kinds} == {GAP}
 
 
 @pytest.mark.parametrize("decode", [True, False])
@@ -169,9 +196,12 @@ def online_row(case: str, tokens_per_step: float, loop_us: float, **changes: obj
 
 def test_bench_rows_show_the_time_of_the_loop_and_of_http() -> None:
     rows = [online_row("c1", 1, 210.0, clients=1), online_row("c64", 64, 840.0, clients=64)]
-    alone = RecordedStep(np.array([0]), np.array([128]), 1, 1, 5.0, True, 5.0052, 0.004)
+    alone = RecordedStep(
+        np.array([0]), np.array([128]), 1, 1, 5.0, alone=True, reported=5.0052, seconds=0.004
+    )
     host = host_times([], [[alone]], [Report(machine="", model="", online=rows)])
-    assert (host.step, host.token) == (pytest.approx(200e-6), pytest.approx(10e-6))
+    assert host.step == pytest.approx(200e-6)
+    assert host.token == pytest.approx(10e-6)
     assert host.client == pytest.approx(7.0e-3 - 5.2e-3)
     assert host_times([], [[alone]], []).client == 0.0
 
@@ -212,7 +242,11 @@ def test_the_command_writes_a_profile_and_prints_its_error(
 def test_the_command_refuses_what_makes_no_sense(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for line in (["a", "b", "--what-if", "budget=300"], ["a", "--measured", "b"]):
+    for line in (
+        ["a", "b", "--what-if", "budget=300"],
+        ["a", "--measured", "b"],
+        ["a", "--calibrate", str(tmp_path / "none" / "b")],
+    ):
         with pytest.raises(SystemExit):
             main(["replay", *line])
     TraceWriter(str(tmp_path / "a"), Header("1", "fair", limits())).close("empty")

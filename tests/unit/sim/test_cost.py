@@ -147,8 +147,9 @@ def test_limits_come_from_the_profile() -> None:
         return await build_sim(config, spec).start()
 
     large = asyncio.run(limits_of(sim_profile="h200-8b"))
-    capacity = (0.9 * 141e9 - 2 * SHAPES["h200-8b"].stored_params) / 147456
+    capacity = (0.9 * H200.memory - 2 * SHAPES["h200-8b"].stored_params) / 147456
     assert large.num_pages == int(capacity / 16)
+    assert 16 * large.num_pages == pytest.approx(790_608, rel=0.005), "as recorded"
     assert large.max_model_len == 40960
     assert large.vocab_size == spec.vocab_size
     assert large.eos_token_ids == spec.eos_token_ids

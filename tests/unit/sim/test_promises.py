@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from asyncllm.engine.policy import AGEING, PRIORITY_SECONDS, Aged, Fair, Policy, Ranked
+from asyncllm.engine.policy import Aged, Fair, Policy, Ranked
 from asyncllm.errors import QueueFull
 from tests.support.engine.sim_clients import Clients, Sent, simulate, work
 
