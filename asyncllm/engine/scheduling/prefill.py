@@ -13,7 +13,6 @@ from asyncllm.engine.scheduling.admission import Admission, Entry
 from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
-from asyncllm.engine.scheduling.itl_budget import ItlBudget
 from asyncllm.engine.scheduling.pace import Pace
 from asyncllm.engine.scheduling.prefill_room import MIN_CHUNK, PrefillRoom
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
@@ -23,6 +22,9 @@ from asyncllm.engine.scheduling.step_time import StepTimeModel
 #: The share of each step's room for prompts that short prompts get first. It bounds what a wall of
 #: long prompts pays for them.
 SHORT_SHARE = 0.15
+#: Above the largest graph, a step starts to pay at this multiple of it: without a graph, 8B on an
+#: H200 takes 28 ms for 1,040 tokens, and 23 for 1,024 with one.
+EAGER_FROM = 1.25
 
 
 class PrefillPlanner:
@@ -39,7 +41,6 @@ class PrefillPlanner:
         admission: Admission,
         batch: RunningBatch,
         pace: Pace,
-        itl_budget: ItlBudget,
     ):
         self._limits = limits
         self._cache = cache
@@ -50,7 +51,6 @@ class PrefillPlanner:
         self._admission = admission
         self._batch = batch
         self._pace = pace
-        self._itl_budget = itl_budget
 
     def plan(self, step: Step, now: float) -> None:
         """Chunks of the first prompts, admitted or waiting, until the step is full."""
@@ -59,15 +59,9 @@ class PrefillPlanner:
         num_decodes, waiting = step.shape.num_tokens, self._admission.queue
         pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
         budget = int(min(self._limits.max_num_batched_tokens - num_decodes, pace))
-        long_step = self._itl_budget.long_step(num_decodes, self._backlog_seconds())
-        room = self._times.room(step.shape, self._itl_budget.planned, budget, long_step)
+        room = self._times.room(step.shape, self._limits.itl_target, budget)
         self._fill_share(step, room, now)
         self._fill(step, room, now, self._turn, self._admission.head)
-
-    def _backlog_seconds(self) -> float:
-        """The time that the prompts take that wait or have begun."""
-        begun = sum(self._batch.remaining(seq)[1] for seq in self._batch.prefilling.values())
-        return self._forecast.prefill_seconds(self._admission.queue.num_left + begun)
 
     def _fill_share(self, step: Step, room: PrefillRoom, now: float) -> None:
         """Give short prompts their share of the step, up to the one whose turn it is anyway."""
@@ -175,7 +169,7 @@ class PrefillPlanner:
         """Trim the last chunk to a graph size, unless fewer than MIN_CHUNK tokens remain."""
         sizes, before = self._limits.step_sizes, step.shape.num_tokens
         above = bisect_right(sizes, before + q_len)
-        if not 0 < above < len(sizes):
+        if above == 0 or before + q_len > EAGER_FROM * sizes[-1]:
             return q_len
         unpadded = sizes[above - 1] - before
         return unpadded if unpadded >= MIN_CHUNK else q_len
@@ -183,9 +177,9 @@ class PrefillPlanner:
 
 def _first(seq: Sequence, other: Sequence, turn: Callable[[Sequence], tuple[float, ...]]) -> bool:
     """Whether ``seq`` goes before ``other``: by their deadlines, if both have one."""
-    if seq.account == other.account and seq.turn == other.turn and other.deadline < FOREVER:
-        if seq.deadline < FOREVER:
-            return seq.deadline < other.deadline
+    timely = seq.deadline < FOREVER and other.deadline < FOREVER
+    if timely and seq.account == other.account and seq.turn == other.turn:
+        return seq.deadline < other.deadline
     return turn(seq) < turn(other)
 
 

@@ -22,7 +22,6 @@ from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.decode import DecodePlanner
 from asyncllm.engine.scheduling.forecast import Forecast
-from asyncllm.engine.scheduling.itl_budget import ItlBudget
 from asyncllm.engine.scheduling.outcome import Applied, Emitted, Planned, PromptPart
 from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
@@ -61,9 +60,7 @@ class Scheduler:
         evenly = policy.evenly and not limits.itl_target  # a target gives steps their size
         pace = EvenPace(limits, forecast, times) if evenly else GreedyPace()
         parts = copies, self._admission, self._batch
-        self._itl_budget = ItlBudget(limits.itl_target)
-        orders = cache, guard, forecast, times
-        self._prefill = PrefillPlanner(limits, *orders, *parts, pace, self._itl_budget)
+        self._prefill = PrefillPlanner(limits, cache, guard, forecast, times, *parts, pace)
         self._decode = DecodePlanner(limits, cache, forecast, *parts, self._make_room)
         self._in_flight: deque[Step] = deque()
         self._landed = -1
@@ -241,8 +238,6 @@ class Scheduler:
                 self.times.observe(step.shape, seconds)
             num_rows = len(step.decodes)
             self._forecast.saw_step(seconds, num_rows, step.shape.num_tokens - num_rows)
-            if num_rows:
-                self._itl_budget.saw_step(step.decode_steps * num_rows, seconds)
         self._landed = step.number
         for seq in self._settling.pop(step.number, ()):
             self._settle(seq)

@@ -46,6 +46,8 @@ UNEXPLORED_TOKENS = 512  # a step may always have this many tokens, whatever was
 # Prompt chunks fill a step until what it costs beside them is this share of it. A longer step would
 # hardly speed prompts up, and make the decode rows wait.
 FIXED_SHARE = 1 / 11
+# The share of the target that steps are planned to take; the rest is for errors of the prediction.
+TARGET_SHARE = 0.92
 
 
 class _Cell:
@@ -121,23 +123,21 @@ class StepTimeModel:
         """Seconds that prompt tokens from position ``start`` add to steps beyond the knee."""
         return self.cost.per_token * num_tokens + self.cost.per_pair * num_pairs(start, num_tokens)
 
-    def room(
-        self, decodes: StepShape, most: float, ceiling: int, allowed: float = 0.0
-    ) -> PrefillRoom:
+    def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
         """What a step with these decode rows has left for prompts.
 
         Prompt chunks fill the step until the rest, decode rows and what every step costs, is a
-        small share of it. No step exceeds ``most`` seconds, or twice the time of its decode rows
-        alone if that is longer: prompts always get half a step. It may take ``allowed`` seconds
-        in any case. ``ceiling`` is what is left of the fixed token budget; it alone counts in steps
-        without decode rows, or if ``most`` is 0.
+        small share of it. No step is planned to exceed TARGET_SHARE of ``target`` seconds, or twice
+        the time of its decode rows alone if that is longer: prompts always get half a step.
+        ``ceiling`` is what is left of the fixed token budget; it alone counts in steps without
+        decode rows, or without a target (0).
 
         The model is not trusted far beyond what was measured: a step has at most twice the tokens
         of the largest one so far (or 512). While not fitted, prompts get 512, 256 or 128 tokens a
         step: few, so that the first long prompt delays nobody much, and of different sizes, so that
         there is something to fit.
         """
-        if decodes.num_tokens == 0 or most == 0.0:
+        if decodes.num_tokens == 0 or target == 0.0:
             return PrefillRoom(ceiling, 0.0, UNKNOWN, 0)  # free, so only tokens count
         if not self.fitted:
             limit = UNEXPLORED_TOKENS >> self._observations % 3
@@ -150,7 +150,7 @@ class StepTimeModel:
         fixed += cost.per_token * decodes.num_tokens + cost.per_kv * decodes.kv_tokens
         return PrefillRoom(
             min(ceiling, max(MIN_CHUNK, explored)),
-            max(min(most, fixed / FIXED_SHARE), 2.0 * alone, allowed) - alone,
+            max(min(TARGET_SHARE * target, fixed / FIXED_SHARE), 2.0 * alone) - alone,
             self.cost,
             decodes.num_tokens,
         )
