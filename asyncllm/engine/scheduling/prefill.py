@@ -22,9 +22,6 @@ from asyncllm.engine.scheduling.step_time import StepTimeModel
 #: The share of each step's room for prompts that short prompts get first. It bounds what a wall of
 #: long prompts pays for them.
 SHORT_SHARE = 0.15
-#: Above the largest graph, a step starts to pay at this multiple of it: without a graph, 8B on an
-#: H200 takes 28 ms for 1,040 tokens, and 23 for 1,024 with one.
-EAGER_FROM = 1.25
 #: While prompts wait that take this many seconds, steps may take this multiple of the target. Of 256
 #: clients that come at once, 8B answers the last one after 3.5 s on an H200 instead of 4.5.
 BACKLOG_SECONDS, BACKLOG_TARGET = 1.0, 5 / 3
@@ -61,10 +58,21 @@ class PrefillPlanner:
             return
         num_decodes, waiting = step.shape.num_tokens, self._admission.queue
         pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
-        budget = int(min(self._limits.max_num_batched_tokens - num_decodes, pace))
+        budget = int(min(self._most_tokens(num_decodes) - num_decodes, pace))
         room = self._times.room(step.shape, self._target(), budget)
         self._fill_share(step, room, now)
         self._fill(step, room, now, self._turn, self._admission.head)
+
+    def _most_tokens(self, num_decodes: int) -> int:
+        """The most tokens of a step: with decode rows and a target, those of the largest graph.
+
+        A step beyond takes a fifth longer at once. Launching it kernel by kernel also keeps the
+        executor thread from handing over the results of the step before.
+        """
+        most, sizes = self._limits.max_num_batched_tokens, self._limits.step_sizes
+        if not (num_decodes and sizes and self._limits.itl_target):
+            return most
+        return min(most, max(sizes[-1], num_decodes + sizes[-1] // 2))
 
     def _target(self) -> float:
         """The seconds that a step with decode rows may take; more while many prompts wait."""
@@ -179,7 +187,7 @@ class PrefillPlanner:
         """Trim the last chunk to a graph size, unless fewer than MIN_CHUNK tokens remain."""
         sizes, before = self._limits.step_sizes, step.shape.num_tokens
         above = bisect_right(sizes, before + q_len)
-        if above == 0 or before + q_len > EAGER_FROM * sizes[-1]:
+        if not 0 < above < len(sizes):
             return q_len
         unpadded = sizes[above - 1] - before
         return unpadded if unpadded >= MIN_CHUNK else q_len

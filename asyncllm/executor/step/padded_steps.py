@@ -26,8 +26,10 @@ MIXED_TOKENS: tuple[int, ...] = (
     *(32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1280, 1536),
     *range(2048, 8193, 512),
 )
-#: Seconds to launch a layer's kernels one by one, while the event loop competes for the GIL.
-LAUNCH_SECONDS = 8e-4
+#: Seconds a layer within which a step is worth a graph. Launching a layer's kernels one by one takes
+#: about 0.8 ms while the event loop competes for the GIL; meanwhile the step before is not collected,
+#: so its tokens come late.
+LAUNCH_SECONDS = 1.2e-3
 #: Floating-point operations per second in matmuls of many rows.
 FLOPS = 600e12
 #: Row counts of captured mixed steps, besides the maximum. Padding costs logits, 0.1 ms for 200
@@ -177,7 +179,7 @@ class PaddedSteps:
 
 
 def captured_tokens(model: CausalLM) -> int:
-    """The most tokens for which a mixed step is worth a graph: 8,192 of Qwen3-0.6B, 1,050 of 8B.
+    """The most tokens for which a mixed step is worth a graph: 8,192 of Qwen3-0.6B, 1,575 of 8B.
 
     A larger step runs longer than launching its kernels one by one takes, so padding it would only
     cost time.
