@@ -29,7 +29,7 @@ UNITS = {"tok_s": "tokens/s"}
 
 def main() -> None:
     online = cases.online()
-    names = [case.name for case in (*cases.OFFLINE, *online)]
+    names = [case.name for case in cases.OFFLINE] + [case.name for case in online]
     parser = argparse.ArgumentParser(description="Compare simulated with measured figures.")
     parser.add_argument("--profile", default="h200-8b", help="h200-8b, h200-0.6b or a FILE")
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
