@@ -25,9 +25,10 @@ MOST_AHEAD_OF_HOST = 1 / 8
 class HostTier:
     """Owns the host pages. Everything is O(log n), amortised.
 
-    The device pages next to be evicted are *ahead*: saved, or too old to be. When a page is used
-    again, it is ahead no more, and its copy is *spare*: the first that gives its host page up.
-    Host pages without a device page follow, least recently used leaf first.
+    The device pages next to be evicted are *ahead*: saved, or not worth it. Those are short-lived,
+    or older than all that the host has. Pinned pages are ahead only once all others are.
+    When a page is used again, it is ahead no more, and its copy is *spare*: the first that gives
+    its host page up. Host pages without a device page follow, least recently used leaf first.
 
     Attributes:
         num_ahead: pages ahead, and on their way to the host.
@@ -42,29 +43,45 @@ class HostTier:
         )
         #: Unused device pages that are not ahead, least recently used first; some are in use again.
         #: (The first key of an OrderedDict is found at once; a dict first skips all deleted ones.)
-        self._queue: OrderedDict[Node, None] = OrderedDict()
+        self._queue = queue = OrderedDict[Node, None]()
+
+        def passed_over(node: Node) -> bool:
+            return node not in queue and not node.ahead and node.evictable(leaf=False)
+
+        #: Pages that were pinned when they came up in the queue, as pins give way.
+        self._pinned = LazyHeap[Node](
+            lambda until, node: (
+                node.pin is not None and node.pin.until == until and passed_over(node)
+            )
+        )
+        #: Those whose pin has ended, least recently used first.
+        self._ended = LazyHeap[Node](lambda tick, node: node.tick == tick and passed_over(node))
+        #: Pages ahead that were pinned when they were saved.
+        self._pinned_ahead: set[Node] = set()
         self._spare: dict[Node, None] = {}
         self._leaves = LazyHeap[Node](lambda tick, node: node.tick == tick and node.host_leaf())
 
     def unused(self, node: Node) -> None:
         """The device page has just been used for the last time."""
-        if self._window and node.tick > 0 and not node.ahead:
+        if not self._window or node.ahead:
+            return
+        if node.tick <= 0:  # it is short-lived: the first to be evicted
+            self._set_ahead(node)
+        else:
             self._queue[node] = None
             self._queue.move_to_end(node)
 
     def used(self, node: Node) -> None:
         """The device page is in use again: its copy is not needed soon."""
         if node.ahead:
-            node.ahead = False
-            self.num_ahead -= 1
+            self._set_not_ahead(node)
         if node.host != NO_PAGE and node.ready and not node.saving:
             self._spare[node] = None
 
     def leaves_device(self, node: Node) -> None:
         """The device page is given back."""
         if node.ahead:
-            node.ahead = False
-            self.num_ahead -= 1
+            self._set_not_ahead(node)
         elif self._window:
             self._queue.pop(node, None)
             self._spare.pop(node, None)
@@ -90,29 +107,52 @@ class HostTier:
         Returns:
             The nodes to be copied.
         """
+        while (ended := self._pinned.peek()) is not None and not ended.pinned:
+            self._pinned.pop()
+            self._ended.push(ended.tick, ended)
         chosen: list[Node] = []
-        num_passed = 0
-        while self._queue and self.num_ahead + num_free < self._window:
-            if len(chosen) + num_passed == most:
-                break
-            node = next(iter(self._queue))
-            if node.evictable(leaf=False):
-                if node.pinned:  # it is evicted last
-                    self._queue.move_to_end(node)
-                    num_passed += 1
-                    continue
-                if node.host != NO_PAGE:
-                    del self._spare[node]
-                elif not self._is_too_old(node):
-                    host = self._take(remove)
-                    if host is None:
-                        break
-                    node.host = host
-                    chosen.append(node)
-                node.ahead = True
-                self.num_ahead += 1
-            del self._queue[node]
+        while len(chosen) < most and (node := self._next(num_free)) is not None:
+            if node.host != NO_PAGE:
+                del self._spare[node]
+            elif not self._is_too_old(node):
+                host = self._take(remove)
+                if host is None:
+                    break
+                node.host = host
+                chosen.append(node)
+            self._queue.pop(node, None)
+            self._set_ahead(node)
         return chosen
+
+    def _next(self, num_free: int) -> Node | None:
+        """The page to be evicted after those ahead; None if enough can be taken at once."""
+        lacking = self._window - num_free - self.num_ahead
+        # Those passed over may be older than all ahead: up to another window of them is saved.
+        if lacking + self._window > 0 and (node := self._ended.peek()) is not None:
+            return node
+        # Pages that are not pinned are evicted before all pinned ones, even those ahead.
+        if lacking + len(self._pinned_ahead) <= 0:
+            return None
+        while self._queue:
+            node = next(iter(self._queue))
+            usable = node.evictable(leaf=False)
+            if usable and not node.pinned:
+                return node
+            del self._queue[node]
+            if usable and node.pin is not None:
+                self._pinned.push(node.pin.until, node)
+        return self._pinned.peek() if lacking > 0 else None
+
+    def _set_ahead(self, node: Node) -> None:
+        node.ahead = True
+        self.num_ahead += 1
+        if node.pinned:
+            self._pinned_ahead.add(node)
+
+    def _set_not_ahead(self, node: Node) -> None:
+        node.ahead = False
+        self.num_ahead -= 1
+        self._pinned_ahead.discard(node)
 
     def _is_too_old(self, node: Node) -> bool:
         """Whether all that the host has was used after ``node``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from math import inf
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -39,11 +38,6 @@ class LazyHeap(Generic[T]):
     def clear(self) -> None:
         """Remove all entries."""
         self._entries.clear()
-
-    @property
-    def least(self) -> float:
-        """No item has a smaller rank; infinite if there is no entry."""
-        return self._entries[0][0] if self._entries else inf
 
     def peek(self) -> T | None:
         """The first item; None when there is none."""

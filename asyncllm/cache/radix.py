@@ -274,8 +274,7 @@ class PrefixTree:
         parent.on_device -= 1
         node.page = NO_PAGE
         saved = node.host != NO_PAGE
-        lost = not (saved or node.ahead) and node.tick > 0
-        self.num_dropped += lost and self._host.pages.num_pages > 0
+        self.num_dropped += not (saved or node.ahead) and self._host.pages.num_pages > 0
         self._host.leaves_device(node)
         if saved:
             self._host.offer(node)

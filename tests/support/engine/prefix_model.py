@@ -29,9 +29,11 @@ class Entry:
     Attributes:
         used: time of its last use.
         rested: when the device page fell out of use.
-        late: it rests since later than that: a copy was under way, or it was pinned.
+        late: it rests since later than that, as a copy was under way.
         spare: when the host page became the copy of a page in use, or None.
         ahead: saved, or not worth it, as one of the next to be evicted.
+        last_ahead: it was pinned when that began.
+        passed: it was pinned when it came up: the end of its pin, and in which order.
         pinned: the end of its pin, and the tenant.
     """
 
@@ -45,8 +47,9 @@ class Entry:
         self.users = 0
         self.forgotten = False
         self.pinned: tuple[float, str] | None = None
-        self.ahead = self.late = False
+        self.ahead = self.last_ahead = self.late = False
         self.rested = 0
+        self.passed: tuple[float, int] | None = None
         self.spare: int | None = None
 
     def cached(self) -> bool:
@@ -129,7 +132,12 @@ class TreeMachine(RuleBasedStateMachine):
     def rest(self, entry: Entry, *, late: bool = False) -> None:
         """The device page may have fallen out of use."""
         if entry.cached() and not entry.forgotten and not entry.ahead:
-            entry.rested, entry.late = next(self.events), late
+            entry.rested, entry.late, entry.passed = next(self.events), late, None
+            if entry.used <= 0 and self.hosts.num_pages:
+                self.put_ahead(entry)
+
+    def put_ahead(self, entry: Entry) -> None:
+        entry.ahead, entry.last_ahead, entry.passed = True, entry.pinned is not None, None
 
     def use(self, entry: Entry) -> None:
         """The device page is in use: nothing has to be saved, and a copy is spare."""
@@ -141,7 +149,7 @@ class TreeMachine(RuleBasedStateMachine):
         entry = self.leaf()
         if entry is None:
             return False
-        lost = entry.host is None and not entry.ahead and entry.used > 0
+        lost = entry.host is None and not entry.ahead
         self.num_dropped += lost and self.hosts.num_pages > 0
         entry.page, entry.spare, entry.ahead, entry.pinned = None, None, False, None
         if entry.host is None:
@@ -367,19 +375,10 @@ class TreeMachine(RuleBasedStateMachine):
     def back_up(self, most: int) -> None:
         chosen: list[Entry] = []
         free = list(self.hosts._free)
-        window = self.tree._host._window
-        num_passed = 0
-        while len(chosen) + num_passed < most and self.num_ahead() + self.pages.num_free < window:
-            cached = [e for e in self.known.values() if e.cached() and not e.ahead]
-            resting = [e for e in cached if e.used > 0]
-            entry = min(resting, key=lambda entry: entry.rested, default=None)
+        while len(chosen) < most:
+            entry = self.next_to_save()
             if entry is None:
                 break
-            if entry.pinned is not None:
-                entry.rested, entry.late = next(self.events), True
-                num_passed += 1
-                continue
-            self.check_ahead(entry, [e for e in resting if e.pinned is None])
             if entry.host is not None:
                 entry.spare = None
             elif not self.is_too_old(entry, free):
@@ -388,10 +387,35 @@ class TreeMachine(RuleBasedStateMachine):
                     break
                 entry.saving = True
                 chosen.append(entry)
-            entry.ahead = True
+            self.put_ahead(entry)
         started = self.tree.back_up(most)
         assert [(node.page, node.host) for node in started] == [(e.page, e.host) for e in chosen]
         self.saves += zip(started, chosen, strict=True)
+
+    def next_to_save(self) -> Entry | None:
+        """What is evicted after those ahead; None if enough can be taken at once."""
+        lacking = self.tree._host._window - self.pages.num_free - self.num_ahead()
+        entries = [*self.known.values(), *self.forgotten]
+        resting = [e for e in self.known.values() if e.cached() and not e.ahead]
+        ended = [e for e in resting if e.passed is not None and e.pinned is None]
+        if ended and lacking + self.tree._host._window > 0:
+            return min(ended, key=lambda entry: (entry.used, entry.passed))
+        if lacking + sum(entry.ahead and entry.last_ahead for entry in entries) <= 0:
+            return None
+        plain = [entry for entry in resting if entry.pinned is None and entry.passed is None]
+        entry = min(plain, key=lambda entry: entry.rested, default=None)
+        for other in sorted(resting, key=lambda entry: entry.rested):
+            if other is entry:
+                break
+            if other.passed is None and other.pinned is not None:
+                other.passed = other.pinned[0], next(self.events)
+        if entry is not None:
+            self.check_ahead(entry, plain)
+            return entry
+        if lacking <= 0:
+            return None
+        pinned = [entry for entry in resting if entry.pinned is not None]
+        return min(pinned, key=lambda entry: entry.passed or (0.0, 0), default=None)
 
     def check_ahead(self, entry: Entry, resting: list[Entry]) -> None:
         """See ``ExactHost``."""
@@ -489,6 +513,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert all(node.page != NO_PAGE for node in (*host._queue, *host._spare))
         assert len(host._spare) == len(self.spares())
         assert host.num_ahead == self.num_ahead()
+        assert len(host._pinned_ahead) == sum(e.ahead and e.last_ahead for e in entries)
         assert self.tree.num_dropped == self.num_dropped
 
     def teardown(self) -> None:
@@ -511,7 +536,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert not self.tree._roots
         assert not self.tree._host._queue
         assert not self.tree._host._spare
-        assert self.tree._host.num_ahead == 0
+        assert self.tree._host.num_ahead == len(self.tree._host._pinned_ahead) == 0
 
 
 def walk(tree: PrefixTree) -> Iterator[tuple[Prefix, Node]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -190,6 +191,87 @@ def test_short_lived_pages_are_not_copied_to_the_host() -> None:
     assert cache.back_up(9).nodes == []
     serve(cache, [1, 2])
     assert len(cache.back_up(9).nodes) == 2, "it has been used again"
+
+
+# -- with a host tier ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiers() -> KVCacheManager:
+    """Ten pages of one token, four of which are to be free or saved; all may be pinned."""
+    return KVCacheManager(10, 1, host_pages=32, max_pinned_share=1.0)
+
+
+def save(cache: KVCacheManager, most: int = 99) -> list[int]:
+    """Save what is next to be evicted: their tokens."""
+    copies = cache.back_up(most)
+    cache.backed_up(copies)
+    return [int.from_bytes(node.key, "little") for node in copies.nodes]
+
+
+def test_pinned_pages_are_passed_over_as_long_as_others_can_be_saved(
+    tiers: KVCacheManager,
+) -> None:
+    serve(tiers, [1, 2, 3], until=5.0)
+    serve(tiers, [4, 5, 6, 7, 8, 9, 10])
+    assert save(tiers) == [10, 9, 8, 7]
+    serve(tiers, [11, 12, 13, 14])
+    assert save(tiers) == [6, 5, 4, 14]
+    assert (tiers.pins.num_evicted, tiers.num_dropped) == (0, 0)
+
+
+def test_pinned_pages_are_saved_before_they_give_way(tiers: KVCacheManager) -> None:
+    serve(tiers, [1, 2, 3, 4, 5], until=9.0)
+    serve(tiers, [6, 7, 8, 9, 10], until=5.0)
+    assert save(tiers) == [10, 9, 8, 7], "the pin that ends first, from the end of its path"
+    serve(tiers, [11, 12, 13])
+    assert (tiers.pins.num_evicted, tiers.num_dropped) == (3, 0)
+    match = tiers.match(sequence(1, [6, 7, 8, 9, 10, -1]))
+    assert (len(match.pages), len(match.host)) == (2, 3)
+    assert save(tiers) == [13, 12, 11], "they are evicted before all that is pinned"
+
+
+def test_pages_whose_pin_ended_are_saved_before_others_that_are_ahead(
+    tiers: KVCacheManager,
+) -> None:
+    serve(tiers, [1, 2, 3], until=5.0)
+    serve(tiers, [4, 5, 6, 7, 8, 9, 10])
+    assert save(tiers) == [10, 9, 8, 7]
+    assert save(tiers) == []
+    tiers.expire_pins(5.0)
+    assert save(tiers, 2) == [3, 2]
+    assert save(tiers) == [1]
+    serve(tiers, [11, 12, 13])
+    assert (found(tiers, [4, 5, 6, 7, 8, 9, 10]), tiers.num_dropped) == (7, 0)
+
+
+def test_nothing_is_saved_as_long_as_short_lived_pages_can_go(tiers: KVCacheManager) -> None:
+    serve(tiers, [1, 2, 3, 4, 5, 6])
+    for token in range(10, 40, 4):
+        serve(tiers, list(range(token, token + 4)), cold=True)
+        assert save(tiers) == []
+    assert (found(tiers, [1, 2, 3, 4, 5, 6]), tiers.num_dropped) == (6, 0)
+    serve(tiers, [38, 39])
+    assert save(tiers) == [6, 5], "as few are left"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_pinned_no_page_is_lost_that_there_was_time_to_save(seed: int) -> None:
+    """A step takes no more pages than are to be free or saved, and copies are fast."""
+    rng = random.Random(seed)
+    cache = KVCacheManager(60, 1, host_pages=96, max_pinned_share=rng.choice([0.1, 0.25, 1.0]))
+    for now in range(1500):
+        first = rng.randrange(40)
+        tokens = [first, *(first + 100 * rng.randrange(3) for _ in range(rng.randrange(12)))]
+        until, cold = now + rng.expovariate(1 / 40), rng.random() < 0.2
+        pins = not cold and rng.random() < 0.4
+        serve(cache, tokens, tenant=rng.choice("ab"), until=until if pins else None, cold=cold)
+        cache.expire_pins(now)
+        save(cache)
+        assert cache.num_dropped == 0
+    assert cache.pins.num_pins > 100
+    assert cache.num_evicted > 1000
+    assert cache.num_host_used > 0
 
 
 # -- cost ------------------------------------------------------------------------------------------
