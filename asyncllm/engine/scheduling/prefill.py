@@ -22,7 +22,7 @@ from asyncllm.engine.scheduling.step_time import StepTimeModel
 #: The share of each step's room for prompts that short prompts get first. It bounds what a wall of
 #: long prompts pays for them.
 SHORT_SHARE = 0.15
-#: While prompts wait that take this many seconds, steps may take this multiple of the target: of 256
+#: While prompts of this many seconds wait, steps may take this multiple of the target. Of 256
 #: clients that come at once, 8B on an H200 answers the last ones after 3.8 s instead of 4.5.
 BACKLOG_SECONDS, BACKLOG_TARGET = 1.0, 5 / 3
 
