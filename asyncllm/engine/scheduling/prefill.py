@@ -82,7 +82,7 @@ class PrefillPlanner:
         return target if backlog < BACKLOG_SECONDS else BACKLOG_TARGET * target
 
     def _fill_share(self, step: Step, room: PrefillRoom, now: float) -> None:
-        """Give short prompts their share of the step, up to the one whose turn it is anyway."""
+        """Give prompts that are shorter than the one whose turn it is their share of the step."""
         if len(self._batch.prefilling) + len(self._admission.queue) < 2:
             return
         prefilling = self._batch.prefilling.values()
@@ -109,7 +109,7 @@ class PrefillPlanner:
 
         Args:
             head: the waiting sequence to enter next, given the number of free slots.
-            until: stop at this one.
+            until: only those before this one.
         """
         begun = {chunk.seq.id for chunk in step.chunks}
         mine = sorted(
@@ -122,7 +122,7 @@ class PrefillPlanner:
             waiting = head(self._batch.num_free)
             enters = waiting is not None and (not mine or _first(waiting, mine[-1], turn))
             seq = waiting if enters else mine.pop() if mine else None
-            if seq is None or seq is until:
+            if seq is None or (until is not None and turn(seq) >= turn(until)):
                 break
             if enters:
                 fits = self._admit(seq, step, room, now, short=until is not None)

@@ -26,8 +26,8 @@ MIXED_TOKENS: tuple[int, ...] = (
     *(32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1280, 1536),
     *range(2048, 8193, 512),
 )
-#: A step that takes less time a layer is worth a graph. Launching a layer's kernels one by one takes
-#: about 0.8 ms while the event loop competes for the GIL. Meanwhile the step before is not
+#: A step that takes less time a layer is worth a graph. Launching a layer's kernels one by one
+#: takes about 0.8 ms while the event loop competes for the GIL. Meanwhile the step before is not
 #: collected, so its tokens come late.
 LAUNCH_SECONDS = 1.2e-3
 #: Floating-point operations per second in matmuls of many rows.

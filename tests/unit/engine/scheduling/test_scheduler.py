@@ -10,7 +10,7 @@ import pytest
 from asyncllm.engine.policy import Aged, LongestFirst, Policy
 from asyncllm.engine.scheduling.outcome import Applied
 from asyncllm.engine.scheduling.scheduler import Scheduler
-from asyncllm.engine.scheduling.sequence import SeqState
+from asyncllm.engine.scheduling.sequence import SeqState, Turn
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack
 from tests.support.engine.scheduling import EOS, FakeDevice, rows, scheduler, sequence
@@ -106,11 +106,28 @@ def test_priorities_order_the_queue_and_are_worth_a_bounded_wait() -> None:
     assert run(sched) == [5, 3, 2, 4]
 
 
-def test_the_nearest_deadline_goes_first() -> None:
+def test_the_nearest_deadline_takes_the_first_of_the_places_that_deadlines_hold() -> None:
     sched = scheduler(Aged(), max_num_seqs=1)
-    for id, deadline in ((1, None), (2, 9.0), (3, 1.0)):
+    for id, deadline in ((1, None), (2, 90_000.0), (3, 10_000.0), (4, None)):
         sched.add(sequence(id, 40, deadline_ms=deadline), 0.0)
-    assert run(sched) == [3, 2, 1]
+    assert run(sched) == [1, 3, 2, 4]
+
+
+def test_who_will_probably_be_late_makes_way_and_who_surely_is_late_does_not_run() -> None:
+    sched = scheduler(Aged(), max_num_seqs=1)
+    for seconds in (1.0, 1.0):
+        sched._forecast.saw_step(seconds, num_rows=1, prompt_tokens=0)
+    late = sequence(1, 40, max_tokens=20, deadline_ms=5000.0)
+    sched._forecast.saw_output(late, 10)
+    doomed = sequence(2, 40, deadline_ms=500.0)
+    timely = sequence(3, 40, max_tokens=2, deadline_ms=60_000.0)
+    for seq in (late, doomed, timely):
+        sched.add(seq, 0.0)
+    plan(sched)
+    assert list(sched.running) == [3]
+    assert sched.missed_deadlines() == [doomed]
+    assert sched.missed_deadlines() == []
+    assert late.turn is Turn.LATE
 
 
 def test_policies_for_order_of_arrival_and_for_batches() -> None:
