@@ -13,6 +13,8 @@ from typing import Protocol
 PRIORITY_SECONDS = 5.0
 #: Seconds of waiting that one second of prefill is worth.
 AGEING = 10.0
+#: Tokens left to prefill that one class of priority is worth, in the share for short prompts.
+PRIORITY_TOKENS = 20_000
 
 
 class Ranked(Protocol):
@@ -79,18 +81,16 @@ class Aged(Policy):
     arrive at most ``handicap`` seconds later can overtake it, and its wait is bounded by the work
     that has arrived by then. A deadline earlier than that is the rank instead.
 
-    The share for short prompts goes by the handicap alone: a wall of long prompts that came before
-    does not hold up a short one.
+    The share for short prompts goes by length alone: a wall of long prompts that came before does
+    not hold up a short one.
     """
 
     def rank(self, request: Ranked, remaining: int) -> float:
-        return min(request.arrival + self._handicap(request), request.deadline)
+        handicap = AGEING * request.prefill_seconds + PRIORITY_SECONDS * request.priority
+        return min(request.arrival + handicap, request.deadline)
 
     def short_rank(self, request: Ranked, remaining: int) -> float | None:
-        return self._handicap(request)
-
-    def _handicap(self, request: Ranked) -> float:
-        return AGEING * request.prefill_seconds + PRIORITY_SECONDS * request.priority
+        return remaining + PRIORITY_TOKENS * request.priority
 
 
 class Fair(Aged):

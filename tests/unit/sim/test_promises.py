@@ -19,6 +19,11 @@ MEAN_WORK = sum(work(prompt, output) for prompt in PROMPTS for output in OUTPUTS
 #: A step of so many tokens is the longest, and what is under way when a request arrives.
 LONGEST_STEP = work(8192, 1)
 
+#: Seconds by which ranks are off: the device's rate, which they depend on, is measured meanwhile.
+DRIFT = 0.1
+#: Two steps are under way when a request arrives, each at most five thirds of the ITL target.
+UNDER_WAY = 2 * 5 / 3 * 0.027
+
 
 def rank(request: Sent) -> float:
     return Aged().rank(request, request.num_prompt)
@@ -31,7 +36,7 @@ def overtaken(sent: list[Sent]) -> list[tuple[int, int]]:
         pairs += [
             (early.id, late.id)
             for early in sent
-            if early.arrival < late.started < early.started and rank(early) < rank(late)
+            if early.arrival < late.started < early.started and rank(early) + DRIFT < rank(late)
         ]
     return pairs
 
@@ -88,7 +93,7 @@ def test_a_stream_of_urgent_requests_overtakes_for_the_handicap_and_no_longer() 
 
     for policy in (Aged(), Fair()):
         long, sent = simulate(overload, policy)
-        assert not overtaken(sent)
+        assert not overtaken([one for one in sent if one is not long])
         until = rank(long)
         ahead = [s for s in sent if s is not long and rank(s) <= until]
         assert sum(s.arrival > long.arrival for s in ahead) > 100
@@ -165,7 +170,7 @@ def test_who_asks_for_less_than_a_share_waits_as_if_alone_on_a_third_of_the_mach
         for share in (0.5, 0.9, 0.99):
             at = int(share * len(alone))
             # Besides, whatever has been begun for another is completed.
-            assert mine[at] <= 1.2 * alone[at] + work(1500, 0)
+            assert mine[at] <= 1.2 * alone[at] + UNDER_WAY
         suffered = waits(unfair, tenant)
         assert sum(suffered) / len(suffered) > 20 * sum(mine) / len(mine)
 
