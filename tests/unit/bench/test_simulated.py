@@ -32,7 +32,6 @@ MISSED = {
 }
 
 
-
 def worst(compared: list[Compared], *but: tuple[str, str]) -> list[Compared]:
     """Those that miss the goal, except the named ones."""
     return [
