@@ -41,6 +41,7 @@ RUNS = {
     "bench_scheduler.py": Run(
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
     ),
+    "compare_simulated.py": Run("--cases bs1 prefill8k", r"prefill8k +tokens/s +4\.\d+ +4\.\d"),
     "embeddings.py": Run("", r"^ *0\.\d+  (What is 27 \+ 45|How much is)"),
     "openai_client.py": Run("{url}/llm/v1", "27 [+] 45 = 72"),
     "profile_token.py": Run("--quick", r" 8( +\d+\.\d){2} +\d+(.|\n)*to its tokens: \d\.\d\d"),

@@ -171,7 +171,7 @@ async def test_a_policy_that_fails_on_a_deadline_that_cannot_be_met_leaves_nothi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The request is ranked to see what is ahead of it, before it is in the queue."""
-    monkeypatch.setattr(Forecast, "service", lambda *_: 1e9)
+    monkeypatch.setattr(Forecast, "least", lambda *_: 1e9)
     engine = engine_with(Failing(RuntimeError("planted")), FakeExecutor(alphabet))
     engine.start()
     bad = SchedulingParams(tenant="bad", deadline_ms=1000.0)

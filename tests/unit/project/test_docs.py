@@ -41,6 +41,8 @@ OTHER_PROGRAMS = {
     "--extra-index-url",
     "--gpus",
     "--index-url",
+    "--limit",
+    "--policies",
     "--profile",
     "--quick",
     "--rounds",

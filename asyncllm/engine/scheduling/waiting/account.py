@@ -96,7 +96,7 @@ class Account:
 
     def ahead_of(self, seq: Sequence, rank: float) -> tuple[int, int]:
         """Requests that are surely served before a newcomer with a deadline, and their tokens."""
-        place, first = (seq.turn, rank), self._places.first()
-        requests, tokens = self._order.before(place if first is None else min(place, first.rank))
-        sooner, their_tokens = self._deadlines.before((0, seq.deadline))
+        place, first = Entry((seq.turn, rank), seq.id, 0), self._places.first()
+        requests, tokens = self._order.before(place if first is None else min(place, first))
+        sooner, their_tokens = self._deadlines.before(Entry((0, seq.deadline), seq.id, 0))
         return requests + sooner, tokens + their_tokens

@@ -76,10 +76,9 @@ class WaitingQueue:
 
     def ahead_of(self, seq: Sequence) -> tuple[int, int]:
         """Requests of its account surely before a newcomer with a deadline, and their tokens."""
+        rank = self._policy.rank(seq, seq.num_left)
         account = self._accounts.get(self._name_of(seq))
-        if account is None:
-            return 0, 0
-        return account.ahead_of(seq, self._policy.rank(seq, seq.num_left))
+        return (0, 0) if account is None else account.ahead_of(seq, rank)
 
     def served(self, seq: Sequence) -> float:
         """The cost charged to the account of ``seq``; the account with the least comes first."""

@@ -74,9 +74,8 @@ class SortedWork:
         block = self._blocks[at]
         return block[min(bisect_left(block, entry), len(block) - 1)]
 
-    def before(self, rank: tuple[int, float]) -> tuple[int, int]:
-        """How many entries have a smaller rank, and their work."""
-        point = Entry(rank, -1, -1)
+    def before(self, point: Entry) -> tuple[int, int]:
+        """How many entries come before a point, and their work."""
         at = bisect_left(self._lasts, point)
         if at == len(self._blocks):
             return sum(map(len, self._blocks)), sum(self._sums)

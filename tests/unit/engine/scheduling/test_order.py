@@ -158,8 +158,9 @@ def test_sorted_work_is_a_sorted_list(changes: list[tuple[int, int, bool]]) -> N
             work.add(entry)
         model.sort()
         assert work.first() == (model[0] if model else None)
-        ahead = [entry for entry in model if entry.rank < (turn, float(rank))]
-        assert work.before((turn, float(rank))) == (len(ahead), sum(e.work for e in ahead))
+        point = Entry((turn, float(rank)), 30, 0)
+        ahead = [entry for entry in model if entry < point]
+        assert work.before(point) == (len(ahead), sum(entry.work for entry in ahead))
 
 
 def test_sums_of_a_hundred_thousand_look_at_few_entries() -> None:
@@ -170,6 +171,6 @@ def test_sums_of_a_hundred_thousand_look_at_few_entries() -> None:
     assert len(work._blocks) <= 100_000 / BLOCK + 1
     for _ in range(100):
         rank = rng.random()
-        ahead, tokens = work.before((1, rank))
+        ahead, tokens = work.before(Entry((1, rank), 0, 0))
         assert ahead == tokens
         assert abs(ahead - 100_000 * rank) < 2_000
