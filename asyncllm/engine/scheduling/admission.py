@@ -41,8 +41,7 @@ class Admission:
     same, the scheduler preempts.
 
     Attributes:
-        queue: the requests that wait for their turn.
-        missed: those in it that can no longer meet their deadline; the caller ends them.
+        missed: requests that left the queue, too late for their deadline; the caller ends them.
     """
 
     def __init__(
@@ -100,8 +99,8 @@ class Admission:
 
     def wait_seconds(self, ahead: tuple[int, int], num_free_slots: int, num_running: int) -> float:
         """Estimated seconds to a newcomer's first step, with (requests, tokens) ``ahead``."""
-        seq = self.queue.peek()
-        if seq is not None and self._is_blocked(seq):
+        # What the last plan noted: a question must not touch what plans depend on.
+        if self._waits.reason == "pages":
             return self._forecast.wait(*ahead, 0, num_running)  # pages are scarcer than slots
         return self._forecast.wait(*ahead, num_free_slots, self._limits.max_num_seqs)
 
@@ -124,6 +123,8 @@ class Admission:
     def drop(self, seq: Sequence) -> None:
         """``seq`` ends while it waits."""
         self._blocked.pop(seq.id, None)
+        if seq.turn is Turn.MISSED:
+            return  # it has left the queue
         if seq in self.queue:
             seq.timeline.wait_until()
             self.queue.remove(seq)
@@ -158,12 +159,8 @@ class Admission:
         loaded = self._copies.oldest_loaded
         if loaded is not None:
             return loaded
-        # Loading sequences must find a slot. The number that share a prefix is bounded, because
-        # each of them is looked at when its prefix has landed.
-        if num_free_slots <= self._copies.num_loading or self._num_sharing >= self._most_sharing:
-            return None
-        seq = self._first_in_time()
-        return None if seq is None or self._is_blocked(seq) else seq
+        seq = self._first_in_time() if self._is_open(num_free_slots) else None
+        return None if seq is None or self._still_blocked(seq) else seq
 
     def head_short(self, num_free_slots: int) -> Sequence | None:
         """The sequence to enter next through the share for short prompts; None when none can.
@@ -172,12 +169,11 @@ class Admission:
         """
         if self._trials.active or self.queue.num_resumed or self._copies.oldest_loaded is not None:
             return None
-        if len(self._short) + 1 > SHORT_SHARE * self._limits.max_num_seqs:
+        full = len(self._short) + 1 > SHORT_SHARE * self._limits.max_num_seqs
+        if full or not self._is_open(num_free_slots):
             return None
-        if num_free_slots <= self._copies.num_loading or self._num_sharing >= self._most_sharing:
-            return None
-        seq = self.queue.peek_short()
-        if seq is None or self._is_blocked(seq):
+        seq, head = self.queue.peek_short(), self.queue.peek()
+        if seq is None or self._still_blocked(seq) or (head is not None and self._needs_all(head)):
             return None
         if seq.deadline < FOREVER and self._misses(seq, self._forecast.expected(seq)):
             return None
@@ -185,26 +181,42 @@ class Admission:
         expected = self._cache.pages_for(self._forecast.length(seq))
         return seq if taken + expected <= SHORT_SHARE * self._limits.num_pages else None
 
+    def _is_open(self, num_free_slots: int) -> bool:
+        # Loading sequences must find a slot. The number that share a prefix is bounded, because
+        # each of them is looked at when its prefix has landed.
+        slots = num_free_slots - self._copies.num_loading
+        return slots > 0 and self._num_sharing < self._most_sharing
+
+    def _needs_all(self, seq: Sequence) -> bool:
+        """Whether ``seq`` waits for pages that the share for short prompts would keep from it."""
+        most = (1.0 - SHORT_SHARE) * self._limits.num_pages - self._watermark
+        expected = self._cache.pages_for(self._forecast.length(seq))
+        return expected > max(most, self._pages_for_newcomer())
+
     def _first_in_time(self) -> Sequence | None:
         """The head of the queue, after those who will miss their deadline have made way."""
         for _ in range(MOST_JUDGED):
             seq = self.queue.peek()
             if seq is None or seq.deadline == FOREVER:
                 return seq
-            if seq.turn is Turn.MISSED:
-                return None  # like all behind it
             if self._misses(seq, self._forecast.least(seq)):
-                self.missed.append(seq)
-                seq.turn = Turn.MISSED
+                self._miss(seq)
             elif seq.turn is Turn.NEW and self._misses(seq, self._forecast.expected(seq)):
                 seq.turn = Turn.LATE
+                self.queue.reorder(seq)
             else:
                 return seq
-            self.queue.reorder(seq)
-        return None
+        return self.queue.peek()
+
+    def _miss(self, seq: Sequence) -> None:
+        """``seq`` leaves the queue for good; the caller ends it."""
+        seq.turn = Turn.MISSED
+        seq.timeline.wait_until()
+        self.queue.remove(seq)
+        self.missed.append(seq)
 
     def _misses(self, seq: Sequence, seconds: float) -> bool:
-        """Whether ``seq`` misses its deadline if it takes so long from now on."""
+        """Whether ``seq``, taking that long from now on, misses its deadline."""
         return self._now + seconds > seq.deadline
 
     def admit(self, seq: Sequence, room: PrefillRoom, *, short: bool = False) -> Entry:
@@ -262,11 +274,11 @@ class Admission:
     def left(self, seq: Sequence) -> None:
         """``seq`` leaves the batch, and with it the pages promised to it."""
         self._num_inside -= 1
-        self._short.pop(seq.id, None)
         self._promised -= max(0, seq.expected_pages - len(seq.pages))
 
     def settle(self, seq: Sequence, cost: float) -> None:
         """Replace what was charged in advance for its stay in the batch by its real cost."""
+        self._short.pop(seq.id, None)
         self.queue.charge(seq, cost - seq.charged)
         seq.charged = 0.0
 
@@ -274,11 +286,11 @@ class Admission:
         if not self._fits(seq, self._cache.num_shared(seq) * self._limits.page_size, room):
             return Entry.STEP_FULL
         self.left(seq)
-        if not self._cache.extend(seq, len(seq.tokens)):
-            self._promise(seq)
+        extended = self._cache.extend(seq, len(seq.tokens))
+        self._promise(seq)
+        if not extended:
             self.make_room()
             return Entry.WAITS
-        self._promise(seq)
         self._copies.abandon(seq)
         return Entry.ADMITTED
 
@@ -324,11 +336,13 @@ class Admission:
     def _is_blocked(self, seq: Sequence) -> bool:
         """Whether ``seq`` did not fit before, and there are no more pages now."""
         pages = self._blocked.get(seq.id)
-        if pages is None:
-            return False
-        if self._pages_for_newcomer() <= pages:
+        return pages is not None and self._pages_for_newcomer() <= pages
+
+    def _still_blocked(self, seq: Sequence) -> bool:
+        """``_is_blocked``; if there are more pages now, those before are forgotten."""
+        if self._is_blocked(seq):
             return True
-        self._blocked.clear()
+        self._blocked.pop(seq.id, None)
         return False
 
     def _expected_cost(self, seq: Sequence, cached: int) -> float:

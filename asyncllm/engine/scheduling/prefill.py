@@ -15,7 +15,7 @@ from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.pace import Pace
 from asyncllm.engine.scheduling.prefill_room import MIN_CHUNK, PrefillRoom
-from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
+from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Turn
 from asyncllm.engine.scheduling.step import Chunk, Step
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 
@@ -202,8 +202,12 @@ def _first(seq: Sequence, other: Sequence, turn: Callable[[Sequence], tuple[floa
 
 
 def _by_deadline(seqs: list[Sequence]) -> None:
-    """Let those with a deadline change places, so that the earliest deadline comes first."""
-    places = [index for index, seq in enumerate(seqs) if seq.deadline < FOREVER]
-    timely = sorted((seqs[index] for index in places), key=lambda seq: seq.deadline)
-    for index, seq in zip(places, timely, strict=True):
-        seqs[index] = seq
+    """Let those with a deadline change places in their account, the earliest deadline first."""
+    places: dict[tuple[str | None, Turn], list[int]] = {}
+    for index, seq in enumerate(seqs):
+        if seq.deadline < FOREVER:
+            places.setdefault((seq.account, seq.turn), []).append(index)
+    for indices in places.values():
+        timely = sorted((seqs[index] for index in indices), key=lambda seq: seq.deadline)
+        for index, seq in zip(indices, timely, strict=True):
+            seqs[index] = seq

@@ -174,3 +174,64 @@ def test_sums_of_a_hundred_thousand_look_at_few_entries() -> None:
         ahead, tokens = work.before(Entry((1, rank), 0, 0))
         assert ahead == tokens
         assert abs(ahead - 100_000 * rank) < 2_000
+
+
+# -- what an attack found --------------------------------------------------------------------------
+
+
+def test_a_prompt_that_needs_all_pages_is_not_starved_by_the_share() -> None:
+    sched = scheduler(max_num_seqs=20, num_pages=100, max_model_len=400)
+    sched._forecast._output = 16.0
+    driver = Driver(sched)
+    for id in (1000, 1001):
+        sched.add(sequence(id, 4, max_tokens=16), 0.0)
+    driver.step()
+    large = sequence(1, 360, max_tokens=8)
+    sched.add(large, 0.0)
+    for id in range(2, 200):
+        if sched.num_waiting < 3:
+            sched.add(sequence(id, 4, max_tokens=16, arrival=100.0), 0.0)
+        driver.step()
+    assert large.num_cached == 0, "it has entered"
+
+
+def test_many_who_will_be_late_do_not_stop_an_idle_machine() -> None:
+    sched = scheduler(max_num_seqs=8)
+    sched._forecast.saw_step(1.0, num_rows=1, prompt_tokens=0)
+    sched._forecast.saw_output(sequence(1, 4, deadline_ms=8000.0), 50)
+    for id in range(2, 302):
+        sched.add(sequence(id, 4, max_tokens=8, deadline_ms=8200.0), 0.0)
+    assert sched.plan(0, 0.0) is not None
+
+
+def test_who_has_missed_a_deadline_stops_no_other_account() -> None:
+    sched = scheduler()
+    for id in range(1, 20):
+        sched.add(sequence(id, 4, tenant=f"key {id}", deadline_ms=1000.0), 0.0)
+    good = sequence(50, 4, tenant="good")
+    sched.add(good, 0.0)
+    planned = sched.plan(0, now=5.0)
+    assert planned is not None
+    assert planned.admitted == [good]
+    missed = sched.missed_deadlines()
+    assert [seq.id for seq in missed] == list(range(1, 20))
+    for seq in missed:
+        sched.finish(seq, 5.0)
+    assert sched.num_waiting == 0
+
+
+def test_questions_change_no_plan() -> None:
+    def admitted(*, ask: bool) -> list[int]:
+        sched = scheduler(max_num_seqs=4, prefix_caching=False)
+        first = sequence(1, 4, tenant="a")
+        sched.add(first, 0.0)
+        sched.finish(first, 0.0)
+        if ask:
+            sched.expected_wait()
+        for id, tenant in ((2, "b"), (3, "a")):
+            sched.add(sequence(id, 4, tenant=tenant), 0.0)
+        planned = sched.plan(0, 0.0)
+        assert planned is not None
+        return [seq.id for seq in planned.admitted]
+
+    assert admitted(ask=True) == admitted(ask=False)
