@@ -24,7 +24,7 @@ from asyncllm.engine.scheduling.step_time import StepTimeModel
 SHORT_SHARE = 0.15
 #: While prompts of this many seconds wait, steps may take this multiple of the target. Of 256
 #: clients that come at once, 8B on an H200 answers the last ones after 3.8 s instead of 4.5.
-BACKLOG_SECONDS, BACKLOG_TARGET = 1.0, 5 / 3
+BACKLOG_SECONDS, BACKLOG_TARGET = 2.0, 5 / 3
 
 
 class PrefillPlanner:
@@ -75,11 +75,14 @@ class PrefillPlanner:
         return min(most, max(sizes[-1], num_decodes + sizes[-1] // 2))
 
     def _target(self) -> float:
-        """The seconds that a step with decode rows may take; more while many prompts wait."""
+        """The seconds that a step with decode rows may take; more while many prompts wait.
+
+        Not while deadlines wait: the longer steps would make others miss theirs.
+        """
         begun = sum(self._batch.remaining(seq)[1] for seq in self._batch.prefilling.values())
         backlog = self._forecast.prefill_seconds(self._admission.queue.num_left + begun)
-        target = self._limits.itl_target
-        return target if backlog < BACKLOG_SECONDS else BACKLOG_TARGET * target
+        longer = backlog > BACKLOG_SECONDS and not self._admission.queue.num_timely
+        return self._limits.itl_target * (BACKLOG_TARGET if longer else 1.0)
 
     def _fill_share(self, step: Step, room: PrefillRoom, now: float) -> None:
         """Give prompts that are shorter than the one whose turn it is their share of the step."""

@@ -7,7 +7,7 @@ from itertools import chain
 
 from asyncllm.cache.lazy_heap import LazyHeap
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.scheduling.sequence import Sequence, Turn
+from asyncllm.engine.scheduling.sequence import FOREVER, Sequence, Turn
 from asyncllm.engine.scheduling.waiting.account import Account
 
 #: The cost of a generated token in prompt tokens (Sheng et al., OSDI 2024).
@@ -25,12 +25,14 @@ class WaitingQueue:
         num_tokens: of all requests waiting.
         num_left: those of ``num_tokens`` that were not cached when their request was measured.
         num_resumed: how many of the requests had been admitted before.
+        num_timely: how many have a deadline.
     """
 
     def __init__(self, policy: Policy):
         self.num_tokens = 0
         self.num_left = 0
         self.num_resumed = 0
+        self.num_timely = 0
         self._policy = policy
         self._num_waiting = 0
         self._by_tenant: dict[str, tuple[int, int]] = {}
@@ -147,6 +149,7 @@ class WaitingQueue:
     def _count(self, seq: Sequence, change: int) -> None:
         tokens = change * len(seq.tokens)
         self._num_waiting += change
+        self.num_timely += change * (seq.deadline < FOREVER)
         self.num_tokens += tokens
         requests, before = self.waiting_for(seq.tenant)
         self._by_tenant[seq.tenant] = requests + change, before + tokens
