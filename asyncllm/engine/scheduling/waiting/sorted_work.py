@@ -29,9 +29,6 @@ class SortedWork:
         self._lasts: list[Entry] = []  # of each block
         self._sums: list[int] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._blocks)
-
     def add(self, entry: Entry) -> None:
         """Insert an entry that is not there yet."""
         if not self._blocks:
