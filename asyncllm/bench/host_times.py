@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncllm.bench.report import OnlineRow, Report
 from asyncllm.replay.calibrate_host import NEVER, request_seconds
-from asyncllm.replay.least_squares import rounded, solve
+from asyncllm.replay.least_squares import line, rounded
 from asyncllm.replay.steps import RecordedStep
 from asyncllm.replay.trace_file import Trace
 from asyncllm.sim.profile import HostTimes
@@ -52,9 +52,7 @@ def _loop_seconds(rows: Sequence[OnlineRow]) -> tuple[float, float]:
     if len(points) < 2:
         return 0.0, 0.0
     tokens, seconds = np.array(points).T
-    columns = np.stack([np.ones(len(tokens)), tokens], axis=1)
-    step, token = solve(columns / seconds[:, None], np.ones(len(tokens))).tolist()
-    return rounded(step), rounded(token)
+    return line(tokens, seconds, 1.0 / seconds)
 
 
 def _client_seconds(rows: Sequence[OnlineRow], steps: Sequence[Sequence[RecordedStep]]) -> float:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from asyncllm.replay.least_squares import rising, rounded, solve
+from asyncllm.replay.least_squares import line, rising, rounded, solve
 from asyncllm.replay.steps import RecordedStep
 from asyncllm.replay.trace_file import Arrival, Plan, Result, Trace
 from asyncllm.sim.profile import Curve, StepShape
@@ -68,9 +68,7 @@ def request_seconds(traces: Iterable[Trace]) -> tuple[float, float]:
     if len(found) < MIN_REQUESTS:
         return 0.0, 0.0
     tokens, seconds = np.array(found).T
-    columns = np.stack([np.ones(len(tokens)), tokens], axis=1)
-    request, token = solve(columns, seconds).tolist()
-    return rounded(request), rounded(token)
+    return line(tokens, seconds, np.ones(len(tokens)))
 
 
 def _reading(trace: Trace) -> Iterable[tuple[int, float]]:

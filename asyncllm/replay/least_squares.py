@@ -57,6 +57,13 @@ def rising(values: np.ndarray, points: np.ndarray) -> np.ndarray:
     return columns
 
 
+def line(values: np.ndarray, wanted: np.ndarray, scale: np.ndarray) -> tuple[float, float]:
+    """Start and slope of the line closest to ``wanted``; each error counts ``scale`` times."""
+    columns = np.stack([np.ones(len(values)), values], axis=1)
+    start, slope = solve(columns * scale[:, None], wanted * scale).tolist()
+    return rounded(start), rounded(slope)
+
+
 def rounded(value: float) -> float:
     """To four digits, so that a profile can be read."""
     return float(f"{value:.4g}")
