@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from asyncllm.kernels.types import AttentionSpec, HeadEncoding
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
 
 
 class AttentionBackend(Protocol):
@@ -51,6 +51,44 @@ class LogitRowsBackend(AttentionBackend, Protocol):
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
         """As ``forward``, for ``batch.logit_rows``: [samples, num_heads * head_dim]."""
+
+
+class GraphRows(NamedTuple):
+    """The rows of a captured step: buffers whose contents differ from replay to replay.
+
+    Attributes:
+        num_tokens: of the step, with padding.
+        slots: int32 [rows].
+        decode_lengths: int32 [rows]; the sequence length of decode rows, their own token included.
+            Decode rows have one token and come first. 0 for all other rows, and for padding.
+        prefill: the rows that are not decode rows; None if the step has decode rows only.
+    """
+
+    num_tokens: int
+    slots: Tensor
+    decode_lengths: Tensor
+    prefill: PrefillRows | None
+
+
+@runtime_checkable
+class GraphBackend(AttentionBackend, Protocol):
+    """A backend whose steps can be captured in CUDA graphs."""
+
+    def graph_plan(self, rows: GraphRows, block_table: Tensor) -> Any:
+        """A plan for all steps of one size; ``forward`` takes it while the step is captured.
+
+        Args:
+            block_table: int32 [slots, max_pages]; its contents change, too.
+        """
+
+    def before_replay(self, plan: Any, rows: np.ndarray) -> None:
+        """Prepare on the host what the captured kernels of this plan need. Never waits for them.
+
+        Called before the capture, and before each replay on the same stream.
+
+        Args:
+            rows: int32 [n, 3], as for ``plan``, without padding; n is 0 before a capture.
+        """
 
 
 class LogitRows(NamedTuple):

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import ForwardBatch
+from asyncllm.attention.base import ForwardBatch, GraphRows
 from asyncllm.kernels.attention import (
     decode_attention,
     decode_heads,
@@ -120,31 +120,16 @@ class PagedBackend:
             block_table, decodes, extends, self._prompts.plan(rows[count:], block_table)
         )
 
-    def device_plan(self, slots: Tensor, lengths: Tensor, block_table: Tensor) -> PagedPlan:
-        """See ``GraphBackend.device_plan``."""
-        return PagedPlan(block_table, Decodes(slots, lengths), None)
+    def graph_plan(self, rows: GraphRows, block_table: Tensor) -> PagedPlan:
+        """See ``GraphBackend.graph_plan``.
 
-    def mixed_plan(
-        self,
-        slots: Tensor,
-        starts: Tensor,
-        q_offsets: Tensor,
-        lengths: Tensor,
-        block_table: Tensor,
-    ) -> PagedPlan:
-        """See ``GraphBackend.mixed_plan``.
-
-        The host does not know which rows are decode rows when it captures, so each kernel gets all
-        rows, with the other kernel's rows as padding.
+        Which rows are decode rows differs from replay to replay, so each kernel gets all rows, with
+        the other kernel's rows as padding.
         """
-        # Decode rows come first: up to the last one, the number of tokens equals that of rows.
-        numbers = torch.arange(len(q_offsets), dtype=q_offsets.dtype, device=q_offsets.device)
-        single = q_offsets == numbers
-        decoding = single[:-1] & single[1:]
-        count = decoding.sum(dtype=q_offsets.dtype)
-        decodes = Decodes(slots, lengths * decoding)
-        extends = PrefillRows(slots, starts, torch.maximum(q_offsets, count))
-        return PagedPlan(block_table, decodes, extends)
+        return PagedPlan(block_table, Decodes(rows.slots, rows.decode_lengths), rows.prefill)
+
+    def before_replay(self, plan: PagedPlan, rows: np.ndarray) -> None:
+        """See ``GraphBackend.before_replay``: the kernels read all they need on the device."""
 
     def forward(
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch

@@ -19,7 +19,7 @@ if "torch" not in sys.modules:
 
 import torch
 
-from asyncllm.attention.base import AttentionBackend
+from asyncllm.attention.base import AttentionBackend, GraphBackend
 from asyncllm.attention.choose import choose_backend
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
@@ -45,12 +45,11 @@ from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.sampling.token_constraint import Grammars
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.executor.step.eager import EagerForward, StepForward
+from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.graphs import GraphedForward
 from asyncllm.executor.step.padded_steps import (
     FREE_TOKENS,
     MIXED_TOKENS,
-    GraphBackend,
     PaddedSteps,
     captured_tokens,
 )
@@ -150,10 +149,11 @@ def _build(
             if on_device.type == "cuda":
                 sampler.warm_up(dtype)
                 table.warm_up()
-            forward = _forward(config, model, backend, sampler, table, limits, device)
-        runner = ModelRunner(forward, sampler, table, copier, device)
+            eager = EagerForward(model, backend, sampler, table, limits.page_size, device)
+            graphed = _captured(config, model, backend, eager, sampler, table, limits, device)
+        runner = ModelRunner(graphed or eager, sampler, table, copier, device)
     watch.start_serving()
-    return Worker(runner, limits, device)
+    return Worker(runner, limits, device, graphed.capture_next if graphed else None)
 
 
 def _limits(
@@ -199,30 +199,29 @@ def _limits(
     )
 
 
-def _forward(
+def _captured(
     config: EngineConfig,
     model: CausalLM,
     backend: AttentionBackend,
+    eager: EagerForward,
     sampler: Sampler,
     table: SlotTable,
     limits: EngineLimits,
     device: Device,
-) -> StepForward:
-    """CUDA graphs where the kernels allow it, else a forward that launches kernel by kernel."""
-    page_size = limits.page_size
-    eager = EagerForward(model, backend, sampler, table, page_size, device)
+) -> GraphedForward | None:
+    """CUDA graphs of the steps that serving starts with; None where there are none."""
     if not config.cuda_graphs or not isinstance(backend, GraphBackend):
-        return eager
+        return None
     largest = _captured_tokens(config, model)
-    padded = PaddedSteps(model, backend, table, page_size, limits.max_num_seqs, largest)
+    padded = PaddedSteps(model, backend, table, limits.page_size, limits.max_num_seqs, largest)
     graphed = GraphedForward(padded, eager, sampler, table, device, limits)
     try:
-        graphed.capture()
+        graphed.capture_first()
     except RuntimeError as error:
         device.check()
         reason = str(error).partition("\n")[0]
         log.warning("steps are launched kernel by kernel, as they cannot be captured: %s", reason)
-        return eager
+        return None
     return graphed
 
 

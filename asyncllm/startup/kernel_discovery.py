@@ -20,9 +20,9 @@ from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.limits import step_tokens, wanted_length
 from asyncllm.executor.memory.profile import StepSize, largest_steps
+from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
-from asyncllm.executor.step.graphs import CAPTURED_LEVELS
 from asyncllm.executor.step.padded_steps import PaddedSteps, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.models.base import CausalLM
@@ -76,8 +76,8 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     padded = PaddedSteps(model, backend, table, page_size, max_rows, most_captured)
     for captured in padded.decode_sizes + padded.mixed_sizes:
         flat = torch.empty(captured.num_ints, dtype=torch.int32, device=meta)
-        logits, rows = padded.run(captured, flat)
-        for level in CAPTURED_LEVELS:
+        logits, rows = padded.run(captured, flat, padded.plan(captured, flat))
+        for level in (Level.GREEDY, Level.FILTER):
             sampler.draw(logits, rows.slots, rows.lengths, level, relay=table.last_token)
     return eager
 

@@ -28,8 +28,13 @@ class ThreadChannel:
         """``receive`` returns None once everything sent before has been received."""
         self._inbox.put(None)
 
-    def receive(self) -> bytes | None:
-        return self._inbox.get()
+    def receive(self, timeout: float | None = None) -> bytes | None:
+        """The next message; None once the channel is closed.
+
+        Raises:
+            queue.Empty: none came within ``timeout`` seconds.
+        """
+        return self._inbox.get(timeout=timeout)
 
     def post(self, message: bytes) -> None:
         self._loop.call_soon_threadsafe(self._on_message, message)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from asyncllm.attention.base import ForwardBatch
+from asyncllm.attention.base import ForwardBatch, GraphRows
 from asyncllm.attention.choose import choose_backend
 from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CudaDevice
+from asyncllm.kernels.types import PrefillRows
 from tests.support.engine.waiting import no_waiting
 from tests.support.kernels.paged_sequences import DEVICE, NUM_SLOTS, Case, PagedSequences
 from tests.support.models.attending import UNCHANGED, forward_batch
@@ -167,15 +168,21 @@ def test_planning_and_attending_never_wait_for_the_gpu(name: AttentionName) -> N
         layer.check(answer.view(len(answer), -1, layer.spec.head_dim))
 
 
-def mixed_tensors(rows: np.ndarray, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """slots, starts, q_offsets and lengths of rows that are padded to so many."""
+def graph_tensors(rows: np.ndarray, count: int) -> tuple[Tensor, ...]:
+    """Slots, decode lengths, starts and prefill offsets of rows that are padded to ``count``."""
     padded = np.zeros((count, 3), dtype=np.int32)
     padded[: len(rows)] = rows
     slots, starts, q_lens = padded.T
-    q_offsets = np.concatenate([[0], q_lens.cumsum()]).astype(np.int32)
-    arrays = slots, starts, q_offsets, starts + q_lens
-    a, b, c, d = (torch.from_numpy(np.ascontiguousarray(array)).to(DEVICE) for array in arrays)
-    return a, b, c, d
+    single = int((q_lens == 1).cumprod().sum())
+    decode_lengths = np.where(np.arange(count) < single, starts + 1, 0).astype(np.int32)
+    q_offsets = np.concatenate([[0], q_lens.cumsum()]).astype(np.int32).clip(min=single)
+    arrays = slots, decode_lengths, starts, q_offsets
+    return tuple(torch.from_numpy(np.ascontiguousarray(array)).to(DEVICE) for array in arrays)
+
+
+def graph_rows(tensors: tuple[Tensor, ...], num_tokens: int) -> GraphRows:
+    slots, decode_lengths, starts, q_offsets = tensors
+    return GraphRows(num_tokens, slots, decode_lengths, PrefillRows(slots, starts, q_offsets))
 
 
 @pytest.mark.parametrize("case", [*CASES[:6], Case(BF16, 64, 4, (PLAIN, BOTH))], ids=str)
@@ -184,9 +191,10 @@ def test_plans_of_device_tensors_match_those_of_the_host(case: Case) -> None:
         world = PagedSequences(case, seed)
         backend = make_backend(world)
         rows = random_rows(np.random.default_rng(seed), world)
-        tensors = mixed_tensors(rows, 32)
+        planned = graph_rows(graph_tensors(rows, 32), int(rows[:, 2].sum()))
+        plan = backend.graph_plan(planned, world.block_table)
+        backend.before_replay(plan, rows)
         for layer in world.step(rows):
-            plan = backend.mixed_plan(*tensors, world.block_table)
             layer.check(layer.run(backend, plan))
 
 
@@ -195,13 +203,15 @@ def test_a_captured_step_serves_other_rows() -> None:
     backend = make_backend(world)
     spec, num_tokens = world.specs[0], 256
     width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    tensors = mixed_tensors(np.zeros((0, 3), dtype=np.int32), 16)
+    nothing = np.zeros((0, 3), dtype=np.int32)
+    tensors = graph_tensors(nothing, 16)
     qkv = torch.zeros(num_tokens, width, dtype=BF16, device=DEVICE)
     ids, positions = (torch.zeros(num_tokens, dtype=torch.int64, device=DEVICE) for _ in range(2))
     written = torch.full_like(ids, -1)
 
     def run() -> Tensor:
-        plan = backend.mixed_plan(*tensors, world.block_table)
+        plan = backend.graph_plan(graph_rows(tensors, num_tokens), world.block_table)
+        backend.before_replay(plan, nothing)
         batch = ForwardBatch(ids, positions, written, None, backend, plan)
         return backend.forward(qkv, spec, UNCHANGED, batch)
 
@@ -219,7 +229,7 @@ def test_a_captured_step_serves_other_rows() -> None:
         [layer] = world.step(step)
         count = len(layer.qkv)
         batch = forward_batch(backend, step, world.block_table, world.case.page_size)
-        for target, source in zip(tensors, mixed_tensors(step, 16), strict=True):
+        for target, source in zip(tensors, graph_tensors(step, 16), strict=True):
             target.copy_(source)
         qkv[:count] = layer.qkv.flatten(1)
         positions[:count] = batch.positions

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
+from asyncllm.executor import worker
+from asyncllm.executor.step.graph_kinds import Kind
 from asyncllm.executor.step.graphs import GraphedForward
+from asyncllm.executor.step.padded_steps import PaddedSteps
 from tests.support.models import tiny_models
 
 pytestmark = pytest.mark.gpu
@@ -98,26 +102,96 @@ async def test_mixed_sampling_in_one_batch(folder_of: Callable[[str], Path]) -> 
     assert tokens(together) == [ids for part in alone for ids in part]
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 5, 40])
-async def test_nothing_is_captured_while_serving(
-    max_num_seqs: int, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captured: list[object] = []
+def noted_captures(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
+    """The graphs that are captured from now on, as they come."""
+    captured: list[Kind] = []
     capture = GraphedForward._capture
 
-    def noted(self: GraphedForward, kind: Any) -> Any:
+    def noted(self: GraphedForward, kind: Kind) -> None:
+        capture(self, kind)
         captured.append(kind)
-        return capture(self, kind)
 
     monkeypatch.setattr(GraphedForward, "_capture", noted)
+    return captured
+
+
+async def steady(captured: list[Kind]) -> None:
+    """Wait until nothing has been captured for half a second."""
+    before = -1
+    while before != len(captured):
+        before = len(captured)
+        await asyncio.sleep(0.5)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 5, 40])
+async def test_an_idle_engine_captures_everything_that_it_will_ever_need(
+    max_num_seqs: int, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = noted_captures(monkeypatch)
+    memory: list[int] = []
     folder = folder_of("qwen3")
     async with AsyncLLM(folder, device="cuda", max_model_len=256, max_num_seqs=max_num_seqs) as llm:
+        assert captured
+        first = len(captured)
+        await steady(captured)
+        assert first <= len(captured) == len(set(captured))
         before = list(captured)
-        for sampling in ("greedy", "draw", "filter"):
-            requests = workload(24, **SAMPLING[sampling])
-            await asyncio.gather(*(llm.generate(*request) for request in requests))
-    assert before
+        for _ in range(2):
+            for params in SAMPLING.values():
+                requests = workload(24, **params)
+                await asyncio.gather(*(llm.generate(*request) for request in requests))
+            memory.append(torch.cuda.memory_reserved())
     assert captured == before
+    assert memory[0] == memory[1]
+
+
+async def test_steps_run_before_their_graphs_are_captured(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are padded more, or replay a graph several times."""
+    folder = folder_of("qwen3")
+    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 40}
+    requests = [r for params in SAMPLING.values() for r in workload(9, **params)]
+    expected = tokens(await answers(folder, requests, cuda_graphs=False, **options))
+    monkeypatch.setattr(worker, "IDLE_SECONDS", 60.0)
+    captured = noted_captures(monkeypatch)
+    few = tokens(await answers(folder, requests, **options))
+    assert few == expected
+    monkeypatch.setattr(worker, "BUSY_SECONDS", 0.0)
+    first = len(captured)
+    del captured[:]
+    meanwhile = tokens(await answers(folder, requests, **options))
+    assert meanwhile == expected
+    assert len(captured) > first
+
+
+async def test_a_capture_without_memory_leaves_the_graphs_that_there_are(
+    folder_of: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = folder_of("qwen3")
+    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 40}
+    requests = [r for params in SAMPLING.values() for r in workload(9, **params)]
+    expected = tokens(await answers(folder, requests, cuda_graphs=False, **options))
+    captured = noted_captures(monkeypatch)
+    run = PaddedSteps.run
+    async with AsyncLLM(folder, device="cuda", max_model_len=256, **options) as llm:
+
+        def full(self: PaddedSteps, *args: Any) -> Any:
+            result = run(self, *args)
+            if torch.cuda.is_current_stream_capturing():
+                torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+            return result
+
+        monkeypatch.setattr(PaddedSteps, "run", full)
+        await steady(captured)
+        count = len(captured)
+        done = await asyncio.gather(*(llm.generate(*request) for request in requests))
+        await steady(captured)
+    assert len(captured) == count
+    assert tokens(list(done)) == expected
+    assert "no other can be captured" in caplog.text
 
 
 async def test_bfloat16_text_does_not_depend_on_graphs() -> None:

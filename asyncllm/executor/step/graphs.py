@@ -1,9 +1,15 @@
-"""Steps as CUDA graphs, from the embedding to the sampled tokens."""
+"""Steps as CUDA graphs, from the embedding to the sampled tokens.
+
+Some sizes are captured before serving starts, and the others when the engine is idle, or now and
+then between two steps. Until then, a step is padded to a larger size.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,31 +20,30 @@ from asyncllm.executor.device import Device
 from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampled, Sampler
 from asyncllm.executor.step.eager import Samples, StepForward
+from asyncllm.executor.step.graph_kinds import GraphKinds, Kind
 from asyncllm.executor.step.inputs import StepRows
-from asyncllm.executor.step.padded_steps import PaddedSteps, Size
+from asyncllm.executor.step.padded_steps import PaddedSteps
 from asyncllm.executor.step.slots import SlotTable
 
-#: Levels that graphs sample at; at ``EAGER`` they end with the logits.
-CAPTURED_LEVELS = (Level.GREEDY, Level.DRAW, Level.FILTER)
-
-
-class _Kind(NamedTuple):
-    """What a graph runs; only decode rows are captured for several decode steps."""
-
-    size: Size
-    level: Level
-    decode_steps: int = 1
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph and its output: tokens, int64 [decode_steps, rows], or logits, [rows, vocab].
+    """A graph and its results.
 
-    ``slots`` are int32 [rows].
+    Attributes:
+        plans: the attention backend's, one for each decode step.
+        tokens: int64 [decode_steps, rows].
+        logits: [rows, vocab], of the last decode step; valid until the next replay of any graph.
+        slots: int32 [rows].
     """
 
     graph: torch.cuda.CUDAGraph
-    output: Tensor
+    kind: Kind
+    plans: list[Any]
+    tokens: Tensor
+    logits: Tensor
     slots: Tensor
 
 
@@ -66,49 +71,110 @@ class GraphedForward:
         self._sampler = sampler
         self._table = table
         self._device = device
-        self._max_decode_steps = limits.max_decode_steps
-        self._multi_step_rows = limits.multi_step_rows
+        self._kinds = GraphKinds(
+            padded.decode_sizes,
+            padded.mixed_sizes,
+            limits.max_decode_steps,
+            limits.multi_step_rows,
+        )
         #: The input of every graph, which reads it from the beginning.
         self._flat = torch.zeros(
             padded.max_ints * limits.max_decode_steps,
             dtype=torch.int32,
             device=device.torch_device,
         )
-        self._graphs: dict[_Kind, _Captured] = {}
+        self._graphs: dict[Kind, _Captured] = {}
+        self._missing: deque[Kind] = deque()
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device.torch_device)
 
     def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
-        size = self._padded.size_of(step)
-        if size is None or step.reads_prompts:
+        if step.reads_prompts:
             return self._eager(step, decode_steps)
-        level = self._captured_level(self._sampler.level(step.slots, step.lengths), size)
+        level = self._sampler.level(step.slots, step.lengths)
+        captured = self._find(step, level, decode_steps)
+        if captured is None:
+            return self._eager(step, decode_steps)
         if level is Level.EAGER:
-            sampled = [
-                self._sample_eagerly(size, step.continued(after)) for after in range(decode_steps)
-            ]
-            return Samples.of(sampled)
-        tokens = self._replay(_Kind(size, level, decode_steps), step).output
+            return Samples.of(
+                [self._sample_eagerly(captured, step.continued(i)) for i in range(decode_steps)]
+            )
+        if captured.kind.decode_steps == decode_steps:
+            self._replay(captured, step)
+            tokens = captured.tokens
+        else:
+            parts = []
+            for i in range(decode_steps):
+                self._replay(captured, step.continued(i))
+                parts.append(captured.tokens.clone())
+            tokens = torch.cat(parts)
         if len(step.sampling) == 0:
             return None
         return Samples(tokens, columns=step.sampling)
 
-    def capture(self) -> None:
-        """Capture what nearly all steps need; other kinds are captured at their first step."""
-        # The largest first: the others then reuse its memory.
-        for size in reversed(self._padded.decode_sizes):
-            for level in dict.fromkeys(
-                self._captured_level(level, size) for level in CAPTURED_LEVELS
-            ):
-                self._capture(_Kind(size, level))
-                if size.rows <= self._multi_step_rows and self._max_decode_steps > 1:
-                    self._capture(_Kind(size, level, self._max_decode_steps))
-        for size in reversed(self._padded.mixed_sizes):
-            self._capture(_Kind(size, Level.FILTER))
+    def capture_first(self) -> None:
+        """Capture what serving starts with: a graph for every step, if with more padding.
 
-    def _sample_eagerly(self, size: Size, step: StepRows) -> Sampled:
-        captured = self._replay(_Kind(size, Level.EAGER), step)
-        logits = self._sampling(captured.output, step)
+        Raises:
+            RuntimeError: something cannot be captured.
+        """
+        self._load_libraries()
+        for kind in self._kinds.first():
+            self._capture(kind)
+        self._missing.extend(self._kinds.others())
+
+    def capture_next(self) -> bool:
+        """Capture one more graph; returns whether others are missing.
+
+        If this fails, the steps that it is for go on with the graphs that there are.
+
+        Raises:
+            RuntimeError: the device is lost.
+        """
+        if self._missing:
+            kind = self._missing.popleft()
+            try:
+                self._capture(kind)
+            except RuntimeError as error:
+                self._device.check()
+                self._missing.clear()
+                reason = str(error).partition("\n")[0]
+                log.warning("%d graphs serve: no other can be captured: %s", self.count, reason)
+        return bool(self._missing)
+
+    @property
+    def count(self) -> int:
+        """The number of captured graphs."""
+        return len(self._graphs)
+
+    def _find(self, step: StepRows, level: Level, decode_steps: int) -> _Captured | None:
+        """The graph that runs the step with the least padding, in one replay or in several."""
+        wanted: Kind | None = None
+        by_one: _Captured | None = None
+        if level is Level.EAGER:
+            level, decode_steps = Level.FILTER, 1
+        for size in self._padded.sizes_of(step):
+            kind = Kind(size, self._kinds.level(level, size), decode_steps)
+            captured = self._graphs.get(kind)
+            if captured is not None:
+                if wanted is not None:
+                    self._hurry(wanted)
+                return captured
+            wanted = wanted or kind
+            by_one = by_one or self._graphs.get(kind._replace(decode_steps=1))
+        if wanted is not None:
+            self._hurry(wanted)
+        return by_one
+
+    def _hurry(self, kind: Kind) -> None:
+        """Capture this kind next: a step has just asked for it."""
+        if self._missing and self._missing[0] != kind and kind in self._missing:
+            self._missing.remove(kind)
+            self._missing.appendleft(kind)
+
+    def _sample_eagerly(self, captured: _Captured, step: StepRows) -> Sampled:
+        self._replay(captured, step)
+        logits = self._sampling(captured.logits, step)
         sampled = self._sampler.sample(logits, step.slots, step.lengths)
         self._table.keep_last(self._sampling(captured.slots, step).long(), sampled.tokens)
         return sampled
@@ -119,13 +185,14 @@ class GraphedForward:
             return by_row[: len(step.rows)]
         return by_row.index_select(0, self._device.upload(step.sampling))
 
-    def _replay(self, kind: _Kind, step: StepRows) -> _Captured:
-        captured = self._graphs.get(kind) or self._capture(kind)
-        self._fill(
-            [self._padded.pack(kind.size, step.continued(i)) for i in range(kind.decode_steps)]
-        )
+    def _replay(self, captured: _Captured, step: StepRows) -> None:
+        parts = []
+        for i, plan in enumerate(captured.plans):
+            following = step.continued(i)
+            self._padded.before_replay(plan, following)
+            parts.append(self._padded.pack(captured.kind.size, following))
+        self._fill(parts)
         captured.graph.replay()
-        return captured
 
     def _fill(self, parts: list[np.ndarray]) -> Tensor:
         flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -133,41 +200,60 @@ class GraphedForward:
         self._device.upload_into(target, flat)
         return target
 
-    def _capture(self, kind: _Kind) -> _Captured:
-        flat = self._fill([self._padded.pack(kind.size, None)] * kind.decode_steps)
-        torch.cuda.current_stream().synchronize()
+    def _load_libraries(self) -> None:
+        """Let cuBLAS allocate what it keeps for a stream outside of the graphs' pool."""
+        with torch.cuda.stream(self._stream):
+            for dtype in (torch.float32, torch.bfloat16):
+                x = torch.zeros(16, 16, dtype=dtype, device=self._flat.device)
+                torch.addmm(x[0], x, x @ x)
+
+    def _capture(self, kind: Kind) -> None:
+        size, _, decode_steps = kind
+        parts = self._flat[: size.num_ints * decode_steps].chunk(decode_steps)
+        plans = [self._padded.plan(size, part) for part in parts]
+        for plan in plans:
+            self._padded.before_replay(plan, None)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            # The first launch loads kernels and sets up libraries, which cannot be captured.
-            self._run(kind, flat)
-            self._stream.synchronize()
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            # Relaxed: kernels may be loaded meanwhile. Capturing executes nothing.
+            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
-                output, slots = self._run(kind, flat)
+                tokens, logits, slots = self._run(kind, list(zip(parts, plans, strict=True)))
             finally:
                 graph.capture_end()
-        self._graphs[kind] = captured = _Captured(graph, output, slots)
-        return captured
+        self._graphs[kind] = _Captured(graph, kind, plans, tokens, _borrowed(logits), slots)
 
-    def _run(self, kind: _Kind, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """``_Captured.output`` and ``slots``."""
-        size, level, decode_steps = kind
+    def _run(
+        self, kind: Kind, decode_steps: list[tuple[Tensor, Any]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """``_Captured.tokens``, ``logits`` and ``slots``."""
         tokens = []
-        for part in flat.chunk(decode_steps):
-            logits, rows = self._padded.run(size, part)
-            if level is Level.EAGER:
-                return logits, rows.slots
+        for part, plan in decode_steps:
+            logits, rows = self._padded.run(kind.size, part, plan)
             relay = self._table.last_token
-            tokens.append(self._sampler.draw(logits, rows.slots, rows.lengths, level, relay=relay))
-        return torch.stack(tokens) if decode_steps > 1 else tokens[0].unsqueeze(0), rows.slots
+            tokens.append(
+                self._sampler.draw(logits, rows.slots, rows.lengths, kind.level, relay=relay)
+            )
+        return torch.stack(tokens), logits, rows.slots
 
-    def _captured_level(self, level: Level, size: Size) -> Level:
-        """The level of the graph that runs steps of this level.
 
-        A higher level costs a few microseconds a step, which matter for the smallest decode steps
-        only; each graph less saves milliseconds of start-up.
-        """
-        is_small = size.rows <= self._multi_step_rows and not size.mixed
-        if level is Level.EAGER or (level is Level.GREEDY and is_small):
-            return level
-        return Level.FILTER
+class _Memory:
+    """Device memory for ``torch.as_tensor``, which does not own it."""
+
+    def __init__(self, tensor: Tensor):
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": f"<i{tensor.element_size()}",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _borrowed(tensor: Tensor) -> Tensor:
+    """The same contiguous memory, without keeping it.
+
+    All graphs share one pool. What a graph's tensors do not keep, other graphs use for themselves,
+    so results of one replay last until the next.
+    """
+    assert tensor.is_contiguous()
+    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)

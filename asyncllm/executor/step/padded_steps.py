@@ -8,15 +8,17 @@ and sampling parameters. Padding rows belong to a slot that no sequence has.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionBackend, ForwardBatch, LogitRows
+from asyncllm.attention.base import ForwardBatch, GraphBackend, GraphRows, LogitRows
 from asyncllm.executor.step.inputs import LAST_TOKEN, StepRows
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
+from asyncllm.kernels.types import PrefillRows
 from asyncllm.models.base import CausalLM
 
 #: Below about 256 tokens a matmul is bound by reading weights, so padding is free.
@@ -36,6 +38,8 @@ FLOPS = 600e12
 #: rows of Qwen3-0.6B; each extra entry captures every token count again.
 MIXED_ROWS = (32,)
 
+_NO_ROWS = np.empty((0, 3), dtype=np.int32)
+
 
 class Size(NamedTuple):
     """What a step is padded to; in ``mixed`` steps rows may have several tokens or not sample."""
@@ -47,47 +51,18 @@ class Size(NamedTuple):
     @property
     def num_ints(self) -> int:
         """Length of the int32 input that ``PaddedSteps.pack`` makes and ``run`` takes."""
-        return 3 * self.tokens + (5 * self.rows + 1 if self.mixed else self.rows)
+        return 3 * self.tokens + (6 * self.rows + 1 if self.mixed else self.rows)
 
     def split(self, flat: Any) -> Any:
-        """entries [3, tokens], lengths; for mixed steps also slots, starts, last, offsets."""
+        """entries [3, tokens], lengths; for mixed steps also decode lengths, slots, starts, last
+        tokens, and offsets of prefill rows."""
         tokens, rows, mixed = self
         entries = flat[: 3 * tokens].reshape(3, tokens)
         rest = flat[3 * tokens : self.num_ints]
         if not mixed:
             return entries, rest
-        parts = [rest[i * rows : (i + 1) * rows] for i in range(4)]
-        return entries, *parts, rest[4 * rows :]
-
-
-@runtime_checkable
-class GraphBackend(AttentionBackend, Protocol):
-    """A backend whose kernels read the rows of a step on the device."""
-
-    def device_plan(self, slots: Tensor, lengths: Tensor, block_table: Tensor) -> Any:
-        """A plan for rows of one token each, valid for later contents of these tensors too.
-
-        Args:
-            slots: int32 [n].
-            lengths: int32 [n], the row's own token included; 0 is padding.
-            block_table: int32 [slots, max_pages].
-        """
-
-    def mixed_plan(
-        self,
-        slots: Tensor,
-        starts: Tensor,
-        q_offsets: Tensor,
-        lengths: Tensor,
-        block_table: Tensor,
-    ) -> Any:
-        """A plan for rows of any number of tokens, likewise.
-
-        Args:
-            slots, starts, lengths: int32 [n]: row i brings positions starts[i] .. lengths[i]-1.
-            q_offsets: int32 [n + 1]; its tokens are q_offsets[i] .. q_offsets[i + 1] - 1. Padding
-                rows have none, and length 0.
-        """
+        parts = [rest[i * rows : (i + 1) * rows] for i in range(5)]
+        return entries, *parts, rest[5 * rows :]
 
 
 class PaddedSteps:
@@ -130,15 +105,16 @@ class PaddedSteps:
         """The largest ``Size.num_ints``."""
         return max(size.num_ints for size in self.decode_sizes + self.mixed_sizes)
 
-    def size_of(self, step: StepRows) -> Size | None:
-        """The size the step is padded to; None if it is too large."""
+    def sizes_of(self, step: StepRows) -> Iterator[Size]:
+        """The sizes that the step can be padded to, the smallest first; none if it is too large."""
         num_rows, num_tokens = len(step.rows), step.entries.shape[1]
         if step.each_samples_its_only_token:
-            rows = _round_up(num_rows, self._decode_rows)
-            return None if rows is None else Size(rows, rows, False)
-        rows = _round_up(num_rows, self._mixed_rows)
-        tokens = _round_up(num_tokens, self._mixed_tokens)
-        return None if rows is None or tokens is None else Size(tokens, rows, True)
+            for rows in _at_least(num_rows, self._decode_rows):
+                yield Size(rows, rows, False)
+            return
+        for tokens in _at_least(num_tokens, self._mixed_tokens):
+            for rows in _at_least(num_rows, self._mixed_rows):
+                yield Size(tokens, rows, True)
 
     def pack(self, size: Size, step: StepRows | None) -> np.ndarray:
         """The step's input, int32 [num_ints]; None is a step of padding only."""
@@ -146,7 +122,7 @@ class PaddedSteps:
         entries, lengths, *mixed = size.split(flat)
         entries[:] = [[LAST_TOKEN], [self._table.dummy_slot], [-1]]
         if mixed:
-            mixed[0][:] = self._table.dummy_slot
+            mixed[1][:] = self._table.dummy_slot
         if step is None:
             return flat
         slots, starts, q_lens = step.rows.T
@@ -154,27 +130,45 @@ class PaddedSteps:
         count = len(slots)
         lengths[:count] = starts + q_lens
         if mixed:
-            row_slots, row_starts, last, offsets = mixed
+            decode_lengths, row_slots, row_starts, last, offsets = mixed
             row_slots[:count] = slots
             row_starts[:count] = starts
             ends = q_lens.cumsum()
             last[:count] = ends - 1
-            offsets[1 : count + 1] = ends
+            decodes = _leading_ones(q_lens)
+            decode_lengths[:decodes] = lengths[:decodes]
+            offsets[: decodes + 1] = decodes
+            offsets[decodes + 1 : count + 1] = ends[decodes:]
             offsets[count + 1 :] = ends[-1]
         return flat
 
-    def run(self, size: Size, flat: Tensor) -> tuple[Tensor, LogitRows]:
-        """Logits of each row's last token, [rows, vocab], and the rows; flat int32 [num_ints]."""
+    def plan(self, size: Size, flat: Tensor) -> Any:
+        """The backend's plan for steps of this size in this buffer, int32 [num_ints]."""
         entries, lengths, *mixed = size.split(flat)
-        table, backend, sample_rows, slots = self._table, self._backend, None, entries[1]
-        tokens = locate_tokens(entries, table.last_token, table.block_table, self._page_size)
+        rows = GraphRows(size.tokens, entries[1], lengths, None)
         if mixed:
-            slots, starts, sample_rows, q_offsets = mixed
-            plan = backend.mixed_plan(slots, starts, q_offsets, lengths, table.block_table)
-        else:
-            plan = backend.device_plan(slots, lengths, table.block_table)
+            decode_lengths, slots, starts, _, offsets = mixed
+            prefill = PrefillRows(slots, starts, offsets)
+            rows = GraphRows(size.tokens, slots, decode_lengths, prefill)
+        return self._backend.graph_plan(rows, self._table.block_table)
+
+    def before_replay(self, plan: Any, step: StepRows | None) -> None:
+        """Prepare the plan for a step; None is a step of padding only."""
+        self._backend.before_replay(plan, _NO_ROWS if step is None else step.rows)
+
+    def run(self, size: Size, flat: Tensor, plan: Any) -> tuple[Tensor, LogitRows]:
+        """Logits of each row's last token, [rows, vocab], and the rows.
+
+        Args:
+            flat: int32 [num_ints], from ``pack``.
+            plan: of ``plan`` for this buffer.
+        """
+        entries, lengths, *mixed = size.split(flat)
+        table = self._table
+        tokens = locate_tokens(entries, table.last_token, table.block_table, self._page_size)
+        slots, last = (mixed[1], mixed[3]) if mixed else (entries[1], None)
         rows = LogitRows(slots, lengths)
-        batch = ForwardBatch(*tokens, sample_rows, backend, plan, rows)
+        batch = ForwardBatch(*tokens, last, self._backend, plan, rows)
         return self._model.logits(self._model(batch)), rows
 
 
@@ -198,6 +192,11 @@ def row_buckets(max_rows: int) -> list[int]:
     return [*(size for size in sizes if size < max_rows), max_rows]
 
 
-def _round_up(count: int, buckets: list[int]) -> int | None:
-    index = bisect_left(buckets, count)
-    return buckets[index] if index < len(buckets) else None
+def _at_least(count: int, buckets: list[int]) -> list[int]:
+    return buckets[bisect_left(buckets, count) :]
+
+
+def _leading_ones(q_lens: np.ndarray) -> int:
+    """How many rows come before the first one that has not exactly one token."""
+    longer = np.flatnonzero(q_lens != 1)
+    return int(longer[0]) if longer.size else len(q_lens)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asyncllm.attention.base import LogitRows
+from asyncllm.attention.base import GraphRows, LogitRows
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.executor.memory.kv_pool import KVPool
-from asyncllm.kernels.types import AttentionSpec
+from asyncllm.kernels.types import AttentionSpec, PrefillRows
 from tests.support.models.attending import UNCHANGED, attend, forward_batch
 from tests.support.models.dense_attention import DenseBackend
 
@@ -89,11 +89,14 @@ def test_plans_of_device_tensors_match_those_of_the_host(
     q_offsets = torch.zeros(count + 1, dtype=torch.int32)
     q_offsets[1:] = q_lens.sum()
     q_offsets[1 : len(q_lens) + 1] = q_lens.cumsum(0)
-    lengths = starts + q_offsets.diff()
-    plan = backend.mixed_plan(slots, starts, q_offsets, lengths, world.table)
-    assert_same(world, backend, qkv, plan, expected)
+    single = int((q_lens == 1).cumprod(0).sum())
+    lengths = torch.zeros(count, dtype=torch.int32)
+    lengths[:single] = starts[:single] + 1
+    prefill = PrefillRows(slots, starts, q_offsets.clamp(min=single))
+    rows = GraphRows(len(qkv), slots, lengths, prefill)
+    assert_same(world, backend, qkv, backend.graph_plan(rows, world.table), expected)
     if int(q_lens.max()) == 1:
-        plan = backend.device_plan(slots, lengths, world.table)
+        plan = backend.graph_plan(rows._replace(prefill=None), world.table)
         assert_same(world, backend, qkv, plan, expected, padding)
 
 

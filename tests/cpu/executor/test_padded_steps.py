@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asyncllm.attention.base import AttentionBackend, ForwardBatch
+from asyncllm.attention.base import AttentionBackend, ForwardBatch, GraphRows
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CpuDevice
@@ -38,29 +37,28 @@ class TensorPlanned(SdpaBackend):
     def __init__(self, pool: KVPool, table: SlotTable):
         super().__init__(pool)
         self._table = table
+        self.prepared = np.empty((0, 3), dtype=np.int32)
 
-    def device_plan(self, slots: Tensor, lengths: Tensor, block_table: Tensor) -> Any:
-        offsets = torch.arange(len(slots) + 1)
-        return slots, lengths - 1, offsets, lengths
+    def graph_plan(self, rows: GraphRows, block_table: Tensor) -> GraphRows:
+        return rows
 
-    def mixed_plan(
-        self,
-        slots: Tensor,
-        starts: Tensor,
-        q_offsets: Tensor,
-        lengths: Tensor,
-        block_table: Tensor,
-    ) -> Any:
-        return slots, starts, q_offsets, lengths
+    def before_replay(self, plan: GraphRows, rows: np.ndarray) -> None:
+        self.prepared = rows
 
     def forward(
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
-        slots, starts, offsets, lengths = batch.plan
-        real = lengths > 0
-        rows = torch.stack([slots, starts, lengths - starts], dim=1)[real].numpy()
-        count = int(offsets.diff()[real].sum())
-        assert rows[:, 2].sum() == count
+        planned: GraphRows = batch.plan
+        assert planned.num_tokens == len(qkv)
+        is_decode = planned.decode_lengths > 0
+        starts, q_lens = planned.decode_lengths - 1, is_decode.int()
+        if planned.prefill is not None:
+            new = planned.prefill.q_offsets.diff()
+            assert not new[is_decode].any()
+            starts, q_lens = torch.where(is_decode, starts, planned.prefill.starts), q_lens + new
+        rows = torch.stack([planned.slots, starts, q_lens], dim=1)[q_lens > 0].numpy()
+        assert np.array_equal(rows, self.prepared)
+        count = int(q_lens.sum())
         out = qkv.new_zeros(len(qkv), spec.num_heads * spec.head_dim)
         if count == 0:
             return out
@@ -136,12 +134,16 @@ def test_a_padded_step_is_the_same_step(
         table, pool = prepared(model)
         backend = TensorPlanned(pool, table)
         padded = PaddedSteps(model, backend, table, PAGE_SIZE, SLOTS, 128)
-        size = padded.size_of(step)
-        assert size is not None
+        sizes = list(padded.sizes_of(step))
+        assert sizes == sorted(sizes)
+        size = sizes[0]
         assert size.mixed != step.each_samples_its_only_token
         flat = padded.pack(size, step)
         assert len(flat) == size.num_ints <= padded.max_ints
-        logits, by_row = padded.run(size, torch.from_numpy(flat))
+        on_device = torch.from_numpy(flat)
+        planned = padded.plan(size, on_device)
+        padded.before_replay(planned, step)
+        logits, by_row = padded.run(size, on_device, planned)
     assert logits.shape[0] == size.rows
     torch.testing.assert_close(logits[: len(rows)], expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(pool.storage, written, rtol=1e-5, atol=1e-5)
@@ -178,8 +180,11 @@ def test_padding_alone_writes_nothing(model: CausalLM) -> None:
     before = pool.storage.clone()
     padded = PaddedSteps(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
     with torch.inference_mode():
-        for size in padded.decode_sizes:
-            logits, by_row = padded.run(size, torch.from_numpy(padded.pack(size, None)))
+        for size in padded.decode_sizes + padded.mixed_sizes:
+            flat = torch.from_numpy(padded.pack(size, None))
+            planned = padded.plan(size, flat)
+            padded.before_replay(planned, None)
+            logits, by_row = padded.run(size, flat, planned)
             assert logits.isfinite().all()
             assert (by_row.slots == table.dummy_slot).all()
     assert torch.equal(pool.storage, before)
@@ -189,12 +194,12 @@ def test_steps_too_large_for_every_size_have_none(model: CausalLM) -> None:
     table, pool = prepared(model)
     padded = PaddedSteps(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
     rows = np.array([(slot, 0, 20) for slot in range(SLOTS)], dtype=np.int32)
-    assert padded.size_of(StepRows.of(rows, table)) is not None
+    assert list(padded.sizes_of(StepRows.of(rows, table)))
     entries = np.zeros((3, 129), dtype=np.int32)
     whole = StepRows(
         rows[:1], entries, np.array([0]), np.array([128]), rows[:1, 0], np.array([129])
     )
-    assert padded.size_of(whole) is None
+    assert not list(padded.sizes_of(whole))
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 8, 100, 256, 1000])

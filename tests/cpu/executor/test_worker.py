@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from queue import Empty
 from typing import Any
 
 import pytest
 
+from asyncllm.executor import worker
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.worker import Worker
 from asyncllm.wire.messages import (
@@ -56,19 +59,26 @@ class LaggingRunner:
 
 
 class ScriptedChannel:
-    """Hands out messages; an int instead of one says that this step has landed on the device."""
+    """Hands out messages.
 
-    def __init__(self, runner: LaggingRunner, script: list[bytes | int]):
+    An int instead of one says that this step has landed on the device; None, that none comes for
+    the time that the worker waits.
+    """
+
+    def __init__(self, runner: LaggingRunner, script: Sequence[bytes | int | None]):
         self._runner = runner
         self._script = deque(script)
         self.posted: list[StepResult] = []
 
-    def receive(self) -> bytes | None:
+    def receive(self, timeout: float | None = None) -> bytes | None:
         while self._script:
             message = self._script.popleft()
             if isinstance(message, bytes):
                 return message
-            self._runner.landed.add(message)
+            if message is not None:
+                self._runner.landed.add(message)
+            elif timeout is not None:
+                raise Empty
         return None
 
     def post(self, message: bytes) -> None:
@@ -80,7 +90,10 @@ def plan(step: int) -> bytes:
 
 
 def serve(
-    script: list[bytes | int], depth: int = 2, fail: set[int] | None = None, device: Any = None
+    script: Sequence[bytes | int | None],
+    depth: int = 2,
+    fail: set[int] | None = None,
+    device: Any = None,
 ) -> tuple[list[str], list[StepResult]]:
     runner: Any = LaggingRunner()
     runner.fail = fail or set()
@@ -110,6 +123,41 @@ def test_a_step_that_has_landed_is_posted_before_the_next_launch() -> None:
 def test_without_overlap_each_step_is_collected_at_once() -> None:
     log, _ = serve([plan(0), plan(1)], depth=1)
     assert log == ["launch 0", "collect 0", "launch 1", "collect 1"]
+
+
+def capturing(
+    script: Sequence[bytes | int | None], count: int, busy: float, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The log of a worker that has ``count`` graphs left to capture."""
+    monkeypatch.setattr(worker, "BUSY_SECONDS", busy)
+    runner: Any = LaggingRunner()
+    left = iter(range(count - 1, -1, -1))
+
+    def capture_next() -> bool:
+        runner.log.append("capture")
+        return next(left) > 0
+
+    channel: Any = ScriptedChannel(runner, script)
+    worker.Worker(runner, limits(steps_in_flight=2), CpuDevice(), capture_next).run(channel)
+    log: list[str] = runner.log
+    return log
+
+
+def test_graphs_are_captured_while_no_plan_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = [None, None, plan(0), None, FLUSH, None, None, plan(1)]
+    assert capturing(script, 3, 60.0, monkeypatch) == [
+        "capture", "capture", "launch 0", "collect 0", "capture", "launch 1", "collect 1",
+    ]  # fmt: skip
+
+
+def test_graphs_are_captured_behind_a_launched_step_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert capturing([plan(0), plan(1), plan(2)], 2, 0.0, monkeypatch) == [
+        "launch 0", "capture", "launch 1", "capture", "collect 0", "launch 2", "collect 1",
+        "collect 2",
+    ]  # fmt: skip
+    assert "capture" not in capturing([plan(0), plan(1)], 2, 60.0, monkeypatch)
 
 
 def test_a_step_that_cannot_be_launched_has_its_result_in_turn() -> None:

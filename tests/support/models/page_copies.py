@@ -153,7 +153,7 @@ class Script:
         self._messages = deque(messages)
         self.results: list[StepResult] = []
 
-    def receive(self) -> bytes | None:
+    def receive(self, timeout: float | None = None) -> bytes | None:
         while self._messages:
             message = self._messages.popleft()
             if isinstance(message, StepPlan):

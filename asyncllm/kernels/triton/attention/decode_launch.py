@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from asyncllm.kernels.triton.launch import next_power_of_2
+from asyncllm.kernels.triton.workspace import lasting_zeros
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,4 +128,4 @@ def workspace_of(device: torch.device, rows: int, spec: AttentionSpec, splits: i
 @cache
 def arrivals_of(device: torch.device) -> Tensor:
     """Counters that are zero between launches, which must not overlap."""
-    return torch.zeros(MAX_PAIRS, dtype=torch.int32, device=device)
+    return lasting_zeros((MAX_PAIRS,), torch.int32, device)

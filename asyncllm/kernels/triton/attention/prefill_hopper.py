@@ -97,6 +97,7 @@ from asyncllm.kernels.triton.attention.prefill_hopper_steps import (
 from asyncllm.kernels.triton.attention.prefill_tiles import KEYS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
+from asyncllm.kernels.triton.workspace import lasting_zeros
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,9 +154,9 @@ def workspace_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``Results``' partial, stats and arrivals; arrivals are zero between launches."""
     return (
-        torch.empty(programs, QUERIES.value, head_dim, dtype=torch.float32, device=device),
-        torch.empty(programs, 2, QUERIES.value, dtype=torch.float32, device=device),
-        torch.zeros(2 * programs, dtype=torch.int32, device=device),
+        lasting_zeros((programs, QUERIES.value, head_dim), torch.float32, device),
+        lasting_zeros((programs, 2, QUERIES.value), torch.float32, device),
+        lasting_zeros((2 * programs,), torch.int32, device),
     )
 
 

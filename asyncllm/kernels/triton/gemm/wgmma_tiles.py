@@ -29,6 +29,7 @@ from triton.language import debug_barrier
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import cdiv, next_power_of_2
+from asyncllm.kernels.triton.workspace import lasting_zeros
 
 #: Rows of the first operand of a warpgroup's product.
 ROWS = gl.constexpr(64)
@@ -235,9 +236,9 @@ def shared_sums(
 def arrivals(device: torch.device) -> Tensor:
     """Counters that are zero whenever no kernel runs.
 
-    All launches share them, so they must be on one stream. The first one must not be captured.
+    All launches share them, so they must be on one stream.
     """
-    return torch.zeros(1 << 16, dtype=torch.int32, device=device)
+    return lasting_zeros((1 << 16,), torch.int32, device)
 
 
 def boxes_of_x(x: Tensor, rows: int) -> TensorDescriptor:
