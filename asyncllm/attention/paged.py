@@ -196,4 +196,4 @@ class PagedBackend:
             qkv = torch.zeros(3, width, dtype=dtype, device=device)
             self.forward(qkv, spec, HeadEncoding(None, None, None), batch)
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The first repetition warms up and never counts.
 REPETITIONS: Final = 3
+#: Before the first case: an idle engine on a GPU captures the CUDA graphs that starting left out.
+SETTLE_SECONDS: Final = 4.0
 #: How often progress is shown.
 WATCH_SECONDS: Final = 0.5
 

@@ -133,6 +133,7 @@ def _build(
             model = load_model(
                 folder, spec, dtype, on_device, load_format, progress, max_length=length
             )
+            device.empty_cache()  # the memory of conversions, for the KV cache
         with bill.phase("profile", device.free_bytes):
             limits = _limits(config, spec, model, make_backend, dtype, device, free_before)
         with bill.phase("KV cache", device.free_bytes):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
+from asyncllm.executor.capture_lock import CAPTURE_LOCK
 from asyncllm.executor.pinned import PinnedRing
 from asyncllm.kernels.upload import upload
 
@@ -100,6 +101,9 @@ class Device(Protocol):
     def free_bytes(self) -> int:
         """Free memory."""
 
+    def empty_cache(self) -> None:
+        """Return the allocator's unused memory to the system."""
+
     def release(self) -> None:
         """Return cached and host memory to the system, once all tensors are gone."""
 
@@ -136,6 +140,9 @@ class CpuDevice:
 
     def free_bytes(self) -> int:
         return available_host_bytes()
+
+    def empty_cache(self) -> None:
+        pass
 
     def release(self) -> None:
         pass
@@ -214,18 +221,23 @@ class CudaDevice:
         return locked[:num_bytes]
 
     def check(self) -> None:
-        torch.cuda.synchronize(self.torch_device)  # raises for good once the context is lost
+        with CAPTURE_LOCK:
+            torch.cuda.synchronize(self.torch_device)  # raises for good once the context is lost
 
     def free_bytes(self) -> int:
         free, _total = torch.cuda.mem_get_info(self.torch_device)
         return free
 
+    def empty_cache(self) -> None:
+        with CAPTURE_LOCK:
+            torch.cuda.empty_cache()
+
     def release(self) -> None:
         try:
-            torch.cuda.synchronize(self.torch_device)  # copies may be under way
+            self.check()  # copies may be under way
         finally:
             self._unlock()
-        torch.cuda.empty_cache()
+        self.empty_cache()
 
     def _unlock(self) -> None:
         cudart = torch.cuda.cudart()

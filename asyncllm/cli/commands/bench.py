@@ -176,12 +176,16 @@ async def _measure_offline(
     chosen: list[cases.OfflineCase] | None,
     prompts: GivenPrompts | None,
 ) -> Report:
-    from asyncllm.bench.offline import report_of, run_case
+    import asyncio
+
+    from asyncllm.bench.offline import SETTLE_SECONDS, report_of, run_case
     from asyncllm.llm.async_llm import AsyncLLM
 
     started = time.perf_counter()
     async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
         report = report_of(llm, time.perf_counter() - started)
+        if llm.limits.device == "cuda":
+            await asyncio.sleep(SETTLE_SECONDS)
         if prompts is not None:
             chosen = [await prompts.offline_case(llm)]
         if chosen is None:

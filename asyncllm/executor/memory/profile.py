@@ -80,7 +80,7 @@ def measure_step(
         ModelError: they do not fit; the message says which options make them smaller.
     """
     cuda = device.torch_device
-    torch.cuda.empty_cache()
+    device.empty_cache()
     reserved = torch.cuda.memory_reserved(cuda)
     torch.cuda.reset_peak_memory_stats(cuda)
     try:
@@ -93,7 +93,7 @@ def measure_step(
             param="max_num_batched_tokens",
         ) from None
     finally:
-        torch.cuda.empty_cache()
+        device.empty_cache()
     return StepMemory(peak - reserved, captured)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from asyncllm.config import EngineLimits
+from asyncllm.executor.capture_lock import CAPTURE_LOCK
 from asyncllm.executor.device import Device
 from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampled, Sampler
@@ -26,6 +27,9 @@ from asyncllm.executor.step.padded_steps import PaddedSteps
 from asyncllm.executor.step.slots import SlotTable
 
 log = logging.getLogger(__name__)
+
+#: A program that waits for the whole device in another thread makes a capture fail.
+CAPTURE_ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +212,19 @@ class GraphedForward:
                 torch.addmm(x[0], x, x @ x)
 
     def _capture(self, kind: Kind) -> None:
+        for attempt in range(CAPTURE_ATTEMPTS):
+            try:
+                with CAPTURE_LOCK:
+                    self._graphs[kind] = self._captured(kind)
+                return
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                self._device.check()
+                if attempt == CAPTURE_ATTEMPTS - 1:
+                    raise
+
+    def _captured(self, kind: Kind) -> _Captured:
         size, _, decode_steps = kind
         parts = self._flat[: size.num_ints * decode_steps].chunk(decode_steps)
         plans = [self._padded.plan(size, part) for part in parts]
@@ -221,7 +238,7 @@ class GraphedForward:
                 tokens, logits, slots = self._run(kind, list(zip(parts, plans, strict=True)))
             finally:
                 graph.capture_end()
-        self._graphs[kind] = _Captured(graph, kind, plans, tokens, _borrowed(logits), slots)
+        return _Captured(graph, kind, plans, tokens, _borrowed(logits), slots)
 
     def _run(
         self, kind: Kind, decode_steps: list[tuple[Tensor, Any]]

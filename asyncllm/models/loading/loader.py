@@ -77,8 +77,6 @@ def load_model(
             layout_of = partial(_layout, checkpoint.matrices)
             model = make_model(spec, dtype, device, max_length, keep=keep, layout_of=layout_of)
             _fill(model, device, checkpoint, report)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # the memory of conversions, for the KV cache
     return model
 
 
