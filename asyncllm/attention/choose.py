@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
-
-import torch
 
 from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
 from asyncllm.attention.flashinfer_library import find_nvcc, installed, libraries_for
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import ModelError
-from asyncllm.kernels.support import MIN_CAPABILITY
+from asyncllm.kernels.gpu import gpu_of
+from asyncllm.kernels.support import obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
     from asyncllm.attention.base import AttentionBackend, KVPages
     from asyncllm.config import AttentionName
@@ -37,8 +37,9 @@ def choose_backend(
     """The attention backend of that name; its kernels are loaded and have run once.
 
     "triton" is our own kernels; "flashinfer" is the same, with FlashInfer's kernels for prompts;
-    "sdpa" is PyTorch's. "auto" is our own where they work, else PyTorch's; on a GPU, a log line
-    says why. FlashInfer's libraries that are not built are compiled here, which takes minutes.
+    "sdpa" is PyTorch's. "auto" is our own where they work, else PyTorch's; before Hopper, for which
+    ours were tuned, FlashInfer's come first. FlashInfer's libraries that are not built are compiled
+    here, which takes minutes.
 
     Args:
         specs: of all layers.
@@ -49,37 +50,46 @@ def choose_backend(
     """
     if name == "sdpa":
         return SdpaBackend(kv)
-    obstacle = _obstacle(device)
-    if obstacle is None and name == "flashinfer":
-        obstacle = _flashinfer_obstacle(specs, dtype)
-    cause: Exception | None = None
-    if obstacle is None:
-        try:
-            prompts = FlashInferPrompts(kv, specs, dtype, device) if name == "flashinfer" else None
-            backend = PagedBackend(kv, upload, prompts)
-            backend.warm_up(specs, dtype, device)
-        except Exception as error:  # compiler, loader and driver raise various types
-            obstacle, cause = _summary(error), error
-        else:
-            return backend
-    if name != "auto":
-        raise ModelError(f"attention {name}: {obstacle}", param="attention") from cause
-    if device.type == "cuda":
-        log.warning("attention on PyTorch's kernels instead of our own: %s", obstacle)
+    for candidate in _automatic(specs, dtype, device) if name == "auto" else (name,):
+        problem = _obstacle(candidate, specs, dtype, device)
+        cause: Exception | None = None
+        if problem is None:
+            try:
+                has_flashinfer = candidate == "flashinfer"
+                prompts = FlashInferPrompts(kv, specs, dtype, device) if has_flashinfer else None
+                backend = PagedBackend(kv, upload, prompts)
+                backend.warm_up(specs, dtype, device)
+            except Exception as error:  # compiler, loader and driver raise various types
+                problem, cause = _summary(error), error
+            else:
+                return backend
+        if name != "auto":
+            raise ModelError(f"attention {name}: {problem}", param="attention") from cause
+        log.warning("attention does not run on %s: %s", candidate, problem)
     return SdpaBackend(kv)
 
 
-def _obstacle(device: torch.device) -> str | None:
-    """Why our own kernels cannot work here, as far as can be known before importing them."""
+def _automatic(
+    specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
+) -> tuple[AttentionName, ...]:
+    """What "auto" tries in turn. ``say_what_runs`` has logged why our kernels do not run at all."""
+    if device.type != "cuda" or obstacle(device) is not None:
+        return ()
+    if gpu_of(device).has_pdl or _flashinfer_obstacle(specs, dtype) is not None:
+        return ("triton",)
+    return ("flashinfer", "triton")
+
+
+def _obstacle(
+    name: AttentionName, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Why these kernels cannot work here, as far as can be known before loading them."""
     if device.type != "cuda":
         return "it needs a CUDA device"
-    if find_spec("triton") is None:
-        return "Triton is not installed"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < MIN_CAPABILITY:
-        needed, has = (".".join(map(str, pair)) for pair in (MIN_CAPABILITY, capability))
-        return f"it needs compute capability {needed}, and this GPU has {has}"
-    return None
+    problem = obstacle(device)
+    if problem is None and name == "flashinfer":
+        return _flashinfer_obstacle(specs, dtype)
+    return problem
 
 
 def _flashinfer_obstacle(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str | None:

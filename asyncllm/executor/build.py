@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,7 @@ from asyncllm.executor.step.padded_steps import (
 )
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.worker import Worker
+from asyncllm.kernels.support import say_what_runs
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import ModelSpec
@@ -120,8 +120,9 @@ def _build(
     dtype, on_device = compute_dtype(config, device), device.torch_device
     free_before = device.free_bytes()
     watch = CompileWatch()
-    if on_device.type == "cuda" and find_spec("triton") is not None:
+    if on_device.type == "cuda":
         watch.install(config.kernel_cache)
+        say_what_runs(on_device)
 
     def make_backend(pool: KVPool) -> AttentionBackend:
         layers = model.attention_specs

@@ -25,10 +25,15 @@ class CompileWatch:
         self._serving = False
 
     def install(self, folder: str | None = None) -> None:
-        """Watch until another one is installed; ``folder`` changes Triton's cache folder."""
-        from triton import knobs
-        from triton.runtime.cache import triton_key
+        """Watch until another one is installed; ``folder`` changes Triton's cache folder.
 
+        Without Triton, or with one that cannot be watched, nothing happens.
+        """
+        try:
+            from triton import knobs
+            from triton.runtime.cache import triton_key
+        except ImportError:  # ``kernels.support`` finds out what it means, and says so
+            return
         if folder is not None:
             knobs.cache.dir = str(Path(folder).absolute())
         knobs.compilation.listener = self._on_kernel

@@ -18,6 +18,7 @@ from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
 from asyncllm.executor.capture_lock import CAPTURE_LOCK
 from asyncllm.executor.pinned import PinnedRing
+from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.upload import upload
 
 log = logging.getLogger(__name__)
@@ -287,10 +288,16 @@ def open_device(config: EngineConfig) -> Device:
 
 
 def compute_dtype(config: EngineConfig, device: Device) -> torch.dtype:
-    """The dtype of the computation: by default float32 on a CPU, else bfloat16."""
+    """The dtype of the computation: by default float32 on a CPU, bfloat16 on a GPU that has it."""
     on_cpu = device.torch_device.type == "cpu"
     if config.dtype == "auto":
-        return torch.float32 if on_cpu else torch.bfloat16
+        if on_cpu:
+            return torch.float32
+        gpu = gpu_of(device.torch_device)
+        if gpu.has_bfloat16:
+            return torch.bfloat16
+        log.warning("%s has no bfloat16: computing in float16 (--dtype float32 is safer)", gpu)
+        return torch.float16
     if config.dtype == "float16" and on_cpu:
         log.warning("float16 has no fast CPU kernels: computing in bfloat16")
         return torch.bfloat16

@@ -1,21 +1,67 @@
-"""Which tensors our Triton kernels handle."""
+"""Where our Triton kernels run: decided once for each GPU, for all of them."""
 
 from __future__ import annotations
 
+import logging
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-#: Hopper: our kernels overlap by programmatic dependent launch, which older GPUs lack.
-MIN_CAPABILITY = (9, 0)
+from asyncllm.kernels.gpu import dotted, gpu_of
+from asyncllm.kernels.tuning import is_tuned
+
+log = logging.getLogger(__name__)
+
+#: Ampere, the first whose tensor cores take bfloat16 and whose copies are asynchronous.
+MIN_CAPABILITY = (8, 0)
 
 
 def has_triton_kernels(x: Tensor) -> bool:
     """Whether x is on a GPU that our kernels run on; otherwise plain torch handles it."""
-    return x.is_cuda and _is_recent(x.device)
+    return x.is_cuda and obstacle(x.device) is None
+
+
+def obstacle(device: torch.device) -> str | None:
+    """Why our kernels do not run on this CUDA device, on one line; None if they do.
+
+    The first call launches a kernel and waits for it, so it must not be captured in a CUDA graph.
+    """
+    return _obstacle(device, gpu_of(device).capability)
+
+
+def say_what_runs(device: torch.device) -> None:
+    """Log one line if this CUDA device does not run what was measured and tuned."""
+    gpu, reason = gpu_of(device), obstacle(device)
+    if reason is not None:
+        log.warning(
+            "%s: all steps run on PyTorch's kernels, which is slow: Triton's do not run here: %s",
+            gpu,
+            reason,
+        )
+    elif not gpu.is_hopper:
+        log.info(
+            "%s: runs on the kernels for every GPU since Ampere, which were measured and tuned on "
+            "an H200 only",
+            gpu,
+        )
+    elif not is_tuned(gpu.name):
+        log.info("%s: runs on the kernels for Hopper, which were tuned on an H200 only", gpu)
 
 
 @cache
-def _is_recent(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+def _obstacle(device: torch.device, capability: tuple[int, int]) -> str | None:
+    if capability < MIN_CAPABILITY:
+        needed, has = dotted(MIN_CAPABILITY), dotted(capability)
+        return f"they need compute capability {needed}, and this GPU has {has}"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    try:
+        from asyncllm.kernels.triton.probe import probe
+
+        probe(device)
+    except Exception as error:  # imports, compiler, loader and driver raise various types
+        first, *_ = str(error).splitlines() or [""]
+        return f"{type(error).__name__}: {first}"
+    return None

@@ -236,6 +236,11 @@ def tma_split_stages(rows: int, parts: int) -> int:
     return SHARED_BYTES // (128 * (64 * parts + padded_rows(rows)))
 
 
+def is_tuned(device_name: str) -> bool:
+    """Whether projections were measured on devices of this name."""
+    return bool(_table(device_name))
+
+
 def user_table(device_name: str) -> Path:
     """The path of the user's own table for devices of this name."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

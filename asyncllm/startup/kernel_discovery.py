@@ -25,11 +25,12 @@ from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import PaddedSteps, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loading.allocate import can_keep
+from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
-from asyncllm.startup.triton_prebuild import Gpu, Variant, recorded_launches
+from asyncllm.startup.triton_prebuild import Variant, recorded_launches
 
 
 def find_variants(
@@ -57,7 +58,8 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     device = _MetaDevice()
     meta = device.torch_device
     length, page_size, max_rows = wanted_length(config, spec), config.page_size, config.max_num_seqs
-    keep = spec.quantization is not None and can_keep(torch.device("cuda"), dtype)
+    quantization = spec.quantization
+    keep = quantization is not None and kernels_take(quantization, dtype, gpu_of(meta))
     whole = make_model(spec, dtype, meta, length, keep=keep)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     spec = _shortened(spec, whole)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def _preload(gpu: int) -> None:
     dlopen(os.fsencode(library), os.RTLD_LAZY)
     # The primary context, which torch uses too.
     cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), gpu)
-    if find_spec("triton") is not None:
+    with suppress(ImportError):
         from triton.runtime.cache import triton_key
 
         triton_key()  # a hash of half a gigabyte, which the first kernel would wait for

@@ -24,8 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,32 +32,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from asyncllm.errors import KernelError
+from asyncllm.kernels.gpu import Gpu, dotted, gpu_of, pretended
 
-
-class Gpu(NamedTuple):
-    """A GPU to compile for; it need not be here.
-
-    Attributes:
-        capability: compute capability, such as (9, 0).
-        name, multiprocessors: kernels choose their tiles by these.
-    """
-
-    capability: tuple[int, int]
-    name: str
-    multiprocessors: int
-
-    @property
-    def target(self) -> Any:
-        """Triton's name for it."""
-        from triton.backends.compiler import GPUTarget
-
-        major, minor = self.capability
-        return GPUTarget("cuda", 10 * major + minor, 32)
-
-
-#: The most likely GPU of each architecture. GPUs before Hopper lack the programmatic launches that
-#: our kernels need.
+#: The most likely GPU of each compute capability. What is built for one serves all of the same
+#: capability, except those whose projections were measured and tuned.
 USUAL_GPUS = (
+    Gpu((8, 0), "NVIDIA A100-SXM4-80GB", 108),
+    Gpu((8, 6), "NVIDIA A10", 72),
+    Gpu((8, 9), "NVIDIA L4", 58),
     Gpu((9, 0), "NVIDIA H200", 132),
     Gpu((10, 0), "NVIDIA B200", 148),
     Gpu((12, 0), "NVIDIA RTX PRO 6000 Blackwell Server Edition", 188),
@@ -76,7 +57,7 @@ def gpus_of(archs: Sequence[str]) -> list[Gpu]:
     """
     if not archs:
         return _gpus_here()
-    known = {"{}.{}".format(*gpu.capability): gpu for gpu in USUAL_GPUS}
+    known = {dotted(gpu.capability): gpu for gpu in USUAL_GPUS}
     unknown = [arch for arch in archs if arch.rstrip("af") not in known]
     if unknown:
         raise KernelError(
@@ -89,11 +70,7 @@ def gpus_of(archs: Sequence[str]) -> list[Gpu]:
 def _gpus_here() -> list[Gpu]:
     if not torch.cuda.is_available():
         raise KernelError("there is no GPU here to build for: name one, as in --arch 9.0a")
-    gpus = []
-    for index in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(index)
-        gpus.append(Gpu((found.major, found.minor), found.name, found.multi_processor_count))
-    return list(dict.fromkeys(gpus))
+    return list(dict.fromkeys(map(gpu_of, range(torch.cuda.device_count()))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +120,10 @@ def recorded_launches(gpu: Gpu) -> Iterator[list[Variant]]:
             listed.append(variants[function, key])
         return True  # do not compile or launch it
 
-    major, minor = gpu.capability
-    properties = SimpleNamespace(
-        name=gpu.name, multi_processor_count=gpu.multiprocessors, major=major, minor=minor
-    )
     with (
+        pretended(gpu),
         _replaced(driver, "_active", _AbsentGpu(gpu)),
         _replaced(knobs.runtime, "jit_cache_hook", record),
-        _replaced(torch.cuda, "get_device_name", lambda device=None: gpu.name),
-        _replaced(torch.cuda, "get_device_capability", lambda device=None: gpu.capability),
-        _replaced(torch.cuda, "get_device_properties", lambda device=None: properties),
         _MetaAsCuda(),
         torch.inference_mode(),
     ):

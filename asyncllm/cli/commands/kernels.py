@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from asyncllm.attention.flashinfer_library import Library
     from asyncllm.cli.parser import CommandParser
+    from asyncllm.kernels.gpu import Gpu
     from asyncllm.models.spec import ModelSpec
-    from asyncllm.startup.triton_prebuild import Gpu
 
 _DTYPES = ("bfloat16", "float16")
 _HEAD_DIMS = ("64", "128", "256")

@@ -6,12 +6,21 @@ compiled variant; a ``Launcher`` takes 4.5 µs, 3 of them in the driver.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 from typing import Any
 
+import triton.language as tl
 from torch import Tensor
+from triton import knobs
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
+
+from asyncllm.kernels.gpu import gpu_of
+
+#: Whether kernels are compiled. Otherwise Triton interprets them, which lacks inline assembly and
+#: products of bfloat16.
+NATIVE = tl.constexpr(not knobs.runtime.interpret)
 
 
 class Launcher:
@@ -19,7 +28,8 @@ class Launcher:
 
     Args:
         kernel: a ``triton.jit`` or ``gluon.jit`` function: its arguments, then its
-            ``tl.constexpr`` ones, of which the last is PDL: whether the launch is programmatic.
+            ``tl.constexpr`` ones, of which the last is PDL: whether the launch is programmatic,
+            which it is wherever the GPU allows it.
         max_registers: of a thread, if the kernel divides its warps among tasks.
         fuses: allow fused multiply-add. A sum of products over the lanes of a warp then differs
             between lanes, as each rounds all products but its own: a kernel that branches on such
@@ -28,7 +38,7 @@ class Launcher:
 
     def __init__(self, kernel: Any, max_registers: int | None = None, fuses: bool = True):
         self._kernel = kernel
-        self._options: dict[str, Any] = {"launch_pdl": True, "enable_fp_fusion": fuses}
+        self._options: dict[str, Any] = {"enable_fp_fusion": fuses}
         if max_registers is not None:
             self._options["maxnreg"] = max_registers
         self._variants: dict[Hashable, Any] = {}
@@ -66,15 +76,21 @@ class Launcher:
                 values.append(arg)
         found = self._variants.get(tuple(key))
         if found is None:
-            options = {"num_warps": num_warps, "num_stages": num_stages, **self._options}
-            compiled = self._kernel[grid](*args, *constants, True, **options)
+            pdl = gpu_of(device).has_pdl
+            options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": pdl}
+            compiled = self._kernel[grid](*args, *constants, pdl, **options, **self._options)
             if compiled is not None:  # None where launches are only recorded
-                found = (compiled.run, compiled.function, compiled.packed_metadata)
+                found = (compiled.run, compiled.function, compiled.packed_metadata, pdl)
                 self._variants[tuple(key)] = found
             return
-        run, function, metadata = found
+        run, function, metadata, pdl = found
         stream = driver.active.get_current_stream(device)
-        run(*grid, stream, function, metadata, None, None, None, *values, *constants, True)
+        run(*grid, stream, function, metadata, None, None, None, *values, *constants, pdl)
+
+
+def shared_bytes(x: Tensor) -> int:
+    """Shared memory that a program may have where x is; no bound in the interpreter."""
+    return gpu_of(x.device).shared_bytes if x.is_cuda else sys.maxsize
 
 
 def cdiv(a: int, b: int) -> int:

@@ -10,6 +10,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from asyncllm.kernels.gpu import gpu_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -26,7 +28,7 @@ def can_copy(keys: Tensor, spec: AttentionSpec, block: int) -> bool:
     page_size = keys.shape[1]
     return (
         keys.is_cuda
-        and torch.cuda.get_device_capability(keys.device) == (9, 0)
+        and gpu_of(keys.device).is_hopper
         and keys.dtype in (torch.bfloat16, torch.float16)
         and spec.head_dim in HEAD_DIMS
         and page_size % 16 == 0

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from asyncllm.kernels.gpu import Gpu, gpu_of
+from asyncllm.kernels.support import obstacle
 from asyncllm.kernels.types import FP8_BLOCK, packed_block
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.linear import FusedLinear, Linear
@@ -19,9 +21,21 @@ from asyncllm.models.quant.weight import Fp8Weight, Int4Weight, QuantizedWeight
 LayoutOf = Callable[[str, Sequence[int]], Layout | None]
 
 
-def can_keep(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there are kernels for quantised weights."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+def can_keep(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether kernels on this device take weights as they are stored."""
+    if device.type != "cuda" or obstacle(device) is not None:
+        return False
+    return kernels_take(quantization, dtype, gpu_of(device))
+
+
+def kernels_take(quantization: Quantization, dtype: torch.dtype, gpu: Gpu) -> bool:
+    """Whether kernels for this GPU take weights as they are stored."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if quantization.method != "fp8":
+        return True
+    # cuBLAS multiplies by scales of blocks on Hopper only.
+    return gpu.is_hopper if quantization.blocked else gpu.has_fp8
 
 
 def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf) -> None:

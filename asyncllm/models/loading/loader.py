@@ -9,6 +9,7 @@ no kernels for it.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -32,6 +33,8 @@ from asyncllm.models.quant.weight import Place, QuantizedWeight
 from asyncllm.models.registry import model_class
 from asyncllm.models.sizes import check_sizes
 from asyncllm.models.spec import ModelSpec
+
+log = logging.getLogger(__name__)
 
 #: Called with bytes done and the total.
 Progress = Callable[[int, int], None]
@@ -67,7 +70,14 @@ def load_model(
     """
     device = torch.device(device)
     report = progress or (lambda done, total: None)
-    keep = spec.quantization is not None and can_keep(device, dtype)
+    quantization = spec.quantization
+    keep = quantization is not None and can_keep(quantization, dtype, device)
+    if quantization is not None and device.type == "cuda" and not keep:
+        log.warning(
+            "%s weights are expanded to %s when loaded, as no kernels for this GPU take them",
+            quantization.method,
+            str(dtype).removeprefix("torch."),
+        )
     with torch.no_grad():
         if load_format == "dummy":
             model = make_model(spec, dtype, device, max_length, keep=keep)

@@ -1,7 +1,7 @@
 """A launch of every kernel, of the shapes that models have.
 
-As a program: compiles the kernels of the modules named for a GPU that need not be here, and prints
-their names and PTX, or what went wrong, as JSON.
+As a program, with a compute capability and modules: compiles the kernels of the modules for a GPU
+that need not be here, and prints their names and PTX, or what went wrong, as JSON.
 """
 
 from __future__ import annotations
@@ -11,20 +11,32 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from asyncllm.kernels.gpu import Gpu
+from asyncllm.kernels.tuning import (
+    GemvTile,
+    RegisterSkinnyTile,
+    SmemResidentTile,
+    TmaSplitTile,
+    TmaTile,
+)
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
 from asyncllm.startup.triton_prebuild import Variant, gpus_of, recorded_launches
 
+if TYPE_CHECKING:
+    from asyncllm.kernels.triton.gemm.projection import Projection
+
+BF16 = torch.bfloat16
 HIDDEN, INTERMEDIATE, MAX_LENGTH, PAGE_SIZE = 1024, 3072, 4096, 16
 SPEC = AttentionSpec(0, num_heads=16, num_kv_heads=8, head_dim=128, scale=0.1)
 
 
 def half(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16)
+    return torch.empty(shape, dtype=BF16)
 
 
 def int32(*shape: int) -> Tensor:
@@ -84,10 +96,22 @@ def launch_extend() -> None:
     from asyncllm.kernels.triton.attention.prefill import choose_blocks, prefill_attention
     from asyncllm.kernels.types import PrefillRows
 
-    q = qkv(100).view(100, -1, SPEC.head_dim)[:, : SPEC.num_heads]
-    for blocks in (None, choose_blocks(q)):  # None: the kernel for Hopper
+    for head_dim, dtype in ((64, BF16), (128, BF16), (256, BF16), (128, torch.float32)):
+        spec = replace(SPEC, head_dim=head_dim)
+        q = torch.empty(100, SPEC.num_heads, head_dim, dtype=dtype)
+        cache = torch.empty(64, PAGE_SIZE, SPEC.num_kv_heads, head_dim, dtype=dtype)
         rows = PrefillRows(int32(3), int32(3), int32(4))
-        prefill_attention(q, pages(), pages(), int32(9, 256), rows, SPEC, blocks=blocks)
+        blocks = choose_blocks(q)
+        prefill_attention(q, cache, cache, int32(9, 256), rows, spec, blocks=blocks)
+
+
+def launch_extend_hopper() -> None:
+    from asyncllm.kernels.triton.attention.prefill import prefill_attention
+    from asyncllm.kernels.types import PrefillRows
+
+    q = qkv(100).view(100, -1, SPEC.head_dim)[:, : SPEC.num_heads]
+    rows = PrefillRows(int32(3), int32(3), int32(4))
+    prefill_attention(q, pages(), pages(), int32(9, 256), rows, SPEC)
 
 
 def launch_decode() -> None:
@@ -122,35 +146,40 @@ def launch_decode_heads() -> None:
 
 def launch_linear() -> None:
     from asyncllm.kernels.triton.gemm.linear import project
+
+    for rows, tile in (
+        (1, GemvTile(block_n=4, block_k=1024, warps=4)),
+        (8, RegisterSkinnyTile(block_n=16, block_k=512, preloads=True, warps=4)),
+    ):
+        project(tile, gated(rows))
+        project(tile, added(rows))
+
+
+def launch_linear_hopper() -> None:
+    from asyncllm.kernels.triton.gemm.linear import project
+
+    for rows, tile in (
+        (32, SmemResidentTile(fold=2, block_k=256, splits=1, warps=4)),
+        (64, TmaTile(parts=2, fold=1, block_k=64, splits=2, stages=4, x_stages=3)),
+    ):
+        project(tile, gated(rows))
+        project(tile, added(rows))
+    project(TmaSplitTile(3, 1, 4), gated(250))
+    project(TmaSplitTile(2, 2, 4), added(200))
+
+
+def gated(rows: int) -> Projection[Tensor]:
     from asyncllm.kernels.triton.gemm.projection import Projection
-    from asyncllm.kernels.tuning import (
-        GemvTile,
-        RegisterSkinnyTile,
-        SmemResidentTile,
-        Tile,
-        TmaSplitTile,
-        TmaTile,
-    )
 
-    gemv = GemvTile(block_n=4, block_k=1024, warps=4)
-    register_skinny = RegisterSkinnyTile(block_n=16, block_k=512, preloads=True, warps=4)
-    smem_resident = SmemResidentTile(fold=2, block_k=256, splits=1, warps=4)
-    tma = TmaTile(parts=2, fold=1, block_k=64, splits=2, stages=4, x_stages=3)
     weight = half(INTERMEDIATE, HIDDEN)
+    return Projection(half(rows, HIDDEN), weight, norm=norm(HIDDEN), act="silu")
 
-    def gated(tile: Tile, rows: int) -> None:
-        x = half(rows, HIDDEN)
-        project(tile, Projection(x, weight, norm=norm(HIDDEN), act="silu"))
 
-    def added(tile: Tile, rows: int) -> None:
-        x, residual = half(rows, HIDDEN), half(rows, INTERMEDIATE)
-        project(tile, Projection(x, weight, residual=residual))
+def added(rows: int) -> Projection[Tensor]:
+    from asyncllm.kernels.triton.gemm.projection import Projection
 
-    for rows, tile in ((1, gemv), (8, register_skinny), (32, smem_resident), (64, tma)):
-        gated(tile, rows)
-        added(tile, rows)
-    gated(TmaSplitTile(3, 1, 4), 250)
-    added(TmaSplitTile(2, 2, 4), 200)
+    weight = half(INTERMEDIATE, HIDDEN)
+    return Projection(half(rows, HIDDEN), weight, residual=half(rows, INTERMEDIATE))
 
 
 def launch_sampling() -> None:
@@ -216,6 +245,15 @@ LAUNCHES: dict[str, Callable[[], None]] = {
 }
 
 
+def launches_of(gpu: Gpu) -> list[str]:
+    """Those whose kernels run on this GPU."""
+    return [
+        name
+        for name in LAUNCHES
+        if (gpu.is_hopper or not name.endswith("_hopper")) and (gpu.has_fp8 or name != "fp8")
+    ]
+
+
 def compiled(variant: Variant, target: Any) -> tuple[str, int]:
     """PTX, and bytes of shared memory."""
     from triton.compiler import ASTSource
@@ -228,10 +266,9 @@ def compiled(variant: Variant, target: Any) -> tuple[str, int]:
     return kernel.asm["ptx"], kernel.metadata.shared
 
 
-def compile_modules(names: Iterable[str]) -> dict[str, Any]:
+def compile_modules(gpu: Gpu, names: Iterable[str]) -> dict[str, Any]:
     """Of each, [kernel, options of its compilation, PTX, bytes of shared memory] of what it
     launches; or an error."""
-    (gpu,) = gpus_of(["9.0a"])
     launched: dict[str, Any] = {}
     with recorded_launches(gpu) as variants, torch.device("meta"):
         for name in names:
@@ -260,4 +297,5 @@ def compile_modules(names: Iterable[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_modules(sys.argv[1:])))
+    (gpu,) = gpus_of(sys.argv[1:2])
+    print(json.dumps(compile_modules(gpu, sys.argv[2:] or launches_of(gpu))))

@@ -20,7 +20,7 @@ import triton.language as tl
 from asyncllm.kernels.triton.attention import prefill_hopper
 from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST
 from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, find_tiles
-from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
+from asyncllm.kernels.triton.launch import Launcher, next_power_of_2, shared_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: From this many tokens on, blocks of fewer keys are faster.
 MANY = 2048
+#: Shared memory of the measured best blocks for heads of 256.
+LARGE_BYTES = 144 << 10
 
 
 class Blocks(NamedTuple):
@@ -83,7 +85,9 @@ def prefill_attention(
 
 
 def choose_blocks(q: Tensor) -> Blocks:
-    """The measured best for q's dtype, head size and number of tokens."""
+    """The measured best for q's dtype, head size and number of tokens, if it fits this GPU."""
+    if q.shape[-1] > 128 and shared_bytes(q) < LARGE_BYTES:
+        return Blocks(32, 16, 4, 2) if q.dtype == torch.float32 else Blocks(64, 32, 4, 2)
     if q.dtype == torch.float32:
         return Blocks(32, 32, 4, 2)
     if q.shape[-1] > 128:

@@ -63,6 +63,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.triton.attention.prefill_hopper_parts import (
     HALF,
     K_FREE,
@@ -130,7 +131,7 @@ def prefill_attention(
     Launches of one device must follow each other on a stream.
     """
     group = spec.group
-    programs = torch.cuda.get_device_properties(q.device).multi_processor_count
+    programs = gpu_of(q.device).multiprocessors
     workspace = workspace_of(q.device, programs, spec.head_dim)
     room = max(programs // spec.num_kv_heads, 1)
     tiles = find_tiles(rows, len(q), QUERIES.value // group, room)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from asyncllm.kernels.triton.activation import activate
+from asyncllm.kernels.triton.launch import NATIVE
 
 
 @triton.jit
@@ -61,7 +62,7 @@ def write(
 
 
 @triton.jit
-def dot(a, b, acc, NATIVE: tl.constexpr):
+def dot(a, b, acc):
     """acc + a @ b; in float32 in the interpreter, which cannot multiply bfloat16."""
     if NATIVE:
         return tl.dot(a, b, acc)

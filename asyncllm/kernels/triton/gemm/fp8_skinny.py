@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.triton.launch import NATIVE, Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import Fp8Matrix
 
 #: Columns of a product, those of a block of scales.
@@ -37,27 +37,29 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def _convert(w, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+def _convert(w, DTYPE: tl.constexpr):
     """e4m3 to DTYPE, exactly.
 
     There is no instruction for bfloat16: shift sign, exponent and mantissa into place, and multiply
-    by 2^120, the difference of the exponents' biases.
+    by 2^120, the difference of the exponents' biases. (Adding -0 changes nothing; before Hopper
+    there is no product of bfloat16 without a sum.)
     """
     if NATIVE and tl.bfloat16 == DTYPE:
         return tl.inline_asm_elementwise(
             """{
-            .reg .b32 first, second, rest, factor;
+            .reg .b32 first, second, rest, factor, zero;
             mov.b32 factor, 0x7B807B80;
+            mov.b32 zero, 0x80008000;
             prmt.b32 first, $2, 0, 0x1404;
             prmt.b32 second, $2, 0, 0x3424;
             shr.u32 rest, first, 4;
             and.b32 rest, rest, 0x07F007F0;
             lop3.b32 first, first, 0x80008000, rest, 0xEA;
-            mul.rn.bf16x2 $0, first, factor;
+            fma.rn.bf16x2 $0, first, factor, zero;
             shr.u32 rest, second, 4;
             and.b32 rest, rest, 0x07F007F0;
             lop3.b32 second, second, 0x80008000, rest, 0xEA;
-            mul.rn.bf16x2 $1, second, factor;
+            fma.rn.bf16x2 $1, second, factor, zero;
             }""",
             "=&r,=&r,r",
             [w],
@@ -116,13 +118,13 @@ def _fp8_skinny(
         else:
             w = tl.load(w_at + start, (start + k < K)[:, None, :], other=0.0)
             here = tl.load(x_at + start, has_row & (start + k < K)[:, :, None], other=0.0)
-        w = _convert(w, here.dtype, PDL)
+        w = _convert(w, here.dtype)
         if BLOCKED:
             block = start // BLOCK_K
             factor = tl.load(s_at + block, warp < BLOCKS - block, other=0.0)[:, :, None]
-            acc += dot(w, here, tl.zeros_like(acc), PDL) * factor
+            acc += dot(w, here, tl.zeros_like(acc)) * factor
         else:
-            acc = dot(w, here, acc, PDL)
+            acc = dot(w, here, acc)
     y = tl.sum(acc, axis=0)
     if not BLOCKED:
         y *= tl.load(scale + rows)[:, None]

@@ -31,7 +31,7 @@ from torch import Tensor
 from asyncllm.kernels.triton.gemm.int4_codes import offset_codes, subtract, unpack
 from asyncllm.kernels.triton.gemm.int4_skinny import choose_tile, int4_skinny
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.triton.launch import Launcher, cdiv
+from asyncllm.kernels.triton.launch import Launcher, cdiv, shared_bytes
 from asyncllm.kernels.types import Int4Matrix
 
 #: Up to this many rows the weight is converted in registers; with more, in memory.
@@ -45,7 +45,7 @@ def int4_linear(p: Projection[Int4Matrix]) -> Tensor:
     if weight.order is not None:
         p = p._replace(x=p.x.index_select(1, weight.order))
     if len(p.x) <= SKINNY:
-        return int4_skinny(choose_tile(len(p.x), len(weight.packed)), p)
+        return int4_skinny(choose_tile(len(p.x), len(weight.packed), shared_bytes(p.x)), p)
     return p.finish(F.linear(p.x, dequantize(weight, p.x.dtype), p.bias))
 
 
@@ -76,12 +76,12 @@ def _dequantize(
     codes = tl.load(packed + n[:, None] * (K // 2) + block * HALF + half, mask)
     scales = tl.load(scale + group * N + n, is_row).to(tl.float32)[:, None]
     zeros = offset_codes(tl.load(zero + group * N + n, is_row), DTYPE)[:, None]
-    low, high = unpack(codes, DTYPE, PDL)
+    low, high = unpack(codes, DTYPE)
     at = out + n[:, None] * K + block * BLOCK_K + half
-    tl.store(at, (subtract(low, zeros, DTYPE, PDL).to(tl.float32) * scales).to(DTYPE), mask)
+    tl.store(at, (subtract(low, zeros, DTYPE).to(tl.float32) * scales).to(DTYPE), mask)
     tl.store(
         at + HALF,
-        (subtract(high, zeros, DTYPE, PDL).to(tl.float32) * scales).to(DTYPE),
+        (subtract(high, zeros, DTYPE).to(tl.float32) * scales).to(DTYPE),
         mask,
     )
 

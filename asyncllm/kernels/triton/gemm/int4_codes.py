@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from asyncllm.kernels.triton.launch import NATIVE
+
 
 @triton.jit
 def offset_codes(codes, DTYPE: tl.constexpr):
@@ -20,10 +22,10 @@ def offset_codes(codes, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def unpack(packed, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+def unpack(packed, DTYPE: tl.constexpr):
     """The codes in the low and in the high nibbles, as ``offset_codes`` gives them.
 
-    NATIVE: two at a time, with one shift and one logical operation.
+    Compiled: two at a time, with one shift and one logical operation.
     """
     if not NATIVE:
         return offset_codes(packed & 15, DTYPE), offset_codes(packed >> 4, DTYPE)
@@ -68,7 +70,7 @@ def unpack(packed, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def subtract(codes, zeros, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+def subtract(codes, zeros, DTYPE: tl.constexpr):
     """The exact difference of two values of ``offset_codes``."""
     if NATIVE:
         return codes - zeros

@@ -19,6 +19,9 @@ from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import Int4Matrix
 
+#: Shared memory of the measured best tile for more than 32 rows.
+LARGE_BYTES = 136 << 10
+
 
 class Tile(NamedTuple):
     """How a launch divides its work.
@@ -40,7 +43,7 @@ class Tile(NamedTuple):
 def _product(
     codes, block, x_at, scale, zero, has_row, rows, N,
     K: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
-    PARTS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr,
+    PARTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The products of PARTS blocks of columns, of codes [PARTS, ROWS, BLOCK_K / 2]."""
     HALF: tl.constexpr = BLOCK_K // 2
@@ -54,11 +57,8 @@ def _product(
     at = (blocks * BLOCK_K // GROUP)[:, None] * N + rows[None, :]
     factor = tl.load(scale + at).to(tl.float32)[:, :, None]
     offset = offset_codes(tl.load(zero + at), DTYPE)[:, :, None]
-    low, high = unpack(codes, DTYPE, NATIVE)
-    low, high = (
-        subtract(low, offset, DTYPE, NATIVE),
-        subtract(high, offset, DTYPE, NATIVE),
-    )
+    low, high = unpack(codes, DTYPE)
+    low, high = subtract(low, offset, DTYPE), subtract(high, offset, DTYPE)
     if PARTS == 1:
         low, high = tl.reshape(low, low.shape[1:]), tl.reshape(high, high.shape[1:])
         first, second = (
@@ -69,8 +69,8 @@ def _product(
         product = tl.zeros([low.shape[0], BLOCK_M], tl.float32)
     else:
         product = tl.zeros([PARTS, low.shape[1], BLOCK_M], tl.float32)
-    product = dot(low, first, product, NATIVE)
-    return dot(high, second, product, NATIVE) * factor
+    product = dot(low, first, product)
+    return dot(high, second, product) * factor
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -125,7 +125,7 @@ def _int4_skinny(
             codes = tl.load(p_at + block * HALF, (block + part < BLOCKS)[:, None, None], other=0)
         acc += _product(
             codes, block, x_at, scale, zero, has_row, rows, N,
-            K, GROUP, BLOCK_K, BLOCK_M, PARTS, EVEN, PDL,
+            K, GROUP, BLOCK_K, BLOCK_M, PARTS, EVEN,
         )  # fmt: skip
     y = acc if PARTS == 1 else tl.sum(acc, axis=0)
     write(y, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
@@ -154,8 +154,10 @@ def int4_skinny(tile: Tile, p: Projection[Int4Matrix]) -> Tensor:
     return out
 
 
-def choose_tile(rows: int, size: int) -> Tile:
-    """The measured best for ``rows`` rows of x and a weight of ``size`` rows."""
+def choose_tile(rows: int, size: int, shared_bytes: int) -> Tile:
+    """The measured best for ``rows`` rows of x and a weight of ``size`` rows, if it fits."""
+    if rows > 32 and shared_bytes < LARGE_BYTES:
+        return Tile(64, 1, 4, 4)
     if rows <= 16:
         if size >= 16384:
             return Tile(64 if rows <= 8 else 32, 4, 3, 4)

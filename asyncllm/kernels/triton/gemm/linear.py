@@ -35,11 +35,10 @@ programs, 1.8 with 1,024), loading x, of which every program needs all rows, and
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
+from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.triton.gemm.fp8 import fp8_linear
 from asyncllm.kernels.triton.gemm.gemv import gemv
 from asyncllm.kernels.triton.gemm.int4 import int4_linear
@@ -88,10 +87,14 @@ def _choose(p: Projection[Tensor]) -> Tile | None:
     """The tile for a projection of at least one row; None: cuBLAS."""
     epilogue = "gated" if p.act is not None else "" if p.residual is None else "residual"
     shape = Shape.of(p.weight, p.norm is not None, epilogue)
-    name, hopper, multiprocessors = _device(p.x.device)
-    tile = choose(name, len(p.x), shape, hopper=hopper)
+    gpu = gpu_of(p.x.device)
+    tile = choose(gpu.name, len(p.x), shape, hopper=gpu.is_hopper)
     # The kernels copy 16 bytes of the weight at a time.
-    if tile is None or p.weight.data_ptr() % 16 > 0 or not fits(tile, p.x, shape, multiprocessors):
+    if (
+        tile is None
+        or p.weight.data_ptr() % 16 > 0
+        or not fits(tile, p.x, shape, gpu.multiprocessors)
+    ):
         return None
     return tile
 
@@ -160,10 +163,3 @@ def needs_separate_norm(tile: Tile) -> bool:
     if isinstance(tile, GemvTile):
         return False
     return isinstance(tile, TmaTile | TmaSplitTile) or tile.separate_norm
-
-
-@cache
-def _device(device: torch.device) -> tuple[str, bool, int]:
-    """Its name, whether it is a Hopper GPU, and its number of multiprocessors."""
-    found = torch.cuda.get_device_properties(device)
-    return found.name, (found.major, found.minor) == (9, 0), found.multi_processor_count
