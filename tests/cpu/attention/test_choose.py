@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import KernelError, ModelError
 from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.kernels.gpu import Gpu
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.startup import flashinfer_prebuild as prebuild
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BF16 = torch.bfloat16
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+AMPERE, HOPPER = Gpu((8, 0), "A100", 108), Gpu((9, 0), "H200", 132)
 
 
 def spec(
@@ -45,8 +46,8 @@ def chosen(name: AttentionName, device: torch.device) -> AttentionBackend:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU with FlashInfer, as far as it is looked at before kernels are loaded."""
     monkeypatch.setattr(choose, "installed", lambda: True)
-    monkeypatch.setattr(choose, "find_spec", lambda name: name)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(choose, "obstacle", lambda device: None)
+    monkeypatch.setattr(choose, "gpu_of", lambda device: HOPPER)
     monkeypatch.setattr(PagedBackend, "warm_up", lambda *args: None)
 
 
@@ -72,22 +73,53 @@ def test_a_gpu_takes_our_own_kernels(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_auto_says_once_why_it_is_not_our_own_kernels(
+def test_where_triton_does_not_run_auto_takes_torch_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    monkeypatch.setattr(choose, "obstacle", lambda device: "Triton is not installed")
     assert isinstance(chosen("auto", CUDA), SdpaBackend)
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING
-    assert "not installed" in record.getMessage()
+    assert not caplog.records  # ``say_what_runs`` has said so
+    with pytest.raises(ModelError, match="triton: Triton is not installed"):
+        chosen("triton", CUDA)
+    with pytest.raises(ModelError, match="flashinfer: Triton is not installed"):
+        chosen("flashinfer", CUDA)
 
 
 @pytest.mark.usefixtures("gpu")
-def test_an_old_gpu_takes_torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(ModelError, match=r"compute capability 9\.0, and this GPU has 7\.5"):
-        chosen("triton", CUDA)
-    assert isinstance(chosen("auto", CUDA), SdpaBackend)
+@pytest.mark.parametrize(
+    ("gpu_here", "has_flashinfer", "first"),
+    [(HOPPER, True, "own"), (AMPERE, True, "flashinfer"), (AMPERE, False, "own")],
+)
+def test_before_hopper_flashinfer_comes_first(
+    gpu_here: Gpu, has_flashinfer: bool, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "gpu_of", lambda device: gpu_here)
+    monkeypatch.setattr(choose, "installed", lambda: has_flashinfer)
+    monkeypatch.setattr(Library, "is_built", lambda self: True)
+    prompts = object()
+    monkeypatch.setattr(choose, "FlashInferPrompts", lambda *args: prompts)
+    backend = chosen("auto", CUDA)
+    assert isinstance(backend, PagedBackend)
+    assert (backend._prompts is prompts) == (first == "flashinfer")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_our_own_kernels_come_after_flashinfer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("no such library")
+
+    monkeypatch.setattr(choose, "gpu_of", lambda device: AMPERE)
+    monkeypatch.setattr(Library, "is_built", lambda self: True)
+    monkeypatch.setattr(choose, "FlashInferPrompts", fail)
+    backend = chosen("auto", CUDA)
+    assert isinstance(backend, PagedBackend)
+    assert backend._prompts is None
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "attention does not run on flashinfer: RuntimeError: no such library"
+    )
 
 
 @pytest.mark.usefixtures("gpu")
