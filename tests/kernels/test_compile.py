@@ -1,4 +1,4 @@
-"""Every kernel compiles for a Hopper GPU, on machines that have none."""
+"""Every kernel compiles for the GPUs that it is for, on machines that have none."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from tests.support.kernels.launches import LAUNCHES
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile the kernels")
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def compile_for(arch: str, cache: Path) -> dict[str, Any]:
     """See ``launches.compile_modules``; in a process of its own, without Triton's interpreter."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    environment["TRITON_CACHE_DIR"] = str(cache)
     process = subprocess.run(
-        [sys.executable, "-m", "tests.support.kernels.launches", *LAUNCHES],
+        [sys.executable, "-m", "tests.support.kernels.launches", arch],
         env=environment,
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
@@ -38,6 +37,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     kernels: dict[str, Any] = json.loads(process.stdout)
     return kernels
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """For a Hopper GPU."""
+    return compile_for("9.0a", tmp_path_factory.mktemp("triton"))
 
 
 def test_every_module_is_launched(compiled: dict[str, Any]) -> None:
@@ -53,17 +58,43 @@ def test_every_module_is_launched(compiled: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("module", LAUNCHES)
 def test_compiles(module: str, compiled: dict[str, Any]) -> None:
-    """It does, and each kernel waits for the one before it, which may still read what this one
+    """For Hopper; each kernel waits for the one before it, which may still read what this one
     writes, and lets the next one start."""
     kernels = compiled[module]
     assert isinstance(kernels, list), kernels
     assert kernels
-    for name, options, ptx, _ in kernels:
+    for name, options, ptx, shared in kernels:
+        assert shared <= 227 << 10, name
         assert options["launch_pdl"], name
         write = re.search(r"\b((st|red|atom)\.\S*|cp\.async\.bulk\.tensor\.\dd\.)global\b", ptx)
         assert write, name
         assert 0 < ptx.find("griddepcontrol.wait") < write.start(), name
         assert "griddepcontrol.launch_dependents" in ptx, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("arch", "shared_kib"), [("8.0", 163), ("8.6", 99), ("8.9", 99), ("10.0", 227), ("12.0", 99)]
+)
+def test_kernels_that_are_not_for_hopper_compile(
+    arch: str, shared_kib: int, tmp_path: Path
+) -> None:
+    """And fit. The instructions that overlap kernels are those of Hopper and newer GPUs."""
+    modules = compile_for(arch, tmp_path)
+    version = float(arch)
+    assert ("fp8" in modules) == (version >= 8.9)
+    left_out = {name for name in LAUNCHES if name.endswith("_hopper")}
+    assert set(LAUNCHES) - set(modules) - {"fp8"} == left_out
+    overlaps = version >= 9
+    for module, kernels in modules.items():
+        assert isinstance(kernels, list), kernels
+        assert kernels, module
+        for name, options, ptx, shared in kernels:
+            assert shared <= shared_kib << 10, (name, shared)
+            assert options["launch_pdl"] == overlaps, name
+            assert ("griddepcontrol" in ptx) == overlaps, name
+            assert f".target sm_{arch.replace('.', '')}" in ptx, name
 
 
 def test_two_programs_of_decode_attention_fit_on_a_multiprocessor(

@@ -4,6 +4,7 @@ import sys
 
 import torch
 
+from asyncllm.kernels.gpu import gpu_of
 from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.registry import model_class
 from asyncllm.models.spec import read_spec
@@ -26,7 +27,7 @@ def main() -> None:
     for layer in kinds:
         for rows in BUCKETS:
             tuned = tune(layer, rows, dtype)
-            path = save(torch.cuda.get_device_name(), rows, tuned.tiles)
+            path = save(gpu_of(torch.cuda.current_device()).name, rows, tuned.tiles)
             print(
                 f"{rows} rows: {tuned.microseconds:.1f} us instead of "
                 f"{tuned.library_microseconds:.1f}, {', '.join(shape.key for shape in layer)}"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.triton.gemm.linear import project
 from asyncllm.kernels.triton.gemm.projection import Projection, cublas_linear
 from asyncllm.kernels.tuning import Shape, Tile
@@ -59,13 +60,8 @@ def compile_all(layers: Iterable[Sequence[Shape]], dtype: torch.dtype) -> None:
 
 def _candidates(rows: int, shape: Shape) -> Iterator[Tile]:
     """The tiles worth trying on this GPU."""
-    found = torch.cuda.get_device_properties()
-    return candidates(
-        rows,
-        shape,
-        hopper=(found.major, found.minor) == (9, 0),
-        multiprocessors=found.multi_processor_count,
-    )
+    gpu = gpu_of(torch.cuda.current_device())
+    return candidates(rows, shape, hopper=gpu.is_hopper, multiprocessors=gpu.multiprocessors)
 
 
 def _compile(jobs: Sequence[Job], dtype: torch.dtype) -> None:

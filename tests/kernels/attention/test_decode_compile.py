@@ -19,8 +19,9 @@ pytest.importorskip("triton")
 def test_first_tiles_are_on_their_way_before_the_wait(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    modules = "decode", "decode_heads"
     process = subprocess.run(
-        [sys.executable, "-m", "tests.support.kernels.launches", "decode", "decode_heads"],
+        [sys.executable, "-m", "tests.support.kernels.launches", "9.0a", *modules],
         env=environment,
         cwd=Path(__file__).parents[3],
         stdout=subprocess.PIPE,

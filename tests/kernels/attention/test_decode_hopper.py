@@ -17,7 +17,7 @@ from tests.kernels.attention.test_decode import (
     make_queries,
     make_spec,
 )
-from tests.support.kernels.device import DEVICE
+from tests.support.kernels.device import on_hopper
 
 pytest.importorskip("triton")
 
@@ -38,10 +38,6 @@ from asyncllm.kernels.triton.attention.decode_launch import (
 )
 from asyncllm.kernels.triton.qk_norm_rope import encode_heads
 from asyncllm.kernels.types import AttentionSpec
-
-on_hopper = pytest.mark.skipif(
-    DEVICE == "cpu" or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-)
 
 LENGTHS = (0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 127, 128, 129, 130, 500, 1000, 1337, 640, 641)
 #: Rows in a single piece, and in several.

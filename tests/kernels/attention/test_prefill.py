@@ -12,7 +12,7 @@ from torch import Tensor
 from asyncllm.kernels.attention import encode_heads
 from asyncllm.kernels.reference.attention import prefill_attention_reference
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
-from tests.support.kernels.device import DEVICE
+from tests.support.kernels.device import DEVICE, GPU
 
 pytest.importorskip("triton")
 
@@ -264,10 +264,9 @@ def workspace(head_dim: int) -> tuple[Tensor, ...]:
     """Of the kernel for Hopper."""
     from asyncllm.kernels.triton.attention import prefill_hopper
 
-    if torch.cuda.get_device_capability() != (9, 0):
+    if GPU is None or not GPU.is_hopper:
         pytest.skip("another kernel attends here")
-    programs = torch.cuda.get_device_properties(0).multi_processor_count
-    return prefill_hopper.workspace_of(torch.device("cuda", 0), programs, head_dim)
+    return prefill_hopper.workspace_of(torch.device("cuda", 0), GPU.multiprocessors, head_dim)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="graphs are CUDA's")

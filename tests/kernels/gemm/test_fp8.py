@@ -15,7 +15,9 @@ from asyncllm.kernels.triton.gemm.fp8_skinny import Tile, fp8_skinny
 from asyncllm.kernels.triton.gemm.linear import linear
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.types import Fp8Matrix, Norm
-from tests.support.kernels.device import DEVICE
+from tests.support.kernels.device import DEVICE, needs_fp8, on_hopper
+
+pytestmark = needs_fp8
 
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -110,7 +112,7 @@ def test_quantized_rows(columns: int, blocked: bool, norm: bool | None) -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("blocked", [False, pytest.param(True, marks=on_hopper)])
 @pytest.mark.parametrize("rows", [65, 300])
 def test_many_rows(rows: int, blocked: bool) -> None:
     x, matrix = random_rows(rows, 512, torch.bfloat16), random_matrix(256, 512, blocked=blocked)

@@ -19,7 +19,7 @@ from asyncllm.kernels.tuning import (
     tma_split_stages,
 )
 from asyncllm.kernels.types import Norm
-from tests.support.kernels.device import DEVICE
+from tests.support.kernels.device import DEVICE, GPU, on_hopper
 from tests.support.kernels.linear_case import AROUND, DTYPE, Case, poison
 
 pytest.importorskip("triton")
@@ -59,7 +59,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="Gluon has no interpreter")
+@on_hopper
 class TestHopper:
     """Gluon's kernels, of 512 columns."""
 
@@ -146,6 +146,10 @@ def test_only_what_the_kernel_for_many_rows_can_take() -> None:
     assert not fits(TmaSplitTile(1, 1, 4), x.float(), shape)
 
 
+def is_hopper() -> bool:
+    return GPU is not None and GPU.is_hopper
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="kernels overlap on a GPU only")
 @pytest.mark.parametrize(
     ("rows", "tile"),
@@ -172,6 +176,8 @@ def test_overlapping_kernels_wait_for_each_other(
     rows: int, tile: Tile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chain in a graph, where kernels overlap, gives what one kernel at a time gives."""
+    if isinstance(tile, SmemResidentTile | TmaTile | TmaSplitTile) and not is_hopper():
+        pytest.skip("needs a Hopper GPU")
     monkeypatch.undo()  # poisoning would come between the kernels
     size, turns = 512, 30
     gated = tile._replace(splits=1) if isinstance(tile, TmaSplitTile) else tile

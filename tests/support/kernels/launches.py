@@ -64,6 +64,12 @@ def qkv(tokens: int) -> Tensor:
     return half(tokens, (SPEC.num_heads + 2 * SPEC.num_kv_heads) * SPEC.head_dim)
 
 
+def launch_probe() -> None:
+    from asyncllm.kernels.triton.probe import probe
+
+    probe(torch.device("meta"))
+
+
 def launch_norm() -> None:
     from asyncllm.kernels.triton.norm import rms_norm
 

@@ -15,7 +15,7 @@ import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import uvloop
 from aiohttp import web
@@ -186,11 +186,20 @@ def serving(
 
 
 class ServerProcess:
-    """A running ``asyncllm serve`` of the demo model."""
+    """A running ``asyncllm serve`` of the demo model, on the CPU unless the options say otherwise.
 
-    def __init__(self, *options: str):
+    Args:
+        env: its environment; this process's by default.
+        log: where its stderr goes; to this process's by default.
+    """
+
+    def __init__(
+        self, *options: str, env: dict[str, str] | None = None, log: IO[str] | None = None
+    ):
         command = [sys.executable, "-m", "asyncllm", "serve", "--device", "cpu", "--port", "0"]
-        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [*command, *options], stdout=subprocess.PIPE, stderr=log, text=True, env=env
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         match = re.search(r"ready on (http://\S+:(\d+))", line)
