@@ -91,7 +91,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     dtype: Annotated[
         DType,
-        doc("type to compute in; auto is bfloat16 on a GPU and float32 on a CPU", "model"),
+        doc(
+            "type to compute in; auto is bfloat16 on a GPU (float16 before Ampere) and float32 on "
+            "a CPU",
+            "model",
+        ),
     ] = "auto"
     attention: Annotated[AttentionName, doc("attention kernels", "device")] = "auto"
     max_model_len: Annotated[

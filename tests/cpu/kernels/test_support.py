@@ -17,9 +17,10 @@ from asyncllm.kernels.gpu import Gpu, pretended
 from asyncllm.kernels.linear import linear
 from asyncllm.kernels.masks import mask_scores, mask_width
 from asyncllm.kernels.norm import rms_norm
+from asyncllm.kernels.penalties import penalise
 from asyncllm.kernels.sampling import sample_tokens
 from asyncllm.kernels.support import has_triton_kernels, obstacle, say_what_runs
-from asyncllm.kernels.tokens import enter_pages
+from asyncllm.kernels.tokens import enter_pages, locate_tokens
 from asyncllm.kernels.types import Norm
 
 CPU = torch.device("cpu")
@@ -108,8 +109,15 @@ def test_every_operation_falls_back(broken: str) -> None:
         return table
 
     def masked(logits: Tensor) -> Tensor:
-        mask_scores(logits, rows, rows, masks)
-        return logits
+        return mask_scores(logits, rows, rows, masks)
+
+    def penalised(logits: Tensor) -> Tensor:
+        counts, in_prompt = masks.new_ones(4, 64), torch.ones(4, 64, dtype=torch.uint8)
+        return penalise(logits, rows, rows, torch.full((4, 3), 0.5), counts, in_prompt)
+
+    def located(entries: Tensor) -> Tensor:
+        last = torch.tensor([5, 6], dtype=torch.int64)
+        return torch.stack(locate_tokens(entries, last, entries.new_ones(2, 4), 16))
 
     def sampled(logits: Tensor) -> Tensor:
         return sample_tokens(logits, record, rows, rows, draws=False, filters=False)
@@ -120,6 +128,8 @@ def test_every_operation_falls_back(broken: str) -> None:
         (lambda x: gated(x, "silu"), x),
         (sampled, x),
         (masked, x),
+        (penalised, x),
+        (located, torch.tensor([[-1, 9], [0, 1], [3, 20]], dtype=torch.int32)),
         (enter, torch.tensor([[1, 2, 7]], dtype=torch.int32)),
     ]
     with pretended(H200):
