@@ -89,8 +89,9 @@ def build_worker(
     bill = bill or StartupBill()
     with bill.phase("device"):
         device = open_device(config)
+        watch = _watch_compiler(device, config)
     try:
-        return _build(device, config, folder, spec, progress, bill, grammars)
+        return _build(device, watch, config, folder, spec, progress, bill, grammars)
     except BaseException as error:
         with suppress(RuntimeError):  # of a lost device: the error itself says more
             device.release()
@@ -108,8 +109,18 @@ def _out_of_memory(error: Exception) -> bool:
     return known or "not enough memory" in str(error) or "can't allocate" in str(error)
 
 
+def _watch_compiler(device: Device, config: EngineConfig) -> CompileWatch:
+    """Watch from the first kernel on, which shows whether Triton works here."""
+    watch = CompileWatch()
+    if device.torch_device.type == "cuda":
+        watch.install(config.kernel_cache)
+        say_what_runs(device.torch_device)
+    return watch
+
+
 def _build(
     device: Device,
+    watch: CompileWatch,
     config: EngineConfig,
     folder: Path,
     spec: ModelSpec,
@@ -119,10 +130,6 @@ def _build(
 ) -> Worker:
     dtype, on_device = compute_dtype(config, device), device.torch_device
     free_before = device.free_bytes()
-    watch = CompileWatch()
-    if on_device.type == "cuda":
-        watch.install(config.kernel_cache)
-        say_what_runs(on_device)
 
     def make_backend(pool: KVPool) -> AttentionBackend:
         layers = model.attention_specs
