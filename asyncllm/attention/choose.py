@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
-from asyncllm.attention.flashinfer_library import find_nvcc, installed, libraries_for
+from asyncllm.attention.flashinfer import library as flashinfer
+from asyncllm.attention.flashinfer.backend import FlashInferBackend
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
+from asyncllm.attention.warm_up import warm_up
 from asyncllm.errors import ModelError
 from asyncllm.kernels.support import MIN_CAPABILITY
 
@@ -36,9 +37,9 @@ def choose_backend(
 ) -> AttentionBackend:
     """The attention backend of that name; its kernels are loaded and have run once.
 
-    "triton" is our own kernels; "flashinfer" is the same, with FlashInfer's kernels for prompts;
-    "sdpa" is PyTorch's. "auto" is our own where they work, else PyTorch's; on a GPU, a log line
-    says why. FlashInfer's libraries that are not built are compiled here, which takes minutes.
+    "triton" is our own kernels, "flashinfer" FlashInfer's, "sdpa" PyTorch's. "auto" is our own
+    where they work, else PyTorch's; on a GPU, a log line says why. FlashInfer's libraries that are
+    not built are compiled here, which takes minutes.
 
     Args:
         specs: of all layers.
@@ -49,15 +50,19 @@ def choose_backend(
     """
     if name == "sdpa":
         return SdpaBackend(kv)
-    obstacle = _obstacle(device)
-    if obstacle is None and name == "flashinfer":
-        obstacle = _flashinfer_obstacle(specs, dtype)
+    if name == "flashinfer":
+        obstacle = _flashinfer_obstacle(specs, dtype, device)
+    else:
+        obstacle = _obstacle(device)
     cause: Exception | None = None
     if obstacle is None:
         try:
-            prompts = FlashInferPrompts(kv, specs, dtype, device) if name == "flashinfer" else None
-            backend = PagedBackend(kv, upload, prompts)
-            backend.warm_up(specs, dtype, device)
+            backend: AttentionBackend
+            if name == "flashinfer":
+                backend = _flashinfer(kv, specs, dtype, device, upload)
+            else:
+                backend = PagedBackend(kv, upload)
+            warm_up(backend, specs, dtype, device)
         except Exception as error:  # compiler, loader and driver raise various types
             obstacle, cause = _summary(error), error
         else:
@@ -77,29 +82,54 @@ def _obstacle(device: torch.device) -> str | None:
         return "Triton is not installed"
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
-        needed, has = (".".join(map(str, pair)) for pair in (MIN_CAPABILITY, capability))
-        return f"it needs compute capability {needed}, and this GPU has {has}"
+        return _too_old(MIN_CAPABILITY, capability)
     return None
 
 
-def _flashinfer_obstacle(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str | None:
+def _too_old(least: tuple[int, int], capability: tuple[int, int]) -> str:
+    needed, has = (".".join(map(str, pair)) for pair in (least, capability))
+    return f"it needs compute capability {needed}, and this GPU has {has}"
+
+
+def _flashinfer(
+    kv: KVPages,
+    specs: Sequence[AttentionSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    upload: Upload,
+) -> FlashInferBackend:
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    gpu = torch.cuda.get_device_capability(device), multiprocessors
+    return FlashInferBackend(kv, specs, dtype, device, *gpu, upload)
+
+
+def _flashinfer_obstacle(
+    specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
+) -> str | None:
     """Why FlashInfer's kernels cannot work here."""
-    if not installed():
+    if device.type != "cuda":
+        return "it needs a CUDA device"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < flashinfer.MIN_CAPABILITY:
+        return _too_old(flashinfer.MIN_CAPABILITY, capability)
+    if not flashinfer.installed():
         return "it is not installed (pip install -e '.[cuda]')"
-    problem = unsupported(specs, dtype)
+    problem = flashinfer.unsupported(specs, dtype)
     if problem is not None:
         return problem
-    missing = [library for library in libraries_for(specs, dtype) if not library.is_built()]
-    if missing and find_nvcc() is None:
+    libraries = flashinfer.libraries_for(specs, dtype, capability)
+    missing = [library for library in libraries if not library.is_built()]
+    if missing and flashinfer.find_nvcc() is None:
         return (
             f"{len(missing)} of its kernels are not built, and there is no nvcc to compile them "
             "('asyncllm kernels build' does so ahead of time)"
         )
     if missing:
         log.warning(
-            "compiling %d of FlashInfer's kernels, about a minute each unless cached "
-            "('asyncllm kernels build' does so ahead of time)",
+            "compiling %d of FlashInfer's kernels, a minute or more each unless cached "
+            "('asyncllm kernels build' does so ahead of time): %s",
             len(missing),
+            ", ".join(map(str, missing)),
         )
     return None
 
