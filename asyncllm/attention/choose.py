@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
-from asyncllm.attention.flashinfer_library import find_nvcc, installed, libraries_for
+from asyncllm.attention.flashinfer import library as flashinfer
+from asyncllm.attention.flashinfer.backend import FlashInferBackend
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
+from asyncllm.attention.warm_up import warm_up
 from asyncllm.errors import ModelError
-from asyncllm.kernels.gpu import gpu_of
+from asyncllm.kernels.gpu import dotted, gpu_of
 from asyncllm.kernels.support import obstacle
 
 if TYPE_CHECKING:
@@ -36,10 +37,9 @@ def choose_backend(
 ) -> AttentionBackend:
     """The attention backend of that name; its kernels are loaded and have run once.
 
-    "triton" is our own kernels; "flashinfer" is the same, with FlashInfer's kernels for prompts;
-    "sdpa" is PyTorch's. "auto" is our own where they work, else PyTorch's; before Hopper, for which
-    ours were tuned, FlashInfer's come first. FlashInfer's libraries that are not built are compiled
-    here, which takes minutes.
+    "triton" is our own kernels, "flashinfer" FlashInfer's, "sdpa" PyTorch's. "auto" is our own
+    where they work, else PyTorch's; before Hopper, for which ours were tuned, FlashInfer's come
+    first. FlashInfer's libraries that are not built are compiled here, which takes minutes.
 
     Args:
         specs: of all layers.
@@ -50,15 +50,13 @@ def choose_backend(
     """
     if name == "sdpa":
         return SdpaBackend(kv)
-    for candidate in _automatic(specs, dtype, device) if name == "auto" else (name,):
+    for candidate in _automatic(device) if name == "auto" else (name,):
         problem = _obstacle(candidate, specs, dtype, device)
         cause: Exception | None = None
         if problem is None:
             try:
-                has_flashinfer = candidate == "flashinfer"
-                prompts = FlashInferPrompts(kv, specs, dtype, device) if has_flashinfer else None
-                backend = PagedBackend(kv, upload, prompts)
-                backend.warm_up(specs, dtype, device)
+                backend = _made(candidate, kv, specs, dtype, device, upload)
+                warm_up(backend, specs, dtype, device)
             except Exception as error:  # compiler, loader and driver raise various types
                 problem, cause = _summary(error), error
             else:
@@ -69,15 +67,25 @@ def choose_backend(
     return SdpaBackend(kv)
 
 
-def _automatic(
-    specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
-) -> tuple[AttentionName, ...]:
+def _automatic(device: torch.device) -> tuple[AttentionName, ...]:
     """What "auto" tries in turn. ``say_what_runs`` has logged why our kernels do not run at all."""
     if device.type != "cuda" or obstacle(device) is not None:
         return ()
-    if gpu_of(device).has_pdl or _flashinfer_obstacle(specs, dtype) is not None:
-        return ("triton",)
-    return ("flashinfer", "triton")
+    return ("triton",) if gpu_of(device).has_pdl else ("flashinfer", "triton")
+
+
+def _made(
+    name: AttentionName,
+    kv: KVPages,
+    specs: Sequence[AttentionSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    upload: Upload,
+) -> AttentionBackend:
+    if name == "triton":
+        return PagedBackend(kv, upload)
+    gpu = gpu_of(device)
+    return FlashInferBackend(kv, specs, dtype, device, gpu.capability, gpu.multiprocessors, upload)
 
 
 def _obstacle(
@@ -86,30 +94,38 @@ def _obstacle(
     """Why these kernels cannot work here, as far as can be known before loading them."""
     if device.type != "cuda":
         return "it needs a CUDA device"
-    problem = obstacle(device)
-    if problem is None and name == "flashinfer":
-        return _flashinfer_obstacle(specs, dtype)
-    return problem
+    if name == "flashinfer":
+        return _flashinfer_obstacle(specs, dtype, gpu_of(device).capability)
+    return obstacle(device)
 
 
-def _flashinfer_obstacle(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str | None:
-    """Why FlashInfer's kernels cannot work here."""
-    if not installed():
+def _flashinfer_obstacle(
+    specs: Sequence[AttentionSpec], dtype: torch.dtype, capability: tuple[int, int]
+) -> str | None:
+    """Why FlashInfer's kernels cannot work on such a GPU."""
+    if capability < flashinfer.MIN_CAPABILITY:
+        return (
+            f"it needs compute capability {dotted(flashinfer.MIN_CAPABILITY)}, and this GPU has "
+            f"{dotted(capability)}"
+        )
+    if not flashinfer.installed():
         return "it is not installed (pip install -e '.[cuda]')"
-    problem = unsupported(specs, dtype)
+    problem = flashinfer.unsupported(specs, dtype)
     if problem is not None:
         return problem
-    missing = [library for library in libraries_for(specs, dtype) if not library.is_built()]
-    if missing and find_nvcc() is None:
+    libraries = flashinfer.libraries_for(specs, dtype, capability)
+    missing = [library for library in libraries if not library.is_built()]
+    if missing and flashinfer.find_nvcc() is None:
         return (
             f"{len(missing)} of its kernels are not built, and there is no nvcc to compile them "
             "('asyncllm kernels build' does so ahead of time)"
         )
     if missing:
         log.warning(
-            "compiling %d of FlashInfer's kernels, about a minute each unless cached "
-            "('asyncllm kernels build' does so ahead of time)",
+            "compiling %d of FlashInfer's kernels, a minute or more each unless cached "
+            "('asyncllm kernels build' does so ahead of time): %s",
             len(missing),
+            ", ".join(map(str, missing)),
         )
     return None
 

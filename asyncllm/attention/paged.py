@@ -23,8 +23,8 @@ Qwen3-8B in the first case takes 343 us instead of 358.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -41,8 +41,6 @@ from asyncllm.kernels.types import HeadEncoding, PrefillRows
 from asyncllm.kernels.upload import upload_aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from asyncllm.attention.base import KVPages
     from asyncllm.kernels.types import AttentionSpec
     from asyncllm.kernels.upload import Upload
@@ -61,28 +59,13 @@ class Decodes:
     lengths: Tensor
 
 
-class PlannedPrompts(Protocol):
-    """Attention of a step's longer rows by kernels that need a plan made on the host."""
-
-    def run(self, q: Tensor, spec: AttentionSpec, out: Tensor) -> None:
-        """Attend the tokens of these rows; q and out: [tokens, num_heads, head_dim]."""
-
-
-class PromptKernels(Protocol):
-    """Kernels for longer rows that need a plan made on the host."""
-
-    def plan(self, rows: np.ndarray, block_table: Tensor) -> PlannedPrompts:
-        """See ``AttentionBackend.plan``; no row is a decode row."""
-
-
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """A step's rows by kernel; ``prompts`` attends the longer rows instead of our own kernel."""
+    """A step's rows by kernel."""
 
     block_table: Tensor
     decodes: Decodes | None
     extends: PrefillRows | None
-    prompts: PlannedPrompts | None = None
 
 
 class PagedBackend:
@@ -93,14 +76,11 @@ class PagedBackend:
     Args:
         kv: the pages, in the dtype that queries come in.
         upload: to where the pages are.
-        prompts: kernels for the longer rows of steps launched kernel by kernel; by default, our
-            own.
     """
 
-    def __init__(self, kv: KVPages, upload: Upload, prompts: PromptKernels | None = None) -> None:
+    def __init__(self, kv: KVPages, upload: Upload) -> None:
         self._kv = kv
         self._upload = upload
-        self._prompts = prompts
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> PagedPlan:
         """See ``AttentionBackend.plan``; ``rows`` must not be empty."""
@@ -113,12 +93,7 @@ class PagedBackend:
         decodes = Decodes(*on_device[:2]) if count else None
         if count == len(rows):
             return PagedPlan(block_table, decodes, None)
-        extends = PrefillRows(*on_device[2:])
-        if self._prompts is None:
-            return PagedPlan(block_table, decodes, extends)
-        return PagedPlan(
-            block_table, decodes, extends, self._prompts.plan(rows[count:], block_table)
-        )
+        return PagedPlan(block_table, decodes, PrefillRows(*on_device[2:]))
 
     def graph_plan(self, rows: GraphRows, block_table: Tensor) -> PagedPlan:
         """See ``GraphBackend.graph_plan``.
@@ -148,16 +123,11 @@ class PagedBackend:
         )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         count = 0 if decodes is None else min(len(decodes.slots), len(q))
-        if plan.prompts is not None:
-            plan.prompts.run(q[count:], spec, out[count:])
-        else:
-            prefill_attention(q, keys, values, table, extends, spec, out=out)
+        prefill_attention(q, keys, values, table, extends, spec, out=out)
         if decodes is not None:
             slots, lengths = decodes.slots[:count], decodes.lengths[:count]
             decoding = q[:count], keys, values, table, slots, lengths, spec
-            # No kernel can start before FlashInfer's or PyTorch's kernels have finished.
-            overlaps = plan.prompts is None
-            decode_attention(*decoding, out=out[:count], overlaps_previous=overlaps)
+            decode_attention(*decoding, out=out[:count], overlaps_previous=True)
         return out.flatten(1)
 
     def forward_logit_rows(
@@ -174,26 +144,3 @@ class PagedBackend:
         # Here that is the selection of rows, which has waited itself.
         out = decode_attention(batch.sampling(q), keys, values, table, *batch.logit_rows, spec)
         return out.flatten(1)
-
-    def warm_up(
-        self, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """Run every kind of layer once, with a decode row and a longer one.
-
-        Writes to page 0, so it must come before the first sequence.
-
-        Raises:
-            Exception: from compiler, loader or driver, for instance because kernels were built for
-                another GPU.
-        """
-        rows = np.array([[0, 0, 1], [0, 0, 2]], dtype=np.int32)
-        plan = self.plan(rows, torch.zeros(1, 2, dtype=torch.int32, device=device))
-        zeros = torch.zeros(3, dtype=torch.int64, device=device)
-        batch = ForwardBatch(zeros, zeros, zeros, sample_rows=None, backend=self, plan=plan)
-        kinds = {replace(spec, layer=0): spec for spec in specs}
-        for spec in kinds.values():
-            width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-            qkv = torch.zeros(3, width, dtype=dtype, device=device)
-            self.forward(qkv, spec, HeadEncoding(None, None, None), batch)
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()

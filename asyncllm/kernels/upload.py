@@ -24,7 +24,16 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
 def upload_aligned(
     arrays: Sequence[np.ndarray], dtype: type[np.integer], upload: Upload
 ) -> list[Tensor]:
-    """Copy arrays of integers at once; on the device each begins at a multiple of 16 bytes.
+    """Copy arrays of integers at once; see ``pack_aligned``."""
+    packed, places = pack_aligned(arrays, dtype)
+    on_device = upload(packed)
+    return [on_device[place] for place in places]
+
+
+def pack_aligned(
+    arrays: Sequence[np.ndarray], dtype: type[np.integer]
+) -> tuple[np.ndarray, list[slice]]:
+    """Arrays of integers in one, and their places there; each begins at a multiple of 16 bytes.
 
     Kernels have separate variants for unaligned arguments, which are therefore never needed.
     """
@@ -36,5 +45,4 @@ def upload_aligned(
     ]
     for place, array in zip(places, arrays, strict=True):
         packed[place] = array
-    on_device = upload(packed)
-    return [on_device[place] for place in places]
+    return packed, places

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import torch
 
-from asyncllm.attention.flashinfer_library import Library, find_nvcc, installed
+from asyncllm.attention.flashinfer.library import Capability, Library, find_nvcc, installed
 from asyncllm.errors import KernelError
+from asyncllm.kernels.gpu import gpu_of
 
 #: FlashInfer reads its targets from here, once, when it is imported.
 _TARGETS = "FLASHINFER_CUDA_ARCH_LIST"
@@ -32,13 +33,16 @@ class Built(NamedTuple):
     seconds: float | None
 
 
-def prepare(archs: Sequence[str]) -> None:
+def prepare(archs: Sequence[str]) -> list[Capability]:
     """Check that libraries can be compiled here, and set the targets.
 
     Must come before FlashInfer is first imported in this process.
 
     Args:
         archs: compute capabilities such as "8.0" or "9.0a"; none: the GPUs of this machine.
+
+    Returns:
+        The targets.
 
     Raises:
         KernelError: FlashInfer, a compiler or a target is missing, or a target is not a compute
@@ -53,14 +57,19 @@ def prepare(archs: Sequence[str]) -> None:
         )
     if shutil.which("ninja") is None:
         raise KernelError("ninja is missing: pip install ninja, or install ninja-build")
+    if not archs:
+        archs = os.environ.get(_TARGETS, "").split()
     for arch in archs:
         if not re.fullmatch(r"\d+\.\d[af]?", arch):
             raise KernelError(f"{arch!r} is no compute capability such as 8.0 or 9.0a")
     if archs:
         assert "flashinfer" not in sys.modules, "FlashInfer has read its targets already"
         os.environ[_TARGETS] = " ".join(archs)
-    elif _TARGETS not in os.environ and not torch.cuda.is_available():
+        pairs = (arch.rstrip("af").split(".") for arch in archs)
+        return [(int(major), int(minor)) for major, minor in pairs]
+    if not torch.cuda.is_available():
         raise KernelError("there is no GPU here to build for: name one, as in --arch 9.0a")
+    return [gpu_of(i).capability for i in range(torch.cuda.device_count())]
 
 
 def build(library: Library, *, force: bool = False) -> Built:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from asyncllm.attention.paged import PagedBackend
+from asyncllm.attention.warm_up import warm_up
 from asyncllm.config import EngineConfig
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
@@ -68,7 +69,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     sampler = Sampler(max_rows, spec.vocab_size, device)
     table = SlotTable(max_rows, -(-length // page_size), device)
     backend = PagedBackend(pool, device.upload)
-    backend.warm_up(model.attention_specs, dtype, meta)
+    warm_up(backend, model.attention_specs, dtype, meta)
     eager = EagerForward(model, backend, sampler, table, page_size, device)
     sampler.warm_up(dtype)
     table.warm_up()

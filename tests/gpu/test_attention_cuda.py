@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from asyncllm.attention.base import ForwardBatch, GraphRows
+from asyncllm.attention.base import AttentionBackend
 from asyncllm.attention.choose import choose_backend
-from asyncllm.attention.flashinfer import FlashInferPrompts, unsupported
+from asyncllm.attention.flashinfer.library import unsupported
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CudaDevice
-from asyncllm.kernels.types import PrefillRows
 from tests.support.engine.waiting import no_waiting
 from tests.support.kernels.paged_sequences import DEVICE, NUM_SLOTS, Case, PagedSequences
 from tests.support.models.attending import UNCHANGED, forward_batch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from asyncllm.config import AttentionName
 
 pytestmark = [
@@ -49,13 +46,12 @@ CASES = [
 NAMES: tuple[AttentionName, ...] = ("triton", "flashinfer")
 
 
-def make_backend(world: PagedSequences, name: AttentionName = "triton") -> PagedBackend:
+def make_backend(world: PagedSequences, name: AttentionName) -> AttentionBackend:
     specs, dtype = world.specs, world.pool.storage.dtype
     if name == "flashinfer" and (find_spec("flashinfer") is None or unsupported(specs, dtype)):
         pytest.skip("not for FlashInfer")
     kept = world.pool.storage.clone()
     backend = choose_backend(name, world.pool, specs, dtype, DEVICE, CudaDevice().upload)
-    assert isinstance(backend, PagedBackend)
     world.pool.storage.copy_(kept)  # it has run once, which wrote to page 0
     return backend
 
@@ -168,77 +164,6 @@ def test_planning_and_attending_never_wait_for_the_gpu(name: AttentionName) -> N
         layer.check(answer.view(len(answer), -1, layer.spec.head_dim))
 
 
-def graph_tensors(rows: np.ndarray, count: int) -> tuple[Tensor, ...]:
-    """Slots, decode lengths, starts and prefill offsets of rows that are padded to ``count``."""
-    padded = np.zeros((count, 3), dtype=np.int32)
-    padded[: len(rows)] = rows
-    slots, starts, q_lens = padded.T
-    single = int((q_lens == 1).cumprod().sum())
-    decode_lengths = np.where(np.arange(count) < single, starts + 1, 0).astype(np.int32)
-    q_offsets = np.concatenate([[0], q_lens.cumsum()]).astype(np.int32).clip(min=single)
-    arrays = slots, decode_lengths, starts, q_offsets
-    return tuple(torch.from_numpy(np.ascontiguousarray(array)).to(DEVICE) for array in arrays)
-
-
-def graph_rows(tensors: tuple[Tensor, ...], num_tokens: int) -> GraphRows:
-    slots, decode_lengths, starts, q_offsets = tensors
-    return GraphRows(num_tokens, slots, decode_lengths, PrefillRows(slots, starts, q_offsets))
-
-
-@pytest.mark.parametrize("case", [*CASES[:6], Case(BF16, 64, 4, (PLAIN, BOTH))], ids=str)
-def test_plans_of_device_tensors_match_those_of_the_host(case: Case) -> None:
-    for seed in range(3):
-        world = PagedSequences(case, seed)
-        backend = make_backend(world)
-        rows = random_rows(np.random.default_rng(seed), world)
-        planned = graph_rows(graph_tensors(rows, 32), int(rows[:, 2].sum()))
-        plan = backend.graph_plan(planned, world.block_table)
-        backend.before_replay(plan, rows)
-        for layer in world.step(rows):
-            layer.check(layer.run(backend, plan))
-
-
-def test_a_captured_step_serves_other_rows() -> None:
-    world = PagedSequences(Case(BF16, 128, 2))
-    backend = make_backend(world)
-    spec, num_tokens = world.specs[0], 256
-    width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    nothing = np.zeros((0, 3), dtype=np.int32)
-    tensors = graph_tensors(nothing, 16)
-    qkv = torch.zeros(num_tokens, width, dtype=BF16, device=DEVICE)
-    ids, positions = (torch.zeros(num_tokens, dtype=torch.int64, device=DEVICE) for _ in range(2))
-    written = torch.full_like(ids, -1)
-
-    def run() -> Tensor:
-        plan = backend.graph_plan(graph_rows(tensors, num_tokens), world.block_table)
-        backend.before_replay(plan, nothing)
-        batch = ForwardBatch(ids, positions, written, None, backend, plan)
-        return backend.forward(qkv, spec, UNCHANGED, batch)
-
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
-    for rows in (
-        [(3, 700, 1), (2, 15, 1), (4, 0, 90), (5, 33, 100)],
-        [(i, 40 * i, 1) for i in range(6, 16)],
-        [(0, 0, 200)],
-    ):
-        step = remembered(rows, world)
-        [layer] = world.step(step)
-        count = len(layer.qkv)
-        batch = forward_batch(backend, step, world.block_table, world.case.page_size)
-        for target, source in zip(tensors, graph_tensors(step, 16), strict=True):
-            target.copy_(source)
-        qkv[:count] = layer.qkv.flatten(1)
-        positions[:count] = batch.positions
-        written.fill_(-1)
-        written[:count] = batch.slot_mapping
-        graph.replay()
-        layer.check(out.view(num_tokens, spec.num_heads, spec.head_dim)[:count])
-
-
 def test_auto_takes_our_own_kernels_and_flashinfer_those_of_its_name() -> None:
     for dtype in (BF16, FP32):
         world = PagedSequences(Case(dtype, 64, 2))
@@ -249,7 +174,42 @@ def test_auto_takes_our_own_kernels_and_flashinfer_those_of_its_name() -> None:
         assert isinstance(sdpa, SdpaBackend)
 
 
-def test_flashinfer_attends_prompts() -> None:
-    world = PagedSequences(Case(BF16, 64, 2))
+#: Of FlashInfer and of ours; the latter are named after their functions.
+FLASHINFER = {
+    "decode": "BatchDecodeWithPagedKVCacheKernel",
+    "fa2": "BatchPrefillWithPagedKVCacheKernel",
+    "fa3": "flashinfer::PrefillWithKVCacheKernel",
+}
+OURS = ("_decode", "_prefill", "_extend")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "decoding", "mixed"),
+    [
+        (64, 2, {"decode"}, {"fa2"}),
+        (64, 4, {"fa2"}, {"fa2"}),
+        (128, 2, {"decode"}, {"fa2", "fa3"}),
+        (128, 4, {"fa2"}, {"fa2", "fa3"}),
+    ],
+)
+def test_flashinfer_runs_its_own_kernels_alone(
+    head_dim: int, group: int, decoding: set[str], mixed: set[str]
+) -> None:
+    world = PagedSequences(Case(BF16, head_dim, group))
     backend = make_backend(world, "flashinfer")
-    assert isinstance(backend._prompts, FlashInferPrompts)
+    if torch.cuda.get_device_capability() != (9, 0):
+        mixed = mixed - {"fa3"}
+    for rows, expected in (
+        ([(0, 300, 1), (1, 20, 1)], decoding),
+        ([(2, 300, 1), (3, 20, 90), (4, 0, 60)], mixed),
+        ([(5, 20, 90)], mixed - {"fa2"} or mixed),
+    ):
+        [layer] = world.step(remembered(rows, world))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            answer = layer.run(backend)
+            torch.cuda.synchronize()
+        layer.check(answer)
+        names = [event.name for event in profile.events()]
+        found = {key for key, kernel in FLASHINFER.items() if any(kernel in n for n in names)}
+        assert found == expected, names
+        assert not [name for name in names if name.startswith(OURS)]

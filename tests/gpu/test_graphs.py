@@ -194,14 +194,34 @@ async def test_a_capture_without_memory_leaves_the_graphs_that_there_are(
     assert "no other can be captured" in caplog.text
 
 
-async def test_bfloat16_text_does_not_depend_on_graphs() -> None:
+@pytest.mark.parametrize(
+    ("attention", "variants"),
+    [
+        ("triton", [{}, {"cuda_graphs": False}]),
+        (
+            "flashinfer",
+            [
+                {},
+                {"cuda_graphs": False},
+                {"steps_in_flight": 1},
+                {"max_decode_steps": 3, "page_size": 4},
+                {"max_num_seqs": 5, "prefill_chunk": 16},
+            ],
+        ),
+    ],
+)
+async def test_bfloat16_text_does_not_depend_on_graphs(
+    attention: str, variants: list[dict[str, Any]]
+) -> None:
     """The demo model is sure of its sums."""
+    if attention == "flashinfer":
+        pytest.importorskip("flashinfer")
     questions = [[{"role": "user", "content": f"What is {n} + 45?"}] for n in range(20, 60)]
     params = SamplingParams(temperature=0.0, max_tokens=40)
     texts = []
-    for graphs in (True, False):
-        async with AsyncLLM(device="cuda", cuda_graphs=graphs) as llm:
+    for options in variants:
+        async with AsyncLLM(device="cuda", attention=attention, **options) as llm:
             done = await asyncio.gather(*(llm.generate(q, params) for q in questions))
         texts.append([completion.text for completion in done])
-    assert texts[0] == texts[1]
+    assert all(found == texts[0] for found in texts)
     assert all(str(n + 45) in text for n, text in zip(range(20, 60), texts[0], strict=True))

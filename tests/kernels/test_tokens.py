@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncllm.kernels.reference.tokens import enter_pages_reference, locate_tokens_reference
+from asyncllm.kernels.reference.tokens import (
+    enter_pages_reference,
+    list_pages_reference,
+    locate_tokens_reference,
+)
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.tokens import enter_pages, locate_tokens
+from asyncllm.kernels.triton.tokens import enter_pages, list_pages, locate_tokens
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 700])
@@ -48,3 +52,20 @@ def test_enters_pages(count: int) -> None:
     enter_pages(new_pages[: count // 2], block_table)
     enter_pages(new_pages[count // 2 :], block_table)  # which may begin anywhere
     assert torch.equal(block_table, expected)
+
+
+@pytest.mark.parametrize("counts", [[], [0], [3], [0, 1, 600, 0, 0, 512, 7, 0]], ids=str)
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_lists_pages(counts: list[int], skipped: int) -> None:
+    slots, max_pages = 9, 640
+    block_table = torch.randint(2**31 - 1, (slots, max_pages), device=DEVICE).int()
+    chosen = torch.randperm(slots, device=DEVICE)[: len(counts)].int()
+    offsets = torch.tensor([0, *counts], device=DEVICE).cumsum(0).int()
+    rows = zip(chosen.tolist(), counts, strict=True)
+    expected = [page for slot, count in rows for page in block_table[slot, :count].tolist()]
+    # Arguments may begin anywhere, and there may be more room than pages.
+    padded = torch.cat([torch.zeros(skipped, dtype=torch.int32, device=DEVICE), chosen])[skipped:]
+    for launch in (list_pages, list_pages_reference):
+        pages = torch.full((len(expected) + 5,), -1, dtype=torch.int32, device=DEVICE)
+        launch(block_table, padded, offsets, pages)
+        assert pages[: len(expected)].tolist() == expected

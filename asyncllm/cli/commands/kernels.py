@@ -16,7 +16,7 @@ from asyncllm.config import EngineConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.attention.flashinfer_library import Library
+    from asyncllm.attention.flashinfer.library import Capability, Library
     from asyncllm.cli.parser import CommandParser
     from asyncllm.kernels.gpu import Gpu
     from asyncllm.models.spec import ModelSpec
@@ -134,9 +134,9 @@ def _specs(models: list[str]) -> dict[str, ModelSpec]:
 def _build_flashinfer(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> None:
     from asyncllm.startup import flashinfer_prebuild as prebuild
 
-    prebuild.prepare(args.arch)
+    gpus = prebuild.prepare(args.arch)
     size = 0
-    libraries = _libraries(args, specs)
+    libraries = _libraries(args, specs, gpus)
     for library in libraries:
         print(f"{library}: ", end="", flush=True)
         built = prebuild.build(library, force=args.force)
@@ -148,28 +148,30 @@ def _build_flashinfer(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> 
         print(f"{len(libraries)} of FlashInfer's libraries, {size / 2**20:.2f} MiB, in {folder}")
 
 
-def _libraries(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> list[Library]:
+def _libraries(
+    args: argparse.Namespace, specs: dict[str, ModelSpec], gpus: list[Capability]
+) -> list[Library]:
     """FlashInfer's libraries for the models or, without any, for the options."""
     import torch
 
-    from asyncllm.attention.flashinfer import unsupported
-    from asyncllm.attention.flashinfer_library import Library, libraries_for
+    from asyncllm.attention.flashinfer.library import libraries_by_size, libraries_for, unsupported
     from asyncllm.models.registry import model_class
 
     dtypes = [getattr(torch, name) for name in args.dtypes]
+    libraries: list[Library] = []
     if not specs:
         head_dims = [int(size) for size in args.head_dim or ("64", "128")]
         windows, softcaps = range(args.window + 1), range(args.softcap + 1)
-        sizes = itertools.product(dtypes, head_dims, windows, softcaps)
-        return [Library(dtype, size, bool(w), bool(s)) for dtype, size, w, s in sizes]
-    libraries = []
+        for dtype, size, w, s in itertools.product(dtypes, head_dims, windows, softcaps):
+            libraries += libraries_by_size(dtype, size, bool(w), bool(s), gpus)
     for (name, spec), dtype in itertools.product(specs.items(), dtypes):
         model = model_class(spec.architecture)(spec.config, dtype, torch.device("meta"), 1)
         problem = unsupported(model.attention_specs, dtype)
         if problem is not None:
             print(f"{name} does not run on FlashInfer: {problem}")
             continue
-        libraries += libraries_for(model.attention_specs, dtype)
+        for gpu in gpus:
+            libraries += libraries_for(model.attention_specs, dtype, gpu)
     return list(dict.fromkeys(libraries))
 
 

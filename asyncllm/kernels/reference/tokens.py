@@ -23,3 +23,15 @@ def enter_pages_reference(new_pages: Tensor, block_table: Tensor) -> None:
     """See ``kernels.tokens.enter_pages``."""
     slots, indices, pages = new_pages.unbind(1)
     block_table[slots.long(), indices.long()] = pages
+
+
+def list_pages_reference(
+    block_table: Tensor, slots: Tensor, offsets: Tensor, pages: Tensor
+) -> None:
+    """See ``kernels.tokens.list_pages``. Sizes do not depend on contents: it can be captured."""
+    if len(slots) == 0:
+        return
+    elements = torch.arange(len(pages), dtype=offsets.dtype, device=offsets.device)
+    rows = torch.searchsorted(offsets, elements, right=True).sub_(1).clamp_(max=len(slots) - 1)
+    columns = (elements - offsets[rows]).clamp_(max=block_table.shape[1] - 1)
+    pages.copy_(block_table[slots[rows].long(), columns.long()])

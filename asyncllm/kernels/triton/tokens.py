@@ -10,6 +10,7 @@ from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.types import Tokens
 
 _BLOCK = 256
+_PAGES_BLOCK = 512
 
 
 # One variant for all alignments, since nothing here is loaded in vectors.
@@ -68,8 +69,34 @@ def _enter_pages(
     tl.store(block_table + slots * MAX_PAGES + indices, pages, mask=exists)
 
 
+@triton.jit(
+    do_not_specialize_on_alignment=["block_table", "slots", "offsets", "pages"],
+)
+def _list_pages(
+    block_table,
+    slots,
+    offsets,
+    pages,
+    MAX_PAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0)
+    first = tl.load(offsets + row)
+    count = tl.load(offsets + row + 1) - first
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = columns < count
+    slot = tl.load(slots + row).to(tl.int64)
+    listed = tl.load(block_table + slot * MAX_PAGES + columns, mask=exists)
+    tl.store(pages + first + columns, listed, mask=exists)
+
+
 _launch = Launcher(_locate_tokens)
 _launch_enter = Launcher(_enter_pages)
+_launch_list = Launcher(_list_pages)
 
 
 def locate_tokens(
@@ -92,3 +119,12 @@ def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:
         grid = (cdiv(count, _BLOCK), 1, 1)
         tensors = (new_pages, block_table, count)
         _launch_enter(grid, tensors, (block_table.shape[1], _BLOCK), num_warps=4)
+
+
+def list_pages(block_table: Tensor, slots: Tensor, offsets: Tensor, pages: Tensor) -> None:
+    """See ``kernels.tokens.list_pages``; all are contiguous."""
+    max_pages = block_table.shape[1]
+    if len(slots):
+        grid = (len(slots), cdiv(max_pages, _PAGES_BLOCK), 1)
+        tensors = (block_table, slots, offsets, pages)
+        _launch_list(grid, tensors, (max_pages, _PAGES_BLOCK), num_warps=4)

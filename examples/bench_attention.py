@@ -1,0 +1,176 @@
+"""What attention takes on this GPU: our own kernels and FlashInfer's, printed as tables.
+
+    python examples/bench_attention.py [--heads 32] [--kv-heads 8] [--head-dim 128]
+
+For each step: microseconds of a layer, as the mean over the layers of a CUDA graph, in which every
+layer has K and V of its own; and microseconds that the host takes to prepare a replay. "fa2" and
+"fa3" are FlashInfer with these kernels for prompts. Kernels that are not built are compiled first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from asyncllm.attention.base import ForwardBatch, GraphBackend, GraphRows
+from asyncllm.attention.flashinfer import backend as flashinfer
+from asyncllm.attention.flashinfer.library import HOPPER, Template, unsupported
+from asyncllm.attention.paged import PagedBackend
+from asyncllm.executor.device import CudaDevice
+from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.kernels.tokens import locate_tokens
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
+
+DTYPE = torch.bfloat16
+PAGE_SIZE = 16
+LAYERS = 12
+ROUNDS = 20
+#: Decode rows, their length; prompt rows, their new tokens, and where these start.
+STEPS = [
+    *((rows, 768, 0, 0, 0) for rows in (1, 8, 32, 64, 128, 256)),
+    (1, 32_000, 0, 0, 0),
+    (32, 4_000, 0, 0, 0),
+    *((0, 0, 1, tokens, 0) for tokens in (128, 512, 2048, 8192)),
+    (0, 0, 1, 2048, 8192),
+    (0, 0, 16, 128, 0),
+    (130, 650, 1, 155, 500),
+    (64, 1_000, 1, 400, 4_000),
+    (200, 500, 4, 64, 0),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--window", type=int)
+    options = parser.parse_args()
+    sizes = options.heads, options.kv_heads, options.head_dim, options.head_dim**-0.5
+    specs = [AttentionSpec(layer, *sizes, options.window) for layer in range(LAYERS)]
+    problem = unsupported(specs, DTYPE)
+    if problem is not None:
+        parser.error(f"FlashInfer: {problem}")
+    device = CudaDevice()
+    with torch.inference_mode():
+        print(f"{torch.cuda.get_device_name()}, {options}, microseconds of a layer / of the host")
+        names = ["triton", "fa2", *(["fa3"] if capability() == HOPPER else [])]
+        print(f"{'step':44}" + "".join(f"{name:>18}" for name in names))
+        for step in STEPS:
+            cells = [measured(name, step, specs, device) for name in names]
+            print(f"{described(step):44}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
+
+
+def capability() -> tuple[int, int]:
+    return torch.cuda.get_device_capability()
+
+
+def described(step: tuple[int, int, int, int, int]) -> str:
+    decodes, length, prompts, tokens, start = step
+    parts = [f"{decodes} x 1 @ {length}"] if decodes else []
+    parts += [f"{prompts} x {tokens} @ {start}"] if prompts else []
+    return " + ".join(parts)
+
+
+def measured(
+    name: str,
+    step: tuple[int, int, int, int, int],
+    specs: list[AttentionSpec],
+    device: CudaDevice,
+) -> str:
+    decodes, length, prompts, tokens, start = step
+    rows = [(i, length - 1, 1) for i in range(decodes)]
+    rows += [(decodes + i, start, tokens) for i in range(prompts)]
+    world = World(np.array(rows, dtype=np.int32), specs, device)
+    backend = make_backend(name, world.pool, specs, device)
+    run, prepare = world.captured(backend)
+    prepare()
+    run()
+    torch.cuda.synchronize()
+    host, layer = [], []
+    for _ in range(ROUNDS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started = time.perf_counter()
+        prepare()
+        host.append(1e6 * (time.perf_counter() - started))
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        layer.append(1e3 * begin.elapsed_time(end) / len(specs))
+    return f"{statistics.median(layer):.1f} / {statistics.median(host):.0f}"
+
+
+def make_backend(
+    name: str, pool: KVPool, specs: list[AttentionSpec], device: CudaDevice
+) -> GraphBackend:
+    if name == "triton":
+        return PagedBackend(pool, device.upload)
+    template: Template = "fa3" if name == "fa3" else "fa2"
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    gpu = device.torch_device, capability(), multiprocessors
+    with patch.object(flashinfer, "prompt_template", lambda spec, capability: template):
+        return flashinfer.FlashInferBackend(pool, specs, DTYPE, *gpu, device.upload)
+
+
+class World:
+    """A step over random K and V."""
+
+    def __init__(self, rows: np.ndarray, specs: list[AttentionSpec], device: CudaDevice) -> None:
+        self._rows = rows
+        self._specs = specs
+        slots, starts, q_lens = rows.T
+        pages = -(-(starts + q_lens) // PAGE_SIZE)
+        place, spec = device.torch_device, specs[0]
+        sizes = len(specs), int(pages.sum()), PAGE_SIZE, spec.num_kv_heads, spec.head_dim
+        self.pool = KVPool(*sizes, DTYPE, place)
+        self.pool.storage.normal_()
+        shuffled = torch.randperm(int(pages.sum()), device=place).int()
+        self._table = torch.zeros(len(rows), int(pages.max()), dtype=torch.int32, device=place)
+        for slot, part in enumerate(shuffled.split(pages.tolist())):
+            self._table[slot, : len(part)] = part
+        positions = np.concatenate([a + np.arange(n) for a, n in zip(starts, q_lens, strict=True)])
+        entries = np.stack([np.zeros_like(positions), slots.repeat(q_lens), positions])
+        last = torch.zeros(len(rows), dtype=torch.int64, device=place)
+        self._tokens = locate_tokens(
+            device.upload(entries.astype(np.int32)), last, self._table, PAGE_SIZE
+        )
+        width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        self._qkv = torch.randn(len(positions), width, dtype=DTYPE, device=place)
+        decodes = int((q_lens == 1).cumprod().sum())
+        lengths = np.where(np.arange(len(rows)) < decodes, starts + 1, 0)
+        offsets = np.concatenate([[0], q_lens.cumsum()]).clip(min=decodes)
+        arrays = (slots, lengths, starts, offsets)
+        a, b, c, d = (device.upload(array.astype(np.int32)) for array in arrays)
+        prefill = PrefillRows(a, c, d) if decodes < len(rows) else None
+        self._graph_rows = GraphRows(len(positions), a, b, prefill)
+
+    def captured(self, backend: GraphBackend) -> tuple[Callable[[], None], Callable[[], None]]:
+        """What replays the step, and what has to be called before."""
+        plan = backend.graph_plan(self._graph_rows, self._table)
+
+        def prepare() -> None:
+            backend.before_replay(plan, self._rows)
+
+        def forward() -> None:
+            batch = ForwardBatch(*self._tokens, None, backend, plan)
+            for spec in self._specs:
+                backend.forward(self._qkv, spec, HeadEncoding(None, None, None), batch)
+
+        prepare()
+        forward()  # loads the kernels
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            forward()
+        return graph.replay, prepare
+
+
+if __name__ == "__main__":
+    main()

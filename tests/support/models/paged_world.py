@@ -1,0 +1,58 @@
+"""Sequences in a small paged KV cache on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asyncllm.attention.paged import PagedBackend
+from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.kernels.types import AttentionSpec
+from tests.support.models.attending import attend
+from tests.support.models.dense_attention import DenseBackend
+
+HEADS, KV_HEADS, DIM, PAGE_SIZE, SLOTS, MAX_PAGES = 4, 2, 8, 4, 8, 12
+CPU = torch.device("cpu")
+
+row_lists = st.lists(
+    st.tuples(st.integers(0, 20), st.one_of(st.just(1), st.integers(1, 9))),
+    min_size=1,
+    max_size=SLOTS - 1,
+)
+
+
+def specs(window: int | None = None, softcap: float | None = None) -> AttentionSpec:
+    return AttentionSpec(0, HEADS, KV_HEADS, DIM, DIM**-0.5, window, softcap)
+
+
+class World:
+    """Sequences in shuffled pages that hold NaN wherever no row may look."""
+
+    def __init__(self, lens: list[tuple[int, int]], spec: AttentionSpec):
+        self.spec = spec
+        slots = torch.randperm(SLOTS - 1)[: len(lens)].tolist()
+        self.rows = np.array(
+            [(s, *span) for s, span in zip(slots, lens, strict=True)], dtype=np.int32
+        )
+        self.pool = KVPool(1, SLOTS * MAX_PAGES, PAGE_SIZE, KV_HEADS, DIM, torch.float32, CPU)
+        self.pool.storage.fill_(torch.nan)
+        self.table = torch.randperm(SLOTS * MAX_PAGES).int().view(SLOTS, MAX_PAGES)
+        self.dense = DenseBackend()
+        before = np.array([(s, 0, n) for s, n, _ in self.rows if n > 0], dtype=np.int32)
+        if len(before):
+            # As earlier steps would have left it.
+            qkv = self.qkv(before)
+            attend(
+                PagedBackend(self.pool, torch.from_numpy), qkv, spec, before, self.table, PAGE_SIZE
+            )
+            attend(self.dense, qkv, spec, before, self.table, PAGE_SIZE)
+
+    def qkv(self, rows: np.ndarray) -> Tensor:
+        return torch.randn(int(rows[:, 2].sum()), HEADS + 2 * KV_HEADS, DIM)
+
+    def run(self, backend: Any, qkv: Tensor, plan: Any = None) -> Tensor:
+        return attend(backend, qkv, self.spec, self.rows, self.table, PAGE_SIZE, plan=plan)
