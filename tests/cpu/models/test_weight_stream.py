@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from asyncllm.models.loading import copy_files
+from asyncllm.models.loading import copy_files, loader
 from asyncllm.models.loading.block_file import ALIGNMENT, BlockFile
 from asyncllm.models.loading.checkpoint import Header
 from asyncllm.models.loading.weight_stream import Block, Reading, WeightStream, blocks_of
+from asyncllm.models.spec import read_spec
+from tests.support.models import quantized, tiny_models
 
 CPU = torch.device("cpu")
 BLOCK = 2 * ALIGNMENT
@@ -186,3 +188,21 @@ def test_what_is_streamed_is_what_is_read(
     total = sum(file.stat().st_size for file in files)
     assert seen == sorted(seen)
     assert seen[-1] == (total, total)
+
+
+@pytest.mark.parametrize("name", [*tiny_models.FAMILIES, *quantized.FORMATS])
+def test_models_are_the_same_with_a_stream(
+    name: str, tmp_path: Path, stream: WeightStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in tiny_models.FAMILIES:
+        folder = tiny_models.make(name, tmp_path)
+    else:
+        folder, _ = quantized.make(name, tmp_path)
+    spec = read_spec(folder)
+    expected = loader.load_model(folder, spec, torch.bfloat16, "cpu").state_dict()
+    monkeypatch.setattr(loader, "nullcontext", lambda: stream)  # what a CPU has in its place
+    with torch.inference_mode():
+        found = loader.load_model(folder, spec, torch.bfloat16, "cpu").state_dict()
+    assert found.keys() == expected.keys()
+    for key, tensor in found.items():
+        assert torch.equal(tensor, expected[key]), key

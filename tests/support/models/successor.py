@@ -59,7 +59,8 @@ def make(folder: Path, sizes: dict[str, int], device: str = "cpu") -> Path:
 
     def draw(rows: int, columns: int, gain: float = 1.0) -> Tensor:
         values = torch.randn(rows, columns, generator=generator, device=device)
-        return (values * gain * columns**-0.5).to("cpu", torch.bfloat16)
+        values *= gain * columns**-0.5
+        return values.to("cpu", torch.bfloat16)
 
     embedding = draw(VOCAB, hidden, gain=hidden**0.5)
     head = 0.05 * embedding.roll(1, 0)
