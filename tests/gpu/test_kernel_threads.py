@@ -77,9 +77,9 @@ def projections(seed: int) -> Work:
     few = half(16, 4096)
 
     def work(between: Callable[[], None]) -> list[Tensor]:
-        first = project(TmaSplitTile(1, 2, 12), Projection(x, o, residual=x))
+        first = project(TmaSplitTile(1, 2, 12), Projection(x, o, residual=x.clone()))
         between()
-        second = project(TmaSplitTile(1, 2, 12), Projection(wide, down, residual=first))
+        second = project(TmaSplitTile(1, 2, 12), Projection(wide, down, residual=first.clone()))
         between()
         return [first, second, project(TmaTile(1, 1, 128, 4, 5, 3), Projection(few, o))]
 
