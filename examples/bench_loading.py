@@ -111,10 +111,17 @@ def whole(folder: Path, files: list[Path], device: torch.device, best: Reading) 
         for file in files:  # one at a time, which leaves room for the next
             load_file(file, device=str(device))
 
+    def load_advised() -> None:
+        advice = threading.Thread(target=read_ahead, args=(everything,))
+        advice.start()
+        load(torch.bfloat16)
+        advice.join()
+
     runs: list[tuple[str, Callable[[], object]]] = [
         (f"raw, {label(best)}", lambda: read_raw(everything, best)),
         (f"raw, {label(READING)}", lambda: read_raw(everything, READING)),
         ("load_model, bfloat16", lambda: load(torch.bfloat16)),
+        ("load_model, the system told to read ahead", load_advised),
         ("load_model, to float16", lambda: load(torch.float16)),
         ("safetensors.load_file", mapped),
         ("fastsafetensors", lambda: load_fast(files, device)),
@@ -236,6 +243,15 @@ def read_raw(parts: Sequence[tuple[Path, int]], reading: Reading) -> None:
         os.close(descriptor)
     if failed:
         raise failed[0]
+
+
+def read_ahead(parts: Sequence[tuple[Path, int]]) -> None:
+    """Have the system read files into the page cache."""
+    for file, end in parts:
+        descriptor = os.open(file, os.O_RDONLY)
+        for offset in range(0, end, 64 * MIB):
+            os.posix_fadvise(descriptor, offset, 64 * MIB, os.POSIX_FADV_WILLNEED)
+        os.close(descriptor)
 
 
 def take(files: Sequence[Path], num_bytes: int) -> list[tuple[Path, int]]:
