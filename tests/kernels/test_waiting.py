@@ -16,6 +16,7 @@ from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
+from asyncllm.kernels.triton import waiting
 from asyncllm.kernels.triton.gemm.linear import fits
 from asyncllm.kernels.triton.waiting import max_waiting_programs
 from asyncllm.kernels.tuning import Shape, TmaSplitTile
@@ -25,9 +26,9 @@ PLACE = torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
-    max_waiting_programs.cache_clear()
+    waiting._is_shared.cache_clear()
     yield
-    max_waiting_programs.cache_clear()
+    waiting._is_shared.cache_clear()
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, mps: int | None) -> None:

@@ -34,7 +34,6 @@ def fail_after(polls, counter):
     gl.store(odd, 0, mask=polls >= MAX_POLLS)
 
 
-@cache
 def max_waiting_programs(device: torch.device) -> int:
     """The most programs of a launch that may wait for each other, if each fills a multiprocessor:
     the number of multiprocessors, or 1 if processes share them under MPS."""
@@ -44,6 +43,7 @@ def max_waiting_programs(device: torch.device) -> int:
     return count
 
 
+@cache
 def _is_shared(device: torch.device) -> bool:
     """Whether kernels of other processes may run at the same time as ours."""
     try:
