@@ -23,6 +23,12 @@ from asyncllm.kernels.upload import upload
 
 log = logging.getLogger(__name__)
 
+#: What that error means in kernels whose programs wait for each other: see ``fail_after``.
+_WAITED_IN_VAIN = (
+    "a kernel waited ten seconds for its own programs, which have to run at once: another process "
+    "has multiprocessors of this GPU (is it shared by MPS or green contexts?)"
+)
+
 
 class DeviceLost(Exception):
     """The device can no longer be used, or its memory can no longer be trusted."""
@@ -222,8 +228,14 @@ class CudaDevice:
         return locked[:num_bytes]
 
     def check(self) -> None:
-        with CAPTURE_LOCK:
-            torch.cuda.synchronize(self.torch_device)  # raises for good once the context is lost
+        try:
+            with CAPTURE_LOCK:
+                # Raises for good once the context is lost.
+                torch.cuda.synchronize(self.torch_device)
+        except RuntimeError as error:
+            if "misaligned address" in str(error):
+                raise RuntimeError(_WAITED_IN_VAIN) from error
+            raise
 
     def free_bytes(self) -> int:
         free, _total = torch.cuda.mem_get_info(self.torch_device)

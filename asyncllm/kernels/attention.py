@@ -89,7 +89,7 @@ def decode_attention(
     """Attend one query of each row to the row's pages.
 
     The host reads no tensor, and the launch depends on shapes alone: captured in a CUDA graph, it
-    serves rows of any lengths. Launches on one device must follow each other on a stream.
+    serves rows of any lengths. Launches of one thread must follow each other on a stream.
 
     Slots, lengths, the block table, and K and V of all tokens but the newest of each row may be
     read before the kernels just before have finished (programmatic dependent launch). So whatever

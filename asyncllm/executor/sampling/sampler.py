@@ -147,12 +147,13 @@ class Sampler:
         if not self._pending:
             return
         packed = np.array(list(self._pending.items()), dtype=_PENDING)
-        self._pending.clear()
         seeds = packed["record"]["stream"]
         # In numpy: each call into PyTorch gives up the GIL, and then waits to get it back.
         seeds[:] = stream_of(seeds)
         rows = self._device.upload(packed.view(np.int64).reshape(-1, 4))
         self._table.index_copy_(0, rows[:, 0], rows[:, 1:])
+        # Only now: if the upload fails, the next flush repeats it.
+        self._pending.clear()
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Draw at every level from logits of this type and from changed scores, to load kernels."""

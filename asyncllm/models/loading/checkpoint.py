@@ -122,6 +122,12 @@ def open_file(file: Path) -> AbstractContextManager[Reader]:
     return TorchFile(file) if is_torch_file(file) else _open_safetensors(file)
 
 
+def read_tensor(header: Header) -> Tensor:
+    """The tensor of a header; its file is opened for it."""
+    with open_file(header.file) as reader:
+        return reader.get_tensor(header.name)
+
+
 def _open_safetensors(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt")

@@ -11,24 +11,23 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.norm import LayerNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.loading.allocate import LayoutOf, allocate, can_keep, dummy_layout
-from asyncllm.models.loading.checkpoint import Header, Reader, open_file, read_headers, weight_files
+from asyncllm.models.loading.checkpoint import Header, read_headers, read_tensor, weight_files
+from asyncllm.models.loading.copy_files import Source, copy_files
 from asyncllm.models.loading.quantized_tensors import Layout, StoredMatrix, find_matrices
-from asyncllm.models.loading.torch_file import TorchFile
 from asyncllm.models.loading.weight_stream import WeightStream
-from asyncllm.models.quant.formats import dequantize_into
 from asyncllm.models.quant.weight import Place, QuantizedWeight
 from asyncllm.models.registry import model_class
 from asyncllm.models.sizes import check_sizes
@@ -86,7 +85,9 @@ def load_model(
             checkpoint = _read_checkpoint(Path(folder), spec)
             layout_of = partial(_layout, checkpoint.matrices)
             model = make_model(spec, dtype, device, max_length, keep=keep, layout_of=layout_of)
-            _fill(model, device, checkpoint, report)
+            plans = _match(model, checkpoint.folder, checkpoint.headers, checkpoint.matrices)
+            with WeightStream(device) if device.type == "cuda" else nullcontext() as stream:
+                copy_files(checkpoint.files, plans, device, stream, report)
     return model
 
 
@@ -114,13 +115,6 @@ def make_model(
     return model
 
 
-class _Source(NamedTuple):
-    """A tensor or a quantised matrix of the checkpoint, and its place."""
-
-    stored: Header | StoredMatrix
-    place: Place
-
-
 class _Checkpoint(NamedTuple):
     """A checkpoint that fits its model: files, tensors and matrices by the model's names."""
 
@@ -140,85 +134,9 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
     matrices: dict[str, StoredMatrix] = {}
     if spec.quantization is not None:
         known = sketch.checkpoint_tensors()
-        matrices = find_matrices(spec.quantization, headers, known, _read)
+        matrices = find_matrices(spec.quantization, headers, known, read_tensor)
     _match(sketch, folder, headers, matrices)
     return _Checkpoint(folder, files, headers, matrices)
-
-
-def _fill(model: CausalLM, device: torch.device, checkpoint: _Checkpoint, report: Progress) -> None:
-    folder, files, headers, matrices = checkpoint
-    plans = _match(model, folder, headers, matrices)
-    sizes = {file: file.stat().st_size for file in files}
-    total, done = sum(sizes.values()), 0
-    stream = WeightStream() if device.type == "cuda" else None
-    for file in files:
-        with open_file(file) as reader:
-            copied = 0
-            for num_bytes in _copies(file, reader, plans[file], device, stream):
-                # Tensors that share memory in the file count twice.
-                copied = min(copied + num_bytes, sizes[file])
-                report(done + copied, total)
-        done += sizes[file]
-        report(done, total)
-
-
-def _copies(
-    file: Path,
-    reader: Reader,
-    sources: list[_Source],
-    device: torch.device,
-    stream: WeightStream | None,
-) -> Iterator[int]:
-    """Copy a file's tensors to their places; yields the bytes of each copy."""
-    if stream is not None:
-        plain, sources = _split(sources)
-        if not isinstance(reader, TorchFile):
-            yield from stream.copy(file, plain)
-        else:
-            mapped = {name: reader.get_tensor(name).contiguous() for name in plain}
-            yield from stream.copy_mapped(mapped, plain)
-    for stored, target in sources:
-        yield _copy(stored, target, file, reader, device)
-
-
-def _split(sources: list[_Source]) -> tuple[dict[str, Tensor], list[_Source]]:
-    """Places by name of tensors that only change their dtype, and the other sources."""
-    plain, rest = {}, []
-    for stored, place in sources:
-        if isinstance(stored, Header) and isinstance(place, Tensor) and place.is_contiguous():
-            plain[stored.name] = place
-        else:
-            rest.append(_Source(stored, place))
-    return plain, rest
-
-
-def _copy(
-    stored: Header | StoredMatrix, target: Place, file: Path, reader: Reader, device: torch.device
-) -> int:
-    """Fill a place from the open file, and others if needed; returns bytes read."""
-    copied = 0
-
-    def read(header: Header) -> Tensor:
-        nonlocal copied
-        tensor = reader.get_tensor(header.name) if header.file == file else _read(header)
-        copied += tensor.nbytes
-        return tensor
-
-    if isinstance(stored, Header):
-        assert isinstance(target, Tensor)
-        target.copy_(read(stored))
-        return copied
-    matrix = stored.read(read, device)
-    if isinstance(target, Tensor):
-        dequantize_into(target, matrix)
-    else:
-        target.write(matrix)
-    return copied
-
-
-def _read(header: Header) -> Tensor:
-    with open_file(header.file) as reader:
-        return reader.get_tensor(header.name)
 
 
 def _layout(
@@ -226,7 +144,9 @@ def _layout(
 ) -> Layout | None:
     stored = matrices.get(f"{module}.weight")
     # Another shape is an error, which ``_match`` reports with all others.
-    return stored.layout(_read) if stored is not None and stored.shape == list(shape) else None
+    return (
+        stored.layout(read_tensor) if stored is not None and stored.shape == list(shape) else None
+    )
 
 
 def _wanted(model: CausalLM, headers: list[Header]) -> dict[str, Header]:
@@ -246,11 +166,11 @@ def _wanted(model: CausalLM, headers: list[Header]) -> dict[str, Header]:
 
 def _match(
     model: CausalLM, folder: Path, headers: dict[str, Header], matrices: dict[str, StoredMatrix]
-) -> dict[Path, list[_Source]]:
+) -> dict[Path, list[Source]]:
     """The place of every tensor, by the file that holds it or the largest part of it."""
     missing = model.checkpoint_tensors()
     unexpected: list[str] = []
-    plans: dict[Path, list[_Source]] = defaultdict(list)
+    plans: dict[Path, list[Source]] = defaultdict(list)
     stored: Header | StoredMatrix
     for name, stored in (headers | matrices).items():
         main = stored if isinstance(stored, Header) else stored.main
@@ -259,7 +179,7 @@ def _match(
             continue
         target = missing.pop(name)
         _check(stored, main, target)
-        plans[main.file].append(_Source(stored, target))
+        plans[main.file].append(Source(stored, target))
     absent = [f"{name!r} {list(target.shape)}" for name, target in missing.items()]
     problems = [f"missing {_listed(absent)}"] if absent else []
     problems += [f"unexpected {_listed(unexpected)}"] if unexpected else []

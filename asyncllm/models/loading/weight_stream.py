@@ -1,8 +1,8 @@
 """Stream tensors of files to a GPU at the speed of the disk, the page cache or the bus.
 
 A copy from a mapped file is limited by one thread's page faults and the driver's small buffers.
-Here several threads read blocks into page-locked memory, and the calling thread, the only one that
-uses the GPU, uploads full blocks.
+Here several threads read blocks of files into page-locked memory, and the calling thread, the only
+one that uses the GPU, uploads the tensors in them.
 
 GB/s on an H200 with 16 cores, a file of 4 GiB:
 
@@ -11,135 +11,195 @@ GB/s on an H200 with 16 cores, a file of 4 GiB:
 | mapped, one thread               | 8.0                    | 2.2                   |
 | 1 / 2 / 4 / 8 readers of 16 MiB  | 8.2 / 15.9 / 23 / 21.8 | 2.8 with 8            |
 | 8 readers of 4 MiB               | 28.5                   | the disk's own speed  |
+
+``examples/bench_loading.py`` measures it.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 import torch
 from torch import Tensor
 
+from asyncllm.models.loading.block_file import ALIGNMENT, BlockFile
 from asyncllm.models.loading.checkpoint import DTYPES
 
-#: Reading threads, bytes of a block, and blocks: while some are read, others are uploaded.
-READERS = 8
-BLOCK_BYTES = 4 << 20
-BLOCKS = 2 * READERS
 
-
-class Piece(NamedTuple):
-    """A part of a tensor that fits into a block.
+class Reading(NamedTuple):
+    """How files are read.
 
     Attributes:
-        offset, num_bytes: in the file or, for a mapped tensor, in its memory.
+        readers: threads.
+        block_bytes: read at once; a multiple of ``ALIGNMENT``.
+        direct: past the page cache, except for what is there already. A file then is as slow the
+            next time.
+    """
+
+    readers: int = 8
+    block_bytes: int = 4 << 20
+    direct: bool = False
+
+
+#: The best of what `examples/bench_loading.py` has measured.
+READING = Reading()
+
+
+class Part(NamedTuple):
+    """A part of a tensor that is in a block.
+
+    Attributes:
+        first, num_bytes: in the block.
         dtype: in the file.
         place: [elements] on the device.
     """
 
-    offset: int
+    first: int
     num_bytes: int
     dtype: torch.dtype
     place: Tensor
 
 
-class WeightStream:
-    """Copies tensors to contiguous places on a GPU; owns its buffers."""
+class Block(NamedTuple):
+    """Bytes that are read at once, from ``offset`` on, a multiple of ``ALIGNMENT``."""
 
-    def __init__(self) -> None:
-        self._blocks = torch.empty(BLOCKS, BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._sent = [torch.cuda.Event() for _ in range(BLOCKS)]
+    offset: int
+    num_bytes: int
+    parts: list[Part]
+
+
+#: Fills memory, uint8 [bytes of a block], in another thread.
+Fill = Callable[[Tensor], object]
+
+
+class WeightStream:
+    """Copies tensors to contiguous places on a device; owns its threads and buffers."""
+
+    def __init__(self, device: torch.device, reading: Reading = READING) -> None:
+        self._reading = reading
+        # One third is uploaded, one is being read, and one waits for readers to go on.
+        sizes = 3 * reading.readers, reading.block_bytes
+        on_gpu = device.type == "cuda"
+        self._memory = torch.empty(*sizes, dtype=torch.uint8, pin_memory=on_gpu)
+        self._sent = [torch.cuda.Event() if on_gpu else None for _ in self._memory]
+        self._turn = 0
+        self._readers = ThreadPoolExecutor(reading.readers, "asyncllm-weights")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readers.shutdown(cancel_futures=True)
 
     def copy(self, file: Path, places: Mapping[str, Tensor]) -> Iterator[int]:
         """Copy tensors of a safetensors file to their places by name, and convert their dtypes.
 
         Yields the bytes of each upload; copies are done when the current stream is.
         """
-        pieces = list(_pieces(file, places))
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            yield from self._copy((piece, partial(_read, descriptor, piece)) for piece in pieces)
-        finally:
-            os.close(descriptor)
+        with BlockFile(file, self._reading.direct) as source:
+            yield from self._copy(
+                (block, partial(source.read, block.offset, block.num_bytes))
+                for block in blocks_of(file, places, self._reading.block_bytes)
+            )
 
     def copy_mapped(
         self, tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]
     ) -> Iterator[int]:
         """As ``copy``, from contiguous tensors in host memory, which may be mapped."""
-        return self._copy(_mapped_pieces(tensors, places))
+        return self._copy(self._mapped(tensors, places))
 
-    def _copy(self, pieces: Iterator[tuple[Piece, Callable[[Tensor], object]]]) -> Iterator[int]:
-        """Copy pieces; each comes with a function that fills a block with it, in another thread."""
-        with ThreadPoolExecutor(READERS) as readers:
-            reads: deque[tuple[int, Piece, Future[object]]] = deque()
-            for number, (piece, read) in enumerate(pieces):
-                if len(reads) == READERS:
+    def _mapped(
+        self, tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]
+    ) -> Iterator[tuple[Block, Fill]]:
+        for name, tensor in tensors.items():
+            memory = tensor.view(-1).view(torch.uint8)
+            whole = _Segment(0, memory.nbytes, tensor.dtype, places[name])
+            for block in _cut([whole], self._reading.block_bytes):
+                yield block, partial(_fill, memory[block.offset : block.offset + block.num_bytes])
+
+    def _copy(self, blocks: Iterator[tuple[Block, Fill]]) -> Iterator[int]:
+        reads: deque[tuple[int, Block, Future[object]]] = deque()
+        try:
+            for block, fill in blocks:
+                if len(reads) == 2 * self._reading.readers:
                     yield self._send(*reads.popleft())
-                turn = number % BLOCKS
-                self._sent[turn].synchronize()  # at once, if it was never recorded
-                block = self._blocks[turn, : piece.num_bytes]
-                reads.append((turn, piece, readers.submit(read, block)))
+                turn = self._turn = (self._turn + 1) % len(self._sent)
+                if (sent := self._sent[turn]) is not None:
+                    sent.synchronize()  # at once, if it was never recorded
+                reads.append((turn, block, self._readers.submit(fill, self._memory[turn])))
             while reads:
                 yield self._send(*reads.popleft())
+        finally:
+            for *_, read in reads:  # after an error: nobody may read from a closed file
+                if not read.cancel():
+                    read.exception()
 
-    def _send(self, turn: int, piece: Piece, read: Future[object]) -> int:
-        """Wait until a piece is read, and queue its upload."""
+    def _send(self, turn: int, block: Block, read: Future[object]) -> int:
+        """Wait until a block is read, and queue the upload of its tensors."""
         read.result()
-        values = self._blocks[turn, : piece.num_bytes].view(piece.dtype)
-        if piece.dtype != piece.place.dtype:  # converted on the device
-            values = values.to(piece.place.device, non_blocking=True)
-        piece.place.copy_(values, non_blocking=True)
-        self._sent[turn].record()
-        return piece.num_bytes
+        for first, num_bytes, dtype, place in block.parts:
+            # As bytes, which may begin anywhere.
+            values = self._memory[turn, first : first + num_bytes]
+            if dtype == place.dtype:
+                place.view(torch.uint8).copy_(values, non_blocking=True)
+            else:  # converted on the device
+                raw = torch.empty(num_bytes, dtype=torch.uint8, device=place.device)
+                place.copy_(raw.copy_(values, non_blocking=True).view(dtype))
+        if (sent := self._sent[turn]) is not None:
+            sent.record()
+        return sum(part.num_bytes for part in block.parts)
 
 
-def _pieces(file: Path, places: Mapping[str, Tensor]) -> Iterator[Piece]:
-    """The pieces in file order."""
+class _Segment(NamedTuple):
+    """A tensor between two offsets."""
+
+    begin: int
+    end: int
+    dtype: torch.dtype
+    place: Tensor
+
+
+def blocks_of(file: Path, places: Mapping[str, Tensor], block_bytes: int) -> Iterator[Block]:
+    """The blocks of a safetensors file that hold tensors with a place, in file order."""
     with open(file, "rb") as raw:
         header_bytes = int.from_bytes(raw.read(8), "little")
         header = msgspec.json.decode(raw.read(header_bytes))
-    for name in sorted(places, key=lambda name: header[name]["data_offsets"][0]):
+    segments = []
+    for name, place in places.items():
         begin, end = (8 + header_bytes + at for at in header[name]["data_offsets"])
-        yield from _cut(begin, end, DTYPES[header[name]["dtype"]], places[name])
+        segments.append(_Segment(begin, end, DTYPES[header[name]["dtype"]], place))
+    return _cut(sorted(segments, key=lambda segment: segment.begin), block_bytes)
 
 
-def _mapped_pieces(
-    tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]
-) -> Iterator[tuple[Piece, Callable[[Tensor], object]]]:
-    for name, tensor in tensors.items():
-        memory = tensor.view(-1).view(torch.uint8)
-        for piece in _cut(0, memory.nbytes, tensor.dtype, places[name]):
-            part = memory[piece.offset : piece.offset + piece.num_bytes]
-            yield piece, partial(_fill, part)
+def _cut(segments: list[_Segment], block_bytes: int) -> Iterator[Block]:
+    """Blocks of segments that are in the order of the file; a gap between two ends a block."""
+    start, end, parts = 0, 0, list[Part]()
+    for segment in segments:
+        at, flat = segment.begin, segment.place.view(-1)
+        size = segment.dtype.itemsize
+        while at < segment.end:
+            fits = start <= at <= min(end + ALIGNMENT, start + block_bytes - size)
+            if not parts or not fits:
+                if parts:
+                    yield Block(start, end - start, parts)
+                start, parts = at // ALIGNMENT * ALIGNMENT, []
+            # Whole elements.
+            count = (min(start + block_bytes, segment.end) - at) // size * size
+            first = (at - segment.begin) // size
+            place = flat[first : first + count // size]
+            parts.append(Part(at - start, count, segment.dtype, place))
+            at += count
+            end = at
+    if parts:
+        yield Block(start, end - start, parts)
 
 
-def _cut(begin: int, end: int, dtype: torch.dtype, place: Tensor) -> Iterator[Piece]:
-    """The pieces of a tensor between two offsets."""
-    flat = place.view(-1)
-    for offset in range(begin, end, BLOCK_BYTES):
-        num_bytes = min(BLOCK_BYTES, end - offset)
-        first, count = (offset - begin) // dtype.itemsize, num_bytes // dtype.itemsize
-        yield Piece(offset, num_bytes, dtype, flat[first : first + count])
-
-
-def _fill(source: Tensor, block: Tensor) -> None:
-    """Fill a block in another thread, where PyTorch cannot write to inference tensors."""
-    block.numpy()[:] = source.numpy()
-
-
-def _read(descriptor: int, piece: Piece, block: Tensor) -> None:
-    """Fill a block in another thread, with the GIL released."""
-    view = block.numpy().data
-    done = 0
-    while done < piece.num_bytes:
-        count = os.preadv(descriptor, [view[done:]], piece.offset + done)
-        if count == 0:
-            raise OSError("a file of weights ends before its tensors do")
-        done += count
+def _fill(source: Tensor, memory: Tensor) -> None:
+    """Fill memory in another thread, where PyTorch cannot write to inference tensors."""
+    memory.numpy()[: len(source)] = source.numpy()

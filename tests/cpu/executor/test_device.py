@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
-from asyncllm.executor.device import CpuDevice
+from asyncllm.executor.device import CpuDevice, CudaDevice
 from tests.support.models.page_copies import Tiers, plan, runner_of
 
 
@@ -35,3 +36,21 @@ def test_idle_time_between_steps() -> None:
         run(2)
     model.failing = False
     assert run(3) is None  # the end of the failed step is not known
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("CUDA error: misaligned address", "waited ten seconds for its own programs"),
+        ("CUDA error: an illegal memory access was encountered", "illegal memory access"),
+    ],
+)
+def test_what_a_lost_device_says(error: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: torch.device) -> None:
+        raise RuntimeError(error)
+
+    device = CudaDevice.__new__(CudaDevice)
+    device.torch_device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(RuntimeError, match=said):
+        device.check()

@@ -36,6 +36,25 @@ def sample_all(sampler: Sampler, logits: Tensor, position: int = 0) -> list[int]
     return sampler.sample(logits, slots, np.full(len(logits), position)).tokens.tolist()
 
 
+def test_parameters_outlast_a_failed_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CpuDevice()
+    sampler = Sampler(1, 50, device)
+    sampler.admit(0, plain_params(temperature=5.0, seed=3), NO_TOKENS, 0)
+
+    def fail(array: np.ndarray) -> Tensor:
+        raise RuntimeError("out of pinned memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "upload", fail)
+        with pytest.raises(RuntimeError, match="pinned"):
+            sampler.flush()
+    logits = torch.linspace(0, 1, 50).unsqueeze(0)
+    drawn = [sample_all(sampler, logits, position) for position in range(20)]
+    expected = make_sampler(50, plain_params(temperature=5.0, seed=3))
+    assert drawn == [sample_all(expected, logits, position) for position in range(20)]
+    assert len({tokens[0] for tokens in drawn}) > 5  # the temperature has arrived
+
+
 @pytest.mark.parametrize(
     "filters",
     [

@@ -17,10 +17,9 @@ from torch import Tensor
 from asyncllm import LLM, SamplingParams
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loading import weight_stream
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.loading.torch_file import TorchFile
-from asyncllm.models.loading.weight_stream import _mapped_pieces
+from asyncllm.models.loading.weight_stream import Reading, WeightStream
 from asyncllm.models.spec import read_spec
 from tests.cpu.models.test_loader import _MEASURE, _make_large
 from tests.support.models import tiny_models
@@ -176,20 +175,19 @@ def test_truncated_files(keep: float, zipped: bool, tmp_path: Path) -> None:
     _assert_refused(folder)
 
 
-def test_pieces_for_a_gpu_cover_mapped_tensors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weight_stream, "BLOCK_BYTES", 64)
-    tensors = {"wide": torch.randn(5, 7), "half": torch.randn(3, 31).half(), "one": torch.ones(1)}
+def test_mapped_tensors_are_streamed(tmp_path: Path) -> None:
+    tensors = {
+        "wide": torch.randn(50, 70),
+        "half": torch.randn(3, 3100).half(),
+        "one": torch.ones(1),
+    }
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     places = {name: torch.full_like(tensor.float(), torch.nan) for name, tensor in tensors.items()}
-    with TorchFile(tmp_path / "pytorch_model.bin") as file:
-        pieces = list(_mapped_pieces(dict(file.items()), places))
-        for piece, read in pieces:
-            block = torch.empty(piece.num_bytes, dtype=torch.uint8)
-            read(block)
-            piece.place.copy_(block.view(piece.dtype))
-    assert len(pieces) == 3 + 3 + 1
+    with (
+        TorchFile(tmp_path / "pytorch_model.bin") as file,
+        WeightStream(torch.device("cpu"), Reading(2, 4096)) as stream,
+    ):
+        assert sum(stream.copy_mapped(dict(file.items()), places)) == 14_000 + 18_600 + 4
     for name, place in places.items():
         assert torch.equal(place, tensors[name].float()), name
 

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from asyncllm.kernels.triton.attention.decode import decode_attention
 from asyncllm.kernels.triton.attention.decode_heads import decode_heads
-from asyncllm.kernels.triton.attention.decode_launch import Cut, arrivals_of, choose_cut
+from asyncllm.kernels.triton.attention.decode_launch import Cut, choose_cut, workspace_of
 from asyncllm.kernels.triton.norm import rms_norm
 
 #: Triton's interpreter multiplies no bfloat16 matrices.
@@ -158,7 +158,7 @@ def test_pieces_leave_no_arrivals_behind() -> None:
     cache = make_cache(spec, torch.float16)
     for _ in range(3):
         decode_attention(make_queries(spec, torch.float16), *cache, spec, cut=SPLIT)
-        assert not arrivals_of(cache.keys.device).any()
+        assert not workspace_of(cache.keys.device, 1, spec, 1).arrivals.any()
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32, 128, 256, 1000])
@@ -277,7 +277,7 @@ def check_overlap(
         graph.replay()
         for out, expected in zip(outs, run(torch.cuda.synchronize), strict=True):
             assert torch.equal(out, expected)
-    assert not arrivals_of(cache.keys.device).any()
+    assert not workspace_of(cache.keys.device, 1, spec, 1).arrivals.any()
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA graphs")

@@ -34,7 +34,7 @@ from asyncllm.kernels.triton.attention.decode_launch import (
     MAX_PROGRAMS,
     UNENCODED,
     Rows,
-    arrivals_of,
+    workspace_of,
 )
 from asyncllm.kernels.triton.qk_norm_rope import encode_heads
 from asyncllm.kernels.types import AttentionSpec
@@ -70,7 +70,7 @@ def check(
         attend(q, cache, spec, out, pieces=cut)
         assert_close(out, expected)
         assert (out[cache.lengths == 0] == 0).all()
-    assert not arrivals_of(cache.keys.device).any()
+    assert not workspace_of(cache.keys.device, 1, spec, 1).arrivals.any()
 
 
 @on_hopper

@@ -16,6 +16,7 @@ from tests.support.kernels.device import DEVICE, GPU
 
 pytest.importorskip("triton")
 
+from asyncllm.kernels.triton.attention import prefill, prefill_tiles
 from asyncllm.kernels.triton.attention.decode import decode_attention
 from asyncllm.kernels.triton.attention.prefill import choose_blocks, prefill_attention
 from asyncllm.kernels.triton.attention.prefill_tiles import find_tiles
@@ -159,6 +160,21 @@ def test_many_rows() -> None:
     Step(Case(num_kv_heads=1, group=1, head_dim=16), [(i % 5, i % 3) for i in range(300)]).check()
 
 
+def test_tiles_are_programs_of_the_only_dimension_without_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grids: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(prefill, "_launch", lambda grid, *_: grids.append(grid))
+    monkeypatch.setattr(prefill_tiles, "_launch", lambda *_, **__: None)
+    spec = Case(group=64, head_dim=16).spec
+    pages = torch.empty(1, 16, 2, 16, device="meta")
+    one = torch.zeros(2, dtype=torch.int32, device="meta")
+    q = torch.empty(70_000, 128, 16, device="meta")
+    rows = PrefillRows(one[:1], one[:1], one)
+    prefill_attention(q, pages, pages, one.view(1, 2), rows, spec, blocks=choose_blocks(q))
+    assert grids == [(2 * 70_001, 1, 1)]
+
+
 def test_tiles_cover_rows_and_the_longest_come_first() -> None:
     rows = [(1, 9), (0, 0), (70, 16), (0, 33), *[(2, 1)] * 300]
     step = Step(Case(num_kv_heads=1, group=1, head_dim=16), rows)
@@ -193,8 +209,8 @@ def test_tiles_cover_rows_and_the_longest_come_first() -> None:
 def test_few_tiles_are_cut(rows: list[tuple[int, int]], room: int, pieces: int) -> None:
     step = Step(Case(num_kv_heads=1, group=1, head_dim=16), rows)
     count = len(rows) - 1
-    prefill = PrefillRows(step.slots[count:], step.starts[count:], step.q_offsets[count:])
-    tiles = find_tiles(prefill, 1000, 16, room)
+    longer = PrefillRows(step.slots[count:], step.starts[count:], step.q_offsets[count:])
+    tiles = find_tiles(longer, 1000, 16, room)
     assert int(tiles[0, 1]) == pieces
 
 

@@ -131,13 +131,11 @@ def test_only_what_the_kernels_for_hopper_can_take(tile: SmemResidentTile | TmaT
 def test_only_what_the_kernel_for_many_rows_can_take() -> None:
     x = torch.empty(100, 512, dtype=torch.bfloat16)
     shape = Shape(4096, 512, norm=True, epilogue="")
-    assert fits(TmaSplitTile(1, 2, 4), x, shape, multiprocessors=128)
-    assert not fits(TmaSplitTile(1, 2, 4), x, shape, multiprocessors=127)  # which all wait for some
-    assert fits(TmaSplitTile(1, 1, 4), x, shape, multiprocessors=1)
-    assert fits(TmaSplitTile(2, 2, 4), x, shape._replace(epilogue="residual"), multiprocessors=64)
-    assert not fits(
-        TmaSplitTile(1, 1, 4), x, shape._replace(epilogue="residual"), multiprocessors=63
-    )
+    assert fits(TmaSplitTile(1, 2, 4), x, shape, max_waiting=128)
+    assert not fits(TmaSplitTile(1, 2, 4), x, shape, max_waiting=127)  # which all wait for some
+    assert fits(TmaSplitTile(1, 1, 4), x, shape, max_waiting=1)
+    assert fits(TmaSplitTile(2, 2, 4), x, shape._replace(epilogue="residual"), max_waiting=64)
+    assert fits(TmaSplitTile(1, 1, 4), x, shape._replace(epilogue="residual"), max_waiting=1)
     assert not fits(TmaSplitTile(2, 2, 4), x, shape._replace(epilogue="gated"))
     assert not fits(TmaSplitTile(2, 1, 4), x, shape._replace(size=4100))
     assert not fits(TmaSplitTile(2, 2, 5), x, shape)  # more stages than blocks

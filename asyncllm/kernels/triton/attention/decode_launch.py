@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from asyncllm.kernels.triton.launch import next_power_of_2
-from asyncllm.kernels.triton.workspace import lasting_zeros
+from asyncllm.kernels.triton.scratch import Scratch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from asyncllm.kernels.types import AttentionSpec
@@ -117,15 +115,13 @@ class Workspace(NamedTuple):
     arrivals: Tensor
 
 
+_scratch = Scratch()
+
+
 def workspace_of(device: torch.device, rows: int, spec: AttentionSpec, splits: int) -> Workspace:
     """For a launch with ``rows`` rows of at most ``splits`` pieces."""
     pieces = rows * spec.num_heads * splits
-    partial = torch.empty(pieces * spec.head_dim, dtype=torch.float32, device=device)
-    stats = torch.empty(pieces * 2, dtype=torch.float32, device=device)
-    return Workspace(partial, stats, arrivals_of(device))
-
-
-@cache
-def arrivals_of(device: torch.device) -> Tensor:
-    """Counters that are zero between launches, which must not overlap."""
-    return lasting_zeros((MAX_PAIRS,), torch.int32, device)
+    floats = _scratch.floats(pieces * (2 + spec.head_dim), device)
+    # The pieces first, so that both are aligned.
+    partial, stats = floats[: pieces * spec.head_dim], floats[pieces * spec.head_dim :]
+    return Workspace(partial, stats, _scratch.counters(MAX_PAIRS, device))

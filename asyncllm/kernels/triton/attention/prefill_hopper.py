@@ -49,7 +49,6 @@ registers and so costs long ones 5 to 8 %; pieces of 67 to 131 tiles over severa
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,7 +97,8 @@ from asyncllm.kernels.triton.attention.prefill_hopper_steps import (
 from asyncllm.kernels.triton.attention.prefill_tiles import KEYS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
-from asyncllm.kernels.triton.workspace import lasting_zeros
+from asyncllm.kernels.triton.scratch import Scratch
+from asyncllm.kernels.triton.waiting import max_waiting_programs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,12 +128,12 @@ def prefill_attention(
 ) -> Tensor:
     """``kernels.attention.prefill_attention``, for arguments that ``supports`` accepts.
 
-    Launches of one device must follow each other on a stream.
+    Launches of one thread must follow each other on a stream.
     """
     group = spec.group
     programs = gpu_of(q.device).multiprocessors
     workspace = workspace_of(q.device, programs, spec.head_dim)
-    room = max(programs // spec.num_kv_heads, 1)
+    room = max(max_waiting_programs(q.device) // spec.num_kv_heads, 1)
     tiles = find_tiles(rows, len(q), QUERIES.value // group, room)
     strides = (block_table.stride(0), q.stride(0), q.stride(1))
     k, v = describe(keys, KEYS.value), describe(values, KEYS.value)
@@ -149,16 +149,16 @@ def prefill_attention(
     return out
 
 
-@cache
+_scratch = Scratch()
+
+
 def workspace_of(
     device: torch.device, programs: int, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``Results``' partial, stats and arrivals; arrivals are zero between launches."""
-    return (
-        lasting_zeros((programs, QUERIES.value, head_dim), torch.float32, device),
-        lasting_zeros((programs, 2, QUERIES.value), torch.float32, device),
-        lasting_zeros((2 * programs,), torch.int32, device),
-    )
+    """``Results``' partial, stats and arrivals."""
+    floats = _scratch.floats(programs * QUERIES.value * (2 + head_dim), device)
+    stats = floats[programs * QUERIES.value * head_dim :]
+    return floats, stats, _scratch.counters(2 * programs, device)
 
 
 @gluon.jit(do_not_specialize=["table_stride"])

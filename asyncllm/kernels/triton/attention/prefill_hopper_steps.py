@@ -28,6 +28,7 @@ from asyncllm.kernels.triton.attention.prefill_hopper_parts import (
     sums_layout,
 )
 from asyncllm.kernels.triton.attention.prefill_tiles import KEYS, MAX_PIECES
+from asyncllm.kernels.triton.waiting import MAX_POLLS, fail_after
 
 
 @gluon.jit
@@ -129,14 +130,18 @@ def store_piece(half: gl.constexpr, results, sums, total, peak, item, layer: gl.
 def await_pieces(half: gl.constexpr, results, pair, pieces):
     """Announce that this piece is stored, and wait for all pieces of its tile.
 
-    Programs can wait for each other, since all run at once and each has only one piece.
+    Programs can wait for each other, since all run at once and each has only one piece: see
+    ``kernels.triton.waiting``.
     """
     # All threads have stored before one of them announces it.
     debug_barrier()
     arrival = results.arrivals + pair * 2 + half
     stored = gl.atomic_add(arrival, 1, sem="acq_rel") + 1
-    while stored < pieces:
+    polls = 0
+    while (stored < pieces) & (polls < MAX_POLLS):
         stored = gl.atomic_add(arrival, 0, sem="acquire")
+        polls += 1
+    fail_after(polls, arrival)
     # The last one to leave resets the counter.
     known = gl.atomic_add(arrival, 1, sem="relaxed") + 1
     gl.store(arrival, 0, mask=known == 2 * pieces)

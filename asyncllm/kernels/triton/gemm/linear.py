@@ -48,6 +48,7 @@ from asyncllm.kernels.triton.gemm.smem_resident import smem_resident
 from asyncllm.kernels.triton.gemm.tma import tma_gemm
 from asyncllm.kernels.triton.gemm.tma_split import tma_split_gemm
 from asyncllm.kernels.triton.launch import cdiv, next_power_of_2
+from asyncllm.kernels.triton.waiting import max_waiting_programs
 from asyncllm.kernels.tuning import (
     MAX_ROWS,
     GemvTile,
@@ -87,14 +88,10 @@ def _choose(p: Projection[Tensor]) -> Tile | None:
     """The tile for a projection of at least one row; None: cuBLAS."""
     epilogue = "gated" if p.act is not None else "" if p.residual is None else "residual"
     shape = Shape.of(p.weight, p.norm is not None, epilogue)
-    gpu = gpu_of(p.x.device)
+    gpu, max_waiting = gpu_of(p.x.device), max_waiting_programs(p.x.device)
     tile = choose(gpu.name, len(p.x), shape, hopper=gpu.is_hopper)
     # The kernels copy 16 bytes of the weight at a time.
-    if (
-        tile is None
-        or p.weight.data_ptr() % 16 > 0
-        or not fits(tile, p.x, shape, gpu.multiprocessors)
-    ):
+    if tile is None or p.weight.data_ptr() % 16 > 0 or not fits(tile, p.x, shape, max_waiting):
         return None
     return tile
 
@@ -114,8 +111,8 @@ def project(tile: Tile, p: Projection[Tensor]) -> Tensor:
     return tma_split_gemm(tile, p)
 
 
-def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> bool:
-    """Whether the kernel can take these rows on a GPU with this number of multiprocessors.
+def fits(tile: Tile, x: Tensor, shape: Shape, max_waiting: int = 132) -> bool:
+    """Whether the kernel can take these rows, where that many programs may wait for each other.
 
     Kernels on tensor cores multiply x by the norm's weight in the dtype of x, before they divide by
     the root mean square. float16 lacks the range for that.
@@ -133,7 +130,7 @@ def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> boo
         return shape.columns % tile.block_k == 0
     is_aligned = x.stride(0) % 16 == x.data_ptr() % 16 == 0
     if isinstance(tile, TmaSplitTile):
-        return is_aligned and _fits_tma_split(tile, len(x), shape, multiprocessors)
+        return is_aligned and _fits_tma_split(tile, len(x), shape, max_waiting)
     blocks, rest = divmod(shape.columns, tile.fold * tile.splits * tile.block_k)
     sums = tile.fold * max(8, next_power_of_2(len(x)))  # of products, in registers
     if isinstance(tile, SmemResidentTile):
@@ -144,15 +141,17 @@ def fits(tile: Tile, x: Tensor, shape: Shape, multiprocessors: int = 132) -> boo
     return has_room and is_aligned and is_whole and not (in_kernel and tile.splits > 1)
 
 
-def _fits_tma_split(tile: TmaSplitTile, rows: int, shape: Shape, multiprocessors: int) -> bool:
+def _fits_tma_split(tile: TmaSplitTile, rows: int, shape: Shape, max_waiting: int) -> bool:
     block_m = padded_rows(rows)
     blocks, rest = divmod(shape.columns, 64 * tile.splits)
     stages = range(max(2, cdiv(block_m, 64)), min(blocks, tma_split_stages(rows, tile.parts)) + 1)
     is_gated = shape.epilogue == "gated"
     if tile.splits > 1 or shape.epilogue == "residual":
-        # Programs wait for each other, and divide the rows of x, of which there are at least 32.
+        # Programs that share outputs wait for each other, and divide the rows of x, of which there
+        # are at least 32.
         programs = cdiv(shape.size, 64 * tile.parts) * tile.splits
-        is_whole = programs <= multiprocessors and tile.splits <= 8 and not is_gated
+        may_wait = tile.splits == 1 or programs <= max_waiting
+        is_whole = may_wait and tile.splits <= 8 and not is_gated
     else:
         is_whole = shape.size % (16 if is_gated else 8) == 0
     return is_whole and rest == 0 and tile.stages in stages

@@ -3,8 +3,7 @@
 As ``tma``, but each 64 rows of the weight have a warpgroup of their own, which leaves registers for
 the products with up to 256 rows of x. Where there are few outputs, programs share tiles of them:
 each multiplies a part of the columns, then adds up the sums of all programs for a part of the rows
-of x. They wait for each other, so all of them must fit on the GPU at once, and no other kernel that
-waits like this may run at the same time.
+of x. They wait for each other: see ``kernels.triton.waiting``.
 
 On an H200, each projection in a chain of its own in a CUDA graph, microseconds, the norm included.
 The prediction for 128 rows: 17.7, 12.5, 53 and 31, from 4.3 TB/s for the weight, 6.5 from the L2

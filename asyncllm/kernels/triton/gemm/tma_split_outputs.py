@@ -12,6 +12,7 @@ from triton.language import debug_barrier
 
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.gemm.wgmma_tiles import ROWS, SHARED, weight_rows
+from asyncllm.kernels.triton.waiting import MAX_POLLS, fail_after
 
 #: The layout of gated outputs, [rows of x, 32].
 HALF_SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2))
@@ -95,8 +96,11 @@ def exchange(sums, output, part, split, plan: gl.constexpr):
     debug_barrier()  # the stores of all threads come before the arrival
     arrivals = output.arrivals + part
     arrived = gl.atomic_add(arrivals, 1, sem="acq_rel") + 1
-    while arrived % 65536 < plan.splits:
+    polls = 0
+    while (arrived % 65536 < plan.splits) & (polls < MAX_POLLS):
         arrived = gl.atomic_add(arrivals, 0, sem="acquire")
+        polls += 1
+    fail_after(polls, arrivals)
     for p in gl.static_range(count_pieces(plan.block_m)):
         _add(output, cells, part, split, p, plan)
     left = gl.atomic_add(arrivals, 65536, sem="relaxed") // 65536

@@ -15,7 +15,6 @@ outputs, so that both are sums of the same thread.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +28,7 @@ from triton.language import debug_barrier
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import cdiv, next_power_of_2
-from asyncllm.kernels.triton.workspace import lasting_zeros
+from asyncllm.kernels.triton.scratch import Scratch
 
 #: Rows of the first operand of a warpgroup's product.
 ROWS = gl.constexpr(64)
@@ -232,13 +231,12 @@ def shared_sums(
     return tiles, torch.empty(count, dtype=torch.float32, device=device), arrivals(device)
 
 
-@cache
-def arrivals(device: torch.device) -> Tensor:
-    """Counters that are zero whenever no kernel runs.
+_scratch = Scratch()
 
-    All launches share them, so they must be on one stream.
-    """
-    return lasting_zeros((1 << 16,), torch.int32, device)
+
+def arrivals(device: torch.device) -> Tensor:
+    """Counters that are zero whenever no kernel runs; all launches of a thread share them."""
+    return _scratch.counters(1 << 16, device)
 
 
 def boxes_of_x(x: Tensor, rows: int) -> TensorDescriptor:
