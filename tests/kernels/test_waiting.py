@@ -16,6 +16,7 @@ from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
+from asyncllm.kernels.gpu import Gpu
 from asyncllm.kernels.triton import waiting
 from asyncllm.kernels.triton.gemm.linear import fits
 from asyncllm.kernels.triton.waiting import max_waiting_programs
@@ -43,8 +44,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, mps: int | None) -> None:
 
     driver = SimpleNamespace(cuDeviceGetAttribute=attribute)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    found = SimpleNamespace(multi_processor_count=66)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setattr(waiting, "gpu_of", lambda device: Gpu((9, 0), "half an H200", 66))
 
 
 @pytest.mark.parametrize(("mps", "expected"), [(0, 66), (None, 66), (1, 1)])
