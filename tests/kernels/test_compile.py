@@ -21,7 +21,10 @@ pytest.importorskip("triton")
 import asyncllm.kernels.triton
 from tests.support.kernels.launches import LAUNCHES
 
-pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile the kernels")
+pytestmark = [
+    pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile the kernels"),
+    pytest.mark.timeout(400),  # each GPU takes some 20 seconds of CPU time
+]
 
 
 def compile_for(arch: str, cache: Path) -> dict[str, Any]:
@@ -73,7 +76,6 @@ def test_compiles(module: str, compiled: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("arch", "shared_kib"), [("8.0", 163), ("8.6", 99), ("8.9", 99), ("10.0", 227), ("12.0", 99)]
 )
