@@ -71,7 +71,9 @@ def _automatic(device: torch.device) -> tuple[AttentionName, ...]:
     """What "auto" tries in turn. ``say_what_runs`` has logged why our kernels do not run at all."""
     if device.type != "cuda" or obstacle(device) is not None:
         return ()
-    return ("triton",) if gpu_of(device).has_pdl else ("flashinfer", "triton")
+    if gpu_of(device).has_pdl or not flashinfer.installed():
+        return ("triton",)
+    return ("flashinfer", "triton")
 
 
 def _made(

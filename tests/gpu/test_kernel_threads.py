@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asyncllm.kernels.attention import decode_attention, prefill_attention
 from asyncllm.kernels.types import AttentionSpec, PrefillRows
+from tests.support.kernels.device import GPU
 
 pytestmark = pytest.mark.gpu
 
@@ -26,7 +27,7 @@ Work = Callable[[Callable[[], None]], list[Tensor]]
 
 @pytest.fixture(autouse=True)
 def _hopper() -> None:
-    if torch.cuda.get_device_capability() < (9, 0):
+    if GPU is None or not GPU.has_pdl:
         pytest.skip("needs kernels that overlap")
 
 
@@ -65,7 +66,7 @@ def attention(seed: int) -> Work:
 
 def projections(seed: int) -> Work:
     """Projections of 48 rows, of Qwen3-8B's shapes, whose programs share outputs."""
-    if torch.cuda.get_device_capability() != (9, 0):
+    if GPU is None or not GPU.is_hopper:
         pytest.skip("other kernels run here")
     from asyncllm.kernels.triton.gemm.linear import project
     from asyncllm.kernels.triton.gemm.projection import Projection

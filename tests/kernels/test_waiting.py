@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.kernels.device import DEVICE
+from tests.support.kernels.device import on_hopper
 
 pytest.importorskip("triton")
 
@@ -121,12 +121,10 @@ device.check()
 """
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="Gluon has no interpreter")
+@on_hopper
 @pytest.mark.parametrize("kernel", [PROJECTION, PREFILL], ids=["tma_split", "prefill_hopper"])
 def test_waiting_in_vain_ends_with_an_error(kernel: str) -> None:
     """In a process of its own, whose context does not survive."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("other kernels run here")
     code = WAIT.format(kernel=kernel)
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.stdout == "compiled\n", process.stderr

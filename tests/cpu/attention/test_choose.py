@@ -108,13 +108,18 @@ def test_where_triton_does_not_run_auto_takes_torch_kernels(
     [(HOPPER, True, "own"), (AMPERE, True, "flashinfer"), (AMPERE, False, "own")],
 )
 def test_before_hopper_flashinfer_comes_first(
-    gpu_here: Gpu, has_flashinfer: bool, first: str, monkeypatch: pytest.MonkeyPatch
+    gpu_here: Gpu,
+    has_flashinfer: bool,
+    first: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(choose, "gpu_of", lambda device: gpu_here)
     monkeypatch.setattr(library, "installed", lambda: has_flashinfer)
     made = object()
     monkeypatch.setattr(choose, "FlashInferBackend", lambda *args: made)
     assert (chosen("auto", CUDA) is made) == (first == "flashinfer")
+    assert not caplog.records
 
 
 @pytest.mark.usefixtures("gpu")
