@@ -237,7 +237,7 @@ class Admission:
         if seq.num_left != left and not self.queue.reorder(seq) and not short:
             return Entry.WAITS  # less of it is cached than when it took its place
         load = bool(match.host) and not self._trials.active and self._copies.pays(match)
-        cached = len(match.pages) * self._limits.page_size
+        cached = match.node.depth * self._limits.page_size
         if not load and not self._fits(seq, cached, room):
             return Entry.STEP_FULL
         if not self._place(seq, match, load=load):
