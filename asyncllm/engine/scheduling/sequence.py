@@ -34,13 +34,12 @@ class Turn(enum.IntEnum):
     """The order of a queue, before any rank.
 
     RESUMED: it was admitted before, and its client waits in the middle of an answer. LATE: its
-    deadline will probably pass, so others that can be in time go first. MISSED: it will surely.
+    deadline will probably pass, so others that can be in time go first.
     """
 
     RESUMED = 0
     NEW = 1
     LATE = 2
-    MISSED = 3
 
 
 class Sequence:

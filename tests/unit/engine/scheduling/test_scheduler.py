@@ -127,6 +127,7 @@ def test_who_will_probably_be_late_makes_way_and_who_surely_is_late_does_not_run
     plan(sched)
     assert list(sched.running) == [3]
     assert sched.missed_deadlines() == [doomed]
+    sched.finish(doomed, 1.0)
     assert sched.missed_deadlines() == []
     assert late.turn is Turn.LATE
 
