@@ -507,7 +507,11 @@ def test_those_who_share_are_looked_at_once_and_not_for_every_chunk() -> None:
 
 
 def test_a_plan_admits_so_many_that_the_event_loop_can_go_on() -> None:
-    many = {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "prefill_chunk": 4096}
+    many: dict[str, Any] = {
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 4096,
+        "prefill_chunk": 4096,
+    }
     sched = scheduler(**many, num_pages=4000, itl_target=0.0)
     for i in range(256):
         sched.add(sequence(i, 4), 0.0)
@@ -517,7 +521,11 @@ def test_a_plan_admits_so_many_that_the_event_loop_can_go_on() -> None:
 
 
 def test_who_shares_a_long_prefix_counts_for_its_pages() -> None:
-    many = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "prefill_chunk": 8192}
+    many: dict[str, Any] = {
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 8192,
+        "prefill_chunk": 8192,
+    }
     sched = scheduler(**many, page_size=1, num_pages=9000, max_model_len=4096, itl_target=0.0)
     prefix = [1] * 3000
     sched.add(sequence(0, [*prefix, 2]), 0.0)
