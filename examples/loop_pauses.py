@@ -25,6 +25,7 @@ from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.wire.messages import StepResult, encode, pack
 
 LONG_PROMPT = 40_000
+SHARED = 8_000
 PAGE_SIZE = 16
 OUTPUT = 2
 STREAMS = 256
@@ -98,6 +99,11 @@ def scheduler_pauses(limits: EngineLimits) -> dict[str, float]:
             prompt = [1000 * length + index, *range(1, length)]
             crowd.timed(f"{name}: add one", partial(crowd.add, prompt))
         crowd.run(name)
+    name = f"{STREAMS} prompts that share {SHARED:,} tokens"
+    for index in range(STREAMS):
+        prompt = [*range(1, SHARED + 1), 1000 + index]
+        crowd.timed(f"{name}: add one", partial(crowd.add, prompt))
+    crowd.run(name)
     return driven.longest | crowd.longest
 
 

@@ -19,6 +19,7 @@ class PageHolder(Protocol):
         salt: sequences with different salts share nothing.
         pages: its block table.
         node: the end of its path in the prefix tree, locked; None while it holds no pages.
+        known: the ``deepest`` of the last match of its tokens.
         first_own: the topmost node of the path that it added itself.
     """
 
@@ -26,6 +27,7 @@ class PageHolder(Protocol):
     salt: bytes
     pages: list[int]
     node: Node | None
+    known: Node | None
     first_own: Node | None
 
 
@@ -112,8 +114,13 @@ class KVCacheManager:
 
     def match(self, holder: PageHolder, most: int | None = None) -> Match:
         """The cached prefix of the holder's tokens, or of the first ``most``, without the last."""
-        known = holder.tokens if most is None else holder.tokens[:most]
-        return self._tree.match(known if self.prefix_caching else array("i"), holder.salt)
+        if not self.prefix_caching:
+            return self._tree.match(array("i"), holder.salt)
+        if most is not None:
+            return self._tree.match(holder.tokens[:most], holder.salt)
+        match = self._tree.match(holder.tokens, holder.salt, holder.known)
+        holder.known = match.deepest
+        return match
 
     def pending_below(self, holder: PageHolder, node: Node) -> Node | None:
         """The last page below ``node``, on the path of the holder's tokens, being written."""
@@ -127,7 +134,7 @@ class KVCacheManager:
             self._tree.unlock(previous)
         holder.node = match.node
         holder.first_own = None
-        holder.pages = list(match.pages)
+        holder.pages = match.pages
 
     def num_shared(self, holder: PageHolder) -> int:
         """How many pages at the beginning of its block table are the tree's."""

@@ -21,20 +21,34 @@ class Match(NamedTuple):
 
     Attributes:
         node: the end of the part on the device, a root when there is none.
-        pages: that part's device pages.
         host: the next nodes, whose pages are in host memory only.
         pending: the last of the nodes after these whose pages a step or a copy is writing.
     """
 
     node: Node
-    pages: list[int]
     host: list[Node]
     pending: Node | None
 
     @property
+    def pages(self) -> list[int]:
+        """The device pages of the part on the device."""
+        pages: list[int] = []
+        walker = self.node
+        while walker.parent is not None:
+            pages.append(walker.page)
+            walker = walker.parent
+        pages.reverse()
+        return pages
+
+    @property
+    def deepest(self) -> Node:
+        """The last node that has a device page, be it written or not."""
+        return self.node if self.pending is None else self.pending
+
+    @property
     def num_known(self) -> int:
         """How many pages need not be computed: cached, or being written."""
-        return len(self.pages) + len(self.host) if self.pending is None else self.pending.depth
+        return self.node.depth + len(self.host) if self.pending is None else self.pending.depth
 
 
 class PrefixTree:
@@ -64,19 +78,27 @@ class PrefixTree:
 
     # -- looking up ------------------------------------------------------------------------------
 
-    def match(self, tokens: array[int], salt: bytes) -> Match:
+    def match(self, tokens: array[int], salt: bytes, known: Node | None = None) -> Match:
         """The longest cached prefix of ``tokens`` (int32) under ``salt``, without the last token.
 
         The last token has to be computed to sample the next one.
+
+        Args:
+            known: the ``deepest`` of an earlier match of these tokens, or of fewer; if it still has
+                a page, nothing is looked up on the way to it.
         """
-        # A new root is kept from its first lock on.
-        node = end = self._roots.get(salt) or Node(None, salt, NO_PAGE, ready=True)
-        pages: list[int] = []
+        if known is not None and known.linked and known.page != NO_PAGE:
+            node = end = known
+            while not end.ready:  # as all are above the first one, up to the root
+                assert end.parent is not None, "roots are ready"
+                end = end.parent
+        else:  # a new root is kept from its first lock on
+            node = end = self._roots.get(salt) or Node(None, salt, NO_PAGE, ready=True)
         host: list[Node] = []
-        pending: Node | None = None
+        pending = None if node is end else node
         step = self.page_size * tokens.itemsize
         data = tokens.tobytes()
-        for start in range(0, (len(tokens) - 1) // self.page_size * step, step):
+        for start in range(node.depth * step, (len(tokens) - 1) // self.page_size * step, step):
             child = node.children.get(data[start : start + step])
             if child is None:
                 break
@@ -87,10 +109,9 @@ class PrefixTree:
             elif child.page == NO_PAGE:
                 host.append(child)
             else:
-                pages.append(child.page)
                 end = child
             node = child
-        return Match(end, pages, host, pending)
+        return Match(end, host, pending)
 
     def pending_below(self, node: Node, tokens: array[int]) -> Node | None:
         """The last node below ``node``, on the path of ``tokens``, being written."""
@@ -138,7 +159,10 @@ class PrefixTree:
         """Keep the device pages of ``node`` and its ancestors."""
         walker: Node | None = node
         while walker is not None:
-            self.lock_one(walker)
+            if walker.locks and not walker.ahead:
+                walker.locks += 1  # most of a path that many share
+            else:
+                self.lock_one(walker)
             walker = walker.parent
 
     def unlock(self, node: Node, *, cold: bool = False) -> None:

@@ -122,6 +122,7 @@ class _Probe:
     salt: bytes
     pages: list[int] = field(default_factory=list)
     node: Node | None = None
+    known: Node | None = None
     first_own: Node | None = None
 
 

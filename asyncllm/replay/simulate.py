@@ -1,7 +1,4 @@
-"""What if: requests in virtual time, on a device whose step times are known.
-
-The requests are those of a recorded trace (``simulate``), or of any ``Load`` (``serve``).
-"""
+"""What if: the requests of a trace in virtual time, on a device whose step times are known."""
 
 from __future__ import annotations
 
@@ -15,12 +12,10 @@ from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
 from asyncllm.replay.figures import Figures
-from asyncllm.replay.loads.load import Load
 from asyncllm.replay.run import Run, StepRows
 from asyncllm.replay.variants import BASELINE, Variant
 from asyncllm.replay.verify import Replayed, named_policy
 from asyncllm.replay.workload import Workload
-from asyncllm.sim.cost import SimCost
 from asyncllm.sim.profile import StepShape
 from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.wire.messages import StepPlan, unpack
@@ -71,37 +66,6 @@ def _timing(replayed: Replayed) -> Callable[[int, StepRows], StepTiming]:
         return StepTiming(seconds, gap=profile.gap(shape.kind))
 
     return timing
-
-
-def serve(
-    load: Load,
-    limits: EngineLimits,
-    cost: SimCost,
-    policy: Policy,
-    ended: Callable[[int], None] | None = None,
-) -> Figures:
-    """Serve a load on the simulated device, as fast as ``cost`` says.
-
-    Deadlines are kept as the engine does it. Nobody is refused because too many wait.
-
-    Args:
-        ended: called with the number of requests that have ended, now and then.
-
-    Raises:
-        BadRequest: the load does not suit the limits.
-    """
-    device = Device(
-        lambda step, rows: cost.timing(
-            step, rows.starts, rows.lengths, rows.num_samples, rows.decode_steps
-        ),
-        lambda count: cost.copy_seconds(count, limits.page_size),
-    )
-    workload = load.workload(limits)
-    lengths = {id: r.num_prompt + r.num_output for id, r in enumerate(load.requests)}
-    simulation = Simulation(
-        workload, limits, policy, device, lengths=lengths, enforce_deadlines=True
-    )
-    return simulation.run(ended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Admission:
     same, the scheduler preempts.
 
     Attributes:
-        missed: requests that left the queue, too late for their deadline; the caller ends them.
+        missed: by id, requests that left the queue, too late for their deadline, until they end.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Admission:
         trials: Trials,
     ):
         self.queue = WaitingQueue(policy)
-        self.missed: list[Sequence] = []
+        self.missed: dict[int, Sequence] = {}
         self._now = 0.0
         self._num_sharing = 0
         self._most_sharing = limits.max_num_seqs
@@ -123,8 +123,8 @@ class Admission:
     def drop(self, seq: Sequence) -> None:
         """``seq`` ends while it waits."""
         self._blocked.pop(seq.id, None)
-        if seq.turn is Turn.MISSED:
-            return  # it has left the queue
+        if self.missed.pop(seq.id, None) is not None:
+            return
         if seq in self.queue:
             seq.timeline.wait_until()
             self.queue.remove(seq)
@@ -210,10 +210,9 @@ class Admission:
 
     def _miss(self, seq: Sequence) -> None:
         """``seq`` leaves the queue for good; the caller ends it."""
-        seq.turn = Turn.MISSED
         seq.timeline.wait_until()
         self.queue.remove(seq)
-        self.missed.append(seq)
+        self.missed[seq.id] = seq
 
     def _misses(self, seq: Sequence, seconds: float) -> bool:
         """Whether ``seq``, taking that long from now on, misses its deadline."""
@@ -237,7 +236,7 @@ class Admission:
         if seq.num_left != left and not self.queue.reorder(seq) and not short:
             return Entry.WAITS  # less of it is cached than when it took its place
         load = bool(match.host) and not self._trials.active and self._copies.pays(match)
-        cached = len(match.pages) * self._limits.page_size
+        cached = match.node.depth * self._limits.page_size
         if not load and not self._fits(seq, cached, room):
             return Entry.STEP_FULL
         if not self._place(seq, match, load=load):

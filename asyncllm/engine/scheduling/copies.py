@@ -78,7 +78,7 @@ class PageCopies:
 
     def pays(self, match: Match) -> bool:
         """Whether loading the host part of a match is faster than computing it."""
-        start = len(match.pages) * self._cache.page_size
+        start = match.node.depth * self._cache.page_size
         compute = self._times.prefill_seconds(len(match.host) * self._cache.page_size, start)
         return not self._times.fitted or self._times.copy_seconds(len(match.host)) <= compute
 

@@ -64,13 +64,15 @@ class PrefillPlanner:
         self._fill(step, room, now, self._turn, self._admission.head)
 
     def _most_tokens(self, num_decodes: int) -> int:
-        """The most tokens of a step: with decode rows and a target, those of the largest graph.
+        """The most tokens of a step: with a target, those of the largest graph.
 
         A step beyond takes a fifth longer at once. Launching it kernel by kernel also keeps the
-        executor thread from handing over the results of the step before.
+        executor thread from handing over the results of the step before. Prompts lose little by
+        it: on the H200, 8B computes 2 % more tokens of prompts of 2,000 a second, and 8 % less of
+        30,000, than in steps of 8,192.
         """
         most, sizes = self._limits.max_num_batched_tokens, self._limits.step_sizes
-        if not (num_decodes and sizes and self._limits.itl_target):
+        if not (sizes and self._limits.itl_target):
             return most
         return min(most, max(sizes[-1], num_decodes + sizes[-1] // 2))
 
@@ -122,7 +124,7 @@ class PrefillPlanner:
         mine.reverse()  # popped from the end, equals keep their order
         fits = True
         while fits and room.tokens > 0:
-            waiting = head(self._batch.num_free)
+            waiting = head(self._batch.num_free) if step.looks_further else None
             enters = waiting is not None and (not mine or _first(waiting, mine[-1], turn))
             seq = waiting if enters else mine.pop() if mine else None
             if seq is None or (until is not None and turn(seq) >= turn(until)):
@@ -160,6 +162,7 @@ class PrefillPlanner:
                 seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))
             elif seq not in self._admission.queue:
                 seq.timeline.note(now, step.number, "shares")
+                step.looked(seq.known.depth if seq.known is not None else 0)
             return entry is Entry.WAITS
         cached = self._cache.num_shared(seq) * self._limits.page_size
         seq.state = SeqState.RUNNING

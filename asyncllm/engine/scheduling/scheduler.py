@@ -137,12 +137,8 @@ class Scheduler:
         return self._guard.take_failures()
 
     def missed_deadlines(self) -> list[Sequence]:
-        """Waiting sequences that can no longer meet their deadline; the caller ends them.
-
-        Until then they are last in the queue.
-        """
-        missed, self._admission.missed = self._admission.missed, []
-        return missed
+        """Waiting sequences that can no longer meet their deadline; the caller ends them."""
+        return list(self._admission.missed.values())
 
     # -- planning --------------------------------------------------------------------------------
 

@@ -34,13 +34,12 @@ class Turn(enum.IntEnum):
     """The order of a queue, before any rank.
 
     RESUMED: it was admitted before, and its client waits in the middle of an answer. LATE: its
-    deadline will probably pass, so others that can be in time go first. MISSED: it will surely.
+    deadline will probably pass, so others that can be in time go first.
     """
 
     RESUMED = 0
     NEW = 1
     LATE = 2
-    MISSED = 3
 
 
 class Sequence:
@@ -56,7 +55,7 @@ class Sequence:
         cache_ttl: ``SchedulingParams.cache_ttl_s``.
         slot: its place on the device; -1 for none. In any state, it keeps slot and pages until no
             step in flight has a row of it.
-        pages, node, first_own, salt: the cache's (``cache.manager.PageHolder``).
+        pages, node, known, first_own, salt: the cache's (``cache.manager.PageHolder``).
         turn: its class in the queue; set when it joins.
         num_left, prefill_seconds: tokens still to be prefilled when it was last looked at, and the
             time that takes; what is cached is not counted.
@@ -86,6 +85,7 @@ class Sequence:
         "failed",
         "first_own",
         "id",
+        "known",
         "max_length",
         "min_length",
         "node",
@@ -161,6 +161,7 @@ class Sequence:
         self.slot = -1
         self.pages: list[int] = []
         self.node: Node | None = None
+        self.known: Node | None = None
         self.first_own: Node | None = None
         self.salt = scheduling.salt
         self.turn = Turn.NEW

@@ -48,6 +48,9 @@ UNEXPLORED_TOKENS = 512  # a step may always have this many tokens, whatever was
 FIXED_SHARE = 1 / 11
 # The share of the target that steps are planned to take; the rest is for errors of the prediction.
 TARGET_SHARE = 0.92
+# A step without decode rows takes at most this many seconds: whoever arrives waits for two of them.
+# But at least until what any step costs is this share of it, so that no device loses more by it.
+ALONE_SECONDS, ALONE_FIXED_SHARE = 0.1, 1 / 20
 
 
 class _Cell:
@@ -129,29 +132,36 @@ class StepTimeModel:
         Prompt chunks fill the step until the rest, decode rows and what every step costs, is a
         small share of it. No step is planned to exceed TARGET_SHARE of ``target`` seconds, or twice
         the time of its decode rows alone if that is longer: prompts always get half a step.
-        ``ceiling`` is what is left of the fixed token budget; it alone counts in steps without
-        decode rows, or without a target (0).
+        Without decode rows, nobody waits for a token, but others may arrive: ALONE_SECONDS.
+        ``ceiling`` is what is left of the fixed token budget; without a target (0), it alone
+        counts.
 
-        The model is not trusted far beyond what was measured: a step has at most twice the tokens
-        of the largest one so far (or 512). While not fitted, prompts get 512, 256 or 128 tokens a
-        step: few, so that the first long prompt delays nobody much, and of different sizes, so that
-        there is something to fit.
+        The model is not trusted far beyond what was measured: a step with decode rows has at most
+        twice the tokens of the largest one so far (or 512). While not fitted, prompts get 512, 256
+        or 128 tokens of such a step: few, so that the first long prompt delays nobody much, and of
+        different sizes, so that there is something to fit. For that, steps without decode rows are
+        full, or half or a quarter full, but have at least 512 tokens.
         """
-        if decodes.num_tokens == 0 or target == 0.0:
+        alone = decodes.num_tokens == 0
+        if target == 0.0:
             return PrefillRoom(ceiling, 0.0, UNKNOWN, 0)  # free, so only tokens count
         if not self.fitted:
-            limit = UNEXPLORED_TOKENS >> self._observations % 3
-            return PrefillRoom(min(ceiling, limit), 0.0, UNKNOWN, 0)
-        explored = max(UNEXPLORED_TOKENS, 2 * self._largest) - decodes.num_tokens
-        alone = self.seconds(decodes)
+            less = self._observations % 3
+            most = max(UNEXPLORED_TOKENS, ceiling >> less) if alone else UNEXPLORED_TOKENS >> less
+            return PrefillRoom(min(ceiling, most), 0.0, UNKNOWN, 0)
         # Of the base, prompt tokens hide as much as the tokens below the knee would cost.
         cost = self.cost
         fixed = max(0.0, cost.base - cost.per_token * cost.knee)
+        if alone:
+            longest = max(ALONE_SECONDS, TARGET_SHARE * target, fixed / ALONE_FIXED_SHARE)
+            return PrefillRoom(ceiling, longest - cost.base, cost, 0)
+        explored = max(UNEXPLORED_TOKENS, 2 * self._largest) - decodes.num_tokens
+        without = self.seconds(decodes)
         fixed += cost.per_token * decodes.num_tokens + cost.per_kv * decodes.kv_tokens
         return PrefillRoom(
             min(ceiling, max(MIN_CHUNK, explored)),
-            max(min(TARGET_SHARE * target, fixed / FIXED_SHARE), 2.0 * alone) - alone,
-            self.cost,
+            max(min(TARGET_SHARE * target, fixed / FIXED_SHARE), 2.0 * without) - without,
+            cost,
             decodes.num_tokens,
         )
 

@@ -35,10 +35,6 @@ RUNS = {
     "bench_cpu.py": Run("--quick", r"SSE frame +\d(.|\n)*\n +4 +\d+ +\d+ +\d+\.\d\d"),
     "bench_grammar.py": Run("--quick", r"vocabulary of 4000(.|\n)* a Python thread keeps \d+%"),
     "bench_loading.py": Run("--quick --device cpu", r"direct: +\d(.|\n)*load_model, bfloat16 +\d"),
-    "bench_policies.py": Run(
-        "--hostile interfere --policies fair --json {out}",
-        r"fair, prompts +40 +\d(.|\n)*SRPT bound +72 +\d",
-    ),
     "bench_scheduler.py": Run(
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
     ),

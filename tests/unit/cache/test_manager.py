@@ -91,6 +91,17 @@ class ManagerMachine(RuleBasedStateMachine):
         self.waiting.append(sequence(self.num_sequences, tokens, cache_salt=salt))
 
     @precondition(lambda self: self.waiting)
+    @rule(which=st.integers(0, 99))
+    def look(self, which: int) -> None:
+        """Who has looked before finds what anybody else finds."""
+        seq = self.waiting[which % len(self.waiting)]
+        other = sequence(0, list(seq.tokens))
+        other.salt = seq.salt
+        match, fresh = self.cache.match(seq), self.cache.match(other)
+        assert (match.pages, match.host, match.pending) == (fresh.pages, fresh.host, fresh.pending)
+        assert match.num_known == fresh.num_known
+
+    @precondition(lambda self: self.waiting)
     @rule(which=st.integers(0, 99), load=st.sampled_from([True, True, False]))
     def enter(self, which: int, load: bool) -> None:
         seq = self.waiting[which % len(self.waiting)]

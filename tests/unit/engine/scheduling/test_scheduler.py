@@ -11,6 +11,7 @@ from asyncllm.engine.policy import Aged, LongestFirst, Policy
 from asyncllm.engine.scheduling.outcome import Applied
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState, Turn
+from asyncllm.engine.scheduling.step import MOST_PAGES, NEWCOMER_PAGES
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack
 from tests.support.engine.scheduling import EOS, FakeDevice, rows, scheduler, sequence
@@ -126,6 +127,7 @@ def test_who_will_probably_be_late_makes_way_and_who_surely_is_late_does_not_run
     plan(sched)
     assert list(sched.running) == [3]
     assert sched.missed_deadlines() == [doomed]
+    sched.finish(doomed, 1.0)
     assert sched.missed_deadlines() == []
     assert late.turn is Turn.LATE
 
@@ -502,6 +504,38 @@ def test_those_who_share_are_looked_at_once_and_not_for_every_chunk() -> None:
         plan(sched, step)
     assert sched.num_waiting == 39
     assert len(matches) == 2 * 40, "when it joins the queue, and when it is the head"
+
+
+def test_a_plan_admits_so_many_that_the_event_loop_can_go_on() -> None:
+    many: dict[str, Any] = {
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 4096,
+        "prefill_chunk": 4096,
+    }
+    sched = scheduler(**many, num_pages=4000, itl_target=0.0)
+    for i in range(256):
+        sched.add(sequence(i, 4), 0.0)
+    admitted = [len(plan.admitted) for plan in (sched.plan(n, 0.0) for n in range(3)) if plan]
+    assert sum(admitted) == 256
+    assert max(admitted) <= MOST_PAGES / NEWCOMER_PAGES
+
+
+def test_who_shares_a_long_prefix_counts_for_its_pages() -> None:
+    many: dict[str, Any] = {
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 8192,
+        "prefill_chunk": 8192,
+    }
+    sched = scheduler(**many, page_size=1, num_pages=9000, max_model_len=4096, itl_target=0.0)
+    prefix = [1] * 3000
+    sched.add(sequence(0, [*prefix, 2]), 0.0)
+    first = sched.plan(0, 0.0)
+    assert first is not None
+    for i in range(1, 64):
+        sched.add(sequence(i, [*prefix, 2 + i]), 0.0)
+    sched.apply(StepResult(0, pack([5]), (), None, 0.0, 0.0, (), 0.01), 0.0)
+    admitted = [len(plan.admitted) for plan in (sched.plan(n, 0.0) for n in range(1, 4)) if plan]
+    assert admitted == [4, 4, 4], "3,001 pages each; the one that passes the bound is the last"
 
 
 def test_without_a_target_prompts_fill_whole_steps() -> None:

@@ -291,10 +291,44 @@ def test_prompts_always_progress(
 # --- What it gives prompts
 
 
-def test_only_the_ceiling_binds_when_nobody_decodes() -> None:
+NOTHING = StepShape(0, 0, 0.0)
+
+
+def test_only_the_ceiling_binds_without_a_target() -> None:
     for model in (StepTimeModel(), trained()):
-        assert model.room(StepShape(0, 0, 0.0), 0.001, 8192).fit(0, 100_000) == 8192
-        assert model.room(StepShape(0, 0, 0.0), 0.001, 0).fit(0, 100_000) == 0
+        for running in (NOTHING, decodes(4, 100)):
+            assert model.room(running, 0.0, 8192).fit(0, 100_000) == 8192
+            assert model.room(running, 0.0, 0).fit(0, 100_000) == 0
+
+
+def test_without_decode_rows_a_step_ends_in_time_for_those_who_arrive() -> None:
+    model = trained()
+    for start in (0, 30_000):
+        q_len = model.room(NOTHING, 0.027, 100_000).fit(start, 100_000)
+        assert model.seconds(StepShape(q_len, 0, pairs(start, q_len))) == pytest.approx(0.1, 0.01)
+    # Nobody is promised more than the target.
+    q_len = model.room(NOTHING, 1.0, 100_000).fit(0, 100_000)
+    assert model.seconds(StepShape(q_len, 0, pairs(0, q_len))) == pytest.approx(0.92, 0.01)
+    assert model.room(NOTHING, 0.027, 100).fit(0, 100_000) == 100
+
+
+def test_on_a_slow_device_what_any_step_costs_stays_a_small_share() -> None:
+    model = trained(Machine(0.1, 0.0, 1e-3, 0, 1e-6, 0.0))
+    q_len = model.room(NOTHING, 0.027, 100_000).fit(0, 100_000)
+    assert model.seconds(StepShape(q_len, 0, pairs(0, q_len))) == pytest.approx(20 * 0.1, 0.1)
+
+
+def test_prompts_alone_are_fitted_soon() -> None:
+    """Or a server whose answers are one token each would never learn how long a step may be."""
+    for ceiling in (8192, 1536):
+        model = StepTimeModel()
+        start = 0
+        for _ in range(24):
+            q_len = model.room(NOTHING, 0.027, ceiling).fit(start, 100_000)
+            shape = StepShape(q_len, 0, pairs(start, q_len))
+            model.observe(shape, H200.seconds(shape))
+            start = (start + q_len) % 8000
+        assert model.fitted
 
 
 def test_before_the_first_fit_prompts_get_little_beside_decode_rows() -> None:

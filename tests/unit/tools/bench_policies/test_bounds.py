@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from asyncllm.engine.policy import POLICIES
-from asyncllm.replay.loads.bounds import due_times, edf, prefill_work, srpt, total_work
-from asyncllm.replay.loads.load import Load, LoadRequest
-from asyncllm.replay.simulate import serve
 from asyncllm.sim.cost import H200, SHAPES, SimCost
 from tests.support.engine.scheduling import limits
+from tools.bench_policies.bounds import due_times, edf, prefill_work, srpt, total_work
+from tools.bench_policies.load import Load, LoadRequest
+from tools.bench_policies.serve import serve
 
 COST = SimCost(SHAPES["h200-8b"], H200, itemsize=2)
 

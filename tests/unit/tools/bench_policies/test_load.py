@@ -10,11 +10,11 @@ import pytest
 from asyncllm.engine.policy import POLICIES
 from asyncllm.errors import BadRequest
 from asyncllm.replay.figures import Figures
-from asyncllm.replay.loads.hostile import HOSTILE, cached_turns, deadlines, interfere, preempt, wall
-from asyncllm.replay.loads.load import Load, LoadRequest
-from asyncllm.replay.simulate import serve
 from asyncllm.sim.cost import H200, SHAPES, SimCost
 from tests.support.engine.scheduling import limits
+from tools.bench_policies.hostile import HOSTILE, cached_turns, deadlines, interfere, preempt, wall
+from tools.bench_policies.load import Load, LoadRequest
+from tools.bench_policies.serve import serve
 
 COST = SimCost(SHAPES["h200-8b"], H200, itemsize=2)
 #: Two conversations of blocks of 8 tokens, pages of 4; each turn comes when the one before is done.

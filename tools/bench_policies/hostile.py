@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from asyncllm.replay.loads.load import Load, LoadRequest
+from tools.bench_policies.load import Load, LoadRequest
 
 #: Tokens of a block of a shared prefix.
 _BLOCK: Final = 2000

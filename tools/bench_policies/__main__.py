@@ -1,7 +1,7 @@
 """Policies compared on published request logs and on hostile loads, on a simulated H200.
 
-    python examples/bench_policies.py LOG... [--policies fair,aged,fcfs] [--speed 4]
-    python examples/bench_policies.py --hostile wall
+    python -m tools.bench_policies LOG... [--policies fair,aged,fcfs] [--speed 4]
+    python -m tools.bench_policies --hostile wall
 
 Scheduler and prefix cache are the real ones, and time is virtual (``asyncllm/replay``). A log is a
 file of Mooncake (jsonl), Azure or BurstGPT (csv); hostile loads are made up. The scheduler is not
@@ -41,14 +41,14 @@ from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import AsyncLLMError
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.figures import Figures, percentile
-from asyncllm.replay.loads.bounds import due_times, edf, prefill_work, srpt, total_work
-from asyncllm.replay.loads.hostile import HOSTILE, Hostile, deadlines
-from asyncllm.replay.loads.load import Load
-from asyncllm.replay.loads.request_log import read_log
-from asyncllm.replay.simulate import serve
 from asyncllm.sim.cost import SHAPES
 from asyncllm.sim.executor import resolve_sim
 from asyncllm.terminal import progress_bar, table
+from tools.bench_policies.bounds import due_times, edf, prefill_work, srpt, total_work
+from tools.bench_policies.hostile import HOSTILE, Hostile, deadlines
+from tools.bench_policies.load import Load
+from tools.bench_policies.request_log import read_log
+from tools.bench_policies.serve import serve
 
 #: Arrivals of the load with deadlines, as a multiple of the capacity.
 OVERLOAD = 1.15

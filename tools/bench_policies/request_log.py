@@ -17,8 +17,8 @@ from typing import Annotated, Final, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from asyncllm.replay.loads.load import Load, LoadRequest
 from asyncllm.replay.trace_file import TraceError
+from tools.bench_policies.load import Load, LoadRequest
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from asyncllm.replay.loads.load import Load
 from asyncllm.sim.cost import SimCost
+from tools.bench_policies.load import Load
 
 
 def prefill_work(load: Load, cost: SimCost, page_size: int, step_tokens: int) -> list[float]:

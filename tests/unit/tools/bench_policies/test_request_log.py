@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from asyncllm.errors import BadRequest
-from asyncllm.replay.loads.load import Load, LoadRequest
-from asyncllm.replay.loads.request_log import read_log
 from asyncllm.replay.trace_file import TraceError
+from tools.bench_policies.load import Load, LoadRequest
+from tools.bench_policies.request_log import read_log
 
 MOONCAKE = """\
 {"timestamp": 0, "input_length": 1100, "output_length": 20, "hash_ids": [0, 1, 2]}
