@@ -24,6 +24,7 @@ from asyncllm.attention.flashinfer.library import HOPPER, Template, unsupported
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.executor.device import CudaDevice
 from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
 
@@ -59,16 +60,13 @@ def main() -> None:
         parser.error(f"FlashInfer: {problem}")
     device = CudaDevice()
     with torch.inference_mode():
-        print(f"{torch.cuda.get_device_name()}, {options}, microseconds of a layer / of the host")
-        names = ["triton", "fa2", *(["fa3"] if capability() == HOPPER else [])]
+        gpu = gpu_of(device.torch_device)
+        print(f"{gpu}, {options}, microseconds of a layer / of the host")
+        names = ["triton", "fa2", *(["fa3"] if gpu.capability == HOPPER else [])]
         print(f"{'step':44}" + "".join(f"{name:>18}" for name in names))
         for step in STEPS:
             cells = [measured(name, step, specs, device) for name in names]
             print(f"{described(step):44}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
-
-
-def capability() -> tuple[int, int]:
-    return torch.cuda.get_device_capability()
 
 
 def described(step: tuple[int, int, int, int, int]) -> str:
@@ -113,10 +111,11 @@ def make_backend(
     if name == "triton":
         return PagedBackend(pool, device.upload)
     template: Template = "fa3" if name == "fa3" else "fa2"
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    gpu = device.torch_device, capability(), multiprocessors
+    place = device.torch_device
+    gpu = gpu_of(place)
+    where = place, gpu.capability, gpu.multiprocessors
     with patch.object(flashinfer, "prompt_template", lambda spec, capability: template):
-        return flashinfer.FlashInferBackend(pool, specs, DTYPE, *gpu, device.upload)
+        return flashinfer.FlashInferBackend(pool, specs, DTYPE, *where, device.upload)
 
 
 class World:

@@ -15,6 +15,7 @@ from asyncllm.attention.flashinfer.library import find_nvcc, libraries_for, unsu
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CudaDevice
+from asyncllm.kernels.gpu import gpu_of
 from tests.support.engine.waiting import no_waiting
 from tests.support.kernels.paged_sequences import DEVICE, NUM_SLOTS, Case, PagedSequences
 from tests.support.models.attending import UNCHANGED, forward_batch
@@ -51,7 +52,7 @@ def make_backend(world: PagedSequences, name: AttentionName) -> AttentionBackend
     if name == "flashinfer":
         if find_spec("flashinfer") is None or unsupported(specs, dtype):
             pytest.skip("not for FlashInfer")
-        libraries = libraries_for(specs, dtype, torch.cuda.get_device_capability())
+        libraries = libraries_for(specs, dtype, gpu_of(DEVICE).capability)
         if find_nvcc() is None and not all(library.is_built() for library in libraries):
             pytest.skip("kernels that are not built, and no nvcc")
     kept = world.pool.storage.clone()
@@ -201,7 +202,7 @@ def test_flashinfer_runs_its_own_kernels_alone(
 ) -> None:
     world = PagedSequences(Case(BF16, head_dim, group))
     backend = make_backend(world, "flashinfer")
-    if torch.cuda.get_device_capability() != (9, 0):
+    if gpu_of(DEVICE).capability != (9, 0):
         mixed = mixed - {"fa3"}
     for rows, expected in (
         ([(0, 300, 1), (1, 20, 1)], decoding),
