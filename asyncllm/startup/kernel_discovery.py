@@ -27,6 +27,7 @@ from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import PaddedSteps, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.gpu import Gpu, gpu_of
+from asyncllm.kernels.tokens import list_pages
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
@@ -70,6 +71,10 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     table = SlotTable(max_rows, -(-length // page_size), device)
     backend = PagedBackend(pool, device.upload)
     warm_up(backend, model.attention_specs, dtype, meta)
+    if config.attention == "flashinfer" or not gpu_of(meta).has_pdl:
+        # FlashInfer's backend launches this kernel of ours, which PagedBackend does not.
+        slots = torch.zeros(1, dtype=torch.int32, device=meta)
+        list_pages(table.block_table, slots, torch.zeros(2, dtype=torch.int32, device=meta))
     eager = EagerForward(model, backend, sampler, table, page_size, device)
     sampler.warm_up(dtype)
     table.warm_up()

@@ -11,7 +11,7 @@ import torch
 
 from asyncllm.attention.base import AttentionBackend
 from asyncllm.attention.choose import choose_backend
-from asyncllm.attention.flashinfer.library import unsupported
+from asyncllm.attention.flashinfer.library import find_nvcc, libraries_for, unsupported
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CudaDevice
@@ -49,8 +49,12 @@ NAMES: tuple[AttentionName, ...] = ("triton", "flashinfer")
 
 def make_backend(world: PagedSequences, name: AttentionName) -> AttentionBackend:
     specs, dtype = world.specs, world.pool.storage.dtype
-    if name == "flashinfer" and (find_spec("flashinfer") is None or unsupported(specs, dtype)):
-        pytest.skip("not for FlashInfer")
+    if name == "flashinfer":
+        if find_spec("flashinfer") is None or unsupported(specs, dtype):
+            pytest.skip("not for FlashInfer")
+        libraries = libraries_for(specs, dtype, gpu_of(DEVICE).capability)
+        if find_nvcc() is None and not all(library.is_built() for library in libraries):
+            pytest.skip("kernels that are not built, and no nvcc")
     kept = world.pool.storage.clone()
     backend = choose_backend(name, world.pool, specs, dtype, DEVICE, CudaDevice().upload)
     world.pool.storage.copy_(kept)  # it has run once, which wrote to page 0

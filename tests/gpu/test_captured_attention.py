@@ -207,8 +207,9 @@ def test_a_decode_graph_serves_any_rows(size: int, case: Case, name: AttentionNa
         layers = world.step(step)
         [answers] = graph.replay((step, layers))
         check(layers, answers)
-        for answer in answers:
-            assert bool((answer[count:] == 0).all()), "padding"
+        if name == "flashinfer":  # which is told that padding has no keys
+            for answer in answers:
+                assert bool((answer[count:] == 0).all()), "padding"
 
 
 @pytest.mark.parametrize("name", NAMES)

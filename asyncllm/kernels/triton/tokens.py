@@ -70,6 +70,7 @@ def _enter_pages(
 
 
 @triton.jit(
+    do_not_specialize=["max_pages"],
     do_not_specialize_on_alignment=["block_table", "slots", "offsets", "pages"],
 )
 def _list_pages(
@@ -77,7 +78,7 @@ def _list_pages(
     slots,
     offsets,
     pages,
-    MAX_PAGES: tl.constexpr,
+    max_pages,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -90,7 +91,7 @@ def _list_pages(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = columns < count
     slot = tl.load(slots + row).to(tl.int64)
-    listed = tl.load(block_table + slot * MAX_PAGES + columns, mask=exists)
+    listed = tl.load(block_table + slot * max_pages + columns, mask=exists)
     tl.store(pages + first + columns, listed, mask=exists)
 
 
@@ -126,5 +127,5 @@ def list_pages(block_table: Tensor, slots: Tensor, offsets: Tensor, pages: Tenso
     max_pages = block_table.shape[1]
     if len(slots):
         grid = (len(slots), cdiv(max_pages, _PAGES_BLOCK), 1)
-        tensors = (block_table, slots, offsets, pages)
-        _launch_list(grid, tensors, (max_pages, _PAGES_BLOCK), num_warps=4)
+        arguments = (block_table, slots, offsets, pages, max_pages)
+        _launch_list(grid, arguments, (_PAGES_BLOCK,), num_warps=4)

@@ -206,3 +206,33 @@ def test_kernels_of_every_family_are_discovered(folder_of: Callable[[str], Path]
     counts = python("-c", DISCOVER, *folders).split()
     assert len(counts) == len(folders)
     assert all(int(count) > 10 for count in counts)
+
+
+FOR_FLASHINFER = """
+import sys
+from pathlib import Path
+import torch
+from asyncllm import demo
+from asyncllm.config import EngineConfig
+from asyncllm.startup.kernel_discovery import find_variants
+from asyncllm.startup.triton_prebuild import gpus_of
+from asyncllm.models.spec import read_spec
+
+attention, arch = sys.argv[1:]
+sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 128}
+config, [gpu] = EngineConfig(attention=attention, **sizes), gpus_of([arch])
+found = find_variants(read_spec(Path(demo.path())), torch.bfloat16, config, gpu)
+print(sorted({variant.function.__name__ for variant in found} & {"_list_pages", "_encode_heads"}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("attention", "arch", "needed"),
+    [("flashinfer", "9.0a", True), ("auto", "8.0", True), ("auto", "9.0a", False)],
+)
+def test_our_kernels_that_flashinfer_needs_are_discovered(
+    attention: str, arch: str, needed: bool
+) -> None:
+    found = python("-c", FOR_FLASHINFER, attention, arch)
+    assert "_encode_heads" in found
+    assert ("_list_pages" in found) == needed

@@ -30,6 +30,7 @@ class Run(NamedTuple):
 #: One line for each script. ``{url}`` is where ``embed_in_aiohttp.py`` serves the demo model, and
 #: ``{out}`` an empty folder.
 RUNS = {
+    "bench_attention.py": Run("--quick --device cpu", r"2 x 1 @ 30 \+ 1 x 20 @ 10 +\d+\.\d / \d"),
     "bench_connect.py": Run("--count 50 --rounds 1", r"TTFT p50 +\d(.|\n)*/health"),
     "bench_constraints.py": Run("--quick --device cpu", r"grammar: a JSON schema +\d+ +\d+ +\d"),
     "bench_cpu.py": Run("--quick", r"SSE frame +\d(.|\n)*\n +4 +\d+ +\d+ +\d+\.\d\d"),
