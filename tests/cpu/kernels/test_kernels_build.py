@@ -114,7 +114,7 @@ from asyncllm.startup.triton_prebuild import gpus_of, recorded_launches
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import RowParams
 
-max_rows, length, tokens = 200, 5000, 8192
+max_rows, length, tokens = int(sys.argv[3]), 5000, 8192
 config = EngineConfig(
     max_num_seqs=max_rows, max_num_batched_tokens=tokens, max_model_len=length
 )
@@ -128,8 +128,8 @@ with recorded_launches(gpus_of([sys.argv[2]])[0]) as variants:
     eager = kernel_discovery.run_steps(read_spec(Path(sys.argv[1])), torch.bfloat16, config)
     discovered = len(variants)
     eager._table.num_known[:] = 0
-    decodes = (0, *range(1, 10), *range(15, max_rows, 8), *range(128, max_rows, 16))
-    for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100)):
+    decodes = (0, *range(1, 10), *range(15, max_rows, max_rows // 25))
+    for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100, 600)):
         if not 0 < count + prompts <= max_rows:
             continue
         q_len = min(max((tokens - count) // max(prompts, 1), 2), length - 1)
@@ -174,13 +174,19 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(
-    ("shape", "arch"), [("Qwen3-0.6B", "9.0a"), ("few heads", "9.0a"), ("Qwen3-0.6B", "8.0")]
+    ("shape", "arch", "max_rows"),
+    [
+        ("Qwen3-0.6B", "9.0a", 200),
+        ("few heads", "9.0a", 200),
+        ("few heads", "9.0a", 1500),
+        ("Qwen3-0.6B", "8.0", 200),
+    ],
 )
 def test_no_step_launches_a_kernel_that_was_not_discovered(
-    shape: str, arch: str, tmp_path: Path
+    shape: str, arch: str, max_rows: int, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape]))
-    discovered, *others = python("-c", SWEEP, str(tmp_path), arch).split()
+    discovered, *others = python("-c", SWEEP, str(tmp_path), arch, str(max_rows)).split()
     assert int(discovered) > 30
     assert not others
 
