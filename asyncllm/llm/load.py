@@ -21,6 +21,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.thread_executor import StepWorker, ThreadExecutor
+from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.record import RecordedScheduler
@@ -100,9 +101,10 @@ async def load(
         if progress is not None:
             progress(done, total)
 
+    kernels = CompileAhead(config, folder)
     bill = StartupBill()
     structured = StructuredOutput()
-    executor, clock = _executor(config, folder, spec, report, bill, structured)
+    executor, clock = _executor(config, folder, spec, report, bill, structured, kernels.wait)
     # The tokenizer loads while the executor thread imports torch and reads the weights.
     text = asyncio.ensure_future(run_in_daemon(_load_text, text_folder, config, template_source))
     weights = asyncio.ensure_future(executor.start())
@@ -115,12 +117,15 @@ async def load(
             recorded.record_to(config.trace)
     except BaseException:
         abandoned.set()
+        kernels.stop()
         await asyncio.wait([text, weights])
         for part in (text, weights):
             if not part.cancelled():
                 part.exception()
         await executor.close()
         raise
+    finally:
+        kernels.close()
     structured.open(tokenizer, limits.vocab_size, limits.eos_token_ids)
     scheduler = recorded or Scheduler.create(limits, policy)
     engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
@@ -140,12 +145,14 @@ def _executor(
     report: Callable[[int, int], None],
     bill: StartupBill,
     structured: StructuredOutput,
+    await_kernels: Callable[[], None],
 ) -> tuple[Executor, Callable[[], float]]:
     """The executor, and the clock of its times."""
     if config.device == "sim":
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), clock
-    build = partial(_build_worker, config, folder, spec, report, bill, structured)
+    parts = config, folder, spec, report, bill, structured, await_kernels
+    build = partial(_build_worker, *parts)
     return ThreadExecutor(build), time.perf_counter
 
 
@@ -186,9 +193,10 @@ def _build_worker(
     report: Callable[[int, int], None],
     bill: StartupBill,
     structured: StructuredOutput,
+    await_kernels: Callable[[], None],
 ) -> StepWorker:
     # Imported here, in the executor thread: it brings torch, which takes seconds.
     with bill.phase("import"):
         from asyncllm.executor.build import build_worker
 
-    return build_worker(config, folder, spec, report, bill, structured)
+    return build_worker(config, folder, spec, report, bill, structured, await_kernels)

@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from asyncllm import demo
+from asyncllm.config import EngineConfig
 from asyncllm.errors import KernelError
+from asyncllm.kernels.gpu import Gpu
+from asyncllm.startup.compile_job import CompileJob
 from asyncllm.startup.triton_prebuild import gpus_of
 from tests.support.models import tiny_models
 
@@ -73,7 +76,10 @@ def python(*arguments: str) -> str:
 
 @pytest.mark.timeout(400)  # it compiles some seventy kernels
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tells of no machine without a GPU")
-def test_serving_finds_every_kernel_that_was_built_without_a_gpu(tmp_path: Path) -> None:
+def test_serving_finds_every_kernel_that_was_built_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # part of the job's key
     # Not for the GPU that serves alone, and for that one last: it has kernels and tiles of its own.
     archs = ["--arch", "8.0", "--arch", "9.0a"]
     build = ["kernels", "build", *archs, "--model", str(demo.path()), *SIZES]
@@ -84,6 +90,46 @@ def test_serving_finds_every_kernel_that_was_built_without_a_gpu(tmp_path: Path)
     compiled, loaded = map(int, python("-c", SERVE, str(tmp_path)).split())
     assert compiled == 0
     assert loaded > 10
+    config = EngineConfig(
+        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, kernel_cache=str(tmp_path)
+    )
+    h200 = Gpu((9, 0), "NVIDIA H200", 132)
+    assert CompileJob.of(config, Path(demo.path()), h200).is_done()
+    assert len(list((tmp_path / "asyncllm").iterdir())) == 2
+
+
+#: Hashes all functions of all kernels in a random order, and prints a hash of the hashes.
+KEYS = """
+import hashlib
+import pkgutil
+import random
+import sys
+from importlib import import_module
+from asyncllm.kernels import triton
+from asyncllm.kernels.triton.launch import hash_callees
+
+random.seed(int(sys.argv[1]))
+names = [module.name for module in pkgutil.walk_packages(triton.__path__, f"{triton.__name__}.")]
+random.shuffle(names)
+functions = {
+    f"{name}.{key}": value
+    for name in names
+    for key, value in vars(import_module(name)).items()
+    if hasattr(type(value), "cache_key") and value.fn.__module__ == name
+}
+shuffled = list(functions)
+random.shuffle(shuffled)
+for key in shuffled:
+    hash_callees(functions[key])
+keys = [(key, functions[key].cache_key) for key in sorted(functions)]
+print(len(keys), hashlib.sha256(repr(keys).encode()).hexdigest())
+"""
+
+
+def test_keys_do_not_depend_on_what_was_launched_before() -> None:
+    first, second = (python("-c", KEYS, seed) for seed in "12")
+    assert first == second
+    assert int(first.split()[0]) > 100
 
 
 def test_architectures_have_a_usual_gpu() -> None:
