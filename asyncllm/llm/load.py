@@ -104,10 +104,19 @@ async def load(
     kernels = CompileAhead(config, folder)
     bill = StartupBill()
     structured = StructuredOutput()
-    executor, clock = _executor(config, folder, spec, report, bill, structured, kernels.wait)
-    # The tokenizer loads while the executor thread imports torch and reads the weights.
-    text = asyncio.ensure_future(run_in_daemon(_load_text, text_folder, config, template_source))
+    loop, imported = asyncio.get_running_loop(), asyncio.Event()
+
+    async def load_text() -> tuple[Tokenizer, ChatTemplate | None, ChatReader]:
+        # Loading the tokenizer needs the GIL all the time, as imports do; reading weights does not.
+        await imported.wait()
+        return await run_in_daemon(_load_text, text_folder, config, template_source)
+
+    report_import = partial(loop.call_soon_threadsafe, imported.set)
+    parts = config, folder, spec, report, bill, structured, kernels.wait, report_import
+    executor, clock = _executor(config, spec, partial(_build_worker, *parts))
     weights = asyncio.ensure_future(executor.start())
+    weights.add_done_callback(lambda _: imported.set())
+    text = asyncio.ensure_future(load_text())
     try:
         tokenizer, template, reader = await text
         limits = await weights
@@ -139,20 +148,12 @@ async def load(
 
 
 def _executor(
-    config: EngineConfig,
-    folder: Path,
-    spec: ModelSpec,
-    report: Callable[[int, int], None],
-    bill: StartupBill,
-    structured: StructuredOutput,
-    await_kernels: Callable[[], None],
+    config: EngineConfig, spec: ModelSpec, build: Callable[[], StepWorker]
 ) -> tuple[Executor, Callable[[], float]]:
     """The executor, and the clock of its times."""
     if config.device == "sim":
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), clock
-    parts = config, folder, spec, report, bill, structured, await_kernels
-    build = partial(_build_worker, *parts)
     return ThreadExecutor(build), time.perf_counter
 
 
@@ -194,9 +195,11 @@ def _build_worker(
     bill: StartupBill,
     structured: StructuredOutput,
     await_kernels: Callable[[], None],
+    report_import: Callable[[], object],
 ) -> StepWorker:
     # Imported here, in the executor thread: it brings torch, which takes seconds.
     with bill.phase("import"):
         from asyncllm.executor.build import build_worker
 
+    report_import()
     return build_worker(config, folder, spec, report, bill, structured, await_kernels)
