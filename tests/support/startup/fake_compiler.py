@@ -24,6 +24,7 @@ def main(parent: int) -> int:
         os._exit(3)
     if job.dtype == "fails":
         send(CompileReport(error="no compiler here"))
+        return 1
     if job.dtype == "hangs":
         if os.fork() == 0:
             die_with(os.getppid())
