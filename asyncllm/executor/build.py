@@ -74,6 +74,7 @@ def build_worker(
     progress: Callable[[int, int], None] | None = None,
     bill: StartupBill | None = None,
     grammars: Grammars[Any] | None = None,
+    await_kernels: Callable[[], None] = lambda: None,
 ) -> Worker:
     """Load the model and size the KV cache.
 
@@ -81,6 +82,7 @@ def build_worker(
         progress: called in this thread with bytes of weights loaded and in total.
         bill: records what each phase took.
         grammars: the model's, for rows that have one.
+        await_kernels: waits for kernels that are being compiled; called before most are launched.
 
     Raises:
         ModelError: there is no such device, the weights do not fit the model, or the memory does
@@ -91,7 +93,8 @@ def build_worker(
         device = open_device(config)
         watch = _watch_compiler(device, config)
     try:
-        return _build(device, watch, config, folder, spec, progress, bill, grammars)
+        parts = folder, spec, progress, bill, grammars, await_kernels
+        return _build(device, watch, config, *parts)
     except BaseException as error:
         with suppress(RuntimeError):  # of a lost device: the error itself says more
             device.release()
@@ -127,6 +130,7 @@ def _build(
     progress: Callable[[int, int], None] | None,
     bill: StartupBill,
     grammars: Grammars[Any] | None,
+    await_kernels: Callable[[], None],
 ) -> Worker:
     dtype, on_device = compute_dtype(config, device), device.torch_device
     free_before = device.free_bytes()
@@ -142,6 +146,8 @@ def _build(
                 folder, spec, dtype, on_device, load_format, progress, max_length=length
             )
             device.empty_cache()  # the memory of conversions, for the KV cache
+        with bill.phase("kernels"):
+            await_kernels()
         with bill.phase("profile", device.free_bytes):
             limits = _limits(config, spec, model, make_backend, dtype, device, free_before)
         with bill.phase("KV cache", device.free_bytes):

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import KernelError
+
+if TYPE_CHECKING:
+    import torch
 
 #: The environment variable that has every GPU treated as one of an older compute capability.
 PRETEND = "ASYNCLLM_PRETEND_CAPABILITY"
@@ -109,6 +110,8 @@ def pretended(gpu: Gpu) -> Iterator[None]:
 
 @cache
 def _found(device: torch.device | int) -> Gpu:
+    import torch  # here, as this module also serves before torch is imported
+
     found = torch.cuda.get_device_properties(device)
     gpu = Gpu((found.major, found.minor), found.name, found.multi_processor_count)
     return older(gpu, os.environ[PRETEND]) if os.environ.get(PRETEND) else gpu

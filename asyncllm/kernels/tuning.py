@@ -12,9 +12,10 @@ import json
 import os
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The most rows that our kernels take.
 MAX_ROWS = 256

@@ -48,8 +48,9 @@ class AsyncLLM(ServedModel):
             async for delta in llm.stream([{"role": "user", "content": "Hello"}]):
                 print(delta.text, end="")
 
-    It installs no signal handlers and forks nothing; several can live in one process. (Only the
-    number of CPU threads is shared by the process.) All methods belong to the event loop it was
+    It installs no signal handlers, and starts no process but one that compiles missing GPU kernels
+    while the model loads; several can live in one process. (Only the number of CPU threads is
+    shared by the process.) All methods belong to the event loop it was
     started on. Cancelling a task that awaits ``generate`` or iterates ``stream`` cancels the
     request. Close it: an engine that is only dropped keeps its thread and its memory.
     """

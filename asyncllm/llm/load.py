@@ -21,6 +21,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.thread_executor import StepWorker, ThreadExecutor
+from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.record import RecordedScheduler
@@ -100,12 +101,22 @@ async def load(
         if progress is not None:
             progress(done, total)
 
+    kernels = CompileAhead(config, folder)
     bill = StartupBill()
     structured = StructuredOutput()
-    executor, clock = _executor(config, folder, spec, report, bill, structured)
-    # The tokenizer loads while the executor thread imports torch and reads the weights.
-    text = asyncio.ensure_future(run_in_daemon(_load_text, text_folder, config, template_source))
+    loop, imported = asyncio.get_running_loop(), asyncio.Event()
+
+    async def load_text() -> tuple[Tokenizer, ChatTemplate | None, ChatReader]:
+        # Loading the tokenizer needs the GIL all the time, as imports do; reading weights does not.
+        await imported.wait()
+        return await run_in_daemon(_load_text, text_folder, config, template_source)
+
+    report_import = partial(loop.call_soon_threadsafe, imported.set)
+    parts = config, folder, spec, report, bill, structured, kernels.wait, report_import
+    executor, clock = _executor(config, spec, partial(_build_worker, *parts))
     weights = asyncio.ensure_future(executor.start())
+    weights.add_done_callback(lambda _: imported.set())
+    text = asyncio.ensure_future(load_text())
     try:
         tokenizer, template, reader = await text
         limits = await weights
@@ -115,12 +126,15 @@ async def load(
             recorded.record_to(config.trace)
     except BaseException:
         abandoned.set()
+        kernels.stop()
         await asyncio.wait([text, weights])
         for part in (text, weights):
             if not part.cancelled():
                 part.exception()
         await executor.close()
         raise
+    finally:
+        kernels.close()
     structured.open(tokenizer, limits.vocab_size, limits.eos_token_ids)
     scheduler = recorded or Scheduler.create(limits, policy)
     engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
@@ -134,18 +148,12 @@ async def load(
 
 
 def _executor(
-    config: EngineConfig,
-    folder: Path,
-    spec: ModelSpec,
-    report: Callable[[int, int], None],
-    bill: StartupBill,
-    structured: StructuredOutput,
+    config: EngineConfig, spec: ModelSpec, build: Callable[[], StepWorker]
 ) -> tuple[Executor, Callable[[], float]]:
     """The executor, and the clock of its times."""
     if config.device == "sim":
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), clock
-    build = partial(_build_worker, config, folder, spec, report, bill, structured)
     return ThreadExecutor(build), time.perf_counter
 
 
@@ -186,9 +194,12 @@ def _build_worker(
     report: Callable[[int, int], None],
     bill: StartupBill,
     structured: StructuredOutput,
+    await_kernels: Callable[[], None],
+    report_import: Callable[[], object],
 ) -> StepWorker:
     # Imported here, in the executor thread: it brings torch, which takes seconds.
     with bill.phase("import"):
         from asyncllm.executor.build import build_worker
 
-    return build_worker(config, folder, spec, report, bill, structured)
+    report_import()
+    return build_worker(config, folder, spec, report, bill, structured, await_kernels)

@@ -31,6 +31,7 @@ async def collect_when_quiet(num_requests: Callable[[], int], interval: float = 
         num_requests: how many are being served.
     """
     thresholds = gc.get_threshold()
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*thresholds[:2], MOST)

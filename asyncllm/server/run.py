@@ -43,8 +43,6 @@ def run(
         The exit code of the process. After a signal it ends within ``drain_seconds`` plus
         ``grace_seconds`` in any case; its code is not 0 if it had to be forced.
     """
-    # Two threads share the GIL; measured, the default of 5 ms costs 5 to 10 % of throughput.
-    sys.setswitchinterval(1e-4)
     # aiohttp logs malformed bodies with tracebacks; our own errors are logged by the application
     # and by its connections.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
@@ -104,6 +102,9 @@ async def _serve_until(
         else:
             log.error("cannot load the model: %s", error, exc_info=error)
         return 1
+    # Two threads share the GIL; measured, the default of 5 ms costs 5 to 10 % of throughput. Not
+    # before: loading takes longer with more switches.
+    sys.setswitchinterval(1e-4)
     limits = llm.limits
     age = process_seconds()
     since = "" if age is None else f"\nready {age:.2f} s after the process began"

@@ -8,6 +8,7 @@ them run.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -36,17 +37,22 @@ from asyncllm.startup.triton_prebuild import Variant, recorded_launches
 
 
 def find_variants(
-    spec: ModelSpec, dtype: torch.dtype, config: EngineConfig, gpu: Gpu
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    config: EngineConfig,
+    gpu: Gpu,
+    found: Callable[[Variant], object] | None = None,
 ) -> list[Variant]:
     """The variants that serving the model on that GPU launches, as far as they can be foreseen.
 
     Args:
         config: the lengths and sizes of serving.
+        found: called with each variant as soon as it is found; the slowest to compile come early.
 
     Raises:
         ModelError: the model is not supported, or not with this configuration.
     """
-    with recorded_launches(gpu) as variants:
+    with recorded_launches(gpu, found) as variants:
         run_steps(spec, dtype, config)
     return variants
 

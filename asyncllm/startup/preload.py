@@ -13,6 +13,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from asyncllm.startup.cuda_driver import load_driver
+
 
 def preload_cuda(gpu: int = 0) -> None:
     """Start it, and return at once; without such a GPU, or without torch, nothing happens."""
@@ -24,15 +26,11 @@ def _preload(gpu: int) -> None:
     if spec is None or not spec.submodule_search_locations:
         return
     library = Path(spec.submodule_search_locations[0], "lib", "libtorch_cuda.so")
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-        dlopen = ctypes.CDLL(None).dlopen
-    except (OSError, AttributeError):
-        return
-    if not library.exists() or cuda.cuInit(0) != 0:
+    cuda = load_driver()
+    if cuda is None or not library.exists():
         return
     # A foreign function releases the GIL; loading with ctypes.CDLL would not.
-    dlopen(os.fsencode(library), os.RTLD_LAZY)
+    ctypes.CDLL(None).dlopen(os.fsencode(library), os.RTLD_LAZY)
     # The primary context, which torch uses too.
     cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), gpu)
     with suppress(ImportError):

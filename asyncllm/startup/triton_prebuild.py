@@ -1,10 +1,10 @@
-"""Compile Triton's kernels ahead of time: record the launches of a program, then compile them.
+"""Record the launches of Triton's kernels instead of running them, to compile them ahead of time.
 
 Triton compiles a kernel at its first launch, once for each combination of argument types,
 alignments and constants, and keeps the result in a cache folder. To fill that folder without a GPU,
-the serving program runs on the meta device under ``recorded_launches``, which records launches
-instead of running them; the recorded variants are then compiled for any GPU. So they have the same
-keys in the cache as those of the serving program.
+the serving program runs on the meta device under ``recorded_launches``; ``compiler_pool`` then
+compiles the recorded variants for any GPU. So they have the same keys in the cache as those of the
+serving program.
 
 Use a process of its own for each GPU: Triton, torch and the kernels' launchers remember the
 properties of the pretended device, and a variant launched before would really be launched.
@@ -12,18 +12,11 @@ properties of the pretended device, and a variant launched before would really b
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import re
-import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -79,22 +72,39 @@ class Variant:
 
     Attributes:
         function: the ``triton.jit`` function.
+        source: the class of its source; Gluon functions have another one than Triton's.
         signature, constants, attributes: as the function's ``ASTSource`` takes them.
         options: of the backend, such as the number of warps.
     """
 
     function: Any
+    source: Any
     signature: dict[str, Any]
     constants: dict[Any, Any]
     attributes: dict[Any, Any]
     options: dict[str, Any]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Functions, which cannot be pickled, go by their names."""
+        function = self.function.fn
+        parts = self.source, self.signature, self.constants, self.attributes, self.options
+        return _named_variant, (function.__module__, function.__name__, *parts)
+
+
+def _named_variant(module: str, name: str, *parts: Any) -> Variant:
+    return Variant(getattr(import_module(module), name), *parts)
+
 
 @contextmanager
-def recorded_launches(gpu: Gpu) -> Iterator[list[Variant]]:
+def recorded_launches(
+    gpu: Gpu, found: Callable[[Variant], object] | None = None
+) -> Iterator[list[Variant]]:
     """Record kernel launches instead of running them; meta tensors pass for tensors on this GPU.
 
     No kernel may have been launched in this process, nor recorded for another GPU.
+
+    Args:
+        found: called with each variant at its first launch.
 
     Yields:
         The launched variants, each once.
@@ -112,67 +122,25 @@ def recorded_launches(gpu: Gpu) -> Iterator[list[Variant]]:
             options = json.loads(compile["specialization_data"])["options"]
             variants[function, key] = Variant(
                 function,
+                function.ASTSource,
                 compile["signature"],
                 compile["constants"],
                 compile["configs"][0],
                 {name: _as_tuples(value) for name, value in options.items()},
             )
             listed.append(variants[function, key])
+            if found is not None:
+                found(variants[function, key])
         return True  # do not compile or launch it
 
     with (
         pretended(gpu),
-        _replaced(driver, "_active", _AbsentGpu(gpu)),
-        _replaced(knobs.runtime, "jit_cache_hook", record),
+        replaced(driver, "_active", _AbsentGpu(gpu)),
+        replaced(knobs.runtime, "jit_cache_hook", record),
         _MetaAsCuda(),
         torch.inference_mode(),
     ):
         yield listed
-
-
-def compile_all(variants: Sequence[Variant], gpu: Gpu, folder: Path) -> None:
-    """Compile the variants that a cache folder lacks, on all cores.
-
-    Keeps only what launching needs. Before 3.7, Triton links each kernel with its own launcher in
-    C, which is compiled too; so serving needs no compiler.
-
-    Raises:
-        KernelError: a C compiler is missing, or a kernel cannot be compiled for this GPU.
-    """
-    from triton import knobs
-    from triton.backends.nvidia import driver as nvidia
-    from triton.compiler import compile as compile_kernel
-    from triton.errors import TritonError
-
-    def build(variant: Variant) -> None:
-        function = variant.function
-        # Gluon functions have another kind of source than Triton's.
-        source = function.ASTSource(
-            function, variant.signature, variant.constants, variant.attributes
-        )
-        try:
-            kernel = compile_kernel(source, target=gpu.target, options=variant.options)
-        except (RuntimeError, TritonError) as error:
-            raise KernelError(f"{function.__name__} for {gpu.name}: {error}") from error
-        if hasattr(nvidia, "make_launcher"):
-            nvidia.CudaLauncher(source, kernel.metadata)
-
-    with (
-        _replaced(knobs.cache, "dir", str(folder.absolute())),
-        _replaced(knobs.compilation, "store_binary_only", True),
-        _linkable_driver(),
-        ThreadPoolExecutor(os.cpu_count()) as threads,
-    ):
-        nvidia.CudaUtils()  # compiles Triton's own interface to the driver
-        for _ in threads.map(build, variants):
-            pass  # raises the first error
-
-
-def cache_folder() -> Path:
-    """Where Triton keeps compiled kernels."""
-    from triton import knobs
-
-    return Path(knobs.cache.dir)
 
 
 class _OnGpu(Tensor):
@@ -214,46 +182,8 @@ class _AbsentGpu:
 
 
 @contextmanager
-def _linkable_driver() -> Iterator[None]:
-    """Let Triton link with a stub if the driver's library is not here.
-
-    The stub stays loaded, or what is linked with it could not be loaded.
-    """
-    from triton import knobs
-    from triton.backends.nvidia import driver as nvidia
-
-    try:
-        nvidia.libcuda_dirs()
-    except (AssertionError, OSError):
-        with TemporaryDirectory() as folder:
-            ctypes.CDLL(str(_make_stub(Path(folder), Path(nvidia.__file__).parent)))
-            with _replaced(knobs.nvidia, "libcuda_path", folder):
-                yield
-    else:
-        yield
-
-
-def _make_stub(folder: Path, backend: Path) -> Path:
-    """A ``libcuda.so.1`` with the functions named by ``backend``'s sources; all return an error."""
-    text = "".join((backend / name).read_text() for name in ("driver.c", "driver.py"))
-    names = sorted(set(re.findall(r"\bcu[A-Z]\w*", text)))
-    source, library = folder / "stub.c", folder / "libcuda.so.1"
-    source.write_text("\n".join(f"int {name}(void) {{ return 100; }}" for name in names))
-    flags = ("-shared", "-fPIC", f"-Wl,-soname,{library.name}")
-    subprocess.run([_c_compiler(), *flags, "-o", library, source], check=True)
-    return library
-
-
-def _c_compiler() -> str:
-    """The compiler that Triton uses."""
-    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if found is None:
-        raise KernelError("a C compiler is missing: install gcc, or set CC")
-    return found
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute another value, for a while."""
     kept = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from asyncllm import AsyncLLM, demo
+from asyncllm import AsyncLLM, SamplingParams, demo
 from asyncllm.attention.base import AttentionBackend
 from asyncllm.attention.choose import choose_backend
+from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import CudaDevice
 from asyncllm.executor.memory.kv_pool import KVPool
@@ -18,6 +19,7 @@ from asyncllm.executor.memory.profile import StepSize, measure_step
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.loading.weight_stream import Reading, WeightStream
 from asyncllm.models.spec import read_spec
+from asyncllm.startup.kernel_compiler import job_of
 
 pytestmark = pytest.mark.gpu
 
@@ -71,10 +73,30 @@ async def test_the_cache_leaves_what_the_share_leaves() -> None:
     async with AsyncLLM(device="cuda", gpu_memory_utilization=0.5, kv_cache_tokens=None) as llm:
         names = [item.name for item in llm.startup.items]
         assert names == [
-            "import", "device", "weights", "profile", "KV cache", "attention", "graphs",
+            "import", "device", "weights", "kernels", "profile", "KV cache", "attention", "graphs",
         ]  # fmt: skip
         now, _ = torch.cuda.mem_get_info()
         assert free - now <= 0.5 * total
+
+
+async def test_kernels_are_compiled_by_other_processes_and_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "kernels"
+    config = EngineConfig(
+        device="cuda",
+        kernel_cache=str(cache),
+        max_num_seqs=3,
+        max_num_batched_tokens=96,
+        max_model_len=160,
+    )
+    with caplog.at_level("INFO", logger="asyncllm"):
+        async with AsyncLLM(config=config) as llm:
+            await llm.generate("Once upon a time", SamplingParams(max_tokens=3))
+        # This process compiled nothing but the probe, or a line of the log would name it.
+        compiled = [r.getMessage() for r in caplog.records if " compiled" in r.getMessage()]
+        assert all(message.startswith("1 _probe compiled") for message in compiled)
+    assert job_of(config, Path(demo.path())) is None  # nothing is left to do
 
 
 async def test_too_small_a_share_is_refused_with_the_numbers() -> None:

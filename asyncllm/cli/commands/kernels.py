@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_options, config_from_args, usage_error
 from asyncllm.config import EngineConfig
+from asyncllm.startup.compile_job import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncllm.attention.flashinfer.library import Capability, Library
     from asyncllm.cli.parser import CommandParser
-    from asyncllm.kernels.gpu import Gpu
     from asyncllm.models.spec import ModelSpec
 
 _DTYPES = ("bfloat16", "float16")
 _HEAD_DIMS = ("64", "128", "256")
-#: The options that kernels depend on, and the folder of compiled kernels.
-_SIZES = (
-    "attention",
-    "max_model_len",
-    "page_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kernel_cache",
-)
 
 
 def configure(kernels: CommandParser) -> None:
@@ -98,7 +88,7 @@ def configure(kernels: CommandParser) -> None:
         action="store_true",
         help="compile FlashInfer's again if they are there; needed for another --arch",
     )
-    add_options(parser, EngineConfig, _SIZES, "as the model will be served")
+    add_options(parser, EngineConfig, (*OPTIONS, "kernel_cache"), "as the model will be served")
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -108,11 +98,11 @@ def run(args: argparse.Namespace) -> int:
     if models and by_shape:
         usage_error(args, "--head-dim, --window and --softcap are for builds without a MODEL")
     config = config_from_args(args, EngineConfig)
-    specs = _specs(models)
-    if not specs or config.attention == "flashinfer":
-        _build_flashinfer(args, specs)
-    if specs:
-        _build_triton(args, specs, config)
+    folders = _folders(models)
+    if not folders or config.attention == "flashinfer":
+        _build_flashinfer(args, folders)
+    if folders:
+        _build_triton(args, folders, config)
     return 0
 
 
@@ -124,16 +114,17 @@ def models_of(args: argparse.Namespace) -> list[str]:
     return named or list(args.models)
 
 
-def _specs(models: list[str]) -> dict[str, ModelSpec]:
+def _folders(models: list[str]) -> dict[str, Path]:
     from asyncllm.models.loading.hub import resolve_folder
+
+    return {name: resolve_folder(name, weights=False) for name in models}
+
+
+def _build_flashinfer(args: argparse.Namespace, folders: dict[str, Path]) -> None:
     from asyncllm.models.spec import read_spec
-
-    return {name: read_spec(resolve_folder(name, weights=False)) for name in models}
-
-
-def _build_flashinfer(args: argparse.Namespace, specs: dict[str, ModelSpec]) -> None:
     from asyncllm.startup import flashinfer_prebuild as prebuild
 
+    specs = {name: read_spec(folder) for name, folder in folders.items()}
     gpus = prebuild.prepare(args.arch)
     size = 0
     libraries = _libraries(args, specs, gpus)
@@ -175,35 +166,21 @@ def _libraries(
     return list(dict.fromkeys(libraries))
 
 
-def _build_triton(
-    args: argparse.Namespace, specs: dict[str, ModelSpec], config: EngineConfig
-) -> None:
-    from asyncllm.startup.triton_prebuild import cache_folder, gpus_of
+def _build_triton(args: argparse.Namespace, folders: dict[str, Path], config: EngineConfig) -> None:
+    from asyncllm.startup.compile_job import CompileJob
+    from asyncllm.startup.kernel_compiler import KernelCompiler
+    from asyncllm.startup.triton_prebuild import gpus_of
 
-    folder = Path(config.kernel_cache) if config.kernel_cache else cache_folder()
-    fresh = multiprocessing.get_context("spawn")
     for gpu in gpus_of(args.arch):
-        # A process of its own, because a process remembers the GPU that it pretends to have.
-        with ProcessPoolExecutor(1, fresh) as process:
-            for (name, spec), dtype in itertools.product(specs.items(), args.dtypes):
-                started = time.perf_counter()
-                count = process.submit(_compile, spec, dtype, config, gpu, folder).result()
-                print(
-                    f"{name}: {count} of Triton's kernels in {dtype} for {gpu.name}: "
-                    f"{time.perf_counter() - started:.1f} s, in {folder}"
-                )
-
-
-def _compile(spec: ModelSpec, dtype: str, config: EngineConfig, gpu: Gpu, folder: Path) -> int:
-    """Compile the kernels that the model launches on that GPU; returns their number."""
-    import torch
-
-    from asyncllm.startup.kernel_discovery import find_variants
-    from asyncllm.startup.triton_prebuild import compile_all
-
-    variants = find_variants(spec, getattr(torch, dtype), config, gpu)
-    compile_all(variants, gpu, folder)
-    return len(variants)
+        for (name, folder), dtype in itertools.product(folders.items(), args.dtypes):
+            started = time.perf_counter()
+            job = CompileJob.of(config, folder, gpu, dtype)
+            with closing(KernelCompiler(job)) as compiler:
+                count = compiler.wait()
+            print(
+                f"{name}: {count} of Triton's kernels in {dtype} for {gpu.name}: "
+                f"{time.perf_counter() - started:.1f} s, in {job.cache}"
+            )
 
 
 def _list_of(choices: tuple[str, ...]) -> Callable[[str], list[str]]:

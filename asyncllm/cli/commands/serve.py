@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 from functools import partial
 
@@ -24,6 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     engine = config_from_args(args, EngineConfig)
     server = config_from_args(args, ServerConfig)
+    # What start-up makes is there to stay; ``collect_when_quiet`` turns collections on again.
+    gc.disable()
     if engine.gpu is not None:
         preload_cuda(engine.gpu)
 

@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from asyncllm import demo
+from asyncllm.config import EngineConfig
 from asyncllm.errors import KernelError
+from asyncllm.kernels.gpu import Gpu
+from asyncllm.startup.compile_job import CompileJob
 from asyncllm.startup.triton_prebuild import gpus_of
 from tests.support.models import tiny_models
 
@@ -73,7 +76,10 @@ def python(*arguments: str) -> str:
 
 @pytest.mark.timeout(400)  # it compiles some seventy kernels
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tells of no machine without a GPU")
-def test_serving_finds_every_kernel_that_was_built_without_a_gpu(tmp_path: Path) -> None:
+def test_serving_finds_every_kernel_that_was_built_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # part of the job's key
     # Not for the GPU that serves alone, and for that one last: it has kernels and tiles of its own.
     archs = ["--arch", "8.0", "--arch", "9.0a"]
     build = ["kernels", "build", *archs, "--model", str(demo.path()), *SIZES]
@@ -84,6 +90,46 @@ def test_serving_finds_every_kernel_that_was_built_without_a_gpu(tmp_path: Path)
     compiled, loaded = map(int, python("-c", SERVE, str(tmp_path)).split())
     assert compiled == 0
     assert loaded > 10
+    config = EngineConfig(
+        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, kernel_cache=str(tmp_path)
+    )
+    h200 = Gpu((9, 0), "NVIDIA H200", 132)
+    assert CompileJob.of(config, Path(demo.path()), h200).is_done()
+    assert len(list((tmp_path / "asyncllm").iterdir())) == 2
+
+
+#: Hashes all functions of all kernels in a random order, and prints a hash of the hashes.
+KEYS = """
+import hashlib
+import pkgutil
+import random
+import sys
+from importlib import import_module
+from asyncllm.kernels import triton
+from asyncllm.kernels.triton.launch import hash_callees
+
+random.seed(int(sys.argv[1]))
+names = [module.name for module in pkgutil.walk_packages(triton.__path__, f"{triton.__name__}.")]
+random.shuffle(names)
+functions = {
+    f"{name}.{key}": value
+    for name in names
+    for key, value in vars(import_module(name)).items()
+    if hasattr(type(value), "cache_key") and value.fn.__module__ == name
+}
+shuffled = list(functions)
+random.shuffle(shuffled)
+for key in shuffled:
+    hash_callees(functions[key])
+keys = [(key, functions[key].cache_key) for key in sorted(functions)]
+print(len(keys), hashlib.sha256(repr(keys).encode()).hexdigest())
+"""
+
+
+def test_keys_do_not_depend_on_what_was_launched_before() -> None:
+    first, second = (python("-c", KEYS, seed) for seed in "12")
+    assert first == second
+    assert int(first.split()[0]) > 100
 
 
 def test_architectures_have_a_usual_gpu() -> None:
@@ -114,7 +160,7 @@ from asyncllm.startup.triton_prebuild import gpus_of, recorded_launches
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import RowParams
 
-max_rows, length, tokens = 200, 5000, 8192
+max_rows, length, tokens = int(sys.argv[3]), 5000, 8192
 config = EngineConfig(
     max_num_seqs=max_rows, max_num_batched_tokens=tokens, max_model_len=length
 )
@@ -128,8 +174,8 @@ with recorded_launches(gpus_of([sys.argv[2]])[0]) as variants:
     eager = kernel_discovery.run_steps(read_spec(Path(sys.argv[1])), torch.bfloat16, config)
     discovered = len(variants)
     eager._table.num_known[:] = 0
-    decodes = (0, *range(1, 10), *range(15, max_rows, 8), *range(128, max_rows, 16))
-    for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100)):
+    decodes = (0, *range(1, 10), *range(15, max_rows, max_rows // 25))
+    for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100, 600)):
         if not 0 < count + prompts <= max_rows:
             continue
         q_len = min(max((tokens - count) // max(prompts, 1), 2), length - 1)
@@ -174,13 +220,19 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(
-    ("shape", "arch"), [("Qwen3-0.6B", "9.0a"), ("few heads", "9.0a"), ("Qwen3-0.6B", "8.0")]
+    ("shape", "arch", "max_rows"),
+    [
+        ("Qwen3-0.6B", "9.0a", 200),
+        ("few heads", "9.0a", 200),
+        ("few heads", "9.0a", 1500),
+        ("Qwen3-0.6B", "8.0", 200),
+    ],
 )
 def test_no_step_launches_a_kernel_that_was_not_discovered(
-    shape: str, arch: str, tmp_path: Path
+    shape: str, arch: str, max_rows: int, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape]))
-    discovered, *others = python("-c", SWEEP, str(tmp_path), arch).split()
+    discovered, *others = python("-c", SWEEP, str(tmp_path), arch, str(max_rows)).split()
     assert int(discovered) > 30
     assert not others
 

@@ -201,6 +201,25 @@ def test_the_kernels_of_the_image_are_valid_options(monkeypatch: pytest.MonkeyPa
     assert args.arch
 
 
+def test_both_choices_about_flashinfer_have_a_stage() -> None:
+    [base] = [value for name, value in instructions() if value.endswith(" AS prebuilt")]
+    arguments = dict(value.split("=", 1) for name, value in instructions() if name == "ARG")
+    assert arguments["FLASHINFER"] == "no"
+    for choice in ("yes", "no"):
+        name = base.split()[0].replace("${FLASHINFER}", choice)
+        built = [value for kind, value in stages()[name] if kind == "RUN"]
+        assert any("MODEL_KERNELS" in value for value in built)
+        assert any("build ${KERNELS}" in value for value in built) == (choice == "yes")
+
+
+def test_the_models_of_the_image_are_valid_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = dict(value.split("=", 1) for name, value in instructions() if name == "ARG")
+    [options] = shlex.split(arguments["MODEL_KERNELS"])
+    args = parsed(monkeypatch, kernels, ["kernels", "build", *shlex.split(options)])
+    assert args.arch == ["9.0a"]
+    assert args.models == ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"]
+
+
 def test_kernels_of_named_models_go_where_serving_finds_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -214,7 +233,7 @@ def test_kernels_of_named_models_go_where_serving_finds_them(
     # Triton's default place in the home folder of the user that serves.
     home = last("gpu", "WORKDIR")
     assert args.kernel_cache == f"{home}/.triton/cache"
-    copied = f"--from=kernels --chown=asyncllm:asyncllm {home}/.triton {home}/.triton"
+    copied = f"--from=prebuilt --chown=asyncllm:asyncllm {home}/.triton {home}/.triton"
     assert Instruction("COPY", copied) in stages()["gpu"]
 
 

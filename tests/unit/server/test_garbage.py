@@ -56,6 +56,19 @@ async def test_garbage_is_collected_when_few_requests_run(num_requests: int) -> 
         assert gc.get_freeze_count() == 0
 
 
+async def test_collections_that_loading_turned_off_are_on_again() -> None:
+    gc.disable()
+    try:
+        with frozen_as_before():
+            collecting = asyncio.create_task(collect_when_quiet(lambda: 0, 0.01))
+            await asyncio.sleep(0)
+            assert gc.isenabled()
+            collecting.cancel()
+            await asyncio.wait([collecting])
+    finally:
+        gc.enable()
+
+
 async def test_nothing_is_collected_for_little() -> None:
     full = gc.get_stats()[2]["collections"]
     with frozen_as_before():

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
+from asyncllm.kernels.triton.launch import Launcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,8 +29,8 @@ SUM_TIME = tl.constexpr(45)
 DECODE_TIME = tl.constexpr(8)
 #: Rows that are cut at a time.
 ROWS = 256
-#: The fewest tiles that are sorted, so that few variants are compiled.
-MIN_TILES = 256
+#: Tiles that are ranked at a time.
+BLOCK = 128
 
 
 def find_tiles(rows: PrefillRows, num_tokens: int, size: int, room: int = 1) -> Tensor:
@@ -48,11 +48,11 @@ def find_tiles(rows: PrefillRows, num_tokens: int, size: int, room: int = 1) -> 
     """
     if (size, room) not in rows.tiles:
         slots, starts, q_offsets = rows.slots, rows.starts, rows.q_offsets
-        bound = max(next_power_of_2(num_tokens // size + len(slots)), MIN_TILES)
+        bound = num_tokens // size + len(slots)
         tiles = torch.empty(1 + bound, FIELDS.value, dtype=torch.int32, device=slots.device)
         unsorted = torch.empty(bound, FIELDS.value, dtype=torch.int32, device=slots.device)
         args = (slots, starts, q_offsets, unsorted, tiles, len(slots), size, room)
-        _launch((1, 1, 1), args, (ROWS, bound), num_warps=8)
+        _launch((1, 1, 1), args, (ROWS, BLOCK), num_warps=8)
         rows.tiles[size, room] = tiles
     return rows.tiles[size, room]
 
@@ -68,7 +68,7 @@ def _find_tiles(
     size,
     room,
     ROWS: tl.constexpr,
-    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -79,17 +79,8 @@ def _find_tiles(
         found += _cut(slots, starts, q_offsets, unsorted, base, found, num_rows, size, ROWS)
     # Threads read tiles that other threads have written.
     tl.debug_barrier()
-    index = tl.arange(0, TILES)
-    exists = index < found
-    end = tl.load(unsorted + index * FIELDS + 1, mask=exists, other=0)
-    shift = tl.load(unsorted + index * FIELDS + 2, mask=exists, other=-1)
-    ranked = tl.sort((end + shift).to(tl.int64) * TILES + index, descending=True)
-    source = (ranked & (TILES - 1)).to(tl.int32)
-    for field in tl.static_range(FIELDS):
-        value = tl.load(unsorted + source * FIELDS + field, mask=exists)
-        tl.store(tiles + (1 + index) * FIELDS + field, value, mask=exists)
+    longest = _sort(unsorted, tiles, found, BLOCK)
     tl.store(tiles, found)
-    longest = tl.max(tl.where(exists, end + shift, 0), 0)
     # Tokens before the first row are decode rows.
     tl.store(tiles + 1, _best_pieces(found, tl.cdiv(longest, KEYS), tl.load(q_offsets), room))
 
@@ -115,6 +106,41 @@ def _cut(slots, starts, q_offsets, unsorted, base, found, num_rows, size, ROWS: 
         first += size
         entry += FIELDS
     return tl.sum(count, 0)
+
+
+@triton.jit
+def _sort(unsorted, tiles, found, BLOCK: tl.constexpr):
+    """Store tiles in order, those with most keys first; returns the most keys.
+
+    A tile's place is the number of tiles that come before it. No size depends on the step, so one
+    variant serves all of them, and usually one block holds all tiles.
+    """
+    longest = 0
+    for base in range(0, found, BLOCK):
+        index = base + tl.arange(0, BLOCK)
+        keys = _keys(unsorted, index, found)
+        place = tl.zeros([BLOCK], tl.int32)
+        for start in range(0, found, BLOCK):
+            other = start + tl.arange(0, BLOCK)
+            others = _keys(unsorted, other, found)[None, :]
+            is_later = other[None, :] > index[:, None]
+            before = (others > keys[:, None]) | ((others == keys[:, None]) & is_later)
+            place += tl.sum(before.to(tl.int32), 1)
+        exists = index < found
+        for field in tl.static_range(FIELDS):
+            value = tl.load(unsorted + index * FIELDS + field, mask=exists)
+            tl.store(tiles + (1 + place) * FIELDS + field, value, mask=exists)
+        longest = tl.maximum(longest, tl.max(keys, 0))
+    return longest
+
+
+@triton.jit
+def _keys(unsorted, index, found):
+    """The keys that tiles attend to; -1 after the last tile."""
+    exists = index < found
+    end = tl.load(unsorted + index * FIELDS + 1, mask=exists, other=0)
+    shift = tl.load(unsorted + index * FIELDS + 2, mask=exists, other=-1)
+    return end + shift
 
 
 @triton.jit

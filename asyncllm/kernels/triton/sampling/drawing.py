@@ -37,12 +37,11 @@ def is_finite(best):
 
 
 @triton.jit
-def finish(token, best, slot, row, tokens, relay, RELAY: tl.constexpr):
+def finish(token, best, slot, row, tokens, relay):
     """Store the token of a row, or BAD_TOKEN if its best score is not finite."""
     token = tl.where(is_finite(best), token, _BAD).to(tl.int64)
     tl.store(tokens + row, token)
-    if RELAY:
-        tl.store(relay + slot, tl.maximum(token, 0))
+    tl.store(relay + slot, tl.maximum(token, 0))
 
 
 @triton.jit

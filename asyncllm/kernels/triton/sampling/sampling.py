@@ -79,16 +79,17 @@ def sample_tokens(
         (num_tiles, num_rows, 1), (*source, *tiles, blocks), (draws, _TILE, _BLOCK), _TILE_WARPS
     )
     tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
-    outputs = (tokens, tokens if relay is None else relay)
-    args = (*source, positions, *outputs, *tiles, num_tiles)
-    shape = (next_power_of_2(num_tiles), relay is not None)
+    if relay is None:  # always one, so that fewer variants are compiled; nobody reads this one
+        relay = torch.empty(len(table), dtype=torch.int64, device=device)
+    args = (*source, positions, tokens, relay, *tiles, num_tiles)
+    all_tiles = next_power_of_2(num_tiles)
     grid = (num_rows, 1, 1)
-    _launch_rows(grid, args, (draws, _TILE, *shape), _ROW_WARPS)
+    _launch_rows(grid, args, (draws, _TILE, all_tiles), _ROW_WARPS)
     if filters:
         listed = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=device)
         found = torch.empty(num_rows, _CHUNK * _BLOCK, dtype=torch.float32, device=device)
         steps = next_power_of_2(cdiv(num_blocks, _WIDE))
-        constants = (next_power_of_2(num_blocks), _BLOCK, _CHUNK, _WIDE, steps, *shape)
+        constants = (next_power_of_2(num_blocks), _BLOCK, _CHUNK, _WIDE, steps, all_tiles)
         _launch_filters(grid, (*args, blocks, num_blocks, listed, found), constants, _FILTER_WARPS)
     return tokens
 
@@ -160,7 +161,6 @@ def _row_kernel(
     DRAWS: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-    RELAY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -193,12 +193,12 @@ def _row_kernel(
                         logits + row * stride, chosen, vocab, base, scale, TILE // 32, 32
                     )
                     token = chosen * TILE + locate(weights, share, TILE // 32, 32)
-                    finish(token, best, slot, row, tokens, relay, RELAY)
+                    finish(token, best, slot, row, tokens, relay)
             else:
-                finish(0, best, slot, row, tokens, relay, RELAY)
+                finish(0, best, slot, row, tokens, relay)
     if greedy:
         token = tl.min(tl.where(bests == best, firsts, NONE), 0)
-        finish(token, best, slot, row, tokens, relay, RELAY)
+        finish(token, best, slot, row, tokens, relay)
 
 
 @triton.jit

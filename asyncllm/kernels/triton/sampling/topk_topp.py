@@ -62,7 +62,6 @@ def filter_kernel(
     WIDE: tl.constexpr,
     STEPS: tl.constexpr,
     TILES: tl.constexpr,
-    RELAY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -103,7 +102,7 @@ def filter_kernel(
                 cut, _ = _cut(weights, top_p * total, cut, where, False, CHUNK, WIDE, BLOCK)
             cut = tl.maximum(cut, min_p)
             token = _draw(weights, cut, share, where, CHUNK, WIDE, BLOCK, STEPS)
-            finish(token, best, slot, row, tokens, relay, RELAY)
+            finish(token, best, slot, row, tokens, relay)
 
 
 @triton.jit

@@ -1,0 +1,101 @@
+"""Kernels that are compiled while a model loads: what goes wrong there stops no server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from asyncllm.config import EngineConfig
+from asyncllm.errors import EngineDead
+from asyncllm.kernels.gpu import Gpu
+from asyncllm.llm import compile_ahead
+from asyncllm.llm.compile_ahead import CompileAhead
+from asyncllm.startup.compile_job import CompileJob
+from asyncllm.startup.kernel_compiler import KernelCompiler
+
+FAKE = "tests.support.startup.fake_compiler"
+
+
+@pytest.fixture
+def does(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], CompileAhead]:
+    """Starts a compiler of that behaviour."""
+
+    def start(behaviour: str) -> CompileAhead:
+        job = CompileJob(
+            config=EngineConfig(),
+            folder="",
+            dtype=behaviour,
+            gpu=Gpu((9, 0), "NVIDIA H200", 132),
+            cache="",
+            key="",
+        )
+        monkeypatch.setattr(compile_ahead, "job_of", lambda config, folder: job)
+        monkeypatch.setattr(compile_ahead, "KernelCompiler", lambda job: KernelCompiler(job, FAKE))
+        return CompileAhead(EngineConfig(), Path())
+
+    return start
+
+
+async def test_waiting_for_kernels(
+    does: Callable[[str], CompileAhead], caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels = does("works")
+    await asyncio.to_thread(kernels.wait)
+    kernels.close()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("behaviour", ["fails", "dies"])
+async def test_a_failure_is_one_line_of_the_log(
+    behaviour: str, does: Callable[[str], CompileAhead], caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels = does(behaviour)
+    await asyncio.to_thread(kernels.wait)
+    kernels.close()
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "compiled at their first launch" in record.getMessage()
+
+
+async def test_stopping_ends_waiting(does: Callable[[str], CompileAhead]) -> None:
+    kernels = does("hangs")
+    waiting = asyncio.ensure_future(asyncio.to_thread(kernels.wait))
+    await asyncio.sleep(0.5)
+    kernels.stop()
+    with pytest.raises(EngineDead):
+        await waiting
+    kernels.close()
+    assert not psutil.Process().children()
+
+
+async def test_stopping_before_the_start(does: Callable[[str], CompileAhead]) -> None:
+    kernels = does("hangs")
+    kernels.stop()
+    with pytest.raises(EngineDead):
+        await asyncio.to_thread(kernels.wait)
+    kernels.close()
+    assert not psutil.Process().children()
+
+
+async def test_a_cpu_has_no_kernels_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "job_of", lambda config, folder: 1 / 0)
+    kernels = CompileAhead(EngineConfig(device="cpu"), Path())
+    await asyncio.to_thread(kernels.wait)
+    kernels.close()
+
+
+async def test_a_process_that_cannot_start_stops_no_server(
+    does: Callable[[str], CompileAhead],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    kernels = does("works")
+    await asyncio.to_thread(kernels.wait)
+    kernels.close()
+    assert "/no/such/python" in caplog.text
