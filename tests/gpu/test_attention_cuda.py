@@ -188,6 +188,7 @@ FLASHINFER = {
 OURS = ("_decode", "_prefill", "_extend")
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 @pytest.mark.parametrize(
     ("head_dim", "group", "decoding", "mixed"),
     [
