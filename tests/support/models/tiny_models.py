@@ -269,13 +269,13 @@ def make(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
     Args:
         overrides: fields of the configuration. ``dtype`` is that on disk; ``max_shard_size`` (in
-            bytes) cuts the weights into shards.
+            bytes) cuts the weights into shards; ``std`` is the size of their numbers.
     """
     shard_size = overrides.pop("max_shard_size", 200_000 if family in SHARDED else 10**9)
-    dtype = overrides.pop("dtype", torch.float32)
+    dtype, std = overrides.pop("dtype", torch.float32), overrides.pop("std", 0.15)
     config = _config(family, overrides)
     model = _class_of(config)(config)
-    randomize(model, seed)
+    randomize(model, seed, std)
     save(model.to(dtype), folder, shard_size)
     return folder
 
@@ -302,14 +302,14 @@ def _class_of(config: Any) -> Any:
     return (by_images if takes_images else auto.MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
 
 
-def randomize(model: nn.Module, seed: int) -> None:
+def randomize(model: nn.Module, seed: int, std: float = 0.15) -> None:
     """Give every parameter random values: matrices around 0, norms around their neutral value."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             values = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
-                parameter.copy_(values * 0.15)
+                parameter.copy_(values * std)
             else:
                 parameter.add_(values * 0.1)
         for name, buffer in model.named_buffers():
