@@ -9,7 +9,7 @@ from torch import nn
 from asyncllm.models.config.base import MoeConfig
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.mlp import GatedMLP
-from asyncllm.models.layers.moe import Experts, SparseMoE, TokenGate
+from asyncllm.models.layers.moe import Experts, ExpertsOnDisk, SparseMoE, TokenGate
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.router import Router, SoftmaxRouter
 
@@ -20,26 +20,27 @@ class MoeDecoderLM(DecoderLM[C]):
     """A decoder with experts or, in the layers that config.json names, one MLP.
 
     Attributes:
-        fused_on_disk: the matrices of all experts are one tensor in the checkpoint; the shared
-            expert's gate and up are one, too.
+        experts_on_disk: see ``Experts``; "fused" also holds for the shared expert.
         has_shared_gate: the output of the shared expert is weighted for each token.
         renamed: parts of names in the checkpoint, and what they are called here.
     """
 
-    fused_on_disk = False
+    experts_on_disk: ExpertsOnDisk = "apart"
     has_shared_gate = False
     renamed: ClassVar[dict[str, str]] = {}
 
     def make_mlp(self, config: C, layer: int, place: Placement) -> nn.Module:
         if not config.is_sparse(layer):
             return super().make_mlp(config, layer, place)
-        hidden, act, fused = config.hidden_size, config.activation, self.fused_on_disk
+        hidden, act = config.hidden_size, config.activation
         shared = None
         if (size := config.shared_expert_size) > 0:
+            fused = self.experts_on_disk == "fused"
             shared = GatedMLP(hidden, size, act, place, fused_on_disk=fused)
+        sizes = config.experts, hidden, config.expert_size
         return SparseMoE(
             self.make_router(config, place),
-            Experts(config.experts, hidden, config.expert_size, act, place, fused_on_disk=fused),
+            Experts(*sizes, act, place, on_disk=self.experts_on_disk),
             place,
             shared=shared,
             shared_gate=TokenGate(hidden, place) if shared and self.has_shared_gate else None,

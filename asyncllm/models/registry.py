@@ -33,6 +33,7 @@ from asyncllm.models.config.qwen import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
 )
 from asyncllm.models.config.starcoder2 import Starcoder2Config
 from asyncllm.models.unsupported import lacking, nearest
@@ -123,6 +124,14 @@ FAMILIES = (
     ),
     Family(
         "Qwen3-MoE", "qwen_moe", "Qwen3MoeForCausalLM", Qwen3MoeConfig, ("Qwen3MoeForCausalLM",)
+    ),
+    Family(
+        "Qwen3-VL-MoE",
+        "qwen_moe",
+        "Qwen3VLMoeForCausalLM",
+        Qwen3VLMoeConfig,
+        (),
+        multimodal=("Qwen3VLMoeForConditionalGeneration",),
     ),
     Family("Gemma", "gemma", "GemmaForCausalLM", GemmaConfig, ("GemmaForCausalLM",)),
     Family(

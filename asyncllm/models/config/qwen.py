@@ -92,3 +92,12 @@ class Qwen3VLConfig(Qwen3Config, frozen=True, kw_only=True):
 
     def _rope_type(self, name: str) -> str:
         return "default" if name == "mrope" else name
+
+
+class Qwen3VLMoeConfig(Qwen3MoeConfig, frozen=True, kw_only=True):
+    """The text part of Qwen3-VL with experts; positions as in ``Qwen2VLConfig``."""
+
+    norm_topk_prob: bool = True
+
+    def _rope_type(self, name: str) -> str:
+        return "default" if name == "mrope" else name

@@ -19,7 +19,7 @@ class GraniteForCausalLM(MoeDecoderLM[GraniteConfig]):
     Layers have an MLP, or experts and maybe a shared one.
     """
 
-    fused_on_disk = True
+    experts_on_disk = "fused"
     renamed: ClassVar[dict[str, str]] = {
         ".block_sparse_moe.router.layer.": ".mlp.gate.",
         ".block_sparse_moe.input_linear.weight": ".mlp.experts.gate_up_proj",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +16,15 @@ from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.parameter import Packed, Placement
 from asyncllm.models.layers.router import Router
 
+#: Experts in a checkpoint: three matrices each, or two tensors with all, maybe of their transposes.
+ExpertsOnDisk = Literal["apart", "fused", "transposed"]
+
 
 class Experts(Packed):
     """The gated MLPs of all experts: one tensor for gate and up, one for down.
 
     Args:
-        fused_on_disk: in the checkpoint too.
+        on_disk: see ``ExpertsOnDisk``.
     """
 
     def __init__(
@@ -31,10 +35,10 @@ class Experts(Packed):
         act: str,
         place: Placement,
         *,
-        fused_on_disk: bool = False,
+        on_disk: ExpertsOnDisk = "apart",
     ):
         super().__init__()
-        self.fused_on_disk = fused_on_disk
+        self.on_disk = on_disk
         self.gate_up_proj = place.empty(num_experts, 2 * intermediate_size, hidden_size)
         self.down_proj = place.empty(num_experts, hidden_size, intermediate_size)
         self.act = check_activation(act)
@@ -53,9 +57,10 @@ class Experts(Packed):
         return F.grouped_mm(gated(gate_up, self.act), self.down_proj.transpose(1, 2), offs=ends)
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
-        if self.fused_on_disk:
-            yield "experts.gate_up_proj", self.gate_up_proj
-            yield "experts.down_proj", self.down_proj
+        if self.on_disk != "apart":
+            for name in ("gate_up_proj", "down_proj"):
+                whole = getattr(self, name)
+                yield f"experts.{name}", whole.mT if self.on_disk == "transposed" else whole
             return
         pairs = zip(self.gate_up_proj, self.down_proj, strict=True)
         for expert, (gate_up, down) in enumerate(pairs):

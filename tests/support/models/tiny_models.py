@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.auto import modeling_auto as auto
 
@@ -250,6 +251,20 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3_moe_vision": (
+        "Qwen3VLMoeConfig",
+        {
+            "text_config": {
+                **_ROTARY,
+                **_MROPE,
+                "head_dim": 16,
+                "num_experts": 8,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 48,
+            },
+            "vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+        },
+    ),
 }
 
 #: Every name ``make`` knows.
@@ -262,6 +277,10 @@ FURTHER = FAMILIES[len(REPRESENTATIVE) :]
 
 #: Families whose checkpoint is written in several shards.
 SHARDED = ("qwen3_moe",)
+
+#: Families whose published checkpoints have the transposes of experts; transformers reads, but does
+#: not write them.
+TRANSPOSED = ("qwen3_moe_vision",)
 
 
 def make(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
@@ -277,6 +296,8 @@ def make(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
     model = _class_of(config)(config)
     randomize(model, seed, std)
     save(model.to(dtype), folder, shard_size)
+    if family in TRANSPOSED:
+        _transpose_experts(folder / "model.safetensors")
     return folder
 
 
@@ -300,6 +321,12 @@ def _class_of(config: Any) -> Any:
     takes_images = hasattr(config, "vision_config")
     by_images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return (by_images if takes_images else auto.MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
+
+
+def _transpose_experts(file: Path) -> None:
+    weights = load_file(file)
+    changed = {n: t.mT.contiguous() if ".experts." in n else t for n, t in weights.items()}
+    save_file(changed, file, metadata={"format": "pt"})
 
 
 def randomize(model: nn.Module, seed: int, std: float = 0.15) -> None:
