@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 _LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "std": 0.02}
 
+_FACTORS: dict[str, Any] = {"attention_multiplier": 1 / 128, "residual_multiplier": 0.22}
+
 
 def _sizes(hidden: int, mlp: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
     return {
@@ -36,27 +38,27 @@ WIDE: dict[str, dict[str, Any]] = {
     "ministral3": _sizes(4096, 14336, 32, 8, head_dim=128),  # 8B
     "olmo2": _sizes(4096, 11008, 32, 32),  # 7B
     "olmo3": _sizes(4096, 11008, 32, 32, num_hidden_layers=4),  # 7B
-    "granite": _sizes(  # 8B
-        *(4096, 12800, 32, 8), attention_multiplier=1 / 128, residual_multiplier=0.22
-    ),
+    "granite": _sizes(4096, 12800, 32, 8, **_FACTORS),  # 8B
     "glm": _sizes(4096, 13696, 32, 2, head_dim=128),  # 9B
     "glm4": _sizes(4096, 13696, 32, 2, head_dim=128),  # 9B
     "starcoder2": _sizes(3072, 12288, 24, 2),  # 3B
     "mixtral": _sizes(4096, 3584, 32, 8),
     "qwen2_moe": _sizes(  # 2.7B active
-        *(2048, 5632, 16, 16),
-        **{"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
+        2048,
+        5632,
+        16,
+        16,
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1408,
         shared_expert_intermediate_size=5632,
     ),
     "olmoe": _sizes(2048, 1024, 16, 16, num_experts=64, num_experts_per_tok=8),  # 1B active
     "granite_moe": _sizes(  # 3B
-        *(1536, 512, 24, 8),
-        **{"num_local_experts": 40, "num_experts_per_tok": 8, "shared_intermediate_size": 512},
-        **{"attention_multiplier": 1 / 64, "residual_multiplier": 0.22},
+        1536, 512, 24, 8, num_local_experts=40, num_experts_per_tok=8, **_FACTORS
     ),
     "glm4_moe": _sizes(  # 4.5-Air
-        *(4096, 10944, 32, 8),
-        **{"n_routed_experts": 32, "moe_intermediate_size": 1408, "head_dim": 128},
+        4096, 10944, 32, 8, n_routed_experts=32, moe_intermediate_size=1408, head_dim=128
     ),
 }
 

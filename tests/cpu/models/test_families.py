@@ -15,8 +15,9 @@ from asyncllm import LLM
 from asyncllm.errors import ModelError
 from asyncllm.models import registry
 from asyncllm.models.config.base import DecoderConfig
-from asyncllm.models.loading.loader import load_model
+from asyncllm.models.loading.loader import load_model, make_model
 from asyncllm.models.spec import ModelSpec, read_spec
+from asyncllm.sim.cost import shape_of
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import edit_config
 from tests.support.text import tokenizers as tokenizers_for_tests
@@ -159,6 +160,16 @@ def test_values_that_are_refused(
     with pytest.raises(ModelError) as caught:
         load_model(folder, read_spec(folder), torch.float32, "cpu")
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_the_simulated_device_knows_the_number_of_parameters(family: str, tmp_path: Path) -> None:
+    """Of matrices, without those of positions."""
+    spec = read_spec(tiny_models.make(family, tmp_path))
+    model = make_model(spec, torch.bfloat16, torch.device("meta"))
+    matrices = {name: p for name, p in model.named_parameters() if p.dim() > 1}
+    count = sum(p.numel() for name, p in matrices.items() if "embed_positions" not in name)
+    assert shape_of("auto", spec).stored_params == pytest.approx(count, rel=0.01)
 
 
 @pytest.mark.parametrize(
