@@ -56,9 +56,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, doc("refuse requests with unknown fields, instead of ignoring the fields")
     ] = False
     pooling: Annotated[
-        Pooling,
-        doc("hidden state that becomes an embedding by default: the last token's, or the mean"),
-    ] = "last"
+        Pooling | None,
+        doc(
+            "hidden state that becomes an embedding by default: the last token's, or the mean; "
+            "else as the model's 1_Pooling says, else the last token's"
+        ),
+    ] = None
     log_level: Annotated[LogLevel, doc("least severe messages to log, on stderr", "logging")] = (
         "info"
     )

@@ -73,9 +73,12 @@ def add_options(
     _add_group(parser, title, [field for field in _fields(struct) if field.name in names], {})
 
 
-def add_model(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+def add_model(
+    parser: argparse.ArgumentParser, *, required: bool = False, text: str | None = None
+) -> None:
     """Add the argument that names the model: MODEL, first of the arguments, or ``--model``."""
-    text = "folder or hub id" + ("" if required else "; the built-in demo model by default")
+    if text is None:
+        text = "folder or hub id" + ("" if required else "; the built-in demo model by default")
     model: Any = {"default": argparse.SUPPRESS, "action": _ModelAction, "metavar": "MODEL"}
     parser.add_argument("model", nargs="?", help=text, **model)
     parser.add_argument("--model", dest="model", help="another way to name MODEL", **model)

@@ -160,7 +160,7 @@ class Client:
         """
         import numpy as np
 
-        wanted = embedding_params(params, options)
+        wanted = embedding_params(params, options, EmbeddingParams())
         single = is_single(prompts)
         each = cast("Sequence[Prompt]", [prompts] if single else prompts)
         plain = [plain_prompt(prompt) for prompt in each]

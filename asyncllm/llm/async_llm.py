@@ -149,13 +149,15 @@ class AsyncLLM(ServedModel):
         """The vector of a prompt, float32 [dimensions]; of a list, [prompts, dimensions].
 
         Args:
-            options: fields of ``EmbeddingParams``, instead of ``params``.
+            options: fields of ``EmbeddingParams``, instead of ``params``; those that are not given
+                are as in ``default_embedding``.
 
         Raises:
             BadRequest, QueueFull, ...: as ``generate`` does; of a list, nothing is left behind.
         """
         check_kind("scheduling", scheduling, SchedulingParams)
-        return await embed(self, prompts, embedding_params(params, options), scheduling)
+        wanted = embedding_params(params, options, self.default_embedding)
+        return await embed(self, prompts, wanted, scheduling)
 
     async def stream(
         self,

@@ -177,7 +177,7 @@ class LLM:
         Takes what ``AsyncLLM.embed`` takes, and raises like ``generate``.
         """
         llm, intake = self._llm, self._intake
-        wanted = embedding_params(params, options)
+        wanted = embedding_params(params, options, llm.default_embedding)
         if is_single(prompts) or len(prompts) == 0:
             return self._thread.run(llm.embed(prompts, wanted, scheduling))
         each = cast("Sequence[Prompt]", prompts)

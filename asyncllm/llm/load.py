@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.thread_executor import StepWorker, ThreadExecutor
 from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.models.loading.hub import resolve_folder
+from asyncllm.models.registry import is_multimodal
+from asyncllm.models.sentence_transformers import read_embedding_params
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.record import RecordedScheduler
 from asyncllm.sim import virtual_time
@@ -35,7 +38,10 @@ from asyncllm.text.structured import StructuredOutput
 from asyncllm.text.template_file import read_template
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
+from asyncllm.types.embedding import EmbeddingParams
 from asyncllm.wire.executor import Executor
+
+log = logging.getLogger(__name__)
 
 #: The name under which the built-in model is served.
 DEMO_NAME = "asyncllm-demo"
@@ -50,6 +56,7 @@ class Loaded(msgspec.Struct, frozen=True):
     chat_reader: ChatReader
     structured: StructuredOutput
     default_params: SamplingParams
+    default_embedding: EmbeddingParams
     executor: Executor
     engine: Engine
     recorded: RecordedScheduler | None
@@ -92,6 +99,11 @@ async def load(
     text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
     spec = read_spec(folder)
     defaults = _default_params(spec)
+    default_embedding = read_embedding_params(folder)
+    if is_multimodal(spec.architecture):
+        log.warning(
+            "%s: only its text part is served; requests with images are refused", spec.architecture
+        )
     abandoned = threading.Event()
 
     def report(done: int, total: int) -> None:
@@ -144,7 +156,7 @@ async def load(
     gc.collect()
     gc.freeze()
     text_parts = tokenizer, template, reader, structured
-    return Loaded(spec, *text_parts, defaults, executor, engine, recorded, bill)
+    return Loaded(spec, *text_parts, defaults, default_embedding, executor, engine, recorded, bill)
 
 
 def _executor(

@@ -20,6 +20,7 @@ from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
+from asyncllm.types.embedding import EmbeddingParams
 from asyncllm.validate import check_kind
 
 
@@ -151,6 +152,11 @@ class ServedModel:
     def default_params(self) -> SamplingParams:
         """Defaults of requests: those of the model's generation_config.json."""
         return self._started.default_params
+
+    @property
+    def default_embedding(self) -> EmbeddingParams:
+        """Defaults of embeddings: those of a sentence-transformers folder."""
+        return self._started.default_embedding
 
     @property
     def _started(self) -> Loaded:

@@ -12,13 +12,13 @@ from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.base import CausalLM
-from asyncllm.models.config import DecoderConfig
+from asyncllm.models.config.base import DecoderConfig
 from asyncllm.models.layers.attention import Attention
-from asyncllm.models.layers.block import PreNormBlock
+from asyncllm.models.layers.block import MakeNorm, PreNormBlock
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.linear import Linear
 from asyncllm.models.layers.mlp import GatedMLP
-from asyncllm.models.layers.norm import RMSNorm
+from asyncllm.models.layers.norm import LayerNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.rotary import rotary_table
 from asyncllm.models.rope import RopeConfig
@@ -30,12 +30,16 @@ class DecoderLM(CausalLM, Generic[C]):
     """Llama; a family overrides what it has different.
 
     Attributes:
-        has_head_norms: each query and key head has a norm.
+        norm_type, attention_type, block_type: the classes of these parts.
+        has_head_norms: queries and keys have a norm each.
+        rotates_neighbours: on disk, elements 2i and 2i + 1 of a head are rotated together.
     """
 
     norm_type: type[RMSNorm] = RMSNorm
-    block_type: type[PreNormBlock] = PreNormBlock
+    attention_type: type[Attention] = Attention
+    block_type: type[nn.Module] = PreNormBlock
     has_head_norms = False
+    rotates_neighbours = False
 
     def __init__(
         self,
@@ -48,12 +52,12 @@ class DecoderLM(CausalLM, Generic[C]):
     ):
         super().__init__()
         place = Placement(dtype, device, quantized)
+        self.config = config
         self.attention_specs = [_spec(config, i) for i in range(config.num_hidden_layers)]
-        self.logit_softcap = config.logit_softcap
         self.model = _Stack(
             Embedding(config.vocab_size, config.hidden_size, place, scale=config.embedding_scale),
             [self._make_layer(config, spec, place) for spec in self.attention_specs],
-            self.norm_type(config.hidden_size, config.rms_norm_eps, place),
+            self.make_norm(config, config.hidden_size, place),
             [config.rope(i) for i in range(config.num_hidden_layers)],
             max_length or config.context_length,
             place,
@@ -70,18 +74,44 @@ class DecoderLM(CausalLM, Generic[C]):
         """The feed-forward part of a layer."""
         return GatedMLP(config.hidden_size, config.intermediate_size, config.activation, place)
 
+    def make_norm(self, config: C, size: int, place: Placement) -> RMSNorm | LayerNorm:
+        """A norm of the residual stream."""
+        return self.norm_type(size, config.rms_norm_eps, place)
+
+    def make_block(
+        self, config: C, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm
+    ) -> nn.Module:
+        """A layer of these parts."""
+        return self.block_type(attention, mlp, make_norm)
+
     def _attention(
-        self, config: C, spec: AttentionSpec, place: Placement, **options: bool
+        self,
+        config: C,
+        spec: AttentionSpec,
+        place: Placement,
+        *,
+        has_head_norms: bool | None = None,
+        **options: bool,
     ) -> Attention:
-        """``Attention`` with these options and the family's norms."""
-        head_norm = partial(self.norm_type, config.head_size, config.rms_norm_eps, place)
-        norms = head_norm if self.has_head_norms else None
-        return Attention(spec, config.hidden_size, place, head_norm=norms, **options)
+        """The family's attention, with these options."""
+        if has_head_norms is None:
+            has_head_norms = self.has_head_norms
+        rope = config.rope(spec.layer)
+        head_norm = partial(self.norm_type, eps=config.rms_norm_eps, place=place)
+        return self.attention_type(
+            spec,
+            config.hidden_size,
+            place,
+            head_norm=head_norm if has_head_norms else None,
+            neighbours=rope.rotary_dim if rope is not None and self.rotates_neighbours else 0,
+            **options,
+        )
 
     def _make_layer(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
         attention = self.make_attention(config, spec, place)
         mlp = self.make_mlp(config, spec.layer, place)
-        return self.block_type(attention, mlp, config, place)
+        make_norm = partial(self.make_norm, config, config.hidden_size, place)
+        return self.make_block(config, attention, mlp, make_norm)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         hidden: Tensor = self.model(batch)
@@ -92,14 +122,16 @@ class DecoderLM(CausalLM, Generic[C]):
         return states
 
     def logits(self, hidden: Tensor) -> Tensor:
-        norm = self.model.norm.norm
+        hidden, norm = self.model.norm.before_projection(hidden)
         if self.lm_head is None:
             scores = linear(hidden, self.model.embed_tokens.weight, norm=norm)
         else:
             scores = self.lm_head(hidden, norm=norm)
-        if self.logit_softcap is None:
-            return scores
-        return torch.tanh(scores / self.logit_softcap) * self.logit_softcap
+        if (divisor := self.config.logit_divisor) != 1.0:
+            scores = scores / divisor
+        if (cap := self.config.logit_softcap) is not None:
+            scores = torch.tanh(scores / cap) * cap
+        return scores
 
     def checkpoint_name(self, name: str) -> str | None:
         """Embedding models are often saved without the ``model.`` prefix."""
@@ -114,8 +146,8 @@ class _Stack(nn.Module):
         self,
         embed_tokens: Embedding,
         layers: list[nn.Module],
-        norm: RMSNorm,
-        ropes: list[RopeConfig],
+        norm: RMSNorm | LayerNorm,
+        ropes: list[RopeConfig | None],
         max_length: int,
         place: Placement,
     ):
@@ -124,7 +156,7 @@ class _Stack(nn.Module):
         self.embed_tokens = embed_tokens
         self.layers = nn.ModuleList(layers)
         self.norm = norm
-        tables = [rotary_table(kind, max_length, place.device) for kind in kinds]
+        tables = [kind and rotary_table(kind, max_length, place.device) for kind in kinds]
         self.ropes = [tables[kinds.index(rope)] for rope in ropes]
 
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from asyncllm.errors import ModelError
-from asyncllm.models.config import Config, Qwen3MoeConfig
+from asyncllm.models.config.base import Config, MoeConfig
 
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 _EXPERT: Final = re.compile(r"\.experts\.(\d{1,9})\.")
@@ -26,8 +26,8 @@ def check_sizes(config: Config, names: Iterable[str]) -> None:
         if (match := _EXPERT.search(name)) is not None:
             experts = max(experts, int(match[1]) + 1)
     _compare("num_hidden_layers", config.num_hidden_layers, layers, "layers")
-    if isinstance(config, Qwen3MoeConfig) and experts > 0:
-        _compare("num_experts", config.experts, experts, "experts")
+    if isinstance(config, MoeConfig) and experts > 0:
+        _compare(config.experts_field, config.experts, experts, "experts")
 
 
 def _compare(field: str, claimed: int, stored: int, what: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from asyncllm.errors import ModelError
 from asyncllm.models import registry
-from asyncllm.models.config import Config
+from asyncllm.models.config.base import Config
 from asyncllm.models.quant.config import Quantization, parse_quantization
 
 T = TypeVar("T")
@@ -95,6 +95,10 @@ def _read_spec(path: Path) -> ModelSpec:
     whole = _read_json(path)
     raw = {**whole, **(whole.get("text_config") or {})}
     architecture = _architecture(whole, path)
+    if registry.is_backbone(architecture):
+        raw["tie_word_embeddings"] = True
+    elif "tie_word_embeddings" in whole:  # the text part's may differ, and says nothing
+        raw["tie_word_embeddings"] = whole["tie_word_embeddings"]
     config = _convert(raw, registry.find(architecture).config, path)
     try:
         quantization = parse_quantization(raw.get("quantization_config"))

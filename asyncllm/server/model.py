@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from asyncllm.text.chat_reader import ChatReader
     from asyncllm.types import SamplingParams, SchedulingParams, Sink
     from asyncllm.types.beam_search import Beam, BeamSearchParams
+    from asyncllm.types.embedding import EmbeddingParams
 
 
 class Tokenizer(Protocol):
@@ -74,6 +75,9 @@ class Model(Protocol):
 
     @property
     def default_params(self) -> SamplingParams: ...
+
+    @property
+    def default_embedding(self) -> EmbeddingParams: ...
 
     @property
     def stats(self) -> EngineStats: ...

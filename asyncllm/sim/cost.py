@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from asyncllm.errors import ModelError
-from asyncllm.models.config import Config, DecoderConfig, OPTConfig, Qwen3MoeConfig
+from asyncllm.models.config.base import Config, DecoderConfig, MoeConfig
+from asyncllm.models.config.opt import OPTConfig
 from asyncllm.models.spec import ModelSpec
 from asyncllm.sim.profile import Profile, StepShape
 from asyncllm.sim.timeline import StepTiming
@@ -225,10 +226,11 @@ def _mlp_params(config: Config) -> tuple[int, int, int]:
         return layers * 2 * hidden * config.ffn_dim, 0, 0
     if not isinstance(config, DecoderConfig):
         raise ModelError(f"device sim does not know the shape of {type(config).__name__}")
-    if not isinstance(config, Qwen3MoeConfig):
-        return layers * 3 * hidden * config.intermediate_size, 0, 0
+    if not isinstance(config, MoeConfig):
+        matrices = 3 if config.gated_mlp else 2
+        return layers * matrices * hidden * config.intermediate_size, 0, 0
     sparse = sum(config.is_sparse(layer) for layer in range(layers))
     dense = (layers - sparse) * 3 * hidden * config.intermediate_size
-    router = sparse * hidden * config.experts
-    expert = sparse * 3 * hidden * config.moe_intermediate_size
-    return dense + router, config.experts * expert, config.num_experts_per_tok * expert
+    dense += sparse * hidden * (config.experts + 3 * config.shared_expert_size)
+    expert = sparse * 3 * hidden * config.expert_size
+    return dense, config.experts * expert, config.num_experts_per_tok * expert

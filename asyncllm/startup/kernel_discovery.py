@@ -30,6 +30,7 @@ from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.tokens import list_pages
 from asyncllm.models.base import CausalLM
+from asyncllm.models.config.base import DecoderConfig
 from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
@@ -103,9 +104,11 @@ def _shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
     layers = next(lists, None)
     if layers is None:
         return spec
+    config = spec.config
     kinds = {
         (
             dataclasses.replace(attention, layer=0),
+            config.rope(attention.layer) if isinstance(config, DecoderConfig) else None,
             *(type(module) for module in layer.modules()),
             *((name, parameter.shape) for name, parameter in layer.named_parameters()),
         )
@@ -113,8 +116,7 @@ def _shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
     }
     if len(kinds) > 1 or count < 2:
         return spec
-    config = replace(spec.config, num_hidden_layers=2)
-    return replace(spec, num_layers=2, config=config)
+    return replace(spec, num_layers=2, config=replace(config, num_hidden_layers=2))
 
 
 class _MetaDevice(CpuDevice):

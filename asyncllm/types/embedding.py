@@ -65,12 +65,18 @@ class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
         return scaled
 
 
-def embedding_params(params: EmbeddingParams | None, options: dict[str, Any]) -> EmbeddingParams:
-    """The one that is given; raises BadRequest for both, or an unknown option."""
+def embedding_params(
+    params: EmbeddingParams | None, options: dict[str, Any], defaults: EmbeddingParams
+) -> EmbeddingParams:
+    """The one that is given, or the defaults with the options.
+
+    Raises:
+        BadRequest: both are given, or an option is unknown.
+    """
     check_kind("params", params, EmbeddingParams)
     if params is not None and options:
         raise BadRequest("give either params or options, not both", param="params")
     try:
-        return params or EmbeddingParams(**options)
+        return params or msgspec.structs.replace(defaults, **options)
     except TypeError as error:
         raise BadRequest(str(error), param="params") from None

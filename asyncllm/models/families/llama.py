@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from asyncllm.models.config import LlamaConfig
+from asyncllm.models.config.llama import LlamaConfig
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.parameter import Placement

@@ -1,12 +1,15 @@
-"""Mistral 7B and its kin."""
+"""Mistral 7B and its kin: Ministral, Mistral 3, Ministral 3."""
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from asyncllm.kernels.types import AttentionSpec
-from asyncllm.models.config import MistralConfig
+from asyncllm.attention.base import ForwardBatch
+from asyncllm.kernels.types import AttentionSpec, Norm
+from asyncllm.models.config.mistral import Ministral3Config, MistralConfig
 from asyncllm.models.decoder import DecoderLM
+from asyncllm.models.layers.attention import Attention
 from asyncllm.models.layers.parameter import Placement
 
 
@@ -17,3 +20,57 @@ class MistralForCausalLM(DecoderLM[MistralConfig]):
         self, config: MistralConfig, spec: AttentionSpec, place: Placement
     ) -> nn.Module:
         return self._attention(config, spec, place)
+
+
+class ScaledQueryAttention(Attention):
+    """Attention whose queries grow with their position.
+
+    Attributes:
+        scales: float32 [max_length]; the factor of queries at each position. None: all are one.
+    """
+
+    scales: Tensor | None = None
+
+    def project(self, x: Tensor, batch: ForwardBatch, norm: Norm | None) -> Tensor:
+        qkv = super().project(x, batch, norm)
+        if self.scales is not None:
+            factors = self.scales.index_select(0, batch.positions)
+            qkv[:, : self.spec.num_heads * self.spec.head_dim].mul_(factors.unsqueeze(1))
+        return qkv
+
+
+class Ministral3ForCausalLM(DecoderLM[Ministral3Config]):
+    """Mistral with queries that are scaled beyond the context it was first trained for."""
+
+    attention_type = ScaledQueryAttention
+
+    def __init__(
+        self,
+        config: Ministral3Config,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_length: int | None = None,
+        *,
+        quantized: bool = False,
+    ):
+        super().__init__(config, dtype, device, max_length, quantized=quantized)
+        scales = _query_scales(config, max_length or config.context_length, device)
+        for module in self.modules():
+            if isinstance(module, ScaledQueryAttention):
+                module.scales = scales
+
+    def make_attention(
+        self, config: Ministral3Config, spec: AttentionSpec, place: Placement
+    ) -> nn.Module:
+        return self._attention(config, spec, place)
+
+
+def _query_scales(config: Ministral3Config, max_length: int, device: torch.device) -> Tensor | None:
+    """See ``ScaledQueryAttention.scales``."""
+    if config.query_scaling is None or max_length <= config.query_scaling[1]:
+        return None
+    if device.type == "meta":
+        return torch.empty(max_length, dtype=torch.float32, device=device)
+    slope, span = config.query_scaling
+    positions = torch.arange(max_length, dtype=torch.float32, device=device)
+    return 1 + slope * torch.log1p(torch.floor(positions / span))

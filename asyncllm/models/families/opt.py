@@ -10,7 +10,7 @@ from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.reference.activation import ACTIVATIONS
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
-from asyncllm.models.config import OPTConfig
+from asyncllm.models.config.opt import OPTConfig
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.linear import FusedLinear, Linear
 from asyncllm.models.layers.mlp import check_activation

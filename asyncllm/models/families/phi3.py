@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from asyncllm.kernels.types import AttentionSpec
-from asyncllm.models.config import Phi3Config
+from asyncllm.models.config.phi3 import Phi3Config
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.parameter import Placement

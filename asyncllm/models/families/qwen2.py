@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from asyncllm.kernels.types import AttentionSpec
-from asyncllm.models.config import Qwen2Config
+from asyncllm.models.config.qwen import Qwen2Config
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.parameter import Placement
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncllm.models.config import Qwen3Config
+from asyncllm.models.config.qwen import Qwen3Config
 from asyncllm.models.decoder import DecoderLM
 
 

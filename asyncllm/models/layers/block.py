@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.models.config import DecoderConfig
-from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
-from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.norm import LayerNorm, RMSNorm
+
+#: Makes a norm of the residual stream.
+MakeNorm = Callable[[], RMSNorm | LayerNorm]
 
 
 class PreNormBlock(nn.Module):
@@ -17,41 +21,72 @@ class PreNormBlock(nn.Module):
     one kernel. So the residual stream x, [tokens, hidden], is changed in place.
     """
 
-    norm_type: type[RMSNorm] = RMSNorm
-
-    def __init__(
-        self, attention: nn.Module, mlp: nn.Module, config: DecoderConfig, place: Placement
-    ):
+    def __init__(self, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm):
         super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = self.norm_type(size, eps, place)
+        self.input_layernorm = make_norm()
         self.self_attn = attention
-        self.post_attention_layernorm = self.norm_type(size, eps, place)
+        self.post_attention_layernorm = make_norm()
         self.mlp = mlp
 
-    def forward(self, x: Tensor, rope: Tensor, batch: ForwardBatch) -> Tensor:
-        norm, residual = self.input_layernorm.norm, batch.needed(x)
-        x = self.self_attn(x, rope, batch, norm=norm, residual=residual)
-        out: Tensor = self.mlp(x, norm=self.post_attention_layernorm.norm, residual=x)
+    def forward(self, x: Tensor, rope: Tensor | None, batch: ForwardBatch) -> Tensor:
+        residual = batch.needed(x)
+        x, norm = self.input_layernorm.before_projection(x)
+        residual = self.self_attn(x, rope, batch, norm=norm, residual=residual)
+        x, norm = self.post_attention_layernorm.before_projection(residual)
+        out: Tensor = self.mlp(x, norm=norm, residual=residual)
         return out
 
 
-class SandwichNormBlock(PreNormBlock):
+class ScaledResidualBlock(PreNormBlock):
+    """Granite's: a norm before attention and MLP, and a factor of what they add."""
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm, *, factor: float):
+        super().__init__(attention, mlp, make_norm)
+        self.factor = factor
+
+    def forward(self, x: Tensor, rope: Tensor | None, batch: ForwardBatch) -> Tensor:
+        residual = batch.needed(x)
+        x, norm = self.input_layernorm.before_projection(x)
+        attended = self.self_attn(x, rope, batch, norm=norm)
+        residual = torch.add(residual, attended, alpha=self.factor)
+        x, norm = self.post_attention_layernorm.before_projection(residual)
+        return torch.add(residual, self.mlp(x, norm=norm), alpha=self.factor)
+
+
+class PostNormBlock(nn.Module):
+    """OLMo 2's: a norm after attention and one after the MLP, before the residual sum."""
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm):
+        super().__init__()
+        self.self_attn = attention
+        self.post_attention_layernorm = make_norm()
+        self.mlp = mlp
+        self.post_feedforward_layernorm = make_norm()
+
+    def forward(self, x: Tensor, rope: Tensor | None, batch: ForwardBatch) -> Tensor:
+        attended = self.post_attention_layernorm(self.self_attn(x, rope, batch))
+        x = batch.needed(x) + attended
+        out: Tensor = x + self.post_feedforward_layernorm(self.mlp(x))
+        return out
+
+
+class SandwichNormBlock(nn.Module):
     """Gemma's: a norm before and one after attention, and likewise around the MLP."""
 
-    norm_type = GemmaRMSNorm
+    def __init__(self, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm):
+        super().__init__()
+        self.input_layernorm = make_norm()
+        self.self_attn = attention
+        self.post_attention_layernorm = make_norm()
+        self.pre_feedforward_layernorm = make_norm()
+        self.mlp = mlp
+        self.post_feedforward_layernorm = make_norm()
 
-    def __init__(
-        self, attention: nn.Module, mlp: nn.Module, config: DecoderConfig, place: Placement
-    ):
-        super().__init__(attention, mlp, config, place)
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.pre_feedforward_layernorm = self.norm_type(size, eps, place)
-        self.post_feedforward_layernorm = self.norm_type(size, eps, place)
-
-    def forward(self, x: Tensor, rope: Tensor, batch: ForwardBatch) -> Tensor:
-        attended = self.self_attn(x, rope, batch, norm=self.input_layernorm.norm)
+    def forward(self, x: Tensor, rope: Tensor | None, batch: ForwardBatch) -> Tensor:
+        normed, norm = self.input_layernorm.before_projection(x)
+        attended = self.self_attn(normed, rope, batch, norm=norm)
         x = batch.needed(x) + self.post_attention_layernorm(attended)
-        fed = self.mlp(x, norm=self.pre_feedforward_layernorm.norm)
+        normed, norm = self.pre_feedforward_layernorm.before_projection(x)
+        fed = self.mlp(normed, norm=norm)
         out: Tensor = x + self.post_feedforward_layernorm(fed)
         return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import Norm
 from asyncllm.models.layers.parameter import Packed, Placement
-from asyncllm.models.quant.weight import Matrix, Place, QuantizedWeight
+from asyncllm.models.quant.weight import Matrix, Place, QuantizedWeight, Reordered, Rows
 
 Weight = nn.Parameter | QuantizedWeight
 
@@ -43,13 +43,21 @@ class FusedLinear(Packed):
 
     Args:
         outputs: the output features of each projection, by its name in the checkpoint.
+        orders: see ``Reordered``; of projections whose rows are in another order on disk.
     """
 
     def __init__(
-        self, in_features: int, outputs: dict[str, int], place: Placement, *, bias: bool = False
+        self,
+        in_features: int,
+        outputs: dict[str, int],
+        place: Placement,
+        *,
+        bias: bool = False,
+        orders: Mapping[str, Tensor] | None = None,
     ):
         super().__init__()
         self.outputs = outputs
+        self.orders = orders or {}
         self.weight: Weight = place.projection(sum(outputs.values()), in_features)
         self.bias = place.empty(sum(outputs.values())) if bias else None
 
@@ -60,9 +68,12 @@ class FusedLinear(Packed):
     def parts(self) -> Iterator[tuple[str, Place]]:
         ends = accumulate(self.outputs.values())
         for (name, size), end in zip(self.outputs.items(), ends, strict=True):
-            yield f"{name}.weight", self.weight[end - size : end]
+            yield f"{name}.weight", self._ordered(name, self.weight[end - size : end])
             if self.bias is not None:
-                yield f"{name}.bias", self.bias[end - size : end]
+                yield f"{name}.bias", self._ordered(name, self.bias[end - size : end])
+
+    def _ordered(self, name: str, place: Tensor | Rows) -> Place:
+        return Reordered(place, self.orders[name]) if name in self.orders else place
 
 
 def _matrix(weight: Weight) -> Tensor | Matrix:

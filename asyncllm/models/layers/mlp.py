@@ -23,6 +23,25 @@ def check_activation(name: str) -> str:
     return name
 
 
+class PlainMLP(nn.Module):
+    """c_proj(act(c_fc(x))), as StarCoder2 calls them: [tokens, hidden] -> [tokens, hidden]."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, act: str, place: Placement, *, bias: bool
+    ):
+        super().__init__()
+        self.c_fc = Linear(hidden_size, intermediate_size, place, bias=bias)
+        self.c_proj = Linear(intermediate_size, hidden_size, place, bias=bias)
+        self.act = ACTIVATIONS[check_activation(act)]
+
+    def forward(
+        self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """Normalises x first, and adds to ``residual`` in place."""
+        out: Tensor = self.c_proj(self.act(self.c_fc(x, norm=norm)), residual=residual)
+        return out
+
+
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)): [tokens, hidden] -> [tokens, hidden].
 

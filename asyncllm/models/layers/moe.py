@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,18 +12,33 @@ from torch import Tensor, nn
 from asyncllm.kernels.activation import gated
 from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.types import Norm
-from asyncllm.models.layers.linear import Linear
 from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.parameter import Packed, Placement
+from asyncllm.models.layers.router import Router
+
+#: Experts in a checkpoint: three matrices each, or two tensors with all, maybe of their transposes.
+ExpertsOnDisk = Literal["apart", "fused", "transposed"]
 
 
 class Experts(Packed):
-    """The gated MLPs of all experts: one tensor for gate and up, one for down."""
+    """The gated MLPs of all experts: one tensor for gate and up, one for down.
+
+    Args:
+        on_disk: see ``ExpertsOnDisk``.
+    """
 
     def __init__(
-        self, num_experts: int, hidden_size: int, intermediate_size: int, act: str, place: Placement
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        act: str,
+        place: Placement,
+        *,
+        on_disk: ExpertsOnDisk = "apart",
     ):
         super().__init__()
+        self.on_disk = on_disk
         self.gate_up_proj = place.empty(num_experts, 2 * intermediate_size, hidden_size)
         self.down_proj = place.empty(num_experts, hidden_size, intermediate_size)
         self.act = check_activation(act)
@@ -41,6 +57,11 @@ class Experts(Packed):
         return F.grouped_mm(gated(gate_up, self.act), self.down_proj.transpose(1, 2), offs=ends)
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
+        if self.on_disk != "apart":
+            for name in ("gate_up_proj", "down_proj"):
+                whole = getattr(self, name)
+                yield f"experts.{name}", whole.mT if self.on_disk == "transposed" else whole
+            return
         pairs = zip(self.gate_up_proj, self.down_proj, strict=True)
         for expert, (gate_up, down) in enumerate(pairs):
             gate, up = gate_up.chunk(2)
@@ -49,34 +70,44 @@ class Experts(Packed):
             yield f"experts.{expert}.down_proj.weight", down
 
 
+class TokenGate(nn.Module):
+    """A factor from 0 to 1 for each token: [tokens, hidden] -> [tokens, 1]."""
+
+    def __init__(self, hidden_size: int, place: Placement):
+        super().__init__()
+        self.weight = place.empty(1, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight).sigmoid()
+
+
 class SparseMoE(nn.Module):
-    """Each token goes through its ``top_k`` likeliest experts: [tokens, hidden] -> the same.
+    """Each token goes through the experts that the router chooses: [tokens, hidden] -> the same.
 
     Does not wait for the device. Deterministic, as it uses no atomic additions.
 
     Args:
-        normalize: a token's expert weights sum to one.
+        shared: an MLP that all tokens go through as well.
+        shared_gate: weights its output.
     """
 
     expert_ids: Tensor
 
     def __init__(
         self,
-        hidden_size: int,
-        intermediate_size: int,
-        act: str,
+        router: Router,
+        experts: Experts,
         place: Placement,
         *,
-        num_experts: int,
-        top_k: int,
-        normalize: bool,
+        shared: nn.Module | None = None,
+        shared_gate: TokenGate | None = None,
     ):
         super().__init__()
-        self.gate = Linear(hidden_size, num_experts, place)
-        self.experts = Experts(num_experts, hidden_size, intermediate_size, act, place)
-        self.top_k = top_k
-        self.normalize = normalize
-        expert_ids = torch.arange(num_experts, device=place.device)
+        self.gate = router
+        self.experts = experts
+        self.shared_expert = shared
+        self.shared_expert_gate = shared_gate
+        expert_ids = torch.arange(len(experts.gate_up_proj), device=place.device)
         self.register_buffer("expert_ids", expert_ids, persistent=False)
 
     def forward(
@@ -85,21 +116,18 @@ class SparseMoE(nn.Module):
         """Normalises x first, and adds to ``residual`` in place."""
         if norm is not None:
             x = rms_norm(x, norm)
-        weights, experts = self._route(x)
+        weights, experts = self.gate.route(x)
         order = experts.flatten().argsort(stable=True)
         ends = torch.searchsorted(
             experts.flatten()[order], self.expert_ids, right=True, out_int32=True
         )
-        grouped = self.experts(x[order // self.top_k], ends)
+        grouped = self.experts(x[order // experts.shape[1]], ends)
         chosen = torch.empty_like(grouped)
         chosen[order] = grouped
         out = (chosen.view(*experts.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
+        if self.shared_expert is not None:
+            shared = self.shared_expert(x)
+            if self.shared_expert_gate is not None:
+                shared = shared * self.shared_expert_gate(x)
+            out = out + shared
         return out if residual is None else residual.add_(out)
-
-    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights in the dtype of x, and experts, both [tokens, top_k]."""
-        probabilities = self.gate(x).softmax(dim=-1, dtype=torch.float32)
-        weights, experts = probabilities.topk(self.top_k, dim=-1)
-        if self.normalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights.to(x.dtype), experts

@@ -30,6 +30,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.norm)
 
+    def before_projection(self, x: Tensor) -> tuple[Tensor, Norm | None]:
+        """x, and the norm that the projection of x applies first."""
+        return x, self.norm
+
     def fill_neutral(self) -> None:
         """Set the weight to scale by one."""
         self.weight.fill_(self.neutral)
@@ -53,6 +57,10 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+    def before_projection(self, x: Tensor) -> tuple[Tensor, Norm | None]:
+        """As ``RMSNorm.before_projection``; no projection fuses this norm."""
+        return self(x), None
 
     def fill_neutral(self) -> None:
         """Set the weights to scale by one and shift by zero."""

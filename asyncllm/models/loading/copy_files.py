@@ -13,7 +13,7 @@ from asyncllm.models.loading.checkpoint import DTYPES, Header, Reader, open_file
 from asyncllm.models.loading.quantized_tensors import StoredMatrix
 from asyncllm.models.loading.torch_file import TorchFile
 from asyncllm.models.loading.weight_stream import WeightStream
-from asyncllm.models.quant.formats import dequantize_into
+from asyncllm.models.quant.formats import fill
 from asyncllm.models.quant.weight import Place
 
 #: Of tensors that are converted on the device, at once.
@@ -136,13 +136,5 @@ def _copy(
         copied += tensor.nbytes
         return tensor
 
-    if isinstance(stored, Header):
-        assert isinstance(target, Tensor)
-        target.copy_(read(stored))
-        return copied
-    matrix = stored.read(read, device)
-    if isinstance(target, Tensor):
-        dequantize_into(target, matrix)
-    else:
-        target.write(matrix)
+    fill(target, read(stored) if isinstance(stored, Header) else stored.read(read, device))
     return copied

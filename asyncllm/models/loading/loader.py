@@ -27,9 +27,10 @@ from asyncllm.models.loading.allocate import LayoutOf, allocate, can_keep, dummy
 from asyncllm.models.loading.checkpoint import Header, read_headers, read_tensor, weight_files
 from asyncllm.models.loading.copy_files import Source, copy_files
 from asyncllm.models.loading.quantized_tensors import Layout, StoredMatrix, find_matrices
+from asyncllm.models.loading.text_part import text_part
 from asyncllm.models.loading.weight_stream import WeightStream
 from asyncllm.models.quant.weight import Place, QuantizedWeight
-from asyncllm.models.registry import model_class
+from asyncllm.models.registry import is_multimodal, model_class
 from asyncllm.models.sizes import check_sizes
 from asyncllm.models.spec import ModelSpec
 
@@ -128,9 +129,11 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
     """Read and check everything but the tensors' contents."""
     files = weight_files(folder)
     stored = read_headers(files)
-    check_sizes(spec.config, (header.name for header in stored))
+    own_name = text_part if is_multimodal(spec.architecture) else str
+    named = [(name, header) for header in stored if (name := own_name(header.name)) is not None]
+    check_sizes(spec.config, (name for name, _ in named))
     sketch = model_class(spec.architecture)(spec.config, torch.float32, torch.device("meta"))
-    headers = _wanted(sketch, stored)
+    headers = _wanted(sketch, named)
     matrices: dict[str, StoredMatrix] = {}
     if spec.quantization is not None:
         known = sketch.checkpoint_tensors()
@@ -149,11 +152,11 @@ def _layout(
     )
 
 
-def _wanted(model: CausalLM, headers: list[Header]) -> dict[str, Header]:
+def _wanted(model: CausalLM, headers: list[tuple[str, Header]]) -> dict[str, Header]:
     """The headers that the model uses, by its names."""
     wanted: dict[str, Header] = {}
-    for header in headers:
-        name = model.checkpoint_name(header.name)
+    for stored_name, header in headers:
+        name = model.checkpoint_name(stored_name)
         if name is None:
             continue
         if name in wanted:

@@ -21,7 +21,7 @@ from asyncllm.errors import ModelError
 from asyncllm.kernels.reference.quantized import dequantize_fp8, dequantize_int4, pack_int4
 from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix
 from asyncllm.models.quant.config import Quantization
-from asyncllm.models.quant.weight import Matrix
+from asyncllm.models.quant.weight import Matrix, Place, Reordered
 
 Shape = Sequence[int]
 
@@ -162,6 +162,46 @@ def group_order(module: str, groups: Tensor, count: int) -> Tensor | None:
     if not torch.equal(groups[order].long(), regular):
         raise ModelError(f"{module}.g_idx: the groups are not of the same size")
     return order
+
+
+def fill(place: Place, value: Tensor | Matrix) -> None:
+    """Write a tensor or a quantised matrix of the checkpoint to its place.
+
+    A place that is a tensor takes the numbers that a matrix stands for.
+    """
+    if isinstance(place, Reordered):
+        value = _reordered(value, place.order)
+        place = place.place
+    if isinstance(value, Tensor):
+        assert isinstance(place, Tensor)
+        place.copy_(value)
+    elif isinstance(place, Tensor):
+        dequantize_into(place, value)
+    else:
+        place.write(value)
+
+
+def _reordered(value: Tensor | Matrix, order: Tensor) -> Tensor | Matrix:
+    """The same with its rows in another order.
+
+    Raises:
+        ModelError: rows of an fp8 matrix would leave the block with which they share a scale.
+    """
+    if isinstance(value, Tensor):
+        return value[order.to(value.device)]
+    if isinstance(value, Int4Matrix):
+        order = order.to(value.packed.device)
+        scale, zero = value.scale[:, order], value.zero[:, order]
+        return Int4Matrix(value.packed[order], scale, zero, value.order)
+    blocks = torch.arange(len(order)) // FP8_BLOCK
+    if value.is_blocked and not torch.equal(order // FP8_BLOCK, blocks):
+        raise ModelError(
+            f"an fp8 matrix with a scale for each {FP8_BLOCK} rows cannot be rearranged for rotary "
+            "positions: its heads do not begin at multiples of that"
+        )
+    order = order.to(value.data.device)
+    data = value.data.view(torch.uint8)[order].view(value.data.dtype)
+    return Fp8Matrix(data, value.scale if value.is_blocked else value.scale[order])
 
 
 def dequantize_into(place: Tensor, matrix: Matrix) -> None:

@@ -56,8 +56,23 @@ class Rows(NamedTuple):
         self.weight.write(self.start, self.end, matrix)
 
 
+class Reordered(NamedTuple):
+    """A place whose row i is row ``order[i]`` of the checkpoint's tensor or matrix.
+
+    Attributes:
+        order: int64 [rows], on the CPU.
+    """
+
+    place: Tensor | Rows
+    order: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.place.shape
+
+
 #: The place for a tensor or a quantised matrix of a checkpoint.
-Place = Tensor | Rows
+Place = Tensor | Rows | Reordered
 
 
 class Fp8Weight(QuantizedWeight):

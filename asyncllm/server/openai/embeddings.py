@@ -6,6 +6,7 @@ import asyncio
 import base64
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from aiohttp import web
 
 from asyncllm.engine.pooling import PooledParams
@@ -94,8 +95,13 @@ def embedding_params(
     Raises:
         BadRequest: the model's vectors have fewer dimensions.
     """
-    given: dict[str, Any] = {"pooling": pooling or service.config.pooling, "dimensions": dimensions}
-    params = EmbeddingParams(normalize=normalize is not False, **given)
+    given = {
+        "pooling": pooling or service.config.pooling,
+        "normalize": normalize,
+        "dimensions": dimensions,
+    }
+    named = {name: value for name, value in given.items() if value is not None}
+    params = msgspec.structs.replace(service.llm.default_embedding, **named)
     params.check(service.llm.limits.embedding_size)
     return params
 

@@ -50,11 +50,19 @@ _REASONING_BY_TEMPLATE = (
 _TOOLS_BY_MODEL = {
     "gpt_oss": "harmony",
     "mistral": "mistral",
+    "ministral": "mistral",
+    "ministral3": "mistral_args",
+    "mistral3": "mistral",
     "mixtral": "mistral",
     "qwen2": "hermes",
+    "qwen2_5_vl": "hermes",
     "qwen2_moe": "hermes",
     "qwen3": "hermes",
     "qwen3_moe": "hermes",
+    "qwen3_vl": "hermes",
+    "smollm3": "hermes",
+    "glm4_moe": "glm45",
+    "seed_oss": "seed_oss",
     "deepseek_v3": "deepseek_v3",
     "phi3": "granite",
 }
@@ -62,6 +70,9 @@ _REASONING_BY_MODEL = {
     "gpt_oss": "harmony",
     "qwen3": "think",
     "qwen3_moe": "think",
+    "smollm3": "think",
+    "glm4_moe": "think",
+    "seed_oss": "seed_oss",
     "deepseek_v3": "think",
 }
 

@@ -28,7 +28,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize("family", tiny_models.REPRESENTATIVE)
 async def test_greedy_tokens_and_logprobs_equal_transformers(
     family: str, mode: str, folder_of: Callable[[str], Path]
 ) -> None:
@@ -53,6 +53,29 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
             assert cached > 800, "of the long prompts"
         if mode == "chunks of 64":
             assert llm.stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize("family", tiny_models.FURTHER)
+async def test_further_families_equal_transformers(
+    family: str, folder_of: Callable[[str], Path]
+) -> None:
+    """In one engine: alone and together, in chunks, with prefix hits, preempted."""
+    folder = folder_of(family)
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1}
+    options |= {"prefill_chunk": 16, "page_size": 2, "kv_cache_tokens": 640, "max_num_seqs": 100}
+    async with AsyncLLM(folder, **options, max_model_len=620) as llm:
+        expect_short_outputs(llm)
+        expected = answers(folder)
+        for answer in expected:
+            check(await llm.generate(answer.prompt, GREEDY), answer)
+        # Prefix hits start at once, and outgrow the cache.
+        many = [max(expected[7:2:-1], key=lambda answer: len(answer.tokens))] * 80 + expected
+        together = await asyncio.gather(*(llm.generate(a.prompt, GREEDY) for a in many))
+        for completion, answer in zip(together, many, strict=True):
+            check(completion, answer)
+        assert sum(completion.usage.cached_tokens for completion in together) > 500
+        assert llm.stats.preemptions > 0
+        assert llm.stats.pages_held == 0
 
 
 async def test_prompts_that_arrive_together_share_and_stay_right(

@@ -17,10 +17,11 @@ from asyncllm.kernels.attention import encode_heads
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.mlp import check_activation
-from asyncllm.models.layers.moe import SparseMoE
+from asyncllm.models.layers.moe import Experts, SparseMoE
 from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.rotary import rotary_frequencies, rotary_table
+from asyncllm.models.layers.router import SigmoidRouter, SoftmaxRouter
 from asyncllm.models.rope import RopeConfig
 
 FLOAT32 = Placement(torch.float32, torch.device("cpu"))
@@ -119,27 +120,40 @@ def test_embedding_scale_is_rounded_to_the_dtype() -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 50])
 def test_experts(tokens: int, normalize: bool) -> None:
     """Also with experts that no token, or every token, chooses."""
-    moe = SparseMoE(16, 24, "silu", FLOAT32, num_experts=8, top_k=2, normalize=normalize)
+    router = SoftmaxRouter(16, 8, FLOAT32, top_k=2, normalize=normalize)
+    moe = SparseMoE(router, Experts(8, 16, 24, "silu", FLOAT32), FLOAT32)
     with torch.no_grad():
         for parameter in moe.parameters():
             parameter.normal_(0, 0.5)
-        assert isinstance(moe.gate.weight, Tensor)
-        moe.gate.weight[3] = 0
+        assert isinstance(router.weight, Tensor)
+        router.weight[3] = 0
         x = torch.randn(tokens, 16)
         torch.testing.assert_close(moe(x), _one_by_one(moe, x), rtol=1e-4, atol=1e-5)
 
 
 def _one_by_one(moe: SparseMoE, x: Tensor) -> Tensor:
+    assert isinstance(moe.gate, SoftmaxRouter)
     out = torch.zeros_like(x)
     for row, token in enumerate(x):
-        weights, chosen = moe.gate(token).softmax(-1).topk(moe.top_k)
-        if moe.normalize:
+        weights, chosen = moe.gate(token).softmax(-1).topk(moe.gate.top_k)
+        if moe.gate.normalize:
             weights = weights / weights.sum()
         for weight, expert in zip(weights, chosen.tolist(), strict=True):
             gate, up = (moe.experts.gate_up_proj[expert] @ token).chunk(2)
             hidden = torch.nn.functional.silu(gate) * up
             out[row] += weight * (moe.experts.down_proj[expert] @ hidden)
     return out
+
+
+def test_the_bias_of_a_sigmoid_router_chooses_but_does_not_weigh() -> None:
+    router = SigmoidRouter(4, 3, FLOAT32, top_k=2, normalize=True, factor=2.0)
+    with torch.no_grad():
+        router.weight.copy_(torch.tensor([[2.0, 0, 0, 0], [1.0, 0, 0, 0], [0.0, 0, 0, 0]]))
+        router.e_score_correction_bias.copy_(torch.tensor([0.0, -9.0, 0.0]))
+        weights, experts = router.route(torch.tensor([[1.0, 5.0, 5.0, 5.0]]))
+    scores = torch.tensor([2.0, 0.0]).sigmoid()
+    assert experts.tolist() == [[0, 2]]
+    torch.testing.assert_close(weights[0], 2 * scores / scores.sum())
 
 
 def test_unknown_activations() -> None:

@@ -33,7 +33,8 @@ BLOCKS: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "head_di
 
 @pytest.mark.parametrize("name", quantized.FORMATS)
 @pytest.mark.parametrize(
-    ("family", "overrides"), [("qwen3", WIDE), ("llama", {}), ("phi3", {}), ("opt", {})]
+    ("family", "overrides"),
+    [("qwen3", WIDE), ("llama", {}), ("phi3", {}), ("opt", {}), ("glm", {})],
 )
 def test_weights_are_what_they_stand_for(
     name: str, family: str, overrides: dict[str, Any], tmp_path: Path
@@ -52,9 +53,10 @@ async def test_greedy_tokens(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "gptq"])
-def test_experts(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe"])
+def test_experts(family: str, name: str, tmp_path: Path) -> None:
     sizes = {"moe_intermediate_size": 64, "max_shard_size": 10**9}
-    folder, dense = quantized.make(name, tmp_path, "qwen3_moe", **sizes)
+    folder, dense = quantized.make(name, tmp_path, family, **sizes)
     _assert_equal(_load(folder), _load(dense))
 
 
@@ -77,9 +79,9 @@ def keep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("keep")
 @pytest.mark.parametrize("name", quantized.FORMATS)
-@pytest.mark.parametrize("family", ["qwen3", "phi3"])
+@pytest.mark.parametrize("family", ["qwen3", "phi3", "glm4"])
 def test_kept_weights_give_the_same_logits(name: str, family: str, tmp_path: Path) -> None:
-    wide = BLOCKS if family == "qwen3" else {"hidden_size": 512, "intermediate_size": 512}
+    wide = BLOCKS if family != "phi3" else {"hidden_size": 512, "intermediate_size": 512}
     folder, dense = quantized.make(name, tmp_path, family, num_hidden_layers=2, **wide)
     model, expected = _load(folder), _load(dense)
     kept = _kept(model)

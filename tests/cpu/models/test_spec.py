@@ -12,7 +12,8 @@ import pytest
 
 from asyncllm.errors import ModelError
 from asyncllm.models import registry
-from asyncllm.models.config import DecoderConfig
+from asyncllm.models.config.base import DecoderConfig
+from asyncllm.models.rope import RopeConfig
 from asyncllm.models.spec import ModelSpec, read_spec
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import edit_config
@@ -106,7 +107,7 @@ def test_early_phi3_calls_longrope_su(tmp_path: Path) -> None:
         rope_scaling={"type": "su", **factors},
         original_max_position_embeddings=256,
     )
-    rope = _decoder(read_spec(folder)).rope(0)
+    rope = _rope(_decoder(read_spec(folder)), 0)
     assert (rope.rope_type, rope.rotary_dim, rope.stretch) == ("longrope", 16, 4.0)
 
 
@@ -139,8 +140,8 @@ def test_multimodal_gemma3_may_leave_out_defaults(tmp_path: Path) -> None:
     assert (spec.max_position_embeddings, spec.eos_token_ids) == (131_072, (1, 106))
     assert spec.dtype == "bfloat16"
     assert [config.window(layer) for layer in range(6)] == [1024] * 5 + [None]
-    assert (config.rope(0).rope_theta, config.rope(0).stretch) == (10_000.0, 1.0)
-    assert (config.rope(5).rope_theta, config.rope(5).stretch) == (1_000_000.0, 8.0)
+    assert (_rope(config, 0).rope_theta, _rope(config, 0).stretch) == (10_000.0, 1.0)
+    assert (_rope(config, 5).rope_theta, _rope(config, 5).stretch) == (1_000_000.0, 8.0)
 
 
 def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, ["'MambaForCausalLM'", "LlamaForCausalLM"]),
+        ({"architectures": ["MambaForCausalLM"]}, ["'MambaForCausalLM'", "recurrent"]),
         ({"architectures": []}, ["config.json", "architectures"]),
         ({"architectures": None}, ["config.json", "architectures"]),
         ({"hidden_size": None}, ["config.json", "hidden_size"]),
@@ -224,6 +225,12 @@ def test_classes_are_found_by_architecture() -> None:
 def _decoder(spec: ModelSpec) -> DecoderConfig:
     assert isinstance(spec.config, DecoderConfig)
     return spec.config
+
+
+def _rope(config: DecoderConfig, layer: int) -> RopeConfig:
+    rope = config.rope(layer)
+    assert rope is not None
+    return rope
 
 
 def _write(folder: Path, **config: Any) -> None:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from asyncllm import Completion, SamplingParams
+from tests.support.models import tiny_models
 
 PROMPT_LENGTHS = (1, 2, 15, 16, 17, 33, 100, 257, 600)
 NEW_TOKENS = 10
@@ -28,13 +28,12 @@ class Expected(NamedTuple):
 @lru_cache
 def answers(folder: Path) -> list[Expected]:
     """What transformers' ``generate`` gives on the CPU, for random prompts of many lengths."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+    model = tiny_models.reference(folder)
+    vocab_size = model.get_input_embeddings().num_embeddings
     generator = torch.Generator().manual_seed(1)
     expected = []
     for length in PROMPT_LENGTHS:
-        prompt = torch.randint(4, model.config.vocab_size, (1, length), generator=generator)
+        prompt = torch.randint(4, vocab_size, (1, length), generator=generator)
         with torch.no_grad():
             whole = model.generate(prompt, do_sample=False, max_new_tokens=NEW_TOKENS)
             logits = model(whole[:, :-1]).logits[0, length - 1 :]

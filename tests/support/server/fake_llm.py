@@ -35,6 +35,7 @@ from asyncllm.types import (
     Usage,
 )
 from asyncllm.types.beam_search import Beam, BeamSearchParams
+from asyncllm.types.embedding import EmbeddingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -241,6 +242,7 @@ class FakeLLM:
         self.chat_reader = ChatReader(formats or Formats(), tokenizer)
         self.chat_template: FakeTemplate | None = FakeTemplate()
         self.default_params = SamplingParams(temperature=0.7)
+        self.default_embedding = EmbeddingParams()
         self.stats = EngineStats(pages_total=64)
         self.startup = StartupBill()
         self.ready = False

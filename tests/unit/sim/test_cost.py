@@ -11,7 +11,9 @@ import pytest
 from asyncllm import demo
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.models.config import Config, OPTConfig, Qwen3Config, Qwen3MoeConfig
+from asyncllm.models.config.base import Config
+from asyncllm.models.config.opt import OPTConfig
+from asyncllm.models.config.qwen import Qwen3Config, Qwen3MoeConfig
 from asyncllm.models.spec import ModelSpec, SamplingDefaults, read_spec
 from asyncllm.sim.cost import H200, SHAPES, SimCost, shape_of
 from asyncllm.sim.executor import build_sim

@@ -63,6 +63,10 @@ def names(formats: Formats) -> tuple[str | None, str | None]:
         # no template, or one that says nothing
         ("qwen3", None, ("hermes", "think")),
         ("gpt_oss", "", ("harmony", "harmony")),
+        ("glm4_moe", None, ("glm45", "think")),
+        ("seed_oss", None, ("seed_oss", "seed_oss")),
+        ("ministral3", None, ("mistral_args", None)),
+        ("qwen3_vl", None, ("hermes", None)),
         ("gpt2", None, ("json", None)),
         (None, None, ("json", None)),
     ],

@@ -1,13 +1,24 @@
-"""Gemma 3, and the text part of its multimodal checkpoints."""
+"""Gemma 1, 2 and 3."""
 
 from __future__ import annotations
 
-from asyncllm.models.config import Gemma3Config
+from asyncllm.models.config.gemma import Gemma2Config, Gemma3Config, GemmaConfig
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.block import SandwichNormBlock
 from asyncllm.models.layers.norm import GemmaRMSNorm
 
-_VISION = ("vision_tower.", "multi_modal_projector.")
+
+class GemmaForCausalLM(DecoderLM[GemmaConfig]):
+    """Llama with scaled embeddings and norms of its own."""
+
+    norm_type = GemmaRMSNorm
+
+
+class Gemma2ForCausalLM(DecoderLM[Gemma2Config]):
+    """Every other layer slides; attention scores and logits are soft-capped."""
+
+    norm_type = GemmaRMSNorm
+    block_type = SandwichNormBlock
 
 
 class Gemma3ForCausalLM(DecoderLM[Gemma3Config]):
@@ -19,9 +30,3 @@ class Gemma3ForCausalLM(DecoderLM[Gemma3Config]):
     norm_type = GemmaRMSNorm
     block_type = SandwichNormBlock
     has_head_norms = True
-
-    def checkpoint_name(self, name: str) -> str | None:
-        """In multimodal checkpoints, the text part is in ``language_model``, inside or outside."""
-        if name.removeprefix("model.").startswith(_VISION):
-            return None
-        return super().checkpoint_name(name.replace("language_model.", "", 1))

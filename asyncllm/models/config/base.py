@@ -1,0 +1,237 @@
+"""What the configurations of families have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from asyncllm.errors import ModelError
+from asyncllm.models.rope import RopeConfig
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+
+#: Bounds far beyond any existing model; larger values are mistakes or attacks on memory.
+Layers = Annotated[int, msgspec.Meta(ge=1, le=2**10)]
+Experts = Annotated[int, msgspec.Meta(ge=0, le=2**12)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+SizeOrZero = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Window = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # 0: none
+Length = Annotated[int, msgspec.Meta(ge=1, le=2**25)]
+VocabSize = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of every family."""
+
+    vocab_size: VocabSize
+    hidden_size: Size
+    num_hidden_layers: Layers
+    num_attention_heads: Size
+    max_position_embeddings: Length
+    tie_word_embeddings: bool = False
+    is_causal: bool = True
+    use_bidirectional_attention: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.is_causal or self.use_bidirectional_attention:
+            raise ModelError("bidirectional attention is not supported")
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads of one layer."""
+        return self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """Elements of one head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence."""
+        return self.max_position_embeddings
+
+    @property
+    def output_size(self) -> int:
+        """Elements of a final hidden state."""
+        return self.hidden_size
+
+
+class DecoderConfig(Config, frozen=True, kw_only=True):
+    """The settings of families with rotary positions.
+
+    Attributes:
+        default_theta: ``rope_theta`` where config.json has none.
+        gated_mlp: an MLP has three matrices (gate, up, down), not two.
+    """
+
+    default_theta: ClassVar[float] = 10_000.0
+    gated_mlp: ClassVar[bool] = True
+
+    intermediate_size: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: float = 1.0
+    original_max_position_embeddings: Length | None = None
+    sliding_window: Window | None = None
+    layer_types: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_attention_heads % self.num_kv_heads:
+            raise ModelError(
+                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
+                f"num_key_value_heads ({self.num_kv_heads})"
+            )
+        for layer in range(self.num_hidden_layers):
+            self.window(layer)
+            self.rope(layer)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def context_length(self) -> int:
+        ropes = (self.rope(layer) for layer in range(self.num_hidden_layers))
+        rope = next((rope for rope in ropes if rope is not None), None)
+        if rope is None or rope.rope_type != "yarn":
+            return self.max_position_embeddings
+        stretched = int(rope.original_max_position_embeddings * rope.stretch)
+        return max(self.max_position_embeddings, stretched)
+
+    @property
+    def activation(self) -> str:
+        """Name of the MLP's activation."""
+        return self.hidden_act
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the dot products of attention."""
+        return float(self.head_size**-0.5)
+
+    @property
+    def attention_softcap(self) -> float | None:
+        """``AttentionSpec.softcap``."""
+        return None
+
+    @property
+    def logit_softcap(self) -> float | None:
+        """None, or c in ``c * tanh(logit / c)``."""
+        return None
+
+    @property
+    def logit_divisor(self) -> float:
+        """The number by which logits are divided."""
+        return 1.0
+
+    @property
+    def embedding_scale(self) -> float | None:
+        """None, or the factor of token embeddings."""
+        return None
+
+    def layer_type(self, layer: int) -> str:
+        """FULL or SLIDING."""
+        return FULL
+
+    def window(self, layer: int) -> int | None:
+        """``AttentionSpec.window``; None also where the window covers the whole context."""
+        if self.layer_type(layer) == FULL or not self.sliding_window:
+            return None
+        return self.sliding_window if self.sliding_window < self.context_length else None
+
+    def rope(self, layer: int) -> RopeConfig | None:
+        """The rotary encoding of a layer; None if it has no positions."""
+        given = self.rope_scaling or self.rope_parameters or {}
+        of_layer = given.get(self.layer_type(layer), given)
+        return self._rope({"rope_theta": self.rope_theta or self.default_theta, **of_layer})
+
+    def _rope(self, given: dict[str, Any]) -> RopeConfig:
+        """Resolve one set of rotary settings."""
+        turned = given.get("partial_rotary_factor", self.partial_rotary_factor)
+        original = self.original_max_position_embeddings
+        if original is None:
+            original = given.get("original_max_position_embeddings", self.max_position_embeddings)
+        values = {
+            **given,
+            "rope_type": self._rope_type(given.get("rope_type", given.get("type", "default"))),
+            "rotary_dim": int(self.head_size * turned),
+            "max_position_embeddings": self.max_position_embeddings,
+            "original_max_position_embeddings": original,
+        }
+        try:
+            return msgspec.convert(values, RopeConfig)
+        except msgspec.ValidationError as error:
+            raise ModelError(f"rotary settings: {error}") from None
+
+    def _rope_type(self, name: str) -> str:
+        return name
+
+    def _listed_layer_type(self, layer: int) -> str | None:
+        """The entry of ``layer_types``, None without such a list."""
+        if self.layer_types is None:
+            return None
+        if len(self.layer_types) < self.num_hidden_layers:
+            raise ModelError(
+                f"layer_types has {len(self.layer_types)} entries for "
+                f"{self.num_hidden_layers} layers"
+            )
+        if self.layer_types[layer] not in (FULL, SLIDING):
+            raise ModelError(f"layer type {self.layer_types[layer]!r} is not supported")
+        return self.layer_types[layer]
+
+
+class MoeConfig(DecoderConfig, frozen=True, kw_only=True):
+    """The settings of families with a mixture of experts; their number has several names.
+
+    Attributes:
+        experts_field: the name of ``experts`` in config.json.
+    """
+
+    experts_field: ClassVar[str] = "num_experts"
+
+    num_experts_per_tok: Size
+    num_experts: Experts | None = None
+    num_local_experts: Experts | None = None
+    moe_intermediate_size: Size | None = None
+    norm_topk_prob: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.experts < self.num_experts_per_tok:
+            raise ModelError(
+                f"num_experts_per_tok is {self.num_experts_per_tok}, but {self.experts_field} is "
+                f"{self.experts}"
+            )
+
+    @property
+    def experts(self) -> int:
+        """Number of experts in a sparse layer."""
+        return self.num_experts or self.num_local_experts or 0
+
+    @property
+    def expert_size(self) -> int:
+        """Hidden elements of one expert."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    @property
+    def shared_expert_size(self) -> int:
+        """Hidden elements of the expert that all tokens go through; 0 if there is none."""
+        return 0
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the layer has experts instead of one MLP."""
+        return self.experts > 0

@@ -1,0 +1,41 @@
+"""Granite 3, dense and with experts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from asyncllm.models.config.granite import GraniteConfig
+from asyncllm.models.layers.block import MakeNorm, ScaledResidualBlock
+from asyncllm.models.layers.mlp import GatedMLP
+from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.moe_decoder import MoeDecoderLM
+
+
+class GraniteForCausalLM(MoeDecoderLM[GraniteConfig]):
+    """Llama with factors of embeddings, attention scores, residuals and logits.
+
+    Layers have an MLP, or experts and maybe a shared one.
+    """
+
+    experts_on_disk = "fused"
+    renamed: ClassVar[dict[str, str]] = {
+        ".block_sparse_moe.router.layer.": ".mlp.gate.",
+        ".block_sparse_moe.input_linear.weight": ".mlp.experts.gate_up_proj",
+        ".block_sparse_moe.output_linear.weight": ".mlp.experts.down_proj",
+        ".shared_mlp.input_linear.": ".mlp.shared_expert.gate_up_proj.",
+        ".shared_mlp.output_linear.": ".mlp.shared_expert.down_proj.",
+    }
+
+    def make_mlp(self, config: GraniteConfig, layer: int, place: Placement) -> nn.Module:
+        if config.is_sparse(layer):
+            return super().make_mlp(config, layer, place)
+        size, bias = config.intermediate_size, config.mlp_bias
+        return GatedMLP(config.hidden_size, size, config.activation, place, bias=bias)
+
+    def make_block(
+        self, config: GraniteConfig, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm
+    ) -> nn.Module:
+        factor = config.residual_multiplier
+        return ScaledResidualBlock(attention, mlp, make_norm, factor=factor)

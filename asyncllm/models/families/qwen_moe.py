@@ -1,0 +1,33 @@
+"""Qwen2 and Qwen3 with a mixture of experts."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from asyncllm.kernels.types import AttentionSpec
+from asyncllm.models.config.qwen import Qwen2MoeConfig, Qwen3MoeConfig
+from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.moe_decoder import MoeDecoderLM
+
+
+class Qwen2MoeForCausalLM(MoeDecoderLM[Qwen2MoeConfig]):
+    """Qwen2 with experts, and one that all tokens go through, behind a gate."""
+
+    has_shared_gate = True
+
+    def make_attention(
+        self, config: Qwen2MoeConfig, spec: AttentionSpec, place: Placement
+    ) -> nn.Module:
+        return self._attention(config, spec, place, qkv_bias=config.qkv_bias)
+
+
+class Qwen3MoeForCausalLM(MoeDecoderLM[Qwen3MoeConfig]):
+    """Qwen3 with experts."""
+
+    has_head_norms = True
+
+
+class Qwen3VLMoeForCausalLM(Qwen3MoeForCausalLM):
+    """The text part of Qwen3-VL with experts."""
+
+    experts_on_disk = "transposed"

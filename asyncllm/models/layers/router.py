@@ -1,0 +1,77 @@
+"""Which experts of a mixture a token goes through, and with what weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asyncllm.models.layers.linear import Linear
+from asyncllm.models.layers.parameter import Placement
+
+
+class SoftmaxRouter(Linear):
+    """The likeliest experts, weighted by their probabilities.
+
+    Args:
+        normalize: a token's expert weights sum to one.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_experts: int, place: Placement, *, top_k: int, normalize: bool
+    ):
+        super().__init__(hidden_size, num_experts, place)
+        self.top_k = top_k
+        self.normalize = normalize
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights in the dtype of x, and experts, both [tokens, top_k]."""
+        probabilities = self(x).softmax(dim=-1, dtype=torch.float32)
+        weights, experts = probabilities.topk(self.top_k, dim=-1)
+        if self.normalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(x.dtype), experts
+
+
+class SigmoidRouter(nn.Module):
+    """A score from 0 to 1 for each expert, all in float32.
+
+    ``e_score_correction_bias`` is added to scores to choose experts, but not to their weights: it
+    balances the load.
+
+    Args:
+        normalize: a token's expert weights sum to ``factor``.
+        factor: of all weights.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        place: Placement,
+        *,
+        top_k: int,
+        normalize: bool,
+        factor: float,
+    ):
+        super().__init__()
+        in_float32 = replace(place, dtype=torch.float32)
+        self.weight = in_float32.empty(num_experts, hidden_size)
+        self.e_score_correction_bias = in_float32.empty(num_experts)
+        self.top_k = top_k
+        self.normalize = normalize
+        self.factor = factor
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights in the dtype of x, and experts, both [tokens, top_k]."""
+        scores = F.linear(x.float(), self.weight).sigmoid()
+        experts = (scores + self.e_score_correction_bias).topk(self.top_k, dim=-1).indices
+        weights = scores.gather(1, experts)
+        if self.normalize:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return (weights * self.factor).to(x.dtype), experts
+
+
+Router = SoftmaxRouter | SigmoidRouter

@@ -1,0 +1,62 @@
+"""The decoder families with a mixture of experts, and what others override."""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+from torch import nn
+
+from asyncllm.models.config.base import MoeConfig
+from asyncllm.models.decoder import DecoderLM
+from asyncllm.models.layers.mlp import GatedMLP
+from asyncllm.models.layers.moe import Experts, ExpertsOnDisk, SparseMoE, TokenGate
+from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.router import Router, SoftmaxRouter
+
+C = TypeVar("C", bound=MoeConfig)
+
+
+class MoeDecoderLM(DecoderLM[C]):
+    """A decoder with experts or, in the layers that config.json names, one MLP.
+
+    Attributes:
+        experts_on_disk: see ``Experts``; "fused" also holds for the shared expert.
+        has_shared_gate: the output of the shared expert is weighted for each token.
+        renamed: parts of names in the checkpoint, and what they are called here.
+    """
+
+    experts_on_disk: ExpertsOnDisk = "apart"
+    has_shared_gate = False
+    renamed: ClassVar[dict[str, str]] = {}
+
+    def make_mlp(self, config: C, layer: int, place: Placement) -> nn.Module:
+        if not config.is_sparse(layer):
+            return super().make_mlp(config, layer, place)
+        hidden, act = config.hidden_size, config.activation
+        shared = None
+        if (size := config.shared_expert_size) > 0:
+            fused = self.experts_on_disk == "fused"
+            shared = GatedMLP(hidden, size, act, place, fused_on_disk=fused)
+        sizes = config.experts, hidden, config.expert_size
+        return SparseMoE(
+            self.make_router(config, place),
+            Experts(*sizes, act, place, on_disk=self.experts_on_disk),
+            place,
+            shared=shared,
+            shared_gate=TokenGate(hidden, place) if shared and self.has_shared_gate else None,
+        )
+
+    def make_router(self, config: C, place: Placement) -> Router:
+        """The router of a sparse layer."""
+        return SoftmaxRouter(
+            config.hidden_size,
+            config.experts,
+            place,
+            top_k=config.num_experts_per_tok,
+            normalize=config.norm_topk_prob,
+        )
+
+    def checkpoint_name(self, name: str) -> str | None:
+        for stored, own in self.renamed.items():
+            name = name.replace(stored, own)
+        return super().checkpoint_name(name)

@@ -1,0 +1,53 @@
+"""Errors about unknown architectures: what they need, and the nearest one that is served."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Final
+
+#: A pattern of names, and what those models need; the first that matches holds.
+_NEEDS: Final = (
+    (
+        r"Deepseek(V2|V3|V4|VL)|Kimi|Glm4MoeLite|GlmMoeDsa|MiniCPM3|Mistral4|LongcatFlash",
+        "multi-head latent attention (MLA)",
+    ),
+    (r"GptOss", "attention sinks and experts in MXFP4"),
+    (
+        r"Qwen3Next|Qwen3_5|Qwen3_6|Qwen3_8|OlmoHybrid|KimiLinear",
+        "layers with a recurrent state (gated delta nets)",
+    ),
+    (
+        r"Mamba|Jamba|Bamba|FalconH1|NemotronH|Zamba|GraniteMoeHybrid|Lfm2|Plamo2|Rwkv|xLSTM"
+        r"|RecurrentGemma|MiniMaxText|MiniMaxM1",
+        "layers with a recurrent or convolutional state",
+    ),
+    (r"Gemma3n|Gemma4", "keys and values that layers share"),
+    (r"Llama4", "chunked attention and its experts"),
+    (r"T5|Bart|Whisper|Marian|Pegasus|Florence|Moonshine", "an encoder beside the decoder"),
+    (r"Bert|Roberta|Electra|Deberta|NomicBert|XLM", "bidirectional attention"),
+    (r"Cohere|Command", "a parallel block with layer norms"),
+)
+
+
+def lacking(architecture: str) -> str:
+    """``": it needs X, which asyncllm does not have"``, or "" if that is not known."""
+    for pattern, needs in _NEEDS:
+        if re.match(pattern, architecture):
+            return f": it needs {needs}, which asyncllm does not have"
+    return ""
+
+
+def nearest(architecture: str, served: Iterable[str]) -> str:
+    """``"; the nearest that is served is X"``, or "" if none has a similar name."""
+    by_stem: dict[str, str] = {}
+    for name in served:
+        by_stem.setdefault(_stem(name), name)
+    near = get_close_matches(_stem(architecture), by_stem, n=1)
+    return f"; the nearest that is served is {by_stem[near[0]]}" if near else ""
+
+
+def _stem(architecture: str) -> str:
+    """Its name without what it is for."""
+    return re.sub(r"(For[A-Z]\w*|Model|LMHeadModel)$", "", architecture).lower()

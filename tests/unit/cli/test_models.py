@@ -1,0 +1,34 @@
+"""``asyncllm models``: every family, and what one model needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncllm import demo
+from asyncllm.__main__ import main
+from asyncllm.models.registry import ARCHITECTURES, FAMILIES
+
+
+def test_every_family_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    for family in FAMILIES:
+        assert any(line.startswith(f"{family.title} ") for line in lines)
+    assert all(name in printed for name in ARCHITECTURES)
+    assert "GPTQ" in printed
+
+
+def test_a_model_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", str(demo.path())]) == 0
+    printed = capsys.readouterr().out
+    for words in ("Qwen3 (Qwen3ForCausalLM)", "2,048 tokens", "3 KiB a token"):
+        assert words in printed
+
+
+def test_a_model_that_is_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    assert main(["models", str(tmp_path)]) == 1
+    assert "recurrent" in capsys.readouterr().err
