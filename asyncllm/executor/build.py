@@ -203,7 +203,8 @@ def _limits(
     )
     step, captured = measure_step(model, spec, make_backend, size, dtype, device)
     free, total = torch.cuda.mem_get_info(device.torch_device)
-    graphs = captured + spec.num_layers * GRAPHS_LAYER_BYTES if config.cuda_graphs else 0
+    # Activations of the captured step, and of the same step run once on the stream of captures.
+    graphs = 2 * captured + spec.num_layers * GRAPHS_LAYER_BYTES if config.cuda_graphs else 0
     memory = GpuMemory(total, free_before, free, weights, step, graphs)
     share = config.gpu_memory_utilization
     log.info("memory: %s", memory.account(share))

@@ -6,9 +6,10 @@ import logging
 import mmap
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from threading import Lock
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -16,12 +17,16 @@ from torch import Tensor
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
-from asyncllm.executor.capture_lock import CAPTURE_LOCK
 from asyncllm.executor.pinned import PinnedRing
 from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.upload import upload
 
 log = logging.getLogger(__name__)
+
+#: While a graph is captured, waiting for the whole device is an error in every thread, and can end
+#: the capture. While one runs on its own stream before it is captured, its kernels must not run
+#: beside those of another engine: programs that wait for each other need room for all.
+_EXCLUSIVE: Final = Lock()
 
 #: What that error means in kernels whose programs wait for each other: see ``fail_after``.
 _WAITED_IN_VAIN = (
@@ -98,6 +103,12 @@ class Device(Protocol):
             RuntimeError: the system does not have that much.
         """
 
+    def exclusive(self) -> AbstractContextManager[object]:
+        """While this is held, no other engine of the process launches a step or captures a graph.
+
+        Held by whoever does either, or waits for the whole device.
+        """
+
     def check(self) -> None:
         """Wait for everything launched, copies included.
 
@@ -141,6 +152,9 @@ class CpuDevice:
 
     def host_memory(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def check(self) -> None:
         pass
@@ -227,9 +241,12 @@ class CudaDevice:
         self._locked.append(locked)
         return locked[:num_bytes]
 
+    def exclusive(self) -> AbstractContextManager[object]:
+        return _EXCLUSIVE
+
     def check(self) -> None:
         try:
-            with CAPTURE_LOCK:
+            with _EXCLUSIVE:
                 # Raises for good once the context is lost.
                 torch.cuda.synchronize(self.torch_device)
         except RuntimeError as error:
@@ -242,7 +259,7 @@ class CudaDevice:
         return free
 
     def empty_cache(self) -> None:
-        with CAPTURE_LOCK:
+        with _EXCLUSIVE:
             torch.cuda.empty_cache()
 
     def release(self) -> None:
