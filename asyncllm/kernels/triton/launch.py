@@ -6,11 +6,9 @@ compiled variant; a ``Launcher`` takes 4.5 µs, 3 of them in the driver.
 
 from __future__ import annotations
 
-import ctypes
 import dis
 import sys
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import Any
 
 import triton.language as tl
@@ -24,8 +22,6 @@ from asyncllm.kernels.gpu import gpu_of
 #: Whether kernels are compiled. Otherwise Triton interprets them, which lacks inline assembly and
 #: products of bfloat16.
 NATIVE = tl.constexpr(not knobs.runtime.interpret)
-
-_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
 
 
 class Launcher:
@@ -86,23 +82,12 @@ class Launcher:
             options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": pdl}
             compiled = self._kernel[grid](*args, *constants, pdl, **options, **self._options)
             if compiled is not None:  # None where launches are only recorded
-                prefer_shared(compiled.function)
                 found = (compiled.run, compiled.function, compiled.packed_metadata, pdl)
                 self._variants[tuple(key)] = found
             return
         run, function, metadata, pdl = found
         stream = driver.active.get_current_stream(device)
         run(*grid, stream, function, metadata, None, None, None, *values, *constants, pdl)
-
-
-def prefer_shared(function: int) -> None:
-    """Divide the L1 cache as for a kernel with all of the shared memory, whatever this one uses.
-
-    A multiprocessor must be idle to divide it anew, so kernels with other divisions do not overlap.
-    By default the driver keeps the division of what ran before, and a graph that of its capture.
-    """
-    with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), _CARVEOUT, 100)
 
 
 def shared_bytes(x: Tensor) -> int:
