@@ -112,12 +112,15 @@ def _peaks(
     table = SlotTable(size.rows, -(-size.row_tokens // size.page_size), device)
     forward = EagerForward(model, make_backend(pool), sampler, table, size.page_size, device)
     for step in largest_steps(size, spec.vocab_size, table, sampler):
-        forward(step)
+        with device.exclusive():
+            forward(step)
     peak = torch.cuda.max_memory_reserved(cuda)
     torch.cuda.reset_peak_memory_stats(cuda)
     allocated = torch.cuda.memory_allocated(cuda)
     if size.captured_tokens > 0:
-        forward(captured_step(size, table, sampler))
+        step = captured_step(size, table, sampler)
+        with device.exclusive():
+            forward(step)
     captured = torch.cuda.max_memory_allocated(cuda) - allocated
     device.check()
     return max(peak, torch.cuda.max_memory_reserved(cuda)), captured

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,12 @@ from asyncllm import demo
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
-from asyncllm.executor.memory.profile import StepSize, captured_step, largest_steps
+from asyncllm.executor.memory.profile import (
+    StepSize,
+    captured_step,
+    largest_steps,
+    measure_step,
+)
 from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
@@ -93,3 +101,47 @@ def test_the_steps_run_over_a_single_page() -> None:
             assert samples is not None
             assert samples.tokens.shape == (1, len(step.rows))
             assert (samples.tokens >= 0).all()
+
+
+class SharedDevice(CpuDevice):
+    """Passes for a GPU that another engine may use, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_held = False
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        assert not self.is_held
+        self.is_held = True
+        try:
+            yield
+        finally:
+            self.is_held = False
+
+    def check(self) -> None:
+        assert not self.is_held
+
+    empty_cache = check
+
+
+def test_measuring_excludes_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels whose programs wait for each other must not meet those of another stream."""
+    for name in ("memory_reserved", "max_memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    folder = Path(demo.path())
+    spec, device = read_spec(folder), SharedDevice()
+    size = StepSize(rows=3, tokens=90, row_tokens=64, captured_tokens=12, page_size=16)
+    planned: list[bool] = []
+
+    class Backend(SdpaBackend):
+        def plan(self, *args: Any) -> Any:
+            planned.append(device.is_held)
+            return super().plan(*args)
+
+    with torch.inference_mode():
+        model = load_model(folder, spec, torch.float32, "cpu")
+        measure_step(model, spec, Backend, size, torch.float32, device)
+    assert planned == [True] * 3
