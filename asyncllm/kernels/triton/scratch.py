@@ -41,9 +41,14 @@ def _lasting_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tens
     """Zeros that may be made while a CUDA graph is captured.
 
     They are made on the default stream, which is never captured, and on which steps run. Otherwise
-    the capture would record the initialisation instead of running it.
+    the capture would record the initialisation instead of running it. Launches on another stream
+    have to wait for it, and for whatever on the default stream still uses that memory.
     """
     if device.type != "cuda":
         return torch.zeros(count, dtype=dtype, device=device)
-    with torch.cuda.stream(torch.cuda.default_stream(device)):
-        return torch.zeros(count, dtype=dtype, device=device)
+    default = torch.cuda.default_stream(device)
+    with torch.cuda.stream(default):
+        zeros = torch.zeros(count, dtype=dtype, device=device)
+    if torch.cuda.current_stream(device) != default:
+        default.synchronize()
+    return zeros
