@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -141,7 +142,7 @@ class GraphedForward:
             kind = self._missing.popleft()
             try:
                 self._capture(kind)
-            except RuntimeError as error:
+            except Exception as error:  # compilers and loaders raise various types
                 self._device.check()
                 self._missing.clear()
                 reason = str(error).partition("\n")[0]
@@ -219,6 +220,8 @@ class GraphedForward:
                 self._device.check()
                 if attempt == CAPTURE_ATTEMPTS - 1:
                     raise
+                if not self._graphs:  # a pool that its last graph has left cannot be used again
+                    self._pool = torch.cuda.graph_pool_handle()
 
     def _run_once(self, kind: Kind) -> None:
         """Run a step of padding on the current stream, as it is captured next.
@@ -248,7 +251,7 @@ class GraphedForward:
         try:
             tokens, logits, slots = self._run(kind, list(zip(parts, plans, strict=True)))
         finally:
-            graph.capture_end()
+            end_capture(graph, self._pool, self._flat.device)
         return _Captured(graph, kind, plans, tokens, _borrowed(logits), slots)
 
     def _run(
@@ -263,6 +266,22 @@ class GraphedForward:
                 self._sampler.draw(logits, rows.slots, rows.lengths, kind.level, relay=relay)
             )
         return torch.stack(tokens), logits, rows.slots
+
+
+def end_capture(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> None:
+    """End a capture, also for PyTorch's allocator.
+
+    Raises:
+        RuntimeError: the capture is invalid. PyTorch then believes that it goes on: it would refuse
+            to capture into the pool again, and to return memory.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        with suppress(RuntimeError):  # the allocator knows: what failed came later
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+            torch._C._cuda_releasePool(device.index, pool)
+        raise
 
 
 class _Memory:
