@@ -84,8 +84,10 @@ class ModelRunner:
         step = StepRows.of(rows, self._table)
         # No idle time is known behind a launch that fails.
         previous, self._previous_end = self._previous_end, None
-        begin = self._device.event()
         with self._device.exclusive():
+            begin = (
+                self._device.event()
+            )  # only now: waiting for another engine is no time of the step
             samples = self._forward(step, plan.decode_steps)
         readback = (
             None if samples is None else StepReadback.of(step, samples, self._device.download)
