@@ -75,10 +75,10 @@ class CompileAhead:
 async def _start(config: EngineConfig, folder: Path) -> KernelCompiler | None:
     if config.gpu is None:
         return None
-    job = await run_in_daemon(job_of, config, folder)  # CUDA's driver takes its time
     try:
+        job = await run_in_daemon(job_of, config, folder)  # CUDA's driver takes its time
         # In the loop's thread: the process ends with the thread that started it.
         return None if job is None else KernelCompiler(job)
-    except OSError as error:
+    except Exception as error:  # nothing that goes wrong here may end loading
         log.warning("kernels are compiled at their first launch: %s", error)
         return None

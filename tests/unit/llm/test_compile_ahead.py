@@ -99,3 +99,16 @@ async def test_a_process_that_cannot_start_stops_no_server(
     await asyncio.to_thread(kernels.wait)
     kernels.close()
     assert "/no/such/python" in caplog.text
+
+
+async def test_a_job_that_cannot_be_found_out_stops_no_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(config: EngineConfig, folder: Path) -> CompileJob | None:
+        raise ValueError("triton.__spec__ is None")
+
+    monkeypatch.setattr(compile_ahead, "job_of", broken)
+    kernels = CompileAhead(EngineConfig(), Path())
+    await asyncio.to_thread(kernels.wait)
+    kernels.close()
+    assert "triton.__spec__ is None" in caplog.text
