@@ -85,9 +85,8 @@ class ModelRunner:
         # No idle time is known behind a launch that fails.
         previous, self._previous_end = self._previous_end, None
         with self._device.exclusive():
-            begin = (
-                self._device.event()
-            )  # only now: waiting for another engine is no time of the step
+            # Only now: waiting for another engine is no time of this step.
+            begin = self._device.event()
             samples = self._forward(step, plan.decode_steps)
         readback = (
             None if samples is None else StepReadback.of(step, samples, self._device.download)
