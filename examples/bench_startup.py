@@ -93,14 +93,11 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or hub id")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="starts of each kind")
     args, options = parser.parse_known_args()
-    empty = []
-    for _ in range(args.runs):
-        with tempfile.TemporaryDirectory() as cache:
-            empty.append(measure(args.model, cache, options))
-    print(table("empty kernel cache", empty), flush=True)
-    with tempfile.TemporaryDirectory() as cache:
-        measure(args.model, cache, options)  # fills it
-        full = [measure(args.model, cache, options) for _ in range(args.runs)]
+    with tempfile.TemporaryDirectory() as folder:
+        caches = [f"{folder}/{run}" for run in range(args.runs)]
+        empty = [measure(args.model, cache, options) for cache in caches]
+        print(table("empty kernel cache", empty), flush=True)
+        full = [measure(args.model, caches[0], options) for _ in caches]
     print(table("full kernel cache", full))
 
 

@@ -1,61 +1,201 @@
-"""What a failed capture leaves behind. Captures themselves need a GPU."""
+"""Which graphs serve a step, with graphs that run their step again when they are replayed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from asyncllm.executor.step.graphs import end_capture
+from asyncllm.attention.paged import PagedBackend
+from asyncllm.executor.device import CpuDevice
+from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.step import graphs
+from asyncllm.executor.step.eager import EagerForward, Samples
+from asyncllm.executor.step.graph_kinds import Kind
+from asyncllm.executor.step.graphs import GraphedForward
+from asyncllm.executor.step.inputs import StepRows
+from asyncllm.executor.step.padded_steps import PaddedSteps
+from asyncllm.models.base import CausalLM
+from asyncllm.models.loading.loader import load_model
+from asyncllm.models.spec import read_spec
+from asyncllm.wire.messages import Admit, RowParams, pack
+from tests.cpu.executor.test_padded_steps import PAGE_SIZE, SLOTS, prepared
+from tests.support.engine.scheduling import limits
 
-POOL = (0, 1)
-PLACE = torch.device("cuda", 1)
+GREEDY = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+LOGPROBS = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, 2, 0, ())
+VOCAB_SIZE = 384  # of tiny models
+DECODES = [(slot, 20 + slot, 1) for slot in range(5)]
+MIXED = [(0, 20, 1), (1, 25, 1), (2, 0, 20), (3, 4, 9)]
+
+
+class LockedDevice(CpuDevice):
+    """As on a GPU, whoever holds the lock must not take it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = Lock()
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        assert not self.lock.locked()
+        return self.lock
+
+    def check(self) -> None:
+        with self.exclusive():
+            pass
 
 
 class Graph:
-    """A graph whose capture ends with an error, or without."""
+    """Records what is run between its begin and end, and runs it again."""
 
-    def __init__(self, error: Exception | None = None):
-        self._error = error
+    recording: Graph | None = None
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        assert Graph.recording is None
+        Graph.recording = self
+        self.run: Callable[[], tuple[Tensor, ...]] | None = None
+        self.outputs: tuple[Tensor, ...] = ()
 
     def capture_end(self) -> None:
-        if self._error is not None:
-            raise self._error
+        Graph.recording = None
+
+    def replay(self) -> None:
+        assert self.run is not None
+        for output, value in zip(self.outputs, self.run(), strict=True):
+            output.copy_(value)
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the allocator is told."""
-    calls: list[tuple[Any, ...]] = []
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(torch._C, name, lambda *args, name=name: calls.append((name, *args)))
-    return calls
+@pytest.fixture(autouse=True)
+def _no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    class Stream:
+        def __init__(self, device: object) -> None: ...
+
+        def synchronize(self) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(graphs, "_borrowed", lambda tensor: tensor)
+    run = GraphedForward._run
+
+    def recorded(self: GraphedForward, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        outputs = run(self, *args)
+        graph = Graph.recording
+        if graph is not None:
+            graph.outputs = outputs[:2]
+            graph.run = lambda: run(self, *args)[:2]
+        return outputs
+
+    monkeypatch.setattr(GraphedForward, "_run", recorded)
+    yield
+    assert Graph.recording is None
 
 
-def test_a_capture_that_ends_well_needs_nothing_else(told: list[tuple[Any, ...]]) -> None:
-    end_capture(Graph(), POOL, PLACE)  # type: ignore[arg-type]
-    assert told == []
+@pytest.fixture(scope="module")
+def model(folder_of: Callable[[str], Path]) -> CausalLM:
+    folder = folder_of("qwen3")
+    return load_model(folder, read_spec(folder), torch.float32, "cpu", max_length=40)
 
 
-def test_the_allocator_leaves_the_pool_of_an_invalid_capture(told: list[tuple[Any, ...]]) -> None:
-    with pytest.raises(RuntimeError, match="invalidated"):
-        end_capture(Graph(RuntimeError("invalidated")), POOL, PLACE)  # type: ignore[arg-type]
-    assert told == [
-        ("_cuda_endAllocateToPool", 1, POOL),
-        ("_cuda_releasePool", 1, POOL),
-    ]
+def make(model: CausalLM, params: RowParams) -> tuple[GraphedForward, EagerForward, LockedDevice]:
+    """A forward without graphs yet, and the one that runs what they do not."""
+    device = LockedDevice()
+    table, pool = prepared(model)
+    sampler = Sampler(SLOTS, VOCAB_SIZE, device)
+    for slot in range(SLOTS):
+        known = np.random.default_rng(slot).integers(4, 300, 20).astype(np.int32)
+        table.admit(Admit(slot, pack(known.tolist()), 20, params))
+        sampler.admit(slot, params, known, 20)
+    sampler.flush()
+    backend = PagedBackend(pool, device.upload)
+    eager = EagerForward(model, backend, sampler, table, PAGE_SIZE, device)
+    padded = PaddedSteps(model, backend, table, PAGE_SIZE, SLOTS, 128)
+    sizes = limits(max_decode_steps=3, multi_step_rows=8)
+    return GraphedForward(padded, eager, sampler, table, device, sizes), eager, device
 
 
-def test_a_pool_that_was_left_is_not_released_twice(
-    told: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+def tokens(samples: Samples | None, count: int) -> list[list[int]]:
+    assert samples is not None
+    columns = range(count) if samples.columns is None else samples.columns.tolist()
+    return [[int(row[column]) for column in columns] for row in samples.tokens]
+
+
+@pytest.mark.parametrize("params", [GREEDY, LOGPROBS], ids=["greedy", "logprobs"])
+@pytest.mark.parametrize("captured", ["first", "all"])
+@pytest.mark.parametrize(
+    ("rows", "decode_steps"), [(DECODES, 1), (DECODES, 3), (DECODES[:1], 3), (MIXED, 1)]
+)
+@torch.inference_mode()
+def test_steps_yield_the_same_with_the_graphs_that_there_are(
+    model: CausalLM,
+    rows: list[tuple[int, int, int]],
+    decode_steps: int,
+    captured: str,
+    params: RowParams,
 ) -> None:
-    """As when a graph was captured, and cannot be instantiated."""
+    forward, _, _ = make(model, params)
+    forward.capture_first()
+    while captured == "all" and forward.capture_next():
+        pass
+    count = sum(start + length >= 20 for _, start, length in rows)
+    step = StepRows.of(np.array(rows, dtype=np.int32), forward._table)
+    found = tokens(forward(step, decode_steps), count)
+    _, eager, _ = make(model, params)
+    one_by_one = []
+    for i in range(decode_steps):
+        step = StepRows.of(np.array(rows, dtype=np.int32), eager._table).continued(i)
+        one_by_one += tokens(eager(step), count)
+    assert found == one_by_one
 
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("not currently recording")
 
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", refuse)
-    with pytest.raises(RuntimeError, match="no memory"):
-        end_capture(Graph(RuntimeError("no memory")), POOL, PLACE)  # type: ignore[arg-type]
-    assert told == []
+@torch.inference_mode()
+def test_a_step_hurries_the_capture_of_its_size(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, _, _ = make(model, GREEDY)
+    forward.capture_first()
+    captured: list[Kind] = []
+    capture = GraphedForward._capture
+
+    def noted(self: GraphedForward, kind: Kind) -> None:
+        captured.append(kind)
+        capture(self, kind)
+
+    monkeypatch.setattr(GraphedForward, "_capture", noted)
+    forward(StepRows.of(np.array(DECODES[:2], dtype=np.int32), forward._table), 3)
+    forward.capture_next()
+    [kind] = captured
+    assert (kind.size.rows, kind.decode_steps) == (2, 3)
+
+
+@torch.inference_mode()
+def test_a_capture_that_fails_is_tried_again_and_then_given_up(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward, _, device = make(model, GREEDY)
+    forward.capture_first()
+    count = forward.count
+    begin, failures = Graph.capture_begin, [True, False, True, True, True]
+
+    def fail(self: Graph, **options: Any) -> None:
+        if failures.pop(0):
+            raise RuntimeError("another thread has waited for the device\nmore")
+        begin(self, **options)
+
+    monkeypatch.setattr(Graph, "capture_begin", fail)
+    assert forward.capture_next()
+    assert forward.count == count + 1
+    assert not forward.capture_next()
+    assert not failures
+    assert "no other can be captured: another thread has waited" in caplog.text
+    assert not device.lock.locked()
+    assert not forward.capture_next()

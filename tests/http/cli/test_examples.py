@@ -39,6 +39,10 @@ RUNS = {
     "bench_scheduler.py": Run(
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
     ),
+    "bench_startup.py": Run(
+        f"{ROOT}/asyncllm/demo/model --runs 1 --device cpu",
+        r"empty kernel cache.*\n +\d+\.\d\d \| +\d(.|\n)*full kernel cache.*\n +\d.*import \d",
+    ),
     "compare_simulated.py": Run("--cases bs1 prefill8k", r"prefill8k +tokens/s +4\.\d+ +4\.\d"),
     "embeddings.py": Run("", r"^ *0\.\d+  (What is 27 \+ 45|How much is)"),
     "openai_client.py": Run("{url}/llm/v1", "27 [+] 45 = 72"),

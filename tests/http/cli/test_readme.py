@@ -46,6 +46,7 @@ NOT_RUN = {
     "asyncllm kernels": "needs a compiler, and minutes",
     "python -m tools.tune_kernels": "needs a GPU",
     "asyncllm serve Qwen/Qwen3-0.6B --device cuda": "needs a GPU",
+    "ASYNCLLM_PRETEND_CAPABILITY=8.0 asyncllm serve": "needs a GPU",
 }
 #: Languages of blocks that nobody pastes: drawings and formulas, and other programs' files.
 NOT_CODE = {"text", "nginx"}
