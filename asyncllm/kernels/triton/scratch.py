@@ -49,6 +49,7 @@ def _lasting_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tens
     default = torch.cuda.default_stream(device)
     with torch.cuda.stream(default):
         zeros = torch.zeros(count, dtype=dtype, device=device)
-    if torch.cuda.current_stream(device) != default:
-        default.synchronize()
+    current = torch.cuda.current_stream(device)
+    if current != default and not torch.cuda.is_current_stream_capturing():
+        current.wait_stream(default)
     return zeros
