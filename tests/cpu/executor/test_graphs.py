@@ -199,3 +199,42 @@ def test_a_capture_that_fails_is_tried_again_and_then_given_up(
     assert "no other can be captured: another thread has waited" in caplog.text
     assert not device.lock.locked()
     assert not forward.capture_next()
+
+
+@torch.inference_mode()
+def test_the_first_capture_is_tried_again_in_another_pool(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch refuses a pool that its only graph has left."""
+    pools: list[object] = []
+    handles = iter(range(9))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    forward, _, _ = make(model, GREEDY)
+    begin = Graph.capture_begin
+
+    def fail(self: Graph, pool: object, capture_error_mode: str) -> None:
+        pools.append(pool)
+        if len(pools) == 1:
+            raise RuntimeError("another thread has waited for the device")
+        begin(self, pool, capture_error_mode)
+
+    monkeypatch.setattr(Graph, "capture_begin", fail)
+    forward.capture_first()
+    assert pools[:2] == [0, 1]
+    assert set(pools[1:]) == {1}
+    assert forward.count == len(pools) - 1
+
+
+@torch.inference_mode()
+def test_a_kernel_that_cannot_be_compiled_leaves_the_graphs_that_there_are(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward, _, _ = make(model, GREEDY)
+    forward.capture_first()
+
+    def fail(self: PaddedSteps, *_: Any) -> Any:
+        raise ValueError("no such register")
+
+    monkeypatch.setattr(PaddedSteps, "run", fail)
+    assert not forward.capture_next()
+    assert "no other can be captured: no such register" in caplog.text
