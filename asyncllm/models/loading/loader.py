@@ -2,9 +2,9 @@
 
 First, every tensor is checked against the model on the meta device, so that a folder that does not
 fit fails before anything is allocated, whatever sizes config.json has. Then each tensor is copied
-from the mapped file into its parameter, or part of one, and converted on the way; host memory holds
-no second copy of the model. A quantised matrix is several tensors; it is dequantised if there are
-no kernels for it.
+into its parameter, or part of one, and converted on the way: streamed to a GPU, or from the mapped
+file; host memory holds no second copy of the model. A quantised matrix is several tensors; it is
+dequantised if there are no kernels for it.
 """
 
 from __future__ import annotations
