@@ -54,7 +54,7 @@ from asyncllm.executor.step.padded_steps import (
 )
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.worker import Worker
-from asyncllm.kernels.support import say_what_runs
+from asyncllm.kernels.support import obstacle, say_what_runs
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import ModelSpec
@@ -82,7 +82,8 @@ def build_worker(
         progress: called in this thread with bytes of weights loaded and in total.
         bill: records what each phase took.
         grammars: the model's, for rows that have one.
-        await_kernels: waits for kernels that are being compiled; called before most are launched.
+        await_kernels: waits for Triton's kernels that are being compiled; called before most are
+            launched, and only if they run here.
 
     Raises:
         ModelError: there is no such device, the weights do not fit the model, or the memory does
@@ -147,7 +148,9 @@ def _build(
             )
             device.empty_cache()  # the memory of conversions, for the KV cache
         with bill.phase("kernels"):
-            await_kernels()
+            # Others are not launched, and why has been logged.
+            if on_device.type == "cuda" and obstacle(on_device) is None:
+                await_kernels()
         with bill.phase("profile", device.free_bytes):
             limits = _limits(config, spec, model, make_backend, dtype, device, free_before)
         with bill.phase("KV cache", device.free_bytes):
