@@ -11,6 +11,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -93,7 +94,7 @@ class GraphedForward:
         self._graphs: dict[Kind, _Captured] = {}
         self._missing: deque[Kind] = deque()
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device.torch_device)
+        self._stream = _capture_stream(device.torch_device)
 
     def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
         if step.reads_prompts:
@@ -266,6 +267,13 @@ class GraphedForward:
                 self._sampler.draw(logits, rows.slots, rows.lengths, kind.level, relay=relay)
             )
         return torch.stack(tokens), logits, rows.slots
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all engines on the device, whose captures exclude each other: PyTorch keeps a cuBLAS
+    workspace for every stream for good."""
+    return torch.cuda.Stream(device)
 
 
 def end_capture(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> None:
