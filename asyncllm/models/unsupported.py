@@ -28,6 +28,7 @@ _NEEDS: Final = (
     (r"T5|Bart|Whisper|Marian|Pegasus|Florence|Moonshine", "an encoder beside the decoder"),
     (r"\w*(Bert|Roberta|Deberta|Electra|MPNet)|XLM|Gemma3TextModel", "bidirectional attention"),
     (r"Cohere|Command", "a parallel block with layer norms"),
+    (r"\w+(For(Sequence|Token)Classification|RewardModel)", "a head that gives scores"),
 )
 
 

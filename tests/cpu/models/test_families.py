@@ -180,7 +180,9 @@ def test_the_simulated_device_knows_the_number_of_parameters(family: str, tmp_pa
         ("DeepseekV3ForCausalLM", ["latent attention"]),
         ("Qwen3NextForCausalLM", ["recurrent", "Qwen3ForCausalLM"]),
         ("Gemma3nForConditionalGeneration", ["share", "Gemma3ForCausalLM"]),
-        ("LlamaForSequenceClassification", ["LlamaForCausalLM"]),
+        ("LlamaForSequenceClassification", ["gives scores", "LlamaForCausalLM"]),
+        ("ModernBertModel", ["bidirectional"]),
+        ("Gemma3TextModel", ["bidirectional", "Gemma3ForCausalLM"]),
         ("Unheard", ["'Unheard'", "asyncllm models"]),
     ],
 )
