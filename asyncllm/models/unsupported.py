@@ -26,8 +26,9 @@ _NEEDS: Final = (
     (r"Gemma3n|Gemma4", "keys and values that layers share"),
     (r"Llama4", "chunked attention and its experts"),
     (r"T5|Bart|Whisper|Marian|Pegasus|Florence|Moonshine", "an encoder beside the decoder"),
-    (r"Bert|Roberta|Electra|Deberta|NomicBert|XLM", "bidirectional attention"),
+    (r"\w*(Bert|Roberta|Deberta|Electra|MPNet)|XLM|Gemma3TextModel", "bidirectional attention"),
     (r"Cohere|Command", "a parallel block with layer norms"),
+    (r"\w+(For(Sequence|Token)Classification|RewardModel)", "a head that gives scores"),
 )
 
 

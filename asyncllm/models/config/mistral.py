@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from asyncllm.errors import ModelError
 from asyncllm.models.config.base import (
     FULL,
     SLIDING,
@@ -32,11 +33,20 @@ class Ministral3Config(MistralConfig, frozen=True, kw_only=True):
     head_dim: Size | None = 128
     rms_norm_eps: float = 1e-5
     sliding_window: Window | None = None
+    model_type: str = "ministral3"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model_type not in ("ministral3", "mistral", "mistral3"):
+            raise ModelError(
+                f"a text part of type {self.model_type!r} is not supported; "
+                "'mistral' and 'ministral3' are"
+            )
 
     @property
     def query_scaling(self) -> tuple[float, int] | None:
         """None, or (b, s): a query at position p is multiplied by 1 + b * log(1 + p // s)."""
-        rope = self.rope_parameters or {}
+        rope = self.rope_scaling or self.rope_parameters or {}
         beta, span = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
         return (float(beta), int(span)) if beta and span else None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from asyncllm.models.config.base import (
     FULL,
     SLIDING,
@@ -83,6 +85,10 @@ class Qwen2VLConfig(Qwen2Config, frozen=True, kw_only=True):
     plain rotary encoding.
     """
 
+    default_theta: ClassVar[float] = 1_000_000.0
+
+    rms_norm_eps: float = 1e-5
+
     def _rope_type(self, name: str) -> str:
         return "default" if name == "mrope" else name
 
@@ -90,12 +96,16 @@ class Qwen2VLConfig(Qwen2Config, frozen=True, kw_only=True):
 class Qwen3VLConfig(Qwen3Config, frozen=True, kw_only=True):
     """The text part of Qwen3-VL; positions as in ``Qwen2VLConfig``."""
 
+    default_theta: ClassVar[float] = 500_000.0
+
     def _rope_type(self, name: str) -> str:
         return "default" if name == "mrope" else name
 
 
 class Qwen3VLMoeConfig(Qwen3MoeConfig, frozen=True, kw_only=True):
     """The text part of Qwen3-VL with experts; positions as in ``Qwen2VLConfig``."""
+
+    default_theta: ClassVar[float] = 500_000.0
 
     norm_topk_prob: bool = True
 

@@ -21,11 +21,13 @@ import torch
 
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
+from asyncllm.models.layers.moe import Experts
 from asyncllm.models.layers.norm import LayerNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.loading.allocate import LayoutOf, allocate, can_keep, dummy_layout
 from asyncllm.models.loading.checkpoint import Header, read_headers, read_tensor, weight_files
 from asyncllm.models.loading.copy_files import Source, copy_files
+from asyncllm.models.loading.projection import with_projection
 from asyncllm.models.loading.quantized_tensors import Layout, StoredMatrix, find_matrices
 from asyncllm.models.loading.text_part import text_part
 from asyncllm.models.loading.weight_stream import WeightStream
@@ -84,6 +86,7 @@ def load_model(
             _fill_dummy(model, report)
         else:
             checkpoint = _read_checkpoint(Path(folder), spec)
+            spec = checkpoint.spec
             layout_of = partial(_layout, checkpoint.matrices)
             model = make_model(spec, dtype, device, max_length, keep=keep, layout_of=layout_of)
             plans = _match(model, checkpoint.folder, checkpoint.headers, checkpoint.matrices)
@@ -120,6 +123,7 @@ class _Checkpoint(NamedTuple):
     """A checkpoint that fits its model: files, tensors and matrices by the model's names."""
 
     folder: Path
+    spec: ModelSpec
     files: list[Path]
     headers: dict[str, Header]
     matrices: dict[str, StoredMatrix]
@@ -132,6 +136,7 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
     own_name = text_part if is_multimodal(spec.architecture) else str
     named = [(name, header) for header in stored if (name := own_name(header.name)) is not None]
     check_sizes(spec.config, (name for name, _ in named))
+    spec = with_projection(spec, folder, named)
     sketch = model_class(spec.architecture)(spec.config, torch.float32, torch.device("meta"))
     headers = _wanted(sketch, named)
     matrices: dict[str, StoredMatrix] = {}
@@ -139,7 +144,7 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
         known = sketch.checkpoint_tensors()
         matrices = find_matrices(spec.quantization, headers, known, read_tensor)
     _match(sketch, folder, headers, matrices)
-    return _Checkpoint(folder, files, headers, matrices)
+    return _Checkpoint(folder, spec, files, headers, matrices)
 
 
 def _layout(
@@ -171,7 +176,7 @@ def _match(
     model: CausalLM, folder: Path, headers: dict[str, Header], matrices: dict[str, StoredMatrix]
 ) -> dict[Path, list[Source]]:
     """The place of every tensor, by the file that holds it or the largest part of it."""
-    missing = model.checkpoint_tensors()
+    missing = _experts_as_stored(model, headers)
     unexpected: list[str] = []
     plans: dict[Path, list[Source]] = defaultdict(list)
     stored: Header | StoredMatrix
@@ -190,6 +195,23 @@ def _match(
         kind = type(model).__name__
         raise ModelError(f"{folder}: tensors do not fit {kind}: {'; '.join(problems)}")
     return plans
+
+
+def _experts_as_stored(model: CausalLM, headers: dict[str, Header]) -> dict[str, Place]:
+    """``checkpoint_tensors``, for either order of the two dimensions of an expert.
+
+    transformers 5 reads transposed experts, but writes them in the other order.
+    """
+    places = model.checkpoint_tensors()
+    if not any(isinstance(m, Experts) and m.on_disk == "transposed" for m in model.modules()):
+        return places
+    experts = {
+        name: place.mT
+        for name, place in places.items()
+        if name in headers and isinstance(place, torch.Tensor) and place.dim() == 3
+    }
+    fits = all(headers[name].shape == list(place.shape) for name, place in experts.items())
+    return places | experts if fits else places
 
 
 def _check(stored: Header | StoredMatrix, main: Header, target: Place) -> None:

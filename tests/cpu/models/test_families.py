@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from asyncllm import LLM
 from asyncllm.errors import ModelError
 from asyncllm.models import registry
 from asyncllm.models.config.base import DecoderConfig
+from asyncllm.models.config.mistral import Ministral3Config
 from asyncllm.models.loading.loader import load_model, make_model
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.sim.cost import shape_of
@@ -178,7 +180,9 @@ def test_the_simulated_device_knows_the_number_of_parameters(family: str, tmp_pa
         ("DeepseekV3ForCausalLM", ["latent attention"]),
         ("Qwen3NextForCausalLM", ["recurrent", "Qwen3ForCausalLM"]),
         ("Gemma3nForConditionalGeneration", ["share", "Gemma3ForCausalLM"]),
-        ("LlamaForSequenceClassification", ["LlamaForCausalLM"]),
+        ("LlamaForSequenceClassification", ["gives scores", "LlamaForCausalLM"]),
+        ("ModernBertModel", ["bidirectional"]),
+        ("Gemma3TextModel", ["bidirectional", "Gemma3ForCausalLM"]),
         ("Unheard", ["'Unheard'", "asyncllm models"]),
     ],
 )
@@ -204,6 +208,84 @@ def test_the_outer_configuration_says_whether_embeddings_are_tied(tmp_path: Path
     config = json.loads((folder / "config.json").read_text())
     edit_config(folder, text_config=config["text_config"] | {"tie_word_embeddings": True})
     assert load_model(folder, read_spec(folder), torch.float32, "cpu").lm_head is not None
+
+
+def test_a_projection_that_is_not_the_embedding_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_models.make("llama3", tmp_path)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    embedding = weights["model.embed_tokens.weight"]
+    save_file(weights | {"lm_head.weight": embedding.clone()}, file)
+    assert load_model(folder, read_spec(folder), torch.float32, "cpu").lm_head is None
+    assert not caplog.records
+    save_file(weights | {"lm_head.weight": -embedding}, file)
+    projection = load_model(folder, read_spec(folder), torch.float32, "cpu").lm_head
+    assert projection is not None
+    assert isinstance(projection.weight, torch.Tensor)
+    assert torch.equal(projection.weight, tiny_models.reference(folder).lm_head.weight)
+    assert "differs from the token embedding" in caplog.text
+
+
+def test_an_embedding_model_may_lack_the_projection_it_claims(tmp_path: Path) -> None:
+    folder = sentence_transformers(tmp_path, {"pooling_mode_lasttoken": True})
+    edit_config(folder, architectures=["Qwen3ForCausalLM"])
+    assert not read_spec(folder).config.tie_word_embeddings
+    assert load_model(folder, read_spec(folder), torch.float32, "cpu").lm_head is None
+    (folder / "modules.json").unlink()
+    with pytest.raises(ModelError, match=r"missing 'lm_head\.weight'"):
+        load_model(folder, read_spec(folder), torch.float32, "cpu")
+
+
+def test_experts_as_transformers_5_writes_them(tmp_path: Path) -> None:
+    family = "qwen3_moe_vision"
+    published = tiny_models.make(family, tmp_path / "published")
+    saved = tmp_path / "saved"
+    tiny_models.save(tiny_models.reference(published), saved, 10**9)
+    of_both = [
+        load_model(folder, read_spec(folder), torch.float32, "cpu").state_dict()
+        for folder in (published, saved)
+    ]
+    name = "model.language_model.layers.0.mlp.experts.down_proj"
+    shapes = [load_file(f / "model.safetensors")[name].shape for f in (published, saved)]
+    assert shapes[0] != shapes[1]
+    assert all(torch.equal(tensor, of_both[1][name]) for name, tensor in of_both[0].items())
+
+
+def test_queries_are_scaled_in_either_spelling_of_rotary_settings(tmp_path: Path) -> None:
+    folder = tiny_models.make("ministral3", tmp_path)
+    config = read_spec(folder).config
+    assert isinstance(config, Ministral3Config)
+    rope = config.rope_parameters
+    edit_config(folder, rope_parameters=None, rope_scaling=rope)
+    other = read_spec(folder).config
+    assert isinstance(other, Ministral3Config)
+    assert other.query_scaling == config.query_scaling == (0.5, 64)
+
+
+def test_text_of_another_type_than_mistral(tmp_path: Path) -> None:
+    folder = tiny_models.make("mistral3_vision", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    edit_config(folder, text_config=config["text_config"] | {"model_type": "mistral4"})
+    with pytest.raises(ModelError, match="'mistral4' is not supported"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vision", "qwen3_vision", "qwen3_moe_vision"])
+def test_defaults_of_text_parts_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    folder = tiny_models.make(family, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    theirs = type(transformers.AutoConfig.from_pretrained(folder).text_config)()
+    for name in ("rope_parameters", "rms_norm_eps"):
+        del text[name]
+    edit_config(folder, text_config=text)
+    ours = _decoder(read_spec(folder))
+    rope = ours.rope(0)
+    assert rope is not None
+    assert rope.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
 
 
 def test_images_are_refused_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
