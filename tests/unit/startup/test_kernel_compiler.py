@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -44,13 +44,18 @@ def gone(pids: list[int], seconds: float = 30) -> bool:
     return False
 
 
-def started_processes() -> list[int]:
-    """The compiler and its own child, once both are there."""
-    pids: list[int] = []
+def children() -> set[int]:
+    """All processes below this one; other tests may have left some, such as resource trackers."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def started_processes(others: Collection[int] = ()) -> list[int]:
+    """The compiler and its own child, once both are there, besides others."""
+    pids: set[int] = set()
     while len(pids) < 2:
         time.sleep(0.05)
-        pids = [child.pid for child in psutil.Process().children(recursive=True)]
-    return pids
+        pids = children() - set(others)
+    return list(pids)
 
 
 def runs(pid: int) -> bool:
@@ -87,8 +92,9 @@ def test_stopping_ends_waiting() -> None:
 
 
 def test_closing_leaves_no_process() -> None:
+    others = children()
     with compiler("hangs"):
-        pids = started_processes()
+        pids = started_processes(others)
     assert gone(pids)
 
 
