@@ -27,12 +27,15 @@ def run(args: argparse.Namespace) -> int:
     server = config_from_args(args, ServerConfig)
     # What start-up makes is there to stay; ``collect_when_quiet`` turns collections on again.
     gc.disable()
-    if engine.gpu is not None:
-        preload_cuda(engine.gpu)
+    try:
+        if engine.gpu is not None:
+            preload_cuda(engine.gpu)
 
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.server.run import run as serve
+        from asyncllm.llm.async_llm import AsyncLLM
+        from asyncllm.server.run import run as serve
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("asyncllm").setLevel(server.log_level.upper())
-    return serve(partial(AsyncLLM, config=engine, progress=LoadingBar()), server)
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("asyncllm").setLevel(server.log_level.upper())
+        return serve(partial(AsyncLLM, config=engine, progress=LoadingBar()), server)
+    finally:
+        gc.enable()  # also if nothing was served

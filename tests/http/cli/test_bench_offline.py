@@ -110,6 +110,7 @@ def test_given_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncllm.bench.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("asyncllm.bench.offline.WATCH_SECONDS", 0.05)
     path, out = tmp_path / "p.jsonl", tmp_path / "out.json"
     sum_ = {"messages": [{"role": "user", "content": "What is 27 + 45?"}], "arrival": 0}
     tale = {"prompt": "Once upon a time", "max_tokens": 40, "arrival": 1.5}
