@@ -16,6 +16,16 @@ from torch import Tensor
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
 
 
+def count_decode_rows(rows: np.ndarray) -> int:
+    """How many rows come before the first one that has not exactly one token.
+
+    Args:
+        rows: int [n, 3] of (slot, start, q_len).
+    """
+    longer = np.flatnonzero(rows[:, 2] != 1)
+    return int(longer[0]) if longer.size else len(rows)
+
+
 class AttentionBackend(Protocol):
     """Causal attention of a step's new tokens over the paged KV cache."""
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import ForwardBatch, GraphRows
+from asyncllm.attention.base import ForwardBatch, GraphRows, count_decode_rows
 from asyncllm.kernels.attention import (
     decode_attention,
     decode_heads,
@@ -85,8 +85,7 @@ class PagedBackend:
     def plan(self, rows: np.ndarray, block_table: Tensor) -> PagedPlan:
         """See ``AttentionBackend.plan``; ``rows`` must not be empty."""
         slots, starts, q_lens = rows.T
-        longer = np.flatnonzero(q_lens != 1)
-        count = int(longer[0]) if longer.size else len(rows)
+        count = count_decode_rows(rows)
         offsets = np.concatenate([[0], q_lens.cumsum()])
         parts = (slots[:count], starts[:count] + 1, slots[count:], starts[count:], offsets[count:])
         on_device = upload_aligned(parts, np.int32, self._upload)

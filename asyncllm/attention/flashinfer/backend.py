@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.attention.base import count_decode_rows
 from asyncllm.attention.flashinfer.kernels import (
     Kernel,
     Launch,
@@ -147,7 +148,7 @@ class FlashInferBackend:
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> FlashInferPlan:
         """See ``AttentionBackend.plan``."""
-        decodes = _decode_rows(rows)
+        decodes = count_decode_rows(rows)
         plan = FlashInferPlan(
             block_table, self._parts(decodes, len(rows) - decodes, int(rows[:, 2].sum()))
         )
@@ -210,7 +211,7 @@ class FlashInferBackend:
 
     def _fill(self, plan: FlashInferPlan, rows: np.ndarray) -> None:
         """Bring the rows of a step to the plan's place on the device, and plan its kernels."""
-        decodes, page_size = _decode_rows(rows), self._kv.page_size
+        decodes, page_size = count_decode_rows(rows), self._kv.page_size
         hosts = [part.on_host(rows, decodes, page_size) for part in plan.parts]
         arrays = [(h.q_indptr, h.kv_indptr, h.last_page_len, h.slots) for h in hosts]
         packed, places = pack_aligned([array for part in arrays for array in part], np.int32)
@@ -225,9 +226,3 @@ class FlashInferBackend:
             part.num_pages = None if part.shape.captured else int(host.kv_indptr[-1])
             for planned in part.planned:
                 planned.info = planned.kernel.plan(part.shape, host, planned.memory)
-
-
-def _decode_rows(rows: np.ndarray) -> int:
-    """How many rows come before the first one that has not exactly one token."""
-    longer = np.flatnonzero(rows[:, 2] != 1)
-    return int(longer[0]) if longer.size else len(rows)

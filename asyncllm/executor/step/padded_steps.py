@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from asyncllm.attention.base import ForwardBatch, GraphBackend, GraphRows, LogitRows
+from asyncllm.attention.base import (
+    ForwardBatch,
+    GraphBackend,
+    GraphRows,
+    LogitRows,
+    count_decode_rows,
+)
 from asyncllm.executor.step.inputs import LAST_TOKEN, StepRows
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
@@ -135,7 +141,7 @@ class PaddedSteps:
             row_starts[:count] = starts
             ends = q_lens.cumsum()
             last[:count] = ends - 1
-            decodes = _leading_ones(q_lens)
+            decodes = count_decode_rows(step.rows)
             decode_lengths[:decodes] = lengths[:decodes]
             offsets[: decodes + 1] = decodes
             offsets[decodes + 1 : count + 1] = ends[decodes:]
@@ -194,9 +200,3 @@ def row_buckets(max_rows: int) -> list[int]:
 
 def _at_least(count: int, buckets: list[int]) -> list[int]:
     return buckets[bisect_left(buckets, count) :]
-
-
-def _leading_ones(q_lens: np.ndarray) -> int:
-    """How many rows come before the first one that has not exactly one token."""
-    longer = np.flatnonzero(q_lens != 1)
-    return int(longer[0]) if longer.size else len(q_lens)
