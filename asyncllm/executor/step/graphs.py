@@ -231,28 +231,29 @@ class GraphedForward:
         4 % longer on an H200, even if the step has run on another stream.
         """
         torch.cuda.synchronize(self._flat.device)  # steps in flight read the same input
-        size, _, decode_steps = kind
-        flat = self._fill([self._padded.pack(size, None)] * decode_steps)
-        plans = [self._padded.plan(size, part) for part in flat.chunk(decode_steps)]
-        for plan in plans:
-            self._padded.before_replay(plan, None)
-        self._run(kind, list(zip(flat.chunk(decode_steps), plans, strict=True)))
+        self._fill([self._padded.pack(kind.size, None)] * kind.decode_steps)
+        self._run(kind, self._prepare(kind))
         self._stream.synchronize()
 
-    def _captured(self, kind: Kind) -> _Captured:
-        size, _, decode_steps = kind
-        parts = self._flat[: size.num_ints * decode_steps].chunk(decode_steps)
-        plans = [self._padded.plan(size, part) for part in parts]
+    def _prepare(self, kind: Kind) -> list[tuple[Tensor, Any]]:
+        """The input and a new plan of each decode step, prepared for steps of padding."""
+        parts = self._flat[: kind.size.num_ints * kind.decode_steps].chunk(kind.decode_steps)
+        plans = [self._padded.plan(kind.size, part) for part in parts]
         for plan in plans:
             self._padded.before_replay(plan, None)
+        return list(zip(parts, plans, strict=True))
+
+    def _captured(self, kind: Kind) -> _Captured:
+        decode_steps = self._prepare(kind)
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Relaxed: other threads may do what they like meanwhile. Capturing executes nothing.
         graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         try:
-            tokens, logits, slots = self._run(kind, list(zip(parts, plans, strict=True)))
+            tokens, logits, slots = self._run(kind, decode_steps)
         finally:
             end_capture(graph, self._pool, self._flat.device)
+        plans = [plan for _, plan in decode_steps]
         return _Captured(graph, kind, plans, tokens, _borrowed(logits), slots)
 
     def _run(
