@@ -202,11 +202,9 @@ class GraphedForward:
         self._fill(parts)
         captured.graph.replay()
 
-    def _fill(self, parts: list[np.ndarray]) -> Tensor:
+    def _fill(self, parts: list[np.ndarray]) -> None:
         flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        target = self._flat[: len(flat)]
-        self._device.upload_into(target, flat)
-        return target
+        self._device.upload_into(self._flat[: len(flat)], flat)
 
     def _capture(self, kind: Kind) -> None:
         for attempt in range(CAPTURE_ATTEMPTS):
