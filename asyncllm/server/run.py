@@ -15,7 +15,7 @@ from asyncllm.server.app import create_app
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.connection import Listener
 from asyncllm.server.service import SERVICE, Service
-from asyncllm.server.shutdown import GRACE_SECONDS, Shutdown
+from asyncllm.server.shutdown import DEAD, GRACE_SECONDS, Shutdown
 from asyncllm.server.throughput_log import log_throughput
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def run(
     """Serve until a signal comes; blocks, and must be called in the main thread.
 
     Returns:
-        The exit code of the process. After a signal it ends within ``drain_seconds`` plus
-        ``grace_seconds`` in any case; its code is not 0 if it had to be forced.
+        The exit code of the process: 0 after a signal, ``shutdown.DEAD`` if the engine died. After
+        a signal it ends within ``drain_seconds`` plus ``grace_seconds`` in any case; its code is
+        not 0 if it had to be forced.
     """
     # aiohttp logs malformed bodies with tracebacks; our own errors are logged by the application
     # and by its connections.
@@ -123,7 +124,8 @@ async def _serve_until(
     collecting.cancel()
     if stopped.done():
         log.error("the engine died: %s", stopped.result())
-        return 1
+        shutdown.engine_died()
+        return DEAD
     stopped.cancel()
     await _drain(service, shutdown.hurry)
     return 0

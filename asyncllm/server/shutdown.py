@@ -28,6 +28,8 @@ FORCE_SECONDS: Final = 0.5
 SAME_SECONDS: Final = 0.2
 #: The exit code of a process that had to be ended.
 FORCED: Final = 1
+#: The exit code of a server whose engine died or stalled: a supervisor should start another one.
+DEAD: Final = 70  # EX_SOFTWARE of sysexits.h
 
 
 class Shutdown:
@@ -52,6 +54,7 @@ class Shutdown:
         self._signals = 0
         self._signalled_at = -SAME_SECONDS
         self._closing = False
+        self._forced_code = FORCED
         self._deadline: float | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,6 +103,10 @@ class Shutdown:
         """
         self._closing = True
         self._end_within(self._grace_seconds)
+
+    def engine_died(self) -> None:
+        """Exit with ``DEAD`` from now on, also if the process has to be ended by force."""
+        self._forced_code = DEAD
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -155,7 +162,7 @@ class Shutdown:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(FORCED)
+        os._exit(self._forced_code)
 
 
 def _still_running() -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncllm.server.shutdown import SAME_SECONDS
+from asyncllm.server.shutdown import DEAD, SAME_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,6 +213,6 @@ def test_nonsense_leaves_no_trace_in_the_log() -> None:
 def test_a_dead_engine_ends_the_process() -> None:
     with process(life_seconds=0.3) as running:
         ready_port(running)
-        assert running.wait(10) == 1
+        assert running.wait(10) == DEAD
         assert running.stderr is not None
         assert "the engine died: planted death" in running.stderr.read()
