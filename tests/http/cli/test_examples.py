@@ -36,6 +36,7 @@ RUNS = {
     "bench_cpu.py": Run("--quick", r"SSE frame +\d(.|\n)*\n +4 +\d+ +\d+ +\d+\.\d\d"),
     "bench_grammar.py": Run("--quick", r"vocabulary of 4000(.|\n)* a Python thread keeps \d+%"),
     "bench_loading.py": Run("--quick --device cpu", r"direct: +\d(.|\n)*load_model, bfloat16 +\d"),
+    "bench_ring.py": Run("--quick", r" 200 B +1 +\d+\.\d(.|\n)* 400 KB +3( +\d+\.\d){3}"),
     "bench_scheduler.py": Run(
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
     ),
