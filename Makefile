@@ -47,6 +47,7 @@ lint: $(VENV)/.serve-test
 	$(VENV)/bin/mypy asyncllm tests
 	$(VENV)/bin/mypy examples
 	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/hadolint docker/Dockerfile
 
 # PyTorch alone stays at the version of constraints.txt: uv keeps what is installed already.
 test-floors: $(VENV)/bin/python

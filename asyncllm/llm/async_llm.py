@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.requests.mailbox import Mailbox
 from asyncllm.engine.token_constraints import is_prepared, prepare
-from asyncllm.errors import BadRequest, ContextLengthExceeded
 from asyncllm.llm.beam_search import BeamSearch
 from asyncllm.llm.embedding import embed
 from asyncllm.llm.generation import Batch, Intake, collect, read_request, tenant_of
@@ -23,19 +22,19 @@ from asyncllm.types import (
     SchedulingParams,
     Sink,
     TokenDelta,
-    is_chat,
     is_single,
-    plain_prompt,
 )
 from asyncllm.types.beam_search import Beam, BeamSearchParams
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
+    import httpx2
     import numpy as np
     from aiohttp import web
 
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.server.embedded.asgi import AsgiApp
 
 
 class AsyncLLM(ServedModel):
@@ -242,98 +241,7 @@ class AsyncLLM(ServedModel):
         if self._parts is not None:
             self._parts.engine.abort(request_id)
 
-    # -- text ------------------------------------------------------------------------------------
-
-    async def encode_prompt(
-        self, prompt: Prompt, reservation: Reservation | None = None
-    ) -> list[int]:
-        """Token ids of a prompt in any of its three forms.
-
-        Args:
-            reservation: for requests of this prompt. It is told a lower bound of the prompt's
-                length before time is spent on tokenizing.
-
-        Raises:
-            BadRequest: it is none of the three, or too long.
-            QueueFull: a prompt of this length cannot join the queue now.
-        """
-        plain = plain_prompt(prompt)
-        if isinstance(plain, str):
-            least = self._least_tokens([plain])
-            if reservation is not None:
-                reservation.expect(least * reservation.num_requests)
-            return await self.encode(plain)
-        if is_chat(plain):
-            return await self.encode_chat(plain, reservation)
-        return cast("list[int]", plain)
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Raises like ``encode_all``."""
-        [ids] = await self.encode_all([text], add_special_tokens=add_special_tokens)
-        return ids
-
-    async def encode_all(
-        self, texts: Seq[str], *, add_special_tokens: bool = True, any_length: bool = False
-    ) -> list[list[int]]:
-        """Token ids of each text; off the loop, except for a single short text.
-
-        Raises:
-            BadRequest: a text has too many bytes for the context, whatever its tokens are; not with
-                ``any_length``.
-        """
-        if not any_length:
-            self._least_tokens(texts)
-        return await self._started.tokenizer.encode_async(texts, add_special_tokens)
-
-    def _least_tokens(self, texts: Seq[str]) -> int:
-        """A lower bound, from its bytes, for the tokens of the longest text."""
-        tokenizer = self._started.tokenizer
-        longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        least = tokenizer.min_tokens(longest)
-        if least > self.limits.max_model_len:
-            raise ContextLengthExceeded(self.limits.max_model_len, least, at_least=True)
-        return least
-
-    async def encode_chat(
-        self,
-        messages: Seq[dict[str, Any]],
-        reservation: Reservation | None = None,
-        /,
-        *,
-        tools: Seq[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        any_length: bool = False,
-        **template_kwargs: Any,
-    ) -> list[int]:
-        """Token ids of chat messages, rendered with the model's chat template.
-
-        Args:
-            reservation: as in ``encode_prompt``.
-            any_length: allow more tokens than the context holds.
-
-        Raises:
-            BadRequest: the model has no template, or the template refuses the messages.
-            QueueFull: the request cannot join the queue now.
-        """
-        template = self._started.chat_template
-        if template is None:
-            raise BadRequest(
-                f"model {self.model_name} has no chat template; use text prompts",
-                param="messages",
-            )
-        text = await template.render_async(
-            list(messages),
-            tools=None if tools is None else list(tools),
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **template_kwargs,
-        )
-        if reservation is not None and not any_length:
-            reservation.expect(self._least_tokens([text]) * reservation.num_requests)
-        # The template writes the special tokens itself.
-        [ids] = await self.encode_all([text], add_special_tokens=False, any_length=any_length)
-        return ids
+    # -- HTTP ------------------------------------------------------------------------------------
 
     def aiohttp_app(self, server: ServerConfig | None = None) -> web.Application:
         """The HTTP API as an application, for ``app.add_subapp("/llm", llm.aiohttp_app())``.
@@ -342,5 +250,31 @@ class AsyncLLM(ServedModel):
         """
         from asyncllm.server.app import create_app
 
-        check_kind("server", server, ServerConfig)
-        return create_app(self, server or ServerConfig())
+        return create_app(self, _checked(server))
+
+    def asgi_app(self, server: ServerConfig | None = None) -> AsgiApp:
+        """The HTTP API for ASGI, as in ``app.mount("/llm", llm.asgi_app())`` of FastAPI.
+
+        Mounted, it leaves starting and closing the engine to the caller. Served by itself, as with
+        ``uvicorn module:app``, it does both. Host and port of ``server`` have no effect.
+        """
+        from asyncllm.server.embedded.asgi import AsgiApp
+        from asyncllm.server.embedded.exchange import InProcess
+
+        return AsgiApp(self, InProcess(self, _checked(server)))
+
+    def httpx_client(self, server: ServerConfig | None = None) -> httpx2.AsyncClient:
+        """A client of the HTTP API without a socket: ``AsyncOpenAI(http_client=...)`` takes it.
+
+        It belongs to the event loop that the engine was started on. ``await client.aclose()``
+        ends its requests.
+        """
+        from asyncllm.server.embedded.exchange import InProcess
+        from asyncllm.server.embedded.httpx_transport import async_client
+
+        return async_client(InProcess(self, _checked(server)))
+
+
+def _checked(server: ServerConfig | None) -> ServerConfig:
+    check_kind("server", server, ServerConfig)
+    return server or ServerConfig()

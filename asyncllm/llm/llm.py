@@ -12,6 +12,7 @@ from asyncllm.config import EngineConfig, engine_config
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
+from asyncllm.server_config import ServerConfig
 from asyncllm.terminal import progress_bar
 from asyncllm.types import SamplingParams, is_single
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
@@ -19,6 +20,8 @@ from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import httpx2
 
     from asyncllm.config import EngineLimits, PolicyName
     from asyncllm.engine.policy import Policy
@@ -203,6 +206,18 @@ class LLM:
         like ``generate``.
         """
         return self._thread.iterate(self._llm.stream(prompt, params, scheduling))
+
+    def httpx_client(self, server: ServerConfig | None = None) -> httpx2.Client:
+        """A client of the HTTP API without a socket: ``OpenAI(http_client=...)`` takes it.
+
+        It may be used in any thread, also after this object was dropped. ``client.close()`` ends
+        its requests.
+        """
+        from asyncllm.server.embedded.exchange import InProcess
+        from asyncllm.server.embedded.httpx_transport import client
+
+        check_kind("server", server, ServerConfig)
+        return client(InProcess(self._llm, server or ServerConfig()), self._thread)
 
     @property
     def limits(self) -> EngineLimits:

@@ -1,27 +1,30 @@
-"""A model inside an asyncio program: loaded, described, and closed."""
+"""A model inside an asyncio program: loaded, described, and closed; its texts as tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from asyncllm.config import EngineConfig, EngineLimits, PolicyName, engine_config
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.stats import EngineStats
-from asyncllm.errors import EngineDead, NotReady
+from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotReady
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.llm.load import Loaded, load, name_of
 from asyncllm.models.spec import ModelSpec
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.tokenizer import Tokenizer
-from asyncllm.types import SamplingParams
+from asyncllm.types import Prompt, SamplingParams, is_chat, plain_prompt
 from asyncllm.types.embedding import EmbeddingParams
 from asyncllm.validate import check_kind
+
+if TYPE_CHECKING:
+    from asyncllm.engine.requests.reservations import Reservation
 
 
 class ServedModel:
@@ -180,3 +183,96 @@ class ServedModel:
                 "synchronous code"
             )
         return parts
+
+    # -- text ------------------------------------------------------------------------------------
+
+    async def encode_prompt(
+        self, prompt: Prompt, reservation: Reservation | None = None
+    ) -> list[int]:
+        """Token ids of a prompt in any of its three forms.
+
+        Args:
+            reservation: for requests of this prompt. It is told a lower bound of the prompt's
+                length before time is spent on tokenizing.
+
+        Raises:
+            BadRequest: it is none of the three, or too long.
+            QueueFull: a prompt of this length cannot join the queue now.
+        """
+        plain = plain_prompt(prompt)
+        if isinstance(plain, str):
+            least = self._least_tokens([plain])
+            if reservation is not None:
+                reservation.expect(least * reservation.num_requests)
+            return await self.encode(plain)
+        if is_chat(plain):
+            return await self.encode_chat(plain, reservation)
+        return cast("list[int]", plain)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Raises like ``encode_all``."""
+        [ids] = await self.encode_all([text], add_special_tokens=add_special_tokens)
+        return ids
+
+    async def encode_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, any_length: bool = False
+    ) -> list[list[int]]:
+        """Token ids of each text; off the loop, except for a single short text.
+
+        Raises:
+            BadRequest: a text has too many bytes for the context, whatever its tokens are; not with
+                ``any_length``.
+        """
+        if not any_length:
+            self._least_tokens(texts)
+        return await self._started.tokenizer.encode_async(texts, add_special_tokens)
+
+    def _least_tokens(self, texts: Sequence[str]) -> int:
+        """A lower bound, from its bytes, for the tokens of the longest text."""
+        tokenizer = self._started.tokenizer
+        longest = max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        least = tokenizer.min_tokens(longest)
+        if least > self.limits.max_model_len:
+            raise ContextLengthExceeded(self.limits.max_model_len, least, at_least=True)
+        return least
+
+    async def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        reservation: Reservation | None = None,
+        /,
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        any_length: bool = False,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Token ids of chat messages, rendered with the model's chat template.
+
+        Args:
+            reservation: as in ``encode_prompt``.
+            any_length: allow more tokens than the context holds.
+
+        Raises:
+            BadRequest: the model has no template, or the template refuses the messages.
+            QueueFull: the request cannot join the queue now.
+        """
+        template = self._started.chat_template
+        if template is None:
+            raise BadRequest(
+                f"model {self.model_name} has no chat template; use text prompts",
+                param="messages",
+            )
+        text = await template.render_async(
+            list(messages),
+            tools=None if tools is None else list(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **template_kwargs,
+        )
+        if reservation is not None and not any_length:
+            reservation.expect(self._least_tokens([text]) * reservation.num_requests)
+        # The template writes the special tokens itself.
+        [ids] = await self.encode_all([text], add_special_tokens=False, any_length=any_length)
+        return ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
@@ -16,6 +16,9 @@ from asyncllm.server.http.errors import HttpError, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
 from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, request_id
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +162,28 @@ def _not_http(error: BaseException | None, status: int) -> HttpError:
     return HttpError("not a valid HTTP request" + (f": {what}" if what else ""), status)
 
 
+def connector(
+    server: web.Server, app: web.Application, request_seconds: float
+) -> Callable[[], Connection]:
+    """Makes the protocol of a new connection to ``app``, which ``server`` runs.
+
+    Args:
+        request_seconds: a connection without a whole request header is closed after this.
+    """
+    return partial(
+        Connection,
+        server,
+        app.get(CUTS) or Cuts(),
+        loop=asyncio.get_running_loop(),
+        access_log=None,  # as AppRunner passes it
+        keepalive_timeout=request_seconds,
+        lingering_time=min(request_seconds, LINGER_SECONDS),
+        max_line_size=MAX_LINE_BYTES,
+        max_field_size=MAX_LINE_BYTES,
+        max_headers=MAX_HEADERS,
+    )
+
+
 class Listener:
     """An application on a port. ``aclose`` it also when ``start`` has failed."""
 
@@ -179,8 +204,8 @@ class Listener:
         self._runner = web.AppRunner(
             app, handler_cancellation=handler_cancellation, shutdown_timeout=close_seconds
         )
+        self._app = app
         self._request_seconds = request_seconds
-        self._cuts = app.get(CUTS) or Cuts()
         self._waits = app.get(ACCEPT_WAITS) or Waits()
         self._acceptor: Acceptor | None = None
 
@@ -191,18 +216,7 @@ class Listener:
         """
         await self._runner.setup()
         assert self._runner.server is not None
-        connect = partial(
-            Connection,
-            self._runner.server,
-            self._cuts,
-            loop=asyncio.get_running_loop(),
-            access_log=None,  # as AppRunner passes it
-            keepalive_timeout=self._request_seconds,
-            lingering_time=min(self._request_seconds, LINGER_SECONDS),
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
-            max_headers=MAX_HEADERS,
-        )
+        connect = connector(self._runner.server, self._app, self._request_seconds)
         self._acceptor = Acceptor(await bind(host, port), connect, self._waits)
 
     @property

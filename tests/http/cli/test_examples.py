@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,8 +57,11 @@ RUNS = {
     "train_demo/evaluate.py": Run("--quick --device cpu", r"unseen additions +100\.0 %  of 2"),
     "train_demo/train.py": Run("--quick --out {out}", "transformers agrees with the training code"),
 }
-#: A server, which the fixture below runs and asks.
-SERVERS = {"embed_in_aiohttp.py"}
+#: Servers, which fixtures below run and ask; with a pattern for their addresses in what they print.
+SERVERS = {
+    "embed_in_aiohttp.py": r"Running on (http://\S+:\d+)",
+    "embed_in_fastapi.py": r"running on (http://\S+:\d+)",
+}
 
 
 def environment() -> dict[str, str]:
@@ -71,21 +76,21 @@ def scripts() -> list[str]:
     return sorted(path.relative_to(EXAMPLES).as_posix() for path in paths)
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+@contextmanager
+def serving(name: str) -> Iterator[str]:
     """An application with a model inside."""
-    script = str(EXAMPLES / "embed_in_aiohttp.py")
     process = subprocess.Popen(
-        [sys.executable, "-u", script, "--port", "0"],
+        [sys.executable, "-u", str(EXAMPLES / name), "--port", "0"],
         env=environment(),
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
     try:
         assert process.stdout is not None
         found = None
         for line in process.stdout:
-            if found := re.search(r"Running on (http://\S+:\d+)", line):
+            if found := re.search(SERVERS[name], line):
                 break
         assert found, "it ended before it served"
         yield found[1]
@@ -93,6 +98,12 @@ def url() -> Iterator[str]:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving("embed_in_aiohttp.py") as found:
+        yield found
 
 
 def test_every_script_is_run_here() -> None:
@@ -131,9 +142,43 @@ def test_help_of_a_script(script: str) -> None:
     assert done.stdout.startswith("usage: ")
 
 
-def test_an_application_with_a_model_inside(url: str) -> None:
-    with urllib.request.urlopen(f"{url}/reverse/planet", timeout=20) as response:
-        assert response.read() == b"tenalp\n"
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=20) as response:
+        found: bytes = response.read()
+    return found
+
+
+def test_an_aiohttp_application_with_a_model_inside(url: str) -> None:
+    assert fetch(f"{url}/reverse/planet") == b"tenalp\n"
+
+
+def test_a_fastapi_application_with_a_model_inside() -> None:
+    with serving("embed_in_fastapi.py") as url:
+        assert fetch(f"{url}/reverse/planet") == b"tenalp\n"
+        assert b'"asyncllm-demo"' in fetch(f"{url}/llm/v1/models")
+
+
+def test_the_notebook(tmp_path: Path) -> None:
+    """Its cells run one after the other beside an event loop, as in a notebook."""
+    notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] for cell in cells)
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    script = tmp_path / "cells.py"
+    script.write_text(f"import asyncio\n\nasync def main():\n    exec({code!r}, {{}})\n")
+    with script.open("a") as file:
+        file.write("\nasyncio.run(main())\n")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "tenalp" in done.stdout
+    assert "27 + 45 = 72" in done.stdout
 
 
 def test_a_client_without_a_server_says_so() -> None:

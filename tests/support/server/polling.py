@@ -1,0 +1,23 @@
+"""Waiting for something that nobody announces."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.server.fake_llm import FakeLLM
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def until_idle(llm: FakeLLM) -> None:
+    """Wait until nothing runs, waits, or has a place in the queue."""
+    stats = llm.stats
+    await until(lambda: stats.running == stats.waiting == llm.num_reserved == 0)
