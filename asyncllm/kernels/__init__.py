@@ -1,6 +1,6 @@
 """The computations of a model's layers and of sampling.
 
-Each function of the modules here runs in Triton on recent GPUs (``kernels.triton``, imported with
-the first such tensor), elsewhere in plain torch (``kernels.reference``). All three share
-``kernels.types``.
+Each ``in_triton`` function of the modules here is written in plain torch, which is what runs on a
+CPU. On recent GPUs the function of the same name in ``kernels.triton`` runs instead; it is imported
+with the first such tensor.
 """

@@ -1,21 +1,32 @@
-"""Gated activations."""
+"""Activations."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
 from torch import Tensor
 
-from asyncllm.kernels.reference.activation import gated_reference
-from asyncllm.kernels.support import has_triton_kernels
+from asyncllm.kernels.support import in_triton
+
+Activation = Callable[[Tensor], Tensor]
+
+#: By their names in config.json.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
 
 
+@in_triton("activation")
 def gated(x: Tensor, act: str) -> Tensor:
     """act(gate) * up of [tokens, 2 * size], gate first: [tokens, size].
 
     Args:
-        act: a name in ``reference.activation.ACTIVATIONS``.
+        act: a name in ``ACTIVATIONS``.
     """
-    if has_triton_kernels(x):
-        from asyncllm.kernels.triton.activation import gated as launch
-    else:
-        launch = gated_reference
-    return launch(x, act)
+    gate, up = x.chunk(2, dim=-1)
+    return ACTIVATIONS[act](gate) * up

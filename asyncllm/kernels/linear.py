@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from asyncllm.kernels.reference.linear import linear_reference
-from asyncllm.kernels.support import has_triton_kernels
-from asyncllm.kernels.types import Norm, Weight
+from asyncllm.kernels.activation import gated
+from asyncllm.kernels.norm import rms_norm
+from asyncllm.kernels.quantized import dequantize_fp8, dequantize_int4
+from asyncllm.kernels.support import in_triton
+from asyncllm.kernels.types import Fp8Matrix, Int4Matrix, Norm, Weight
 
 
+@in_triton("gemm.linear")
 def linear(
     x: Tensor,
     weight: Weight,
@@ -22,7 +26,8 @@ def linear(
 
     On a GPU, few rows are multiplied by a quantised weight that is converted exactly. More rows
     are rounded to e4m3 for an fp8 weight (one scale for each row, or for each block of columns
-    where the weight has blocks), and an int4 weight is converted to the dtype of x.
+    where the weight has blocks), and an int4 weight is converted to the dtype of x. In plain torch,
+    any quantised weight is converted to the dtype of x.
 
     Args:
         x: rows contiguous; bfloat16 or float16 for an int4 weight.
@@ -32,8 +37,16 @@ def linear(
         act: a gated activation: the product is [gate, up], and act(gate) * up is returned:
             [tokens, out_features / 2]. Not together with ``residual``.
     """
-    if has_triton_kernels(x):
-        from asyncllm.kernels.triton.gemm.linear import linear as launch
-    else:
-        launch = linear_reference
-    return launch(x, weight, bias, norm=norm, residual=residual, act=act)
+    if norm is not None:
+        x = rms_norm.reference(x, norm)
+    if residual is not None and bias is None and isinstance(weight, Tensor):
+        return residual.addmm_(x, weight.t())
+    if isinstance(weight, Int4Matrix):
+        x = x if weight.order is None else x[:, weight.order]
+        weight = dequantize_int4(weight).to(x.dtype)
+    elif isinstance(weight, Fp8Matrix):
+        weight = dequantize_fp8(weight).to(x.dtype)
+    y = F.linear(x, weight, bias)
+    if act is not None:
+        return gated.reference(y, act)
+    return y if residual is None else residual.add_(y)

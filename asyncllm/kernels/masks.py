@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 from torch import Tensor
 
-from asyncllm.kernels.reference.scores import mask_scores_reference
-from asyncllm.kernels.support import has_triton_kernels
+from asyncllm.kernels.support import in_triton
 
 
 def mask_width(vocab: int) -> int:
@@ -13,6 +15,7 @@ def mask_width(vocab: int) -> int:
     return -(-vocab // 32)
 
 
+@in_triton("sampling.masks")
 def mask_scores(logits: Tensor, rows: Tensor, slots: Tensor, masks: Tensor) -> Tensor:
     """Scores of some rows of a batch, with -inf for the tokens that their masks ban.
 
@@ -27,8 +30,17 @@ def mask_scores(logits: Tensor, rows: Tensor, slots: Tensor, masks: Tensor) -> T
     Returns:
         float32 [r, vocab].
     """
-    if has_triton_kernels(logits):
-        from asyncllm.kernels.triton.sampling.masks import mask_scores as launch
-    else:
-        launch = mask_scores_reference
-    return launch(logits, rows, slots, masks)
+    scores = logits.index_select(0, rows).float()
+    octets = masks.index_select(0, slots).view(torch.uint8).view(-1).int()
+    terms = _terms_of_octets(scores.device).index_select(0, octets).view(len(rows), -1)
+    return scores.add_(terms[:, : scores.shape[1]])
+
+
+@cache
+def _terms_of_octets(device: torch.device) -> Tensor:
+    """float32 [256, 8]: for each value of eight bits, 0 where they are 1, else -inf.
+
+    Looking up eight tokens at a time takes half as long as shifting bits apart.
+    """
+    bits = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device) & 1
+    return torch.zeros(256, 8, device=device).masked_fill_(bits == 0, -torch.inf)

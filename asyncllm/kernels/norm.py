@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from asyncllm.kernels.reference.norm import rms_norm_reference
-from asyncllm.kernels.support import has_triton_kernels
+from asyncllm.kernels.support import in_triton
 from asyncllm.kernels.types import Norm
 
 
+@in_triton("norm")
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """Normalise [..., size], whose last dimension is contiguous; the same shape and dtype."""
-    if has_triton_kernels(x):
-        from asyncllm.kernels.triton.norm import rms_norm as launch
-    else:
-        launch = rms_norm_reference
-    return launch(x, norm)
+    weight, eps, offset = norm
+    if offset:
+        return F.rms_norm(x.float(), x.shape[-1:], 1.0 + weight.float(), eps).type_as(x)
+    return weight * F.rms_norm(x, x.shape[-1:], eps=eps)

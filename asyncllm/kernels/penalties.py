@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from asyncllm.kernels.reference.scores import penalise_reference
-from asyncllm.kernels.support import has_triton_kernels
+from asyncllm.kernels.support import in_triton
 
 
+@in_triton("sampling.penalties")
 def penalise(
     logits: Tensor,
     rows: Tensor,
@@ -32,8 +33,13 @@ def penalise(
     Returns:
         float32 [r, vocab].
     """
-    if has_triton_kernels(logits):
-        from asyncllm.kernels.triton.sampling.penalties import penalise as launch
-    else:
-        launch = penalise_reference
-    return launch(logits, rows, slots, penalties, counts, in_prompt)
+    scores = logits.index_select(0, rows).float()
+    repetition, presence, frequency = penalties.index_select(0, slots).split(1, dim=1)
+    # Sums and products of floats throughout: on CPUs masks take three times as long.
+    times = counts.index_select(0, slots).float()
+    prompt = in_prompt.index_select(0, slots).float()
+    factor = torch.maximum(times, prompt).clamp_(max=1).mul_(repetition - 1).add_(1)
+    negative = scores.clamp(max=0).mul_(factor)
+    scores.clamp_(min=0).div_(factor).add_(negative)
+    scores.addcmul_(times, frequency, value=-1)
+    return scores.addcmul_(times.clamp_(max=1), presence, value=-1)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
+from collections.abc import Callable
+from functools import cache, cached_property, partial, update_wrapper
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +17,42 @@ from asyncllm.kernels.tuning import is_tuned
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 #: Ampere, the first whose tensor cores take bfloat16 and whose copies are asynchronous.
 MIN_CAPABILITY = (8, 0)
+
+
+class Operation(Generic[P, R]):
+    """A function with two versions: in Triton on GPUs with our kernels, elsewhere in plain torch.
+
+    The device of its first argument, a tensor, decides.
+
+    Attributes:
+        reference: the one in plain torch, which tests compare the kernels with.
+    """
+
+    def __init__(self, module: str, reference: Callable[P, R]):
+        self.reference = reference
+        self._module = module
+        update_wrapper(self, reference)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        x: Any = args[0]
+        run = self._launch if has_triton_kernels(x) else self.reference
+        return run(*args, **kwargs)
+
+    @cached_property
+    def _launch(self) -> Callable[P, R]:
+        module = import_module(f"asyncllm.kernels.triton.{self._module}")
+        launch: Callable[P, R] = getattr(module, self.reference.__name__)
+        return launch
+
+
+def in_triton(module: str) -> Callable[[Callable[P, R]], Operation[P, R]]:
+    """Decorates a function in plain torch: ``module`` of ``kernels.triton`` has it by this name."""
+    return partial(Operation, module)
 
 
 def has_triton_kernels(x: Tensor) -> bool:

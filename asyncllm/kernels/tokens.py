@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from asyncllm.kernels.reference.tokens import (
-    enter_pages_reference,
-    list_pages_reference,
-    locate_tokens_reference,
-)
-from asyncllm.kernels.support import has_triton_kernels
+from asyncllm.kernels.support import in_triton
 from asyncllm.kernels.types import Tokens
 
 
+@in_triton("tokens")
 def locate_tokens(
     entries: Tensor, last_token: Tensor, block_table: Tensor, page_size: int
 ) -> Tokens:
@@ -24,13 +21,16 @@ def locate_tokens(
         last_token: int64 [slots].
         block_table: int32 [slots, max_pages].
     """
-    if has_triton_kernels(entries):
-        from asyncllm.kernels.triton.tokens import locate_tokens as launch
-    else:
-        launch = locate_tokens_reference
-    return launch(entries, last_token, block_table, page_size)
+    ids, slots, positions = entries.to(torch.int64)
+    padding = positions < 0
+    positions = positions.clamp(min=0)
+    ids = torch.where(ids < 0, last_token[slots], ids).masked_fill(padding, 0)
+    pages = block_table[slots, positions // page_size].to(torch.int64)
+    slot_mapping = (pages * page_size + positions % page_size).masked_fill(padding, -1)
+    return Tokens(ids, positions, slot_mapping)
 
 
+@in_triton("tokens")
 def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:
     """Write pages to a block table.
 
@@ -38,11 +38,8 @@ def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:
         new_pages: int32 [n, 3], contiguous: a slot, an index, and the slot's page there.
         block_table: int32 [slots, max_pages], contiguous.
     """
-    if has_triton_kernels(new_pages):
-        from asyncllm.kernels.triton.tokens import enter_pages as launch
-    else:
-        launch = enter_pages_reference
-    launch(new_pages, block_table)
+    slots, indices, pages = new_pages.unbind(1)
+    block_table[slots.long(), indices.long()] = pages
 
 
 def list_pages(
@@ -64,9 +61,16 @@ def list_pages(
     if num_pages is None:
         num_pages = len(slots) * block_table.shape[1]
     pages = block_table.new_empty(num_pages)
-    if has_triton_kernels(block_table):
-        from asyncllm.kernels.triton.tokens import list_pages as launch
-    else:
-        launch = list_pages_reference
-    launch(block_table, slots, offsets, pages)
+    fill_pages(block_table, slots, offsets, pages)
     return pages
+
+
+@in_triton("tokens")
+def fill_pages(block_table: Tensor, slots: Tensor, offsets: Tensor, pages: Tensor) -> None:
+    """``list_pages`` into ``pages``. Sizes do not depend on contents: it can be captured."""
+    if len(slots) == 0:
+        return
+    elements = torch.arange(len(pages), dtype=offsets.dtype, device=offsets.device)
+    rows = torch.searchsorted(offsets, elements, right=True).sub_(1).clamp_(max=len(slots) - 1)
+    columns = (elements - offsets[rows]).clamp_(max=block_table.shape[1] - 1)
+    pages.copy_(block_table[slots[rows].long(), columns.long()])

@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncllm.kernels.reference.tokens import (
-    enter_pages_reference,
-    list_pages_reference,
-    locate_tokens_reference,
-)
+from asyncllm.kernels import tokens as in_torch
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.tokens import enter_pages, list_pages, locate_tokens
+from asyncllm.kernels.triton.tokens import enter_pages, fill_pages, locate_tokens
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 700])
@@ -33,7 +29,7 @@ def test_matches_reference(page_size: int, count: int) -> None:
     entries[2, ::5] = -1
     entries[1, ::5] = slots  # padding is in the dummy slot
     actual = locate_tokens(entries, last_token, block_table, page_size)
-    expected = locate_tokens_reference(entries, last_token, block_table, page_size)
+    expected = in_torch.locate_tokens.reference(entries, last_token, block_table, page_size)
     for found, right in zip(actual, expected, strict=True):
         assert found.dtype == torch.int64
         assert found.is_contiguous()
@@ -48,7 +44,7 @@ def test_enters_pages(count: int) -> None:
     pages = torch.randint(2**31 - 1, (count,), device=DEVICE)
     new_pages = torch.stack((cells // max_pages, cells % max_pages, pages), dim=1).int()
     expected = block_table.clone()
-    enter_pages_reference(new_pages, expected)
+    in_torch.enter_pages.reference(new_pages, expected)
     enter_pages(new_pages[: count // 2], block_table)
     enter_pages(new_pages[count // 2 :], block_table)  # which may begin anywhere
     assert torch.equal(block_table, expected)
@@ -65,7 +61,7 @@ def test_lists_pages(counts: list[int], skipped: int) -> None:
     expected = [page for slot, count in rows for page in block_table[slot, :count].tolist()]
     # Arguments may begin anywhere, and there may be more room than pages.
     padded = torch.cat([torch.zeros(skipped, dtype=torch.int32, device=DEVICE), chosen])[skipped:]
-    for launch in (list_pages, list_pages_reference):
+    for launch in (fill_pages, in_torch.fill_pages.reference):
         pages = torch.full((len(expected) + 5,), -1, dtype=torch.int32, device=DEVICE)
         launch(block_table, padded, offsets, pages)
         assert pages[: len(expected)].tolist() == expected

@@ -122,8 +122,8 @@ def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:
         _launch_enter(grid, tensors, (block_table.shape[1], _BLOCK), num_warps=4)
 
 
-def list_pages(block_table: Tensor, slots: Tensor, offsets: Tensor, pages: Tensor) -> None:
-    """See ``kernels.tokens.list_pages``; all are contiguous."""
+def fill_pages(block_table: Tensor, slots: Tensor, offsets: Tensor, pages: Tensor) -> None:
+    """See ``kernels.tokens.fill_pages``; all are contiguous."""
     max_pages = block_table.shape[1]
     if len(slots):
         grid = (len(slots), cdiv(max_pages, _PAGES_BLOCK), 1)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.kernels.reference.activation import ACTIVATIONS
+from asyncllm.kernels.activation import ACTIVATIONS
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config.opt import OPTConfig

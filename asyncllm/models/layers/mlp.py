@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from asyncllm.errors import ModelError
-from asyncllm.kernels.reference.activation import ACTIVATIONS
+from asyncllm.kernels.activation import ACTIVATIONS
 from asyncllm.kernels.types import Norm
 from asyncllm.models.layers.linear import FusedLinear, Linear
 from asyncllm.models.layers.parameter import Placement

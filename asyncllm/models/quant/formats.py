@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
-from asyncllm.kernels.reference.quantized import dequantize_fp8, dequantize_int4, pack_int4
+from asyncllm.kernels.quantized import dequantize_fp8, dequantize_int4, pack_int4
 from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.weight import Matrix, Place, Reordered

@@ -14,7 +14,7 @@ from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.kernels.random_streams import stream_of, uniforms
-from asyncllm.kernels.reference.sampling import MAX_SELECT, TILE, cut_offs, keep_from, pick
+from asyncllm.kernels.sampling import MAX_SELECT, TILE, cut_offs, keep_from, pick
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.support.kernels.distributions import check_distribution, distribution
 from tests.support.models.constraining import plain_params, unpacked

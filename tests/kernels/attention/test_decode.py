@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.reference.attention import decode_attention_reference, decode_heads_reference
+from asyncllm.kernels import attention as in_torch
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
 from tests.support.kernels.device import DEVICE
 
@@ -90,7 +90,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 def check_attention(spec: AttentionSpec, dtype: torch.dtype, cut: Cut, page_size: int = 16) -> None:
     cache = make_cache(spec, dtype, page_size)
     q = make_queries(spec, dtype)
-    expected = decode_attention_reference(q, *cache, spec)
+    expected = in_torch.decode_attention.reference(q, *cache, spec)
     for _ in range(2):  # the second time with what the first left behind
         out = torch.full_like(expected, torch.nan)
         assert decode_attention(q, *cache, spec, out=out, cut=cut) is out
@@ -150,7 +150,7 @@ def test_rows_of_very_different_lengths(cut: Cut) -> None:
     cache = make_cache(spec, torch.float16, row_lengths=row_lengths)
     q = make_queries(spec, torch.float16, len(row_lengths))
     out = decode_attention(q, *cache, spec, out=torch.full_like(q, torch.nan), cut=cut)
-    assert_close(out, decode_attention_reference(q, *cache, spec))
+    assert_close(out, in_torch.decode_attention.reference(q, *cache, spec))
 
 
 def test_pieces_leave_no_arrivals_behind() -> None:
@@ -229,7 +229,7 @@ def check_heads(
     cache = make_cache(spec, dtype, new=1)
     newest = make_newest(spec, dtype, cache, kind)
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
-    expected = decode_heads_reference(*newest, *expected_cache, spec)
+    expected = in_torch.decode_heads.reference(*newest, *expected_cache, spec)
 
     out = torch.full_like(expected, torch.nan)
     decode_heads(*newest, *cache, spec, out=out, cut=cut, fused=fused)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.reference.attention import decode_attention_reference, decode_heads_reference
+from asyncllm.kernels import attention as in_torch
 from tests.kernels.attention.test_decode import (
     KINDS,
     Cache,
@@ -64,7 +64,7 @@ def check(
 ) -> None:
     cache = make_cache(spec, dtype, page_size, row_lengths=LENGTHS)
     q = make_queries(spec, dtype, len(LENGTHS))
-    expected = decode_attention_reference(q, *cache, spec)
+    expected = in_torch.decode_attention.reference(q, *cache, spec)
     for _ in range(2):  # the second time with what the first left behind
         out = torch.full_like(expected, torch.nan)
         attend(q, cache, spec, out, pieces=cut)
@@ -110,7 +110,7 @@ def test_overlapping_another_kernel_padding_is_left_alone(pieces: tuple[int, int
     spec = make_spec(32, 8, 128)
     cache = make_cache(spec, torch.bfloat16, row_lengths=LENGTHS)
     q = make_queries(spec, torch.bfloat16, len(LENGTHS))
-    expected = decode_attention_reference(q, *cache, spec)
+    expected = in_torch.decode_attention.reference(q, *cache, spec)
     out = torch.full_like(expected, 7.0)
     attend(q, cache, spec, out, True, pieces)
     living = cache.lengths > 0
@@ -140,7 +140,7 @@ def test_takes_what_it_supports() -> None:
     assert not supports(q, rows, make_spec(32, 8, 128, window=99))
     assert not supports(q, rows, make_spec(32, 8, 128, softcap=9.0))
     out = decode.decode_attention(q, *cache, spec, out=torch.full_like(q, torch.nan))
-    assert_close(out, decode_attention_reference(q, *cache, spec))
+    assert_close(out, in_torch.decode_attention.reference(q, *cache, spec))
 
 
 @on_hopper
@@ -163,7 +163,7 @@ def test_encodes_writes_and_attends(
     cache = many_rows(spec, dtype, 1, more)
     newest = make_newest(spec, dtype, cache, kind)
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
-    expected = decode_heads_reference(*newest, *expected_cache, spec)
+    expected = in_torch.decode_heads.reference(*newest, *expected_cache, spec)
     out = torch.full_like(expected, torch.nan)
     decode_heads(*newest, *cache, spec, out=out)
     assert_close(out, expected)

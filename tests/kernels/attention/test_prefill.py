@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from asyncllm.kernels import attention as in_torch
 from asyncllm.kernels.attention import encode_heads
-from asyncllm.kernels.reference.attention import prefill_attention_reference
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
 from tests.support.kernels.device import DEVICE, GPU
 
@@ -94,7 +94,7 @@ class Step:
         )
 
     def check(self) -> Tensor:
-        expected = prefill_attention_reference(*self.arguments())[: self.tokens].float()
+        expected = in_torch.prefill_attention.reference(*self.arguments())[: self.tokens].float()
         tolerance = TOLERANCE[self.case.dtype]
         # What is best on this GPU, and what any GPU can do.
         for blocks in (None, choose_blocks(self.q)) if DEVICE == "cuda" else (None,):
@@ -241,7 +241,7 @@ def test_a_captured_launch_serves_other_rows(head_dim: int) -> None:
     rows.starts.copy_(second.starts)
     rows.q_offsets.copy_(second.q_offsets)
     graph.replay()
-    expected = prefill_attention_reference(*second.arguments())
+    expected = in_torch.prefill_attention.reference(*second.arguments())
     torch.testing.assert_close(answer[:650], expected, atol=1e-2, rtol=1e-2)
 
 
@@ -302,7 +302,9 @@ def test_a_captured_launch_cuts_other_rows_otherwise() -> None:
         tiles = again(rows)
         for _ in range(4):  # layers
             prefill_attention(q, keys, values, table, tiles, spec, out=answer)
-    expected = [prefill_attention_reference(*step.arguments())[: step.tokens] for step in steps]
+    expected = [
+        in_torch.prefill_attention.reference(*step.arguments())[: step.tokens] for step in steps
+    ]
     sources = [[x.clone() for x in tensors_of(step)] for step in steps]
     for _ in range(5):
         for step, tensors, result in zip(steps[::-1], sources[::-1], expected[::-1], strict=True):
@@ -320,7 +322,7 @@ def test_new_keys_and_values_are_written_just_before(rows: list[tuple[int, int]]
     case = Case(num_kv_heads=8, group=4, head_dim=128)
     steps = [Step(case, rows) for _ in range(6)]
     none = torch.zeros(steps[0].tokens, dtype=torch.int64, device=DEVICE)
-    expected = [prefill_attention_reference(*step.arguments()) for step in steps]
+    expected = [in_torch.prefill_attention.reference(*step.arguments()) for step in steps]
     shared = PrefillRows(steps[0].slots, steps[0].starts, steps[0].q_offsets)
     work = []
     for step in steps:
@@ -383,7 +385,7 @@ def test_decode_rows_overlap_longer_ones(lengths: list[int], rows: list[tuple[in
     count = len(lengths)
     q, keys, values, table, _, spec = step.arguments()
     longer = PrefillRows(step.slots[count:], step.starts[count:], step.q_offsets[count:])
-    expected = prefill_attention_reference(*step.arguments())[: step.tokens]
+    expected = in_torch.prefill_attention.reference(*step.arguments())[: step.tokens]
     # Behind decode rows is padding, which are tokens of longer rows.
     total = torch.zeros(min(count + 2, len(q)), dtype=torch.int32, device=DEVICE)
     total[:count] = torch.tensor(lengths, dtype=torch.int32)

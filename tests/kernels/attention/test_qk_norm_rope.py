@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.reference.attention import encode_heads_reference
+from asyncllm.kernels import attention as in_torch
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
 from tests.support.kernels.device import DEVICE
 
@@ -65,7 +65,7 @@ def check(
         return pages.to(dtype, copy=True), pages.to(dtype, copy=True)
 
     expected_qkv, expected_pages = qkv.double(), pages_of(torch.float64)
-    encode_heads_reference(
+    in_torch.encode_heads.reference(
         expected_qkv, spec, doubled(encoding), positions, *expected_pages, written
     )
     actual_pages = pages_of(dtype)

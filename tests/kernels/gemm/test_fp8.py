@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.reference.linear import linear_reference
-from asyncllm.kernels.reference.quantized import quantize_rows_reference
+from asyncllm.kernels import linear as in_torch
+from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
 from asyncllm.kernels.triton.gemm.fp8_skinny import Tile, fp8_skinny
 from asyncllm.kernels.triton.gemm.linear import linear
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.types import Fp8Matrix, Norm
+from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 from tests.support.kernels.device import DEVICE, needs_fp8, on_hopper
 
 pytestmark = needs_fp8
@@ -34,6 +35,19 @@ def random_rows(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(rows, columns + 8, device=DEVICE).to(dtype)[:, :columns]
 
 
+def quantized(
+    x: Tensor, norm: Norm | None, *, blocked: bool, multiple: int
+) -> tuple[Tensor, Tensor]:
+    """``quantize_rows`` in plain torch."""
+    if norm is not None:
+        x = rms_norm.reference(x, norm)
+    x = F.pad(x, (0, 0, 0, -len(x) % multiple))
+    pieces = x.float().unflatten(1, (-1, FP8_BLOCK if blocked else x.shape[1]))
+    scale = pieces.abs().amax(2, keepdim=True).clamp(min=1e-12) / FP8_MAX
+    data = (pieces / scale).clamp(-FP8_MAX, FP8_MAX).flatten(1).to(torch.float8_e4m3fn)
+    return data, scale.squeeze(2).t().contiguous().t()
+
+
 def assert_near(got: Tensor, expected: Tensor, tolerance: float = 0.02) -> None:
     assert torch.isfinite(got).all()
     assert got.dtype == expected.dtype
@@ -49,7 +63,7 @@ def assert_near(got: Tensor, expected: Tensor, tolerance: float = 0.02) -> None:
 def test_few_rows(rows: int, size: int, columns: int, blocked: bool, dtype: torch.dtype) -> None:
     x, matrix = random_rows(rows, columns, dtype), random_matrix(size, columns, blocked=blocked)
     bias = torch.randn(size, device=DEVICE).to(dtype)
-    assert_near(linear(x, matrix, bias), linear_reference(x, matrix, bias))
+    assert_near(linear(x, matrix, bias), in_torch.linear.reference(x, matrix, bias))
 
 
 @pytest.mark.parametrize("tile", [Tile(16, 4, 3), Tile(32, 2, 2)])
@@ -59,7 +73,7 @@ def test_skinny(blocked: bool, rows: int, tile: Tile) -> None:
     x, matrix = random_rows(rows, 384, torch.bfloat16), random_matrix(2 * 168, 384, blocked=blocked)
     for act in (None, "silu"):
         got = fp8_skinny(tile, Projection(x, matrix, act=act))
-        assert_near(got, linear_reference(x, matrix, act=act))
+        assert_near(got, in_torch.linear.reference(x, matrix, act=act))
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -68,7 +82,7 @@ def test_skinny(blocked: bool, rows: int, tile: Tile) -> None:
 def test_norm_and_activation(blocked: bool, rows: int, offset: bool) -> None:
     x, matrix = random_rows(rows, 384, torch.bfloat16), random_matrix(2 * 168, 384, blocked=blocked)
     norm = Norm(torch.randn(384, device=DEVICE).to(x.dtype), 1e-6, offset)
-    expected = linear_reference(x, matrix, norm=norm, act="silu")
+    expected = in_torch.linear.reference(x, matrix, norm=norm, act="silu")
     assert_near(linear(x, matrix, norm=norm, act="silu"), expected)
 
 
@@ -78,7 +92,7 @@ def test_residual(blocked: bool, rows: int) -> None:
     x, matrix = random_rows(rows, 128, torch.bfloat16), random_matrix(40, 128, blocked=blocked)
     whole = torch.full((5, 48), torch.nan, dtype=x.dtype, device=DEVICE)
     residual = whole[:rows, :40].copy_(torch.randn(rows, 40))
-    expected = linear_reference(x, matrix, residual=residual.clone())
+    expected = in_torch.linear.reference(x, matrix, residual=residual.clone())
     assert linear(x, matrix, residual=residual) is residual
     assert_near(residual, expected)
     assert whole[rows:].isnan().all()
@@ -96,7 +110,7 @@ def test_quantized_rows(columns: int, blocked: bool, norm: bool | None) -> None:
         None if norm is None else Norm(torch.rand(columns, device=DEVICE).to(x.dtype), 1e-6, norm)
     )
     data, scale = quantize_rows(x, norm=given, blocked=blocked, multiple=4)
-    expected, expected_scale = quantize_rows_reference(x, norm=given, blocked=blocked, multiple=4)
+    expected, expected_scale = quantized(x, given, blocked=blocked, multiple=4)
     assert data.shape == expected.shape == (8, columns)
     assert scale.shape == expected_scale.shape
     assert scale.stride(0) == 1
@@ -117,5 +131,5 @@ def test_quantized_rows(columns: int, blocked: bool, norm: bool | None) -> None:
 def test_many_rows(rows: int, blocked: bool) -> None:
     x, matrix = random_rows(rows, 512, torch.bfloat16), random_matrix(256, 512, blocked=blocked)
     norm = Norm(torch.rand(512, device=DEVICE).to(x.dtype), 1e-6)
-    expected = linear_reference(x, matrix, norm=norm)
+    expected = in_torch.linear.reference(x, matrix, norm=norm)
     assert_near(linear(x, matrix, norm=norm), expected, tolerance=0.06)

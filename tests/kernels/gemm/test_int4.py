@@ -8,8 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.reference.linear import linear_reference
-from asyncllm.kernels.reference.quantized import dequantize_int4, pack_int4
+from asyncllm.kernels import linear as in_torch
+from asyncllm.kernels.quantized import dequantize_int4, pack_int4
 from asyncllm.kernels.triton.gemm.int4 import dequantize
 from asyncllm.kernels.triton.gemm.int4_skinny import Tile, int4_skinny
 from asyncllm.kernels.triton.gemm.linear import linear
@@ -67,7 +67,7 @@ def test_dequantize(group: int, dtype: torch.dtype) -> None:
 def test_plain(rows: int, size: int, columns: int, group: int, dtype: torch.dtype) -> None:
     x, matrix = random_rows(rows, columns, dtype), random_matrix(size, columns, group)
     bias = torch.randn(size, device=DEVICE).to(dtype)
-    assert_near(linear(x, matrix, bias), linear_reference(x, matrix, bias))
+    assert_near(linear(x, matrix, bias), in_torch.linear.reference(x, matrix, bias))
 
 
 @pytest.mark.parametrize("tile", [Tile(16, 4, 3, 4), Tile(32, 2, 2, 2), Tile(64, 1, 2, 4)])
@@ -77,7 +77,7 @@ def test_skinny(group: int, rows: int, tile: Tile) -> None:
     x, matrix = random_rows(rows, 384, torch.bfloat16), random_matrix(2 * 40, 384, group)
     for act in (None, "silu"):
         got = int4_skinny(tile, Projection(x, matrix, act=act))
-        assert_near(got, linear_reference(x, matrix, act=act))
+        assert_near(got, in_torch.linear.reference(x, matrix, act=act))
 
 
 @pytest.mark.parametrize("rows", [1, 20, 70])
@@ -85,7 +85,7 @@ def test_skinny(group: int, rows: int, tile: Tile) -> None:
 def test_norm_and_activation(offset: bool, rows: int) -> None:
     x, matrix = random_rows(rows, 256, DTYPE), random_matrix(2 * 40, 256, 128)
     norm = Norm(torch.randn(256, device=DEVICE).to(x.dtype), 1e-6, offset)
-    expected = linear_reference(x, matrix, norm=norm, act="silu")
+    expected = in_torch.linear.reference(x, matrix, norm=norm, act="silu")
     assert_near(linear(x, matrix, norm=norm, act="silu"), expected)
 
 
@@ -96,7 +96,7 @@ def test_residual_and_order(ordered: bool, rows: int) -> None:
     matrix = random_matrix(40, 128, 32, ordered=ordered)
     norm = Norm(torch.randn(128, device=DEVICE).to(x.dtype), 1e-6)
     residual = torch.randn(rows, 40, device=DEVICE).to(x.dtype)
-    expected = linear_reference(x, matrix, norm=norm, residual=residual.clone())
+    expected = in_torch.linear.reference(x, matrix, norm=norm, residual=residual.clone())
     got = linear(x, matrix, norm=norm, residual=residual)
     assert got is residual
     assert_near(got, expected)
@@ -108,6 +108,6 @@ def test_rows_past_the_last_are_not_written() -> None:
     out = whole[:3, :40]
     out.zero_()
     linear(x[:3], matrix, residual=out)
-    assert_near(out, linear_reference(x[:3], matrix))
+    assert_near(out, in_torch.linear.reference(x[:3], matrix))
     assert whole[3:].isnan().all()
     assert whole[:, 40:].isnan().all()

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from asyncllm.kernels.linear import linear
-from asyncllm.kernels.reference.linear import linear_reference
 from asyncllm.kernels.tuning import (
     GemvTile,
     RegisterSkinnyTile,
@@ -125,7 +124,7 @@ def test_public_function(rows: int, around: dict[str, Any]) -> None:
 def test_reference(around: dict[str, Any]) -> None:
     case = Case(3, 144, 320, torch.float32, **around)
     case.check(
-        linear_reference(
+        linear.reference(
             case.x, case.weight, case.bias, norm=case.norm, residual=case.residual, act=case.act
         )
     )

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from asyncllm.kernels import masks as in_torch
 from asyncllm.kernels.masks import mask_width
-from asyncllm.kernels.reference.scores import mask_scores_reference
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
@@ -30,7 +30,7 @@ def test_scores_are_those_of_the_reference(vocab: int, dtype: torch.dtype) -> No
     slots = torch.tensor([4, 2, 3, 2, 1], device=DEVICE)
     got = mask_scores(logits, rows, slots, masks)
     assert got.dtype == torch.float32
-    want = mask_scores_reference(logits, rows, slots, masks)
+    want = in_torch.mask_scores.reference(logits, rows, slots, masks)
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
     for i, (row, slot) in enumerate(zip(rows.tolist(), slots.tolist(), strict=True)):
         for token in range(vocab):

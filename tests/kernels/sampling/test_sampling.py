@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from asyncllm.kernels import sampling
 from asyncllm.kernels.random_streams import stream_of, uniforms
-from asyncllm.kernels.reference.sampling import sample_tokens_reference
 from asyncllm.kernels.sampling import RECORD
 from asyncllm.wire.messages import BAD_TOKEN
 from tests.support.kernels.device import DEVICE
@@ -68,7 +68,9 @@ def reference(logits: Tensor, table: Tensor, position: int = 0) -> Tensor:
     """What ``launch`` should yield."""
     slots = torch.arange(len(logits), device=DEVICE)
     positions = torch.full_like(slots, position)
-    return sample_tokens_reference(logits, table, slots, positions, draws=True, filters=True)
+    return sampling.sample_tokens.reference(
+        logits, table, slots, positions, draws=True, filters=True
+    )
 
 
 def random_logits(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -78,7 +78,7 @@ def launch_norm() -> None:
 
 
 def launch_activation() -> None:
-    from asyncllm.kernels.reference.activation import ACTIVATIONS
+    from asyncllm.kernels.activation import ACTIVATIONS
     from asyncllm.kernels.triton.activation import gated
 
     for act in ACTIVATIONS:
@@ -92,10 +92,10 @@ def launch_heads() -> None:
 
 
 def launch_tokens() -> None:
-    from asyncllm.kernels.triton.tokens import enter_pages, list_pages, locate_tokens
+    from asyncllm.kernels.triton.tokens import enter_pages, fill_pages, locate_tokens
 
     locate_tokens(int32(3, 50), int64(9), int32(9, 256), PAGE_SIZE)
-    list_pages(int32(9, 256), int32(5), int32(6), int32(100))
+    fill_pages(int32(9, 256), int32(5), int32(6), int32(100))
     enter_pages(int32(50, 3), int32(9, 256))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.reference.activation import gated_reference
+from asyncllm.kernels.activation import gated
 from asyncllm.kernels.tuning import Tile
 from asyncllm.kernels.types import Norm
 from tests.support.kernels.device import DEVICE
@@ -69,7 +69,7 @@ class Case:
         if self.bias is not None:
             y += self.bias.double()
         if self.act is not None:
-            y = gated_reference(y, self.act)
+            y = gated.reference(y, self.act)
         return y if self.residual is None else y + self.residual.double()
 
     def run(self, tile: Tile) -> Tensor:

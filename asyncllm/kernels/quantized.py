@@ -1,20 +1,11 @@
-"""Conversions of quantised matrices and activations."""
+"""Conversions of quantised matrices, in plain torch."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from asyncllm.kernels.reference.norm import rms_norm_reference
-from asyncllm.kernels.types import (
-    FP8_BLOCK,
-    FP8_MAX,
-    Fp8Matrix,
-    Int4Matrix,
-    Norm,
-    packed_block,
-)
+from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix, packed_block
 
 
 def dequantize_fp8(weight: Fp8Matrix) -> Tensor:
@@ -43,16 +34,3 @@ def pack_int4(codes: Tensor, group: int) -> Tensor:
     low, high = codes.unflatten(1, (-1, 2, packed_block(group) // 2)).unbind(2)
     packed: Tensor = (low | (high << 4)).flatten(1)
     return packed
-
-
-def quantize_rows_reference(
-    x: Tensor, *, norm: Norm | None = None, blocked: bool = False, multiple: int = 1
-) -> tuple[Tensor, Tensor]:
-    """See ``kernels.triton.gemm.fp8.quantize_rows``."""
-    if norm is not None:
-        x = rms_norm_reference(x, norm)
-    x = F.pad(x, (0, 0, 0, -len(x) % multiple))
-    pieces = x.float().unflatten(1, (-1, FP8_BLOCK if blocked else x.shape[1]))
-    scale = pieces.abs().amax(2, keepdim=True).clamp(min=1e-12) / FP8_MAX
-    data = (pieces / scale).clamp(-FP8_MAX, FP8_MAX).flatten(1).to(torch.float8_e4m3fn)
-    return data, scale.squeeze(2).t().contiguous().t()
