@@ -104,15 +104,19 @@ class TooLarge(AsyncLLMError):
 
 
 class QueueFull(AsyncLLMError):
-    """The engine has no room for another waiting request; ``retry_after`` is in seconds."""
+    """The engine has no room for another waiting request; ``retry_after`` is in seconds.
+
+    ``cause`` is what is full: the queue's "requests" or "tokens", or its tenant's "share" of them.
+    """
 
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
 
-    def __init__(self, message: str, *, retry_after: float):
+    def __init__(self, message: str, *, retry_after: float, cause: str = "requests"):
         super().__init__(message)
         self.retry_after = retry_after
+        self.cause = cause
 
 
 class DeadlineExceeded(AsyncLLMError):

@@ -13,6 +13,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.types import Pooling
 from asyncllm.validate import check_types
 
+MetricsCompat = Literal["vllm"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 #: Scheme, host and port, as browsers write them in an Origin header.
@@ -61,6 +62,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "hidden state that becomes an embedding by default: the last token's, or the mean; "
             "else as the model's 1_Pooling says, else the last token's"
         ),
+    ] = None
+    metrics_keyless: Annotated[
+        bool, doc("let /metrics be read without an API key, for gateways and Prometheus")
+    ] = False
+    metrics_compat: Annotated[
+        MetricsCompat | None,
+        doc("also give metrics by the names that gateways know from another server"),
     ] = None
     log_level: Annotated[LogLevel, doc("least severe messages to log, on stderr", "logging")] = (
         "info"

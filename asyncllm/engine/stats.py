@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from asyncllm.engine.tenants import Tenants
+
 if TYPE_CHECKING:
     from asyncllm.engine.scheduling.scheduler import Scheduler
     from asyncllm.wire.messages import StepResult
@@ -59,12 +61,14 @@ class Distribution:
     #: Observations remembered: those of a minute of the fastest steps.
     KEPT = 1 << 16
 
-    __slots__ = ("_latest", "count", "histogram")
+    __slots__ = ("_latest", "_p99", "_p99_count", "count", "histogram")
 
     def __init__(self, bounds: tuple[float, ...] = FINE_BUCKETS):
         self.histogram = Histogram(bounds)
         self.count = 0
         self._latest = array("d")  # a ring, once it is full
+        self._p99: float | None = None
+        self._p99_count = 0
 
     def observe(self, value: float) -> None:
         self.histogram.observe(value)
@@ -73,6 +77,13 @@ class Distribution:
         else:
             self._latest[self.count % self.KEPT] = value
         self.count += 1
+
+    def recent_p99(self) -> float | None:
+        """The 99th percentile of what is kept, to 1/64 of it: for those who ask all the time."""
+        new = self.count - self._p99_count
+        if new and new >= len(self._latest) // 64:
+            self._p99, self._p99_count = self.percentile(99), self.count
+        return self._p99
 
     def percentile(self, percent: float, since: int = 0) -> float | None:
         """A percentile of the kept observations after the first ``since``; None without any."""
@@ -140,9 +151,10 @@ class EngineStats:
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
     with the free ones they add up to ``pages_total``. Of both, ``pages_pinned`` are evicted last.
     ``prompt_tokens`` counts prompts whose answer has begun. Of the ``admitted_tokens`` of prompts
-    that began to run, ``cached_tokens`` were in the prefix cache. Of ``pages_evicted``, the host
-    tier had no time to save ``pages_dropped``. ``finished`` counts requests by finish reason,
-    "deadline" and "error" included, and ``errors`` the failed ones by cause.
+    that began to run, ``cached_tokens`` were in the prefix cache; of those, ``host_cached_tokens``
+    had to be loaded from the host. Of ``pages_evicted``, the host tier had no time to save
+    ``pages_dropped``. ``finished`` counts requests by finish reason, "deadline" and "error"
+    included, ``errors`` the failed ones by cause, and ``tenants`` what each tenant used.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
@@ -169,11 +181,13 @@ class EngineStats:
     prompt_tokens: int = 0
     admitted_tokens: int = 0
     cached_tokens: int = 0
+    host_cached_tokens: int = 0
     generation_tokens: int = 0
     finished: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "deadline", "error"), 0)
     )
     errors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ERROR_CAUSES, 0))
+    tenants: Tenants = field(default_factory=Tenants)
 
     cpu_plan: float = 0.0
     cpu_apply: float = 0.0
@@ -184,7 +198,6 @@ class EngineStats:
     device_active: float = 0.0
 
     time_to_first_token: Histogram = field(default_factory=_latency)
-    inter_token_latency: Histogram = field(default_factory=_latency)
     queue_time: Histogram = field(default_factory=_latency)
     request_latency: Histogram = field(default_factory=_latency)
     step_tokens: Histogram = field(default_factory=_tokens)

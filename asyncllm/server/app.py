@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ from asyncllm.server.anthropic.errors import anthropic_error_response
 from asyncllm.server.http.access_log import log_requests
 from asyncllm.server.http.cors import add_cors, answer_preflights
 from asyncllm.server.http.cuts import CUTS, Cuts
+from asyncllm.server.http.errors import REFUSALS, Refusals
 from asyncllm.server.http.middleware import (
     ERROR_ROOTS,
     ERROR_WRITERS,
@@ -21,8 +23,8 @@ from asyncllm.server.http.middleware import (
     set_headers,
 )
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
+from asyncllm.server.metrics.scrape import add_metrics, metrics
 from asyncllm.server.native import routes as native_routes
-from asyncllm.server.native.metrics import add_metrics
 from asyncllm.server.native.openapi import PATH, Description
 from asyncllm.server.ollama import routes as ollama_routes
 from asyncllm.server.ollama.errors import ollama_error_response
@@ -30,11 +32,15 @@ from asyncllm.server.openai import routes as openai_routes
 from asyncllm.server.responses import routes as responses_routes
 from asyncllm.server.responses.handlers import add_responses
 from asyncllm.server.service import SERVICE, Service
+from asyncllm.server.streaming.write_times import WRITE_TIMES, WriteTimes
 
 if TYPE_CHECKING:
-    from aiohttp.typedefs import Middleware
+    from collections.abc import Sequence
+
+    from aiohttp.typedefs import Handler, Middleware
 
     from asyncllm.server.http.errors import ErrorWriter
+    from asyncllm.server.http.route import Route
     from asyncllm.server.model import Model
     from asyncllm.server_config import ServerConfig
 
@@ -56,35 +62,45 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
         OSError, BadRequest: the file of API keys cannot be read, or is empty.
     """
     service = Service(llm, config)
+    routes = _without_key(ROUTES, metrics) if config.metrics_keyless else ROUTES
     middlewares: list[Middleware] = [answer_errors]
     if config.log_requests:
         middlewares.insert(0, log_requests(partial(llm.trace, steps=False)))
     if config.cors_origin:
         middlewares.append(answer_preflights)
     if service.keys:
-        unguarded = [route.handler for route in ROUTES if not route.needs_key]
+        unguarded = [route.handler for route in routes if not route.needs_key]
         middlewares.append(require_key(service.keys, exempt=unguarded))
     app = web.Application(middlewares=middlewares)
     app[SERVICE] = service
     app[ACCEPT_WAITS] = Waits()
     app[CUTS] = Cuts()
+    app[REFUSALS] = Refusals()
+    app[WRITE_TIMES] = WriteTimes()
     app.on_response_prepare.append(set_headers)
     if config.cors_origin:
         add_cors(app, config.cors_origin)
     add_metrics(app)
     add_responses(app)
     anthropic_routes.add_header(app)
-    app[ERROR_WRITERS] = {route.handler: route.write_error for route in ROUTES}
+    app[ERROR_WRITERS] = {route.handler: route.write_error for route in routes}
     roots: dict[str, ErrorWriter] = {
         anthropic_routes.ROOT: anthropic_error_response,
         ollama_routes.ROOT: ollama_error_response,
     }
     app[ERROR_ROOTS] = roots
-    for route in ROUTES:
+    for route in routes:
         if route.method == "GET":
             app.router.add_get(route.path, route.handler)  # and HEAD
         else:
             app.router.add_route(route.method, route.path, route.handler)
-    description = Description(ROUTES, config, needs_key=bool(service.keys))
+    description = Description(routes, config, needs_key=bool(service.keys))
     app[KNOWN_ROUTE] = app.router.add_get(PATH, description.serve), PATH
     return app
+
+
+def _without_key(routes: Sequence[Route], handler: Handler) -> tuple[Route, ...]:
+    """The routes, one of which needs no key."""
+    return tuple(
+        replace(route, needs_key=False) if route.handler is handler else route for route in routes
+    )

@@ -91,13 +91,16 @@ class Requests:
                 if not request.is_part:
                     self._stats.admitted_tokens += seq.num_prompt
                     self._stats.cached_tokens += stream.cached_tokens
+                    self._stats.host_cached_tokens += min(
+                        seq.timeline.pages_loaded * self._scheduler.cache.page_size,
+                        stream.cached_tokens,
+                    )
                     self._stats.queue_time.observe(now - stream.arrived)
 
     def deliver(self, emitted: list[Emitted], result: StepResult) -> None:
         """Hand a step's tokens, or failures, to the sinks."""
         now, stats, requests = self._clock(), self._stats, self._requests
         by_row = {entry.row: entry for entry in result.logprobs}
-        since_last: dict[float, int] = {}  # tokens by the time of their sequence's last one
         for seq, row, token, finish in emitted:
             request = requests.get(seq.id)
             if request is None:
@@ -116,14 +119,9 @@ class Requests:
             stats.generation_tokens += 1
             if stream.first == 0.0:
                 self._count_first_token(request, now)
-            else:
-                since_last[stream.last] = since_last.get(stream.last, 0) + 1
-            stream.last = now
             if finish is not None:
                 self._scheduler.finish(seq, now)
                 self._end(request, finish, now)
-        for last, count in since_last.items():
-            stats.inter_token_latency.observe(now - last, count)
 
     def deliver_prompts(self, parts: list[tuple[Sequence, ScoredPrompt | PooledPrompt]]) -> None:
         """Keep parts of prompts' logprobs or hidden states, and deliver those that are complete."""
@@ -240,6 +238,8 @@ class Requests:
             request.expiry.cancel()
         if not request.is_part:
             self._stats.finished[how] += 1
+            seq = request.sequence
+            self._stats.tenants.ended(seq.tenant, seq.num_prompt, len(seq.tokens) - seq.num_prompt)
             self._history.ended(request.sequence, request.stream, how, now)
 
 

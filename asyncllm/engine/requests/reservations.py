@@ -66,18 +66,23 @@ class Reservations:
         # Requests that the next plan admits do not count as waiting.
         places = self._limits.max_waiting + queue.num_free_slots - waiting
         room = self._limits.max_waiting_tokens - tokens
-        fits = num_requests <= places and (waiting == 0 or num_tokens <= room)
-        if fits and tenant and waiting:
+        full = ""
+        if num_requests > places:
+            full = "requests"
+        elif waiting and num_tokens > room:
+            full = "tokens"
+        elif tenant and waiting:
             mine, my_tokens = queue.waiting_for(tenant)
-            mine += self._requests_of[tenant]
-            my_tokens += self._tokens_of[tenant]
-            fits = mine + num_requests <= TENANT_SHARE * places
-            fits = fits and my_tokens + num_tokens <= TENANT_SHARE * room
-        if fits:
+            mine += self._requests_of[tenant] + num_requests
+            my_tokens += self._tokens_of[tenant] + num_tokens
+            if mine > TENANT_SHARE * places or my_tokens > TENANT_SHARE * room:
+                full = "share"
+        if not full:
             return
         raise QueueFull(
             f"{waiting} requests with {tokens} prompt tokens are waiting already",
             retry_after=max(1.0, RETRY_SHARE * queue.expected_wait()),
+            cause=full,
         )
 
     def count(self, tenant: str, num_requests: int, num_tokens: int) -> None:

@@ -12,8 +12,8 @@ class OutputStream:
     """Turns new tokens into deltas, on the loop.
 
     Attributes:
-        arrived, started, first, last: ``clock()`` seconds of arrival, first step, first token and
-            latest token; 0 before that.
+        arrived, started, first: ``clock()`` seconds of arrival, first step and first token; 0
+            before that.
         cached_tokens: tokens of the prompt found in the prefix cache.
     """
 
@@ -27,7 +27,6 @@ class OutputStream:
         "arrived",
         "cached_tokens",
         "first",
-        "last",
         "sink",
         "started",
     )
@@ -44,7 +43,6 @@ class OutputStream:
         self.arrived = now
         self.started = 0.0
         self.first = 0.0
-        self.last = 0.0
         self.cached_tokens = 0
         self._params = params
         self._detokenizer = detokenizer

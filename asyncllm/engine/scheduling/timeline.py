@@ -78,6 +78,11 @@ class Timeline:
         self._waited, self._clock = self.waited, None
 
     @property
+    def pages_loaded(self) -> int:
+        """Pages of its prefix that came from the host; asked before there are too many events."""
+        return sum(event.a for event in self.events if event.kind == "loading")
+
+    @property
     def waited(self) -> dict[str, float]:
         """Seconds in the queue so far, by what the queue's head was waiting for."""
         if self._clock is None:

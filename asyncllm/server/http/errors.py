@@ -1,10 +1,11 @@
-"""OpenAI's error body, for responses and for frames in mid-stream."""
+"""OpenAI's error body, for responses and for frames in mid-stream; and refusals, counted."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
@@ -79,3 +80,57 @@ def error_response(error: Exception) -> web.Response:
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     return json_response(error_body(error), status=status, headers=headers)
+
+
+#: By the error's code, then by its status; None for what the engine's own counters have.
+_CAUSE_BY_CODE: Final = {
+    "context_length_exceeded": "infeasible",
+    "deadline_exceeded": "deadline",
+    "not_ready": "not_ready",
+    "engine_dead": "engine_dead",
+    "step_failed": None,
+    "policy_failed": None,
+    "constraint_failed": None,
+}
+_CAUSE_BY_STATUS: Final = {
+    400: "invalid",
+    401: "unauthorized",
+    404: "not_found",
+    405: "not_found",
+    408: "slow_body",
+    413: "too_large",
+    429: "rate",
+    503: "busy",
+}
+#: Any other refusal.
+_OTHER_CAUSE: Final = "other"
+
+
+class Refusals:
+    """How many requests got an error instead of a place in the engine, by cause.
+
+    The causes are these few, whatever clients send.
+    """
+
+    def __init__(self) -> None:
+        causes = [
+            *("queue_requests", "queue_tokens", "queue_share", _OTHER_CAUSE),
+            *filter(None, _CAUSE_BY_CODE.values()),
+            *_CAUSE_BY_STATUS.values(),
+        ]
+        self.counts: Counter[str] = Counter(dict.fromkeys(causes, 0))
+
+    def count(self, error: Exception) -> None:
+        """A request was answered with this error."""
+        if isinstance(error, QueueFull):
+            cause: str | None = f"queue_{error.cause}"
+        elif isinstance(error, AsyncLLMError) and error.code in _CAUSE_BY_CODE:
+            cause = _CAUSE_BY_CODE[error.code]
+        else:
+            status = getattr(error, "status", 500)
+            cause = _CAUSE_BY_STATUS.get(status, _OTHER_CAUSE)
+        if cause is not None:
+            self.counts[cause if cause in self.counts else _OTHER_CAUSE] += 1
+
+
+REFUSALS: Final = web.AppKey("asyncllm_refusals", Refusals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
@@ -13,7 +14,7 @@ from aiohttp.typedefs import Handler
 
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import AsyncLLMError
-from asyncllm.server.http.errors import ErrorWriter, HttpError, error_response
+from asyncllm.server.http.errors import REFUSALS, ErrorWriter, HttpError, error_response
 from asyncllm.server.http.half_close import PROBE
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ request_id: ContextVar[str] = ContextVar("request_id")
 #: The fields of that request that were ignored, as a header's value.
 ignored_fields: ContextVar[str] = ContextVar("ignored_fields")
 
+#: When a request's head had arrived, by ``time.perf_counter``.
+ARRIVED: Final = web.RequestKey("asyncllm_arrived", float)
 #: Why a request failed; for the log.
 FAILURE: Final = web.RequestKey("asyncllm_failure", Exception)
 #: The request's places in the engine's queue, reserved when its body has arrived.
@@ -64,6 +67,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
     However a request ends, its places in the queue are free and its client is no longer probed.
     """
+    request[ARRIVED] = time.perf_counter()
     write = _error_writer(request)
     given = request.headers.get("X-Request-Id", "")
     request_id.set(given if _ACCEPTED_ID.fullmatch(given) else new_request_id())
@@ -71,10 +75,12 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except AsyncLLMError as error:
         request[FAILURE] = _bare(error)
+        request.app[REFUSALS].count(error)
         response = write(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
+        request.app[REFUSALS].count(error)
         response = from_http(request, error, write)
     except ConnectionError as error:
         request[FAILURE] = _bare(error)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
+from asyncllm.server.metrics.scrape import metrics
 from asyncllm.server.native import admin
 from asyncllm.server.native import schemas as answers
 from asyncllm.server.native.generate import generate
-from asyncllm.server.native.metrics import metrics
 from asyncllm.server.native.requests import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from asyncllm.server.native.tokenize import detokenize, tokenize
 

@@ -10,9 +10,10 @@ from aiohttp import HttpVersion11, web
 
 from asyncllm.server.http.cuts import CUTS, GIVE_UP_BYTES, GIVE_UP_SECONDS, MERGE_BYTES
 from asyncllm.server.http.half_close import look_closer
-from asyncllm.server.http.middleware import request_id
+from asyncllm.server.http.middleware import ARRIVED, request_id
 from asyncllm.server.streaming.delivery import ClientDelivery, Reply
 from asyncllm.server.streaming.frames import EVENT_STREAM
+from asyncllm.server.streaming.write_times import WRITE_TIMES
 
 if TYPE_CHECKING:
     from asyncllm.server.http.cuts import Cause
@@ -41,10 +42,17 @@ class EventStream(ClientDelivery):
 
     aiohttp writes the headers and the end of the body. The frames are written here, because its
     ``write`` is a coroutine, and waking a task for each token costs more than the write itself.
+
+    Attributes:
+        arrived: when its request did, by ``time.perf_counter``.
+        written_at: when tokens were last written, for ``WriteTimes``; 0 before.
     """
 
     def __init__(self, request: web.Request, reply: Reply, count: int):
         super().__init__(request, count)
+        self.arrived = request[ARRIVED]
+        self.written_at = 0.0
+        self._times = request.app[WRITE_TIMES]
         self._reply = reply
         self._name = request_id.get("-")  # later calls come from other tasks
         self._harmless = _HARMLESS.get(reply.content_type, b"")
@@ -137,7 +145,11 @@ class EventStream(ClientDelivery):
         if unsent + len(payload) > GIVE_UP_BYTES:
             self._give_up("behind")
             return
-        self._write(payload)
+        if payload:
+            self._write(payload)
+            if not (times := self._times).written:
+                asyncio.get_running_loop().call_soon(times.observe)
+            times.written.append(self)
         if last:
             self.end()
 

@@ -109,6 +109,7 @@ async def test_pages_that_went_through_the_host_are_the_same(
                 kinds += [event.kind for event in trace.events]
         assert kinds.count("loading") >= 2
         assert llm.stats.host_pages_used > 0
+        assert 0 < llm.stats.host_cached_tokens <= llm.stats.cached_tokens
 
 
 def expect_short_outputs(llm: AsyncLLM) -> None:

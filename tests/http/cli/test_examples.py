@@ -42,6 +42,7 @@ RUNS = {
     "bench_scheduler.py": Run(
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
     ),
+    "bench_scrape.py": Run("--quick", r"KiB, \d+ lines(.|\n)*CPU of the loop: +-?\d"),
     "bench_startup.py": Run(
         f"{ROOT}/asyncllm/demo/model --runs 1 --device cpu",
         r"empty kernel cache.*\n +\d+\.\d\d \| +\d(.|\n)*full kernel cache.*\n +\d.*import \d",

@@ -9,9 +9,10 @@ from aiohttp import HttpVersion11
 
 from asyncllm.server.http import cuts
 from asyncllm.server.http.cuts import CUTS, Cuts
-from asyncllm.server.http.middleware import request_id
+from asyncllm.server.http.middleware import ARRIVED, request_id
 from asyncllm.server.streaming.delivery import ChoiceSink
 from asyncllm.server.streaming.sse import EventStream
+from asyncllm.server.streaming.write_times import WRITE_TIMES, WriteTimes
 from asyncllm.types import FinishReason, TokenDelta, TokenLogprob
 
 
@@ -39,12 +40,13 @@ class Transport:
         return None
 
 
-class FakeRequest:
+class FakeRequest(dict[Any, Any]):
     version = HttpVersion11
 
     def __init__(self, transport: Transport):
+        super().__init__({ARRIVED: 0.0})
         self.transport = transport
-        self.app = {CUTS: Cuts()}
+        self.app = {CUTS: Cuts(), WRITE_TIMES: WriteTimes()}
 
 
 class Texts:

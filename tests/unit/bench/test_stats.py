@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.registry import Collector
 
 from asyncllm.bench.scrape import figures, parse, quantile
 from asyncllm.engine.stats import FINE_BUCKETS, Distribution, EngineStats
-from asyncllm.server.native.metrics import engine_metrics
+from asyncllm.server.metrics import engine
+from asyncllm.server.metrics.metric import write
 from asyncllm.wire.messages import StepResult
 
 
@@ -118,20 +117,10 @@ def random_steps(stats: EngineStats, draw: random.Random, count: int) -> None:
         stats.step_done(done, i + draw.lognormvariate(-9, 1), followed=True)
 
 
-class OneEngine(Collector):
-    def __init__(self, stats: EngineStats):
-        self._stats = stats
-
-    def collect(self):  # type: ignore[no-untyped-def]
-        yield from engine_metrics(self._stats)
-
-
 def test_figures_of_a_stretch_of_time_and_the_same_from_metrics() -> None:
     draw, stats = random.Random(1), EngineStats()
-    registry = CollectorRegistry()
-    registry.register(OneEngine(stats))
     random_steps(stats, draw, 500)
-    before, scraped = stats.snapshot(), parse(generate_latest(registry).decode())
+    before, scraped = stats.snapshot(), parse(write(engine.METRICS, stats))
     random_steps(stats, draw, 2000)
     own = stats.since(before)
     assert own.steps == 2000
@@ -142,7 +131,7 @@ def test_figures_of_a_stretch_of_time_and_the_same_from_metrics() -> None:
     assert own.result_lag_ms is not None
     assert own.launch_gap_us[0] < own.launch_gap_us[1]
 
-    seen = figures(scraped, parse(generate_latest(registry).decode()), own.seconds)
+    seen = figures(scraped, parse(write(engine.METRICS, stats)), own.seconds)
     assert seen.steps == own.steps
     assert seen.busy_share == pytest.approx(own.busy_share)
     each = (seen.plan_us, seen.apply_us, seen.deliver_us, seen.launch_us, seen.collect_us)

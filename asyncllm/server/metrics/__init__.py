@@ -1,0 +1,1 @@
+"""GET /metrics: tables of what is measured, and their text for Prometheus."""

@@ -1,0 +1,130 @@
+"""The metrics of the server around an engine."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from asyncllm.server.http.waits import Waits
+from asyncllm.server.metrics.metric import (
+    Metric,
+    counter,
+    counters,
+    gauge,
+    histogram,
+    waits,
+)
+
+if TYPE_CHECKING:
+    from asyncllm.server.http.cuts import Cuts
+    from asyncllm.server.http.errors import Refusals
+    from asyncllm.server.service import Service
+    from asyncllm.server.streaming.write_times import WriteTimes
+
+#: The device's share of busy time is of the latest so many seconds, or a little more.
+BUSY_SECONDS: Final = 10.0
+
+
+class BusyShare:
+    """How much of the latest seconds the device was busy, from samples of the time it was so."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def sample(self, now: float, busy: float) -> None:
+        """
+        Args:
+            busy: seconds in which the device ran steps, in all.
+        """
+        self._samples.append((now, busy))
+        while len(self._samples) > 1 and self._samples[1][0] <= now - BUSY_SECONDS:
+            self._samples.popleft()
+
+    @property
+    def share(self) -> float:
+        """0 to 1; 0 before there are two samples."""
+        if len(self._samples) < 2:
+            return 0.0
+        (begun, before), (now, busy) = self._samples[0], self._samples[-1]
+        return min(1.0, (busy - before) / (now - begun))
+
+
+@dataclass
+class Measured:
+    """Everything that the server's metrics are read from."""
+
+    service: Service
+    accepts: Waits
+    cuts: Cuts
+    refusals: Refusals
+    writes: WriteTimes
+    lag: Waits = field(default_factory=Waits)
+    busy: BusyShare = field(default_factory=BusyShare)
+
+
+METRICS: Final[tuple[Metric[Measured], ...]] = (
+    gauge("ready", "1 when serving.", lambda m: m.service.llm.ready and not m.service.draining),
+    gauge("http_requests_live", "HTTP requests being answered.", lambda m: len(m.service.live)),
+    gauge(
+        "requests_reserved",
+        "Requests that have a place in the queue and are not in it yet.",
+        lambda m: m.service.llm.num_reserved if m.service.llm.ready else 0,
+    ),
+    histogram(
+        "time_to_first_token_seconds",
+        "From a streamed request's arrival until its first token was written to the socket.",
+        lambda m: m.writes.first,
+    ),
+    histogram(
+        "inter_token_latency_seconds",
+        "Between writes of tokens to the socket of one stream.",
+        lambda m: m.writes.between,
+    ),
+    counters(
+        "requests_refused",
+        "cause",
+        "Requests that got an error before the engine took them, by cause.",
+        lambda m: m.refusals.counts,
+    ),
+    counters(
+        "slow_readers_cut",
+        "cause",
+        "Clients cut off because they did not read.",
+        lambda m: m.cuts.counts,
+    ),
+    gauge(
+        "device_busy_share",
+        f"Share of the latest {BUSY_SECONDS:g} s in which the device ran steps; 0 to 1.",
+        lambda m: m.busy.share,
+    ),
+    gauge("event_loop_lag_last_seconds", "The latest measurement.", lambda m: m.lag.last),
+    *waits("event_loop_lag_seconds", "Delay of due timers.", lambda m: m.lag),
+    *waits(
+        "accept_wait_seconds",
+        "From a connection's first bytes until it was accepted.",
+        lambda m: m.accepts,
+    ),
+    *waits(
+        "start_wait_seconds",
+        "From a request's body until the request began to be looked at.",
+        lambda m: m.service.start_waits,
+    ),
+    gauge(
+        "request_body_bytes",
+        "Bytes of request bodies that are being read, or may be.",
+        lambda m: m.service.bodies.held,
+    ),
+    gauge(
+        "request_bodies_waiting",
+        "Bodies that wait to be read.",
+        lambda m: m.service.bodies.waiting,
+    ),
+    # Scrapes are answered on the loop's own thread.
+    counter(
+        "event_loop_cpu_seconds",
+        "CPU time of the event loop's thread.",
+        lambda _: time.thread_time(),
+    ),
+)
