@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from asyncllm.child_process import die_with
 from asyncllm.errors import AsyncLLMError
-from asyncllm.startup.child_process import die_with
 from asyncllm.startup.compile_job import CompileJob, CompileReport
 
 

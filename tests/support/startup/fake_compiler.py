@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from asyncllm.startup.child_process import die_with
+from asyncllm.child_process import die_with
 from asyncllm.startup.compile_job import CompileJob, CompileReport
 
 

@@ -1,0 +1,49 @@
+"""How a peer's main begins; ``asyncllm/executor/team/process.py`` is its parent's side."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from asyncllm.child_process import die_at_end_of, die_with
+from asyncllm.executor.team.status import PeerStatus
+
+T = TypeVar("T")
+
+
+class PeerArguments(NamedTuple):
+    """The peer's command line: its parent's process id, its rank, and descriptors."""
+
+    parent: int
+    rank: int
+    settings: int
+    status: int
+    lifeline: int
+
+
+def enter_team(settings_type: type[T]) -> tuple[T, PeerStatus]:
+    """To be called first in a peer's main: its settings, and where it says what it does.
+
+    From then on the process dies with its parent and takes no notice of Ctrl-C, and its log lines
+    name its rank.
+
+    Raises:
+        msgspec.ValidationError: the settings are of another type.
+    """
+    arguments = PeerArguments(*map(int, sys.argv[1:]))
+    die_with(arguments.parent)
+    die_at_end_of(arguments.lifeline)
+    for fd in (arguments.lifeline, arguments.status):
+        os.set_inheritable(fd, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(
+        format=f"%(asctime)s %(levelname)s [rank {arguments.rank}] %(name)s: %(message)s"
+    )
+    with open(arguments.settings, "rb") as file:
+        settings = msgspec.msgpack.decode(file.read(), type=settings_type)
+    return settings, PeerStatus(arguments.status)

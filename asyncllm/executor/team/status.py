@@ -1,0 +1,66 @@
+"""What a peer does, in memory that it shares with the process that watches it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from typing import NamedTuple
+
+#: Step, time, and the operation with its length before it. A longer one is cut.
+_FORMAT = struct.Struct("<qd48p")
+
+
+class LastOperation(NamedTuple):
+    """What a peer did last.
+
+    Attributes:
+        operation: "" if it has said nothing.
+        at: time.monotonic of its beginning; the clock is the same for all processes.
+    """
+
+    operation: str
+    step: int
+    at: float
+
+    def __str__(self) -> str:
+        if not self.operation:
+            return "it had begun nothing"
+        ago = time.monotonic() - self.at
+        return f"its last operation was {self.operation} of step {self.step}, {ago:.1f} s ago"
+
+
+class PeerStatus:
+    """Written by the peer, read by its parent, also after the peer has died."""
+
+    def __init__(self, fd: int):
+        """
+        Args:
+            fd: from ``new_status``; the status owns it, and closes it.
+        """
+        self._memory = mmap.mmap(fd, _FORMAT.size)
+        os.close(fd)  # the map has its own
+
+    def set(self, operation: str, step: int) -> None:
+        """Say what begins now. Takes less than 2 us: it writes 64 bytes."""
+        _FORMAT.pack_into(self._memory, 0, step, time.monotonic(), operation.encode())
+
+    def read(self) -> LastOperation:
+        """What was set last. It may mix two, if the peer died or stopped while it set one."""
+        for _ in range(3):
+            data = self._memory[:]
+            if data == self._memory[:]:
+                break
+        step, at, operation = _FORMAT.unpack(data)
+        return LastOperation(operation.decode(errors="replace"), step, at)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+def new_status() -> int:
+    """A descriptor of memory for one status; it has no name, and goes with its last holder."""
+    fd = os.memfd_create("asyncllm-peer")
+    os.ftruncate(fd, _FORMAT.size)
+    return fd
