@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         EngineDead,
         ModelError,
         QueueFull,
+        RateLimited,
     )
     from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.llm.llm import LLM
@@ -58,6 +59,7 @@ _HOMES = {
     "ModelError": "asyncllm.errors",
     "Policy": "asyncllm.engine.policy",
     "QueueFull": "asyncllm.errors",
+    "RateLimited": "asyncllm.errors",
     "SamplingParams": "asyncllm.types",
     "SchedulingParams": "asyncllm.types",
     "TokenDelta": "asyncllm.types",
@@ -81,6 +83,7 @@ __all__ = [
     "ModelError",
     "Policy",
     "QueueFull",
+    "RateLimited",
     "SamplingParams",
     "SchedulingParams",
     "TokenDelta",

@@ -119,6 +119,18 @@ class QueueFull(AsyncLLMError):
         self.cause = cause
 
 
+class RateLimited(AsyncLLMError):
+    """A client has used what it may in a minute; ``retry_after`` is in seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class DeadlineExceeded(AsyncLLMError):
     """The request's deadline has passed, or is too near to be met."""
 

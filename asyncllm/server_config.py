@@ -40,7 +40,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         doc("key that clients must send; may be repeated; by default no key is needed"),
     ] = ()
     api_key_file: Annotated[
-        str | None, doc("file with further API keys, one per line", metavar="FILE")
+        str | None,
+        doc(
+            "file with further API keys, one per line; limits of a key may follow it, as in "
+            "tokens-per-minute=9000 requests-per-minute=60",
+            metavar="FILE",
+        ),
     ] = None
     isolate_keys: Annotated[
         bool,
@@ -77,6 +82,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         doc("log a line for each request: route, tenant, tokens, times; never its text", "logging"),
     ] = False
+    requests_per_minute: Annotated[
+        int | None,
+        doc("requests that each API key may send in a minute; without keys, all clients", "limits"),
+    ] = None
+    tokens_per_minute: Annotated[
+        int | None,
+        doc("tokens of prompts and answers that each API key may use in a minute", "limits"),
+    ] = None
     max_body_bytes: Annotated[int, doc("largest accepted request body, in bytes", "limits")] = (
         8 * 1024 * 1024
     )
@@ -117,6 +130,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"log_requests logs at level info, which log_level {self.log_level} leaves out",
                 param="log_requests",
             )
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            if (limit := getattr(self, name)) is not None and limit < 1:
+                raise BadRequest(f"{name} must be at least 1", param=name)
         if self.max_body_bytes < 1:
             raise BadRequest("max_body_bytes must be at least 1", param="max_body_bytes")
         if self.max_bodies_bytes < 1:

@@ -23,6 +23,7 @@ from asyncllm.server.http.middleware import (
     set_headers,
 )
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
+from asyncllm.server.limits.headers import add_headers
 from asyncllm.server.metrics.scrape import add_metrics, metrics
 from asyncllm.server.native import routes as native_routes
 from asyncllm.server.native.openapi import PATH, Description
@@ -83,6 +84,7 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
     add_metrics(app)
     add_responses(app)
     anthropic_routes.add_header(app)
+    add_headers(app, anthropic_routes.HANDLERS)
     app[ERROR_WRITERS] = {route.handler: route.write_error for route in routes}
     roots: dict[str, ErrorWriter] = {
         anthropic_routes.ROOT: anthropic_error_response,

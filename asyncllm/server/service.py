@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +27,7 @@ from asyncllm.server.http.middleware import RESERVATION, ignored_fields, request
 from asyncllm.server.http.parse import parse
 from asyncllm.server.http.turnstile import Turnstile
 from asyncllm.server.http.waits import Waits
+from asyncllm.server.limits.accounts import ACCOUNT, Accounts, Rates, Work
 from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.streaming.delivery import LiveRequests, Reply, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.server.chat.requests import GeneratingFields
     from asyncllm.server.model import Model
-    from asyncllm.server.streaming.delivery import Job
+    from asyncllm.server.streaming.delivery import Delivery, Job
     from asyncllm.server_config import ServerConfig
     from asyncllm.types import SchedulingParams
 
@@ -50,6 +52,7 @@ class Service:
 
     Attributes:
         keys: the API keys.
+        accounts: what they may use in a minute.
         live: the requests being served.
         log: recent requests by name.
         start_waits: how long requests waited to begin.
@@ -60,7 +63,12 @@ class Service:
     def __init__(self, llm: Model, config: ServerConfig):
         self.llm = llm
         self.config = config
-        self.keys = ApiKeys(configured_keys(config))
+        keys = configured_keys(config)
+        self.keys = ApiKeys([key.text for key in keys])
+        rates = dict(zip(self.keys.tenants, (key.rates for key in keys), strict=True))
+        if not keys:  # all clients are one tenant
+            rates = {"": Rates(config.requests_per_minute, config.tokens_per_minute)}
+        self.accounts = Accounts(rates)
         self.live = LiveRequests()
         self.log = RequestLog()
         self.start_waits = Waits()
@@ -90,7 +98,8 @@ class Service:
 
         Raises:
             EngineDead, NotReady: see ``check_ready``.
-            QueueFull: no request can join the queue; raised before the body is parsed.
+            QueueFull, RateLimited: no request can join the queue, or its API key has used up its
+                limits; raised before the body is parsed.
             BadRequest, TooLarge, HttpError: the body is not what the route takes, or wants
                 something that is not supported.
         """
@@ -98,6 +107,9 @@ class Service:
         async with self._read_body(request) as raw:
             # For a prompt of at least one token.
             request[RESERVATION] = self.llm.reserve(tenant=tenant_of(request))
+            if (account := self.accounts.of(tenant_of(request))) is not None:
+                request[ACCOUNT] = account
+                account.admit()
             await self._turnstile.enter(len(raw))
             body, fields = parse(raw, kind)
         expect_answer(request)
@@ -178,11 +190,40 @@ class Service:
         self.check_ready()  # again: reading and encoding the prompt took a while
         kind: type[EventStream | WholeAnswer] = EventStream if body.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
-        with self.live.serve(self.llm, delivery, jobs, request[RESERVATION]) as served:
+        with self.serve(request, delivery, jobs) as served:
             self.name(served, reply, tenant_of(request))
             if body.trace:
                 reply.explain = lambda: explain(self.traces(served))
             return await delivery.respond()
+
+    @contextmanager
+    def serve(
+        self,
+        request: web.Request,
+        delivery: Delivery,
+        jobs: Sequence[Job],
+        work: Work | None = None,
+    ) -> Iterator[Served]:
+        """``LiveRequests.serve``, charged to the request's account.
+
+        Args:
+            work: what is charged at most; that of the jobs by default.
+
+        Raises:
+            RateLimited: the API key has used up its tokens.
+            AsyncLLMError: as ``LiveRequests.serve``.
+        """
+        account, used = request.get(ACCOUNT), 0
+        if work is None:
+            work = Work.of((job.prompt_ids, job.params) for job in jobs)
+        reserved = 0 if account is None else account.reserve(work)
+        try:
+            with self.live.serve(self.llm, delivery, jobs, request[RESERVATION]) as served:
+                used = work.prompt_tokens
+                yield served
+        finally:
+            if account is not None:
+                account.settle(reserved, used + delivery.num_generated)
 
     def name(self, served: Served, reply: Reply, tenant: str) -> None:
         """Make this task's request known by its X-Request-Id and by the id of its answer."""

@@ -50,14 +50,14 @@ ROUTES: Final = (
         refusals=TAKES_JSON,
     ),
 )
-_HANDLERS: Final = frozenset(route.handler for route in ROUTES)
+HANDLERS: Final = frozenset(route.handler for route in ROUTES)
 
 
 def add_header(app: web.Application) -> None:
     """Give these routes' answers the header in which Anthropic's clients look for the id."""
 
     async def name_request(request: web.Request, response: web.StreamResponse) -> None:
-        if request.match_info.handler in _HANDLERS and (given := request_id.get(None)):
+        if request.match_info.handler in HANDLERS and (given := request_id.get(None)):
             response.headers["request-id"] = given
 
     app.on_response_prepare.append(name_request)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, Unauthorized
+from asyncllm.server.limits.accounts import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,20 +26,49 @@ def tenant_of(request: web.Request) -> str:
     return tenant
 
 
-def configured_keys(config: ServerConfig) -> tuple[str, ...]:
+class Key(NamedTuple):
+    """An API key, and what its bearers may use in a minute."""
+
+    text: str
+    rates: Rates
+
+
+def configured_keys(config: ServerConfig) -> tuple[Key, ...]:
     """The keys of the command line, then those of the key file, one in each line that has text.
 
     Raises:
         OSError: the file cannot be read.
-        BadRequest: the file has no key, which would leave the server open.
+        BadRequest: the file has no key, which would leave the server open; or a line is malformed.
     """
+    common = Rates(config.requests_per_minute, config.tokens_per_minute)
+    keys = [Key(text, common) for text in config.api_key]
     if config.api_key_file is None:
-        return config.api_key
+        return tuple(keys)
     lines = Path(config.api_key_file).read_text("utf-8").splitlines()
-    keys = [stripped for line in lines if (stripped := line.strip())]
-    if not keys:
+    listed = [
+        _parse_key(words, common, f"line {number} of {config.api_key_file}")
+        for number, line in enumerate(lines, 1)
+        if (words := line.split())
+    ]
+    if not listed:
         raise BadRequest(f"{config.api_key_file} has no API key in it", param="api_key_file")
-    return (*config.api_key, *keys)
+    return (*keys, *listed)
+
+
+def _parse_key(words: list[str], common: Rates, place: str) -> Key:
+    """From ``KEY [requests-per-minute=N] [tokens-per-minute=N]``; N may be "unlimited"."""
+    rates = {"requests-per-minute": common.requests, "tokens-per-minute": common.tokens}
+    for word in words[1:]:
+        name, _, value = word.partition("=")
+        is_number = value.isascii() and value.isdigit() and int(value) > 0
+        if name not in rates or not (is_number or value == "unlimited"):
+            raise BadRequest(
+                f"{place}: after the key come {' and '.join(f'{known}=N' for known in rates)}, "
+                f"with a positive number or unlimited; keys have no spaces",
+                param="api_key_file",
+            )
+        rates[name] = int(value) if is_number else None
+    return Key(words[0], Rates(*rates.values()))
 
 
 class ApiKeys:
@@ -52,6 +82,8 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str]):
         self._digests = [_digest(key.encode()) for key in keys]
+        #: In the order of the keys.
+        self.tenants = [f"key-{place}" for place in range(1, len(keys) + 1)]
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -68,7 +100,7 @@ class ApiKeys:
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         if not any(matches):
             raise Unauthorized("missing or incorrect API key")
-        request[_TENANT] = f"key-{matches.index(True) + 1}"
+        request[_TENANT] = self.tenants[matches.index(True)]
 
 
 def _bearer(request: web.Request) -> str:

@@ -6,13 +6,21 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs, web
 
+from asyncllm.server.limits.headers import OPENAI_HEADERS
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from aiohttp.typedefs import Handler
 
 #: Headers that scripts may read, besides those that browsers always show them.
-_EXPOSED: Final = "X-Request-Id, X-Ignored-Parameters, Retry-After, retry-after-ms, x-should-retry"
+_EXPOSED: Final = ", ".join(
+    (
+        *("X-Request-Id", "X-Ignored-Parameters"),
+        *("Retry-After", "retry-after-ms", "x-should-retry"),
+        *OPENAI_HEADERS,
+    )
+)
 #: Seconds for which browsers keep the answer to a preflight; Chromium's own limit.
 _MAX_AGE: Final = "7200"
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-from asyncllm.errors import AsyncLLMError, DeadlineExceeded, QueueFull, Unauthorized
+from asyncllm.errors import AsyncLLMError, DeadlineExceeded, QueueFull, RateLimited, Unauthorized
 from asyncllm.server.http.answer import Answer, json_response
 
 ErrorWriter: TypeAlias = Callable[[Exception], web.Response]
@@ -71,7 +71,9 @@ def error_response(error: Exception) -> web.Response:
     status = error.status if isinstance(error, AsyncLLMError) else 500
     headers = {}
     if status in (429, 503):
-        wait = error.retry_after if isinstance(error, QueueFull) else RETRY_SECONDS
+        wait = RETRY_SECONDS
+        if isinstance(error, QueueFull | RateLimited):
+            wait = error.retry_after
         headers["Retry-After"] = str(math.ceil(wait))
         headers["retry-after-ms"] = str(math.ceil(wait * 1000))
         headers["x-should-retry"] = "true"

@@ -9,6 +9,7 @@ import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.http.middleware import RESERVATION
+from asyncllm.server.limits.accounts import UNSTATED_TOKENS, Work
 from asyncllm.server.openai.options import num_generated
 from asyncllm.server.streaming.delivery import Delivery, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream
@@ -67,7 +68,9 @@ async def answer_beams(
     n = body.n or 1
     kind: type[EventStream | WholeAnswer] = EventStream if body.stream else WholeAnswer
     delivery = kind(request, reply, n * len(searches))
-    with service.live.serve(service.llm, delivery, ()) as served:
+    most = UNSTATED_TOKENS if wanted.max_tokens is None else wanted.max_tokens
+    work = Work(sum(map(len, prompts)), most * wanted.beam_width * len(prompts))
+    with service.serve(request, delivery, (), work) as served:
         service.name(served, reply, scheduling.tenant)
         task = asyncio.create_task(_deliver(searches, n, delivery))
         try:

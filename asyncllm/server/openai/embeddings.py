@@ -145,7 +145,7 @@ async def answer_embeddings(
     """
     service.check_ready()  # again: reading and encoding the prompts took a while
     delivery = _Embeddings(request, len(jobs), write)
-    with service.live.serve(service.llm, delivery, jobs, request[RESERVATION]) as served:
+    with service.serve(request, delivery, jobs) as served:
         service.log.add(tenant_of(request), (request_id.get(),), served)
         return await delivery.respond()
 

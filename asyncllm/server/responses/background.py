@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from asyncllm.server.http.access_log import current_entry
 from asyncllm.server.http.api_keys import tenant_of
-from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.delivery import Delivery
 
@@ -95,8 +94,7 @@ class BackgroundRuns:
         tenant = tenant_of(request)
         run = BackgroundRun(reply, events)
         with ExitStack() as stack:
-            serving = service.live.serve(service.llm, run, [job], request[RESERVATION])
-            served = stack.enter_context(serving)
+            served = stack.enter_context(service.serve(request, run, [job]))
             service.name(served, reply, tenant)
             name = (tenant, reply.id)
             self._runs[name] = run

@@ -75,10 +75,12 @@ class Delivery(ABC):
 
     Attributes:
         error: why the client does not get the whole answer.
+        num_generated: tokens so far, of all sequences.
     """
 
     def __init__(self, count: int):
         self.error: Exception | None = None
+        self.num_generated = 0
         self._unfinished = set(range(count))
         self._ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
@@ -93,6 +95,7 @@ class Delivery(ABC):
         """Take a step's delta of one sequence; must not raise."""
         if index not in self._unfinished:
             return  # aborted here, and not yet in the engine
+        self.num_generated += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
         self._take(index, delta)
