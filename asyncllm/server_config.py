@@ -109,6 +109,24 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, doc("how long running requests may take to finish after SIGTERM", "limits")
     ] = 30.0
 
+    stall_seconds: Annotated[
+        float | None,
+        doc(
+            "end the process when a step, or the event loop, makes no progress for so long; 0 to "
+            "wait for ever; by default 30, and 300 for steps on a CPU",
+            "limits",
+        ),
+    ] = None
+    crash_dir: Annotated[
+        str | None,
+        doc(
+            "folder for a report when the engine stalls or dies: at most 8 files of 256 KiB, "
+            "without texts and keys",
+            "logging",
+            metavar="DIR",
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         check_types(self)
         if not 0 <= self.port < 2**16:
@@ -141,3 +159,5 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest("request_seconds must be positive", param="request_seconds")
         if not 0 <= self.drain_seconds < math.inf:
             raise BadRequest("drain_seconds must not be negative", param="drain_seconds")
+        if self.stall_seconds is not None and not 0 <= self.stall_seconds < math.inf:
+            raise BadRequest("stall_seconds must not be negative", param="stall_seconds")

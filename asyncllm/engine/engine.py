@@ -24,6 +24,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.steps import StepsInFlight
+from asyncllm.engine.vitals import Vitals
 from asyncllm.errors import DeadlineExceeded, EngineDead, PolicyError, StepError
 from asyncllm.text.detokenizer import Detokenizer
 from asyncllm.types import SamplingParams, SchedulingParams, Sink
@@ -73,6 +74,7 @@ class Engine:
         self._steps = StepsInFlight(
             executor, limits.steps_in_flight, self._on_result, self.stats, self.history
         )
+        self.vitals = Vitals(executor.heartbeat, scheduler, self._requests, self.history)
         self._outcomes: deque[bytes | EngineDead] = deque()  # of steps, not looked at yet
         self._undelivered: tuple[list[Emitted], StepResult] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,6 +109,10 @@ class Engine:
     async def aclose(self) -> None:
         """Stop running steps; requests still unfinished fail with EngineDead."""
         self._die("engine closed")
+
+    def give_up(self, cause: str) -> None:
+        """Its step in flight will never end: all requests fail with EngineDead."""
+        self._die(cause)
 
     # -- requests --------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class StepsInFlight:
     ):
         self.next_number = 0
         self._executor = executor
+        self._heartbeat = executor.heartbeat
         self._limit = limit
         self._on_result = on_result
         self._stats = stats
@@ -45,7 +46,12 @@ class StepsInFlight:
         self._stats.step_submitted(planned.num_tokens, now, alone=not self._num_in_flight)
         self._history.planned(planned, now)
         self._num_in_flight += 1
+        self._heartbeat.submitted(planned.message.step)
         self._executor.submit(encode(planned.message), self._on_result)
+
+    @property
+    def idle(self) -> bool:
+        return not self._num_in_flight
 
     def flush(self) -> None:
         """No step follows for now: have those in flight collected all the same."""
@@ -56,6 +62,7 @@ class StepsInFlight:
         """The result of the oldest step, which the executor has given back."""
         result = decode_result(message)
         self._num_in_flight -= 1
+        self._heartbeat.finished()
         self._stats.step_done(result, now, followed=bool(self._num_in_flight))
         self._history.done(result.step, result.t_done - result.seconds, result.seconds)
         return result

@@ -171,7 +171,7 @@ def _build(
             graphed = _captured(config, model, backend, eager, sampler, table, limits, device)
         runner = ModelRunner(graphed or eager, sampler, table, copier, device)
     watch.start_serving()
-    return Worker(runner, limits, device, graphed.capture_next if graphed else None)
+    return Worker(runner, limits, device, graphed.capture_next if graphed else None, watch)
 
 
 def _limits(

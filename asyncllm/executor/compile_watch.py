@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from asyncllm.wire.heartbeat import Heartbeat, Operation
+
 log = logging.getLogger(__name__)
 
 
@@ -23,6 +25,9 @@ class CompileWatch:
         self.compiled: list[str] = []
         self.loaded = 0
         self._serving = False
+        self._heartbeat = Heartbeat()
+        self._before: Operation | None = None  # what a compilation interrupts
+        self._thread = 0
 
     def install(self, folder: str | None = None) -> None:
         """Watch until another one is installed; ``folder`` changes Triton's cache folder.
@@ -50,6 +55,28 @@ class CompileWatch:
                 names,
                 self.loaded,
             )
+
+    def report_to(self, heartbeat: Heartbeat) -> None:
+        """Enter "compile" while this thread compiles, or loads, a kernel."""
+        try:
+            from triton import knobs
+        except ImportError:
+            return
+        self._heartbeat = heartbeat
+        self._thread = threading.get_ident()
+        knobs.runtime.jit_cache_hook = self._before_kernel
+        knobs.runtime.jit_post_compile_hook = self._after_kernel
+
+    def _before_kernel(self, **_: Any) -> bool:
+        if threading.get_ident() == self._thread:
+            self._before = self._heartbeat.operation
+            self._heartbeat.enter("compile", self._before.step)
+        return False  # True would leave the kernel out
+
+    def _after_kernel(self, **_: Any) -> None:
+        if threading.get_ident() == self._thread and self._before is not None:
+            self._heartbeat.enter(self._before.name, self._before.step)
+            self._before = None
 
     def _on_kernel(
         self, *, metadata: dict[str, Any], times: Any, cache_hit: bool, **_: Any

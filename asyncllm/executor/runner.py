@@ -38,8 +38,13 @@ class Ticket:
     readback: StepReadback | None = None
 
     def done(self) -> bool:
-        """Whether ``collect`` would return without waiting."""
+        """Whether ``wait`` would return at once."""
         return all(end.query() for end in self.ends)
+
+    def wait(self) -> None:
+        """Return when the step is done; the GIL is released meanwhile."""
+        for end in self.ends:
+            end.synchronize()
 
 
 class ModelRunner:
@@ -104,12 +109,10 @@ class ModelRunner:
         )
 
     def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for a launched step, with the GIL released, and read its outcome.
+        """Read the outcome of a step that is done.
 
         Reports completed copies of this and earlier plans; only a plan without rows waits for them.
         """
-        for end in ticket.ends:
-            end.synchronize()
         landed = time.perf_counter()
         readback, rows = ticket.readback, ticket.rows
         tokens = np.full((ticket.decode_steps, ticket.num_rows), NO_TOKEN, dtype="<i4")

@@ -15,6 +15,7 @@ from typing import Final, Protocol, TypeVar
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.wire.executor import ResultHandler
+from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
 
 T = TypeVar("T")
@@ -45,16 +46,18 @@ class ThreadExecutor:
     """
 
     def __init__(self, build: Callable[[], StepWorker]):
+        self.heartbeat = Heartbeat()
         self._build = build
         self._handlers: deque[ResultHandler] = deque()  # of the steps in flight
         self._channel: ThreadChannel | None = None
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
         self._dead: EngineDead | None = None
+        self._abandoned = False
 
     async def start(self) -> EngineLimits:
         loop = asyncio.get_running_loop()
-        self._channel = channel = ThreadChannel(loop, self._on_result)
+        self._channel = channel = ThreadChannel(loop, self._on_result, self.heartbeat)
         started: asyncio.Future[EngineLimits] = loop.create_future()
         self._ended = loop.create_future()
         # A daemon, so that a program that forgets to close an engine can still exit; but not from
@@ -81,17 +84,21 @@ class ThreadExecutor:
         if self._channel is not None:
             self._channel.send(FLUSH)
 
+    def abandon(self) -> None:
+        self._abandoned = True
+
     async def close(self) -> None:
         """Finish what is in flight and end the thread; one that hangs is left behind."""
         thread = self._thread
         if thread is None or self._channel is None or self._ended is None:
             return
         self._channel.close()
-        await asyncio.wait([self._ended], timeout=CLOSE_SECONDS)
+        if not self._abandoned:
+            await asyncio.wait([self._ended], timeout=CLOSE_SECONDS)
         if self._ended.done():
             thread.join()
         else:
-            log.error("a step has not ended after %.0f s: its thread is left behind", CLOSE_SECONDS)
+            log.error("a step has not ended: its thread is left behind")
         self._at_exit.detach()
         self._thread = None
         self._on_death(None)

@@ -16,8 +16,10 @@ import msgspec
 import torch
 
 from asyncllm.config import EngineLimits
+from asyncllm.executor.compile_watch import CompileWatch
 from asyncllm.executor.device import Device, DeviceLost
 from asyncllm.executor.runner import ModelRunner, Ticket
+from asyncllm.wire.heartbeat import Heartbeat, OperationName
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, decode_plan_head, encode
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
 
@@ -49,8 +51,15 @@ class Worker:
         limits: EngineLimits,
         device: Device,
         capture_next: Callable[[], bool] | None = None,
+        watch: CompileWatch | None = None,
     ):
+        """
+        Args:
+            watch: says when a kernel is being compiled.
+        """
         self.limits = limits
+        self._watch = watch
+        self._heartbeat = Heartbeat()
         self._runner: ModelRunner | None = runner
         self._device = device
         self._capture_next = capture_next
@@ -59,6 +68,9 @@ class Worker:
     def run(self, channel: ThreadChannel) -> None:
         """Serve the channel until it closes, then release the device's memory."""
         assert self._runner is not None, "a worker runs once"
+        self._heartbeat = channel.heartbeat
+        if self._watch is not None:
+            self._watch.report_to(channel.heartbeat)
         try:
             with torch.inference_mode():
                 self._serve(self._runner, channel)
@@ -94,16 +106,21 @@ class Worker:
 
     def _receive(self, channel: ThreadChannel, *, is_idle: bool) -> bytes | None:
         """The next message; None once the channel is closed."""
+        waiting: OperationName = "idle" if is_idle else "next plan"
+        self._heartbeat.enter(waiting)
         while is_idle and self._capture_next is not None:
             try:
                 return channel.receive(IDLE_SECONDS)
             except Empty:
                 self._capture()
+                self._heartbeat.enter(waiting)
         return channel.receive()
 
     def _capture(self) -> None:
-        if self._capture_next is not None and not self._capture_next():
-            self._capture_next = None
+        if self._capture_next is not None:
+            self._heartbeat.enter("capture")
+            if not self._capture_next():
+                self._capture_next = None
         self._last_capture = time.perf_counter()
 
     def _launch(self, runner: ModelRunner, message: bytes) -> Ticket | StepResult:
@@ -111,6 +128,7 @@ class Worker:
         started = time.perf_counter()
         try:
             plan = decode_plan(message)
+            self._heartbeat.enter("launch", plan.step)
         except msgspec.MsgspecError as error:
             head = decode_plan_head(message)
             # Its pages and copies do not come from requests, and later steps rely on them.
@@ -127,6 +145,9 @@ class Worker:
         if isinstance(step, StepResult):
             return step
         try:
+            self._heartbeat.enter("wait" if step.num_rows else "copy", step.step)
+            step.wait()
+            self._heartbeat.enter("collect", step.step)
             return runner.collect(step)
         except DeviceLost:
             raise

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from asyncllm.config import EngineConfig, EngineLimits, PolicyName, engine_config
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.stats import EngineStats
+<<<<<<< HEAD
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotReady
+=======
+from asyncllm.engine.vitals import Vitals
+from asyncllm.errors import EngineDead, NotReady
+>>>>>>> b6bec9e (/health answers from the progress of steps; a watchdog ends a stalled engine or event loop with stacks, a bounded report and exit code 70)
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.llm.load import Loaded, load, name_of
 from asyncllm.models.spec import ModelSpec
@@ -114,6 +119,12 @@ class ServedModel:
         """Wait until a started engine is closed or dead; returns why."""
         return await self._started.engine.stopped()
 
+    def give_up(self, cause: str) -> None:
+        """A step hangs: fail all requests with EngineDead, and do not wait for it when closing."""
+        if self._parts is not None:
+            self._parts.executor.abandon()
+            self._parts.engine.give_up(cause)
+
     # -- what is served --------------------------------------------------------------------------
 
     @property
@@ -145,6 +156,12 @@ class ServedModel:
     @property
     def stats(self) -> EngineStats:
         return self._started.engine.stats
+
+    @property
+    def vitals(self) -> Vitals | None:
+        """What a watchdog may read, from any thread; None while nothing is loaded."""
+        parts = self._parts
+        return None if parts is None else parts.engine.vitals
 
     @property
     def startup(self) -> StartupBill:

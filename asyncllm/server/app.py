@@ -33,7 +33,11 @@ from asyncllm.server.openai import routes as openai_routes
 from asyncllm.server.responses import routes as responses_routes
 from asyncllm.server.responses.handlers import add_responses
 from asyncllm.server.service import SERVICE, Service
+<<<<<<< HEAD
 from asyncllm.server.streaming.write_times import WRITE_TIMES, WriteTimes
+=======
+from asyncllm.server.watchdog import add_watchdog
+>>>>>>> b6bec9e (/health answers from the progress of steps; a watchdog ends a stalled engine or event loop with stacks, a bounded report and exit code 70)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +64,8 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
     Starting and closing the model stays with the caller; until it is ready, requests get 503.
 
     Raises:
-        OSError, BadRequest: the file of API keys cannot be read, or is empty.
+        OSError, BadRequest: the file of API keys cannot be read, or is empty; or the folder of
+            crash reports cannot be written to.
     """
     service = Service(llm, config)
     routes = _without_key(ROUTES, metrics) if config.metrics_keyless else ROUTES
@@ -82,6 +87,7 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
     if config.cors_origin:
         add_cors(app, config.cors_origin)
     add_metrics(app)
+    add_watchdog(app)
     add_responses(app)
     anthropic_routes.add_header(app)
     add_headers(app, anthropic_routes.HANDLERS)

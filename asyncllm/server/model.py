@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.config import EngineLimits
+    from asyncllm.config import EngineConfig, EngineLimits
     from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.engine.stats import EngineStats
+    from asyncllm.engine.vitals import Vitals
     from asyncllm.text.chat_reader import ChatReader
     from asyncllm.types import SamplingParams, SchedulingParams, Sink
     from asyncllm.types.beam_search import Beam, BeamSearchParams
@@ -45,6 +46,9 @@ class Search(Protocol):
 
 class Model(Protocol):
     """As ``asyncllm.AsyncLLM``, which says what each of these does and raises."""
+
+    @property
+    def config(self) -> EngineConfig: ...
 
     @property
     def created(self) -> int: ...
@@ -88,9 +92,14 @@ class Model(Protocol):
     @property
     def num_reserved(self) -> int: ...
 
+    @property
+    def vitals(self) -> Vitals | None: ...
+
     async def start(self) -> object: ...
 
     async def stopped(self) -> str: ...
+
+    def give_up(self, cause: str) -> None: ...
 
     async def aclose(self) -> None: ...
 

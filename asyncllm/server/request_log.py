@@ -50,5 +50,14 @@ class RequestLog:
                 if self._by_name.get(key) is oldest:
                     del self._by_name[key]
 
+    def names(self) -> dict[int, str]:
+        """The first name of each request, by the ids of its sequences; from any thread."""
+        return {
+            engine_id: keys[0][1]
+            for served, keys in list(self._requests)
+            for engine_id in list(served.engine_ids)
+            if keys
+        }
+
     def find(self, tenant: str, name: str) -> Served | None:
         return self._by_name.get((tenant, name))

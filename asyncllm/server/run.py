@@ -17,9 +17,12 @@ from asyncllm.server.http.connection import Listener
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import DEAD, GRACE_SECONDS, Shutdown
 from asyncllm.server.throughput_log import log_throughput
+from asyncllm.server.watchdog import WATCHDOG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from aiohttp import web
 
     from asyncllm.server.model import Model
     from asyncllm.server_config import ServerConfig
@@ -68,6 +71,7 @@ async def serve(llm: Model, config: ServerConfig, shutdown: Shutdown) -> int:
     """
     shutdown.attach(asyncio.get_running_loop())
     app = create_app(llm, config)
+    app[WATCHDOG].ending = shutdown
     listener = Listener(app, request_seconds=config.request_seconds, close_seconds=CLOSE_SECONDS)
     try:
         await listener.start(config.host, config.port)
@@ -77,7 +81,7 @@ async def serve(llm: Model, config: ServerConfig, shutdown: Shutdown) -> int:
         return 1
     loading = asyncio.ensure_future(llm.start())
     try:
-        return await _serve_until(shutdown, llm, app[SERVICE], loading, _url(*listener.address))
+        return await _serve_until(shutdown, llm, app, loading, _url(*listener.address))
     finally:
         shutdown.closing()
         loading.cancel()
@@ -89,10 +93,11 @@ async def serve(llm: Model, config: ServerConfig, shutdown: Shutdown) -> int:
 async def _serve_until(
     shutdown: Shutdown,
     llm: Model,
-    service: Service,
+    app: web.Application,
     loading: asyncio.Future[Any],
     url: str,
 ) -> int:
+    service = app[SERVICE]
     await _first_of(loading, shutdown.stop)
     if not loading.done():
         return 0
@@ -125,6 +130,7 @@ async def _serve_until(
     if stopped.done():
         log.error("the engine died: %s", stopped.result())
         shutdown.engine_died()
+        app[WATCHDOG].engine_died(stopped.result())
         return DEAD
     stopped.cancel()
     await _drain(service, shutdown.hurry)

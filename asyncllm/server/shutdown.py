@@ -105,8 +105,13 @@ class Shutdown:
         self._end_within(self._grace_seconds)
 
     def engine_died(self) -> None:
-        """Exit with ``DEAD`` from now on, also if the process has to be ended by force."""
+        """The process has at most the grace period to end, then with ``DEAD``; from any thread."""
         self._forced_code = DEAD
+        self._end_within(self._grace_seconds)
+
+    def force(self) -> NoReturn:
+        """End the process at once, and log which threads still ran; from any thread."""
+        self._force()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

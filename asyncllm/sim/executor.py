@@ -25,6 +25,7 @@ from asyncllm.sim.profile import find_profile
 from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.sim.virtual_time import VirtualTimeLoop
 from asyncllm.wire.executor import ResultHandler
+from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack
 
 
@@ -54,6 +55,7 @@ class SimExecutor:
         self, limits: EngineLimits, cost: SimCost, *, clock: Callable[[], float] | None = None
     ):
         self.limits = limits
+        self.heartbeat = Heartbeat()
         self._cost = cost
         self._clock = clock or asyncio.get_running_loop().time
         self._device = SimDevice(limits)
@@ -81,6 +83,9 @@ class SimExecutor:
     def flush(self) -> None:
         """Results are never held back."""
 
+    def abandon(self) -> None:
+        """``close`` never waits."""
+
     async def close(self) -> None:
         """Fail the steps in flight."""
         self._die("engine closed")
@@ -94,6 +99,7 @@ class SimExecutor:
         timer = asyncio.get_running_loop().call_later(max(step.reported - now, 0.0), self._report)
         seconds = timing.seconds or 0.0
         self._steps.append(_Step(plan.step, computed, now, step.done, seconds, on_result, timer))
+        self.heartbeat.enter("wait", self._steps[0].number)
 
     def _timing(self, plan: StepPlan, computed: Computed) -> StepTiming:
         starts, lengths = unpack(plan.rows, 3).astype(np.int64).T[1:]
@@ -104,6 +110,10 @@ class SimExecutor:
     def _report(self) -> None:
         """The oldest step is done."""
         step = self._steps.popleft()
+        if self._steps:
+            self.heartbeat.enter("wait", self._steps[0].number)
+        else:
+            self.heartbeat.enter("idle")
         ended = self._timeline.finish_copies(step.number, step.t_done)
         self._device.report([copies.pages for copies in ended])
         result = StepResult(

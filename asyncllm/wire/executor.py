@@ -7,13 +7,20 @@ from typing import Protocol, TypeAlias
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
+from asyncllm.wire.heartbeat import Heartbeat
 
 #: Takes a step's encoded StepResult, or the error that the executor died with before it had one.
 ResultHandler: TypeAlias = Callable[[bytes | EngineDead], None]
 
 
 class Executor(Protocol):
-    """Runs encoded StepPlans in order."""
+    """Runs encoded StepPlans in order.
+
+    Attributes:
+        heartbeat: says what it does; steps are entered by whoever submits them.
+    """
+
+    heartbeat: Heartbeat
 
     async def start(self) -> EngineLimits:
         """Load the model. Errors of loading are raised here."""
@@ -23,6 +30,9 @@ class Executor(Protocol):
 
     def flush(self) -> None:
         """Have the steps in flight collected without waiting for a plan behind them."""
+
+    def abandon(self) -> None:
+        """The step in flight will never end: ``close`` does not wait for it."""
 
     async def close(self) -> None:
         """Finish what is in flight and give the device's memory back."""

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from asyncllm.wire.heartbeat import Heartbeat
+
 #: Tells the worker to collect the steps in flight: no further plan is about to come.
 FLUSH = b""
 
@@ -14,9 +16,18 @@ class ThreadChannel:
     """One direction each: ``send`` on the loop, ``receive`` and ``post`` in the thread.
 
     ``receive`` blocks with the GIL released. ``post`` wakes the loop once per message.
+
+    Attributes:
+        heartbeat: where the thread says what it does.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_message: Callable[[bytes], None]):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_message: Callable[[bytes], None],
+        heartbeat: Heartbeat,
+    ):
+        self.heartbeat = heartbeat
         self._loop = loop
         self._on_message = on_message
         self._inbox: SimpleQueue[bytes | None] = SimpleQueue()

@@ -14,7 +14,8 @@ import torch
 
 from asyncllm.executor.device import CopyStream, CudaDevice, Span
 from asyncllm.executor.memory.host_pool import HostPool
-from asyncllm.wire.messages import unpack
+from asyncllm.executor.runner import ModelRunner
+from asyncllm.wire.messages import StepPlan, StepResult, unpack
 from tests.cpu.attention.test_shared_pages import check_shared_pages
 from tests.support.engine.waiting import gate, no_waiting
 from tests.support.models.page_copies import (
@@ -132,6 +133,12 @@ def test_copies_do_not_wait_for_the_steps() -> None:
     device.release()
 
 
+def finish(runner: ModelRunner, plan: StepPlan) -> StepResult:
+    ticket = runner.launch(plan)
+    ticket.wait()
+    return runner.collect(ticket)
+
+
 def test_steps_do_not_wait_for_copies() -> None:
     device = Watched()
     tiers = Tiers(device)
@@ -139,8 +146,8 @@ def test_steps_do_not_wait_for_copies() -> None:
     before = tiers.bits()
     runner, _ = runner_of(tiers)
     prompt: Any = {"admits": {0: [1, 2, 3]}, "rows": [(0, 0, 3)]}
-    first = runner.collect(runner.launch(plan(0, **prompt)))
-    second = runner.collect(runner.launch(plan(1, rows=[(0, 3, 1)])))
+    first = finish(runner, plan(0, **prompt))
+    second = finish(runner, plan(1, rows=[(0, 3, 1)]))
     assert [unpack(result.tokens).tolist() for result in (first, second)] == [[7], [7]]
 
     with gate() as hold:
@@ -148,13 +155,14 @@ def test_steps_do_not_wait_for_copies() -> None:
         pages = store((page, page) for page in range(20))
         plans = [plan(2, pages, rows=[(0, 4, 1)])]
         plans += [plan(step, rows=[(0, step + 2, 1)]) for step in range(3, 20)]
-        results = [runner.collect(runner.launch(each)) for each in plans]
+        results = [finish(runner, each) for each in plans]
         assert not any(span.end.query() for span in held)
         assert [result.copied for result in results] == [()] * 18
         assert all(unpack(result.tokens).tolist() == [7] for result in results)
 
         ticket = runner.launch(plan(20))
         assert not ticket.done()
+    ticket.wait()
     ((step, seconds),) = runner.collect(ticket).copied
     assert step == 2
     assert 0 < seconds < min(span.seconds() for span in held)  # waiting for others is not counted

@@ -86,6 +86,10 @@ class History:
         if len(self._requests) > KEPT_REQUESTS:
             self._requests.popitem(last=False)
 
+    def latest_steps(self, most: int) -> list[StepRecord]:
+        """The steps submitted last, the newest at the end."""
+        return list(self._steps)[-most:]  # one atomic copy: another thread may ask
+
     def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
         """The trace of a request that has ended; None when it is forgotten."""
         trace = self._requests.get(request_id)

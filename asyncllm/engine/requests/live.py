@@ -78,6 +78,12 @@ class Requests:
             return self._history.trace(request_id, steps=steps)
         return self._history.live_trace(request.sequence, request.stream, steps=steps)
 
+    def live_traces(self, most: int) -> list[RequestTrace]:
+        """Of the oldest requests that have not ended, without their steps."""
+        requests = list(self._requests.values())[:most]  # an atomic copy: another thread may ask
+        live_trace = self._history.live_trace
+        return [live_trace(each.sequence, each.stream, steps=False) for each in requests]
+
     # -- delivery --------------------------------------------------------------------------------
 
     def started(self, admitted: Iterable[Sequence], now: float) -> None:

@@ -92,6 +92,10 @@ class Scheduler:
     def num_free_slots(self) -> int:
         return self._batch.num_free
 
+    def steps_in_flight(self) -> list[Step]:
+        """The oldest first."""
+        return list(self._in_flight)
+
     def expected_wait(self) -> float:
         """Estimated seconds until a request that arrives now has its first step."""
         ahead = self.num_waiting, self._admission.queue.num_left

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from asyncllm.errors import BadRequest, EngineDead, NotFound
+from asyncllm.errors import BadRequest, NotFound
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.native.perfetto import perfetto
 from asyncllm.server.native.schemas import (
@@ -14,7 +14,6 @@ from asyncllm.server.native.schemas import (
     Model,
     ModelList,
     NamedTrace,
-    Status,
     Version,
 )
 from asyncllm.server.service import SERVICE, Service
@@ -23,23 +22,6 @@ from asyncllm.version import __version__
 
 if TYPE_CHECKING:
     from aiohttp import web
-
-
-async def health(request: web.Request) -> web.Response:
-    """Alive: loading and draining are healthy, a dead engine is not."""
-    if not request.app[SERVICE].llm.healthy:
-        raise EngineDead("the engine has stopped")
-    return json_response(Status(status="ok"))
-
-
-async def ping(request: web.Request) -> web.Response:
-    return await health(request)
-
-
-async def ready(request: web.Request) -> web.Response:
-    """Whether a load balancer should send requests here."""
-    request.app[SERVICE].check_ready()
-    return json_response(Status(status="ready"))
 
 
 async def load(request: web.Request) -> web.Response:

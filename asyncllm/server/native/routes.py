@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
+<<<<<<< HEAD
 from asyncllm.server.metrics.scrape import metrics
 from asyncllm.server.native import admin
+=======
+from asyncllm.server.native import admin, health
+>>>>>>> b6bec9e (/health answers from the progress of steps; a watchdog ends a stalled engine or event loop with stacks, a bounded report and exit code 70)
 from asyncllm.server.native import schemas as answers
 from asyncllm.server.native.generate import generate
 from asyncllm.server.native.requests import DetokenizeRequest, GenerateRequest, TokenizeRequest
@@ -77,25 +81,27 @@ ROUTES: Final = (
     Route(
         method="GET",
         path="/health",
-        handler=admin.health,
-        summary="Whether the server is alive",
-        answers=(answers.Status,),
+        handler=health.health,
+        summary="Whether the server is alive, and how long ago it made progress",
+        answers=(answers.Health,),
+        error=answers.Health,
         refusals=(503,),
         needs_key=False,
     ),
     Route(
         method="GET",
         path="/ping",
-        handler=admin.ping,
+        handler=health.ping,
         summary="The same, by the name that some platforms ask for",
-        answers=(answers.Status,),
+        answers=(answers.Health,),
+        error=answers.Health,
         refusals=(503,),
         needs_key=False,
     ),
     Route(
         method="GET",
         path="/ready",
-        handler=admin.ready,
+        handler=health.ready,
         summary="Whether requests are taken now",
         answers=(answers.Status,),
         refusals=(503,),

@@ -7,8 +7,10 @@ from typing import Any, Literal
 from msgspec import UNSET, UnsetType
 
 from asyncllm.server.http.answer import Answer
+from asyncllm.server.http.errors import ErrorDetail
 from asyncllm.server.openai.schemas import Usage
 from asyncllm.server.trace import Trace
+from asyncllm.wire.heartbeat import OperationName
 
 
 class NamedTrace(Trace, kw_only=True):
@@ -71,7 +73,27 @@ class ModelList(Answer, kw_only=True, tag_field="object", tag="list"):
 class Status(Answer, kw_only=True):
     """All is well."""
 
-    status: Literal["ok", "ready"]
+    status: Literal["ready"]
+
+
+class Health(Answer, kw_only=True):
+    """The server's state, and the ages behind it in seconds; ``null`` for what there is not.
+
+    ``ok``: a request runs or waits. Of the steps of the model, ``step`` is the oldest that has not
+    ended; ``operation`` is what the thread does that runs them. ``stalled`` and ``dead`` come with
+    status 503 and an ``error``.
+    """
+
+    status: Literal["loading", "idle", "ok", "draining", "stalled", "dead"]
+    steps_done: int = 0
+    last_step_age: float | None = None
+    step: int | None = None
+    step_age: float | None = None
+    operation: OperationName | None = None
+    operation_age: float | None = None
+    running: int = 0
+    waiting: int = 0
+    error: ErrorDetail | UnsetType = UNSET
 
 
 class Aborted(Answer, kw_only=True):

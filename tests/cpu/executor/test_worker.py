@@ -12,6 +12,7 @@ import pytest
 from asyncllm.executor import worker
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.worker import Worker
+from asyncllm.wire.heartbeat import Heartbeat, OperationName
 from asyncllm.wire.messages import (
     Admit,
     RowParams,
@@ -30,11 +31,15 @@ class Step:
 
     def __init__(self, plan: StepPlan, runner: LaggingRunner):
         self.step = plan.step
+        self.num_rows = len(plan.rows) // 12
         self.t_launch = 0.0
         self._runner = runner
 
     def done(self) -> bool:
         return self.step in self._runner.landed
+
+    def wait(self) -> None:
+        self._runner.landed.add(self.step)
 
 
 class LaggingRunner:
@@ -69,6 +74,7 @@ class ScriptedChannel:
         self._runner = runner
         self._script = deque(script)
         self.posted: list[StepResult] = []
+        self.heartbeat = Heartbeat()
 
     def receive(self, timeout: float | None = None) -> bytes | None:
         while self._script:
@@ -87,6 +93,10 @@ class ScriptedChannel:
 
 def plan(step: int) -> bytes:
     return encode(StepPlan(step, b"", b"", ()))
+
+
+def rows(step: int) -> bytes:
+    return encode(StepPlan(step, pack([0, step, 1]), b"", ()))
 
 
 def serve(
@@ -165,6 +175,24 @@ def test_a_step_that_cannot_be_launched_has_its_result_in_turn() -> None:
     assert [result.step for result in posted] == [0, 1, 2]
     assert [result.error for result in posted] == [None, "RuntimeError('planted')", None]
     assert log == ["launch 0", "collect 0", "launch 2", "collect 2"]
+
+
+def test_the_heartbeat_says_what_the_worker_does() -> None:
+    runner: Any = LaggingRunner()
+    channel: Any = ScriptedChannel(runner, [plan(0), FLUSH, rows(1), rows(2), FLUSH])
+    entered: list[tuple[str, int]] = []
+
+    class Noted(Heartbeat):
+        def enter(self, name: OperationName, step: int = -1) -> None:
+            entered.append((name, step))
+
+    channel.heartbeat = Noted()
+    Worker(runner, limits(steps_in_flight=2), CpuDevice()).run(channel)
+    assert entered == [
+        ("idle", -1), ("launch", 0), ("next plan", -1), ("copy", 0), ("collect", 0),
+        ("idle", -1), ("launch", 1), ("next plan", -1), ("launch", 2), ("wait", 1), ("collect", 1),
+        ("next plan", -1), ("wait", 2), ("collect", 2), ("idle", -1),
+    ]  # fmt: skip
 
 
 def test_a_plan_that_cannot_be_decoded_has_an_error_for_a_result_and_keeps_its_pages() -> None:

@@ -16,7 +16,6 @@ from tests.support.server.serving import Server, serving
 
 def test_small_routes(server: Server) -> None:
     assert server.get("/version").json == {"version": __version__}
-    assert server.get("/health").json == {"status": "ok"}
     assert server.get("/ready").json == {"status": "ready"}
 
 

@@ -10,6 +10,7 @@ from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.types import TokenDelta
 from asyncllm.wire.executor import ResultHandler
+from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import NO_TOKEN, StepPlan, StepResult, decode_plan, encode, pack, unpack
 
 
@@ -26,6 +27,7 @@ class FakeExecutor:
 
     def __init__(self, script: Callable[[int], int], step_seconds: float = 0.0):
         self.script = script
+        self.heartbeat = Heartbeat()
         self.step_seconds = step_seconds
         self.plans: list[StepPlan] = []
         self.fail_steps: set[int] = set()
@@ -55,6 +57,9 @@ class FakeExecutor:
 
     def flush(self) -> None:
         self.flushes += 1
+
+    def abandon(self) -> None:
+        self.dead = True
 
     async def close(self) -> None:
         self.dead = True

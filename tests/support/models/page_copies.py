@@ -24,6 +24,7 @@ from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.worker import Worker
 from asyncllm.models.spec import read_spec
+from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import (
     TO_DEVICE,
     TO_HOST,
@@ -150,6 +151,7 @@ class Script:
     """A worker's channel: hands out plans, calls functions in between, and keeps the results."""
 
     def __init__(self, messages: Iterable[StepPlan | bytes | Callable[[], None]]) -> None:
+        self.heartbeat = Heartbeat()
         self._messages = deque(messages)
         self.results: list[StepResult] = []
 

@@ -19,7 +19,7 @@ from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.engine.requests.reservations import Reservation, Reservations
 from asyncllm.engine.scheduling.timeline import Event
 from asyncllm.engine.stats import EngineStats
-from asyncllm.errors import BadRequest, ContextLengthExceeded
+from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.detokenizer import ByteDetokenizer
@@ -247,6 +247,7 @@ class FakeLLM:
         self.startup = StartupBill()
         self.ready = False
         self.healthy = True
+        self.vitals: Any = None
         self.params: list[SamplingParams] = []
         self.scheduling: list[SchedulingParams] = []
         self.encoded: list[str] = []
@@ -275,6 +276,15 @@ class FakeLLM:
         await asyncio.sleep(self._life_seconds)
         self.ready = self.healthy = False
         return "planted death"
+
+    def give_up(self, cause: str) -> None:
+        self.ready = self.healthy = False
+        error = EngineDead(cause)
+        for queue in (self._running, self._waiting):
+            while queue:
+                sequence = queue.popitem()[1]
+                self._end(sequence, "error")
+                sequence.sink.fail(error)
 
     async def aclose(self) -> None:
         self.ready = self.healthy = False

@@ -1,6 +1,8 @@
-"""A server that hangs: ``python -m tests.support.server.serve_hanging WHERE DRAIN GRACE``.
+"""A server that hangs: ``... serve_hanging WHERE DRAIN GRACE [OPTIONS [SLOW]]``.
 
-The engine is the real one; its worker takes plans and never answers, or is never built.
+The engine is the real one; its worker takes plans and never answers, answers each after SLOW
+seconds ("slow step", "compile"), raises ("raise"), or is never built. OPTIONS are fields of
+``ServerConfig``, as JSON.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
+import json
 import sys
 import threading
 import time
@@ -18,6 +21,7 @@ from asyncllm.llm import load as loading
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server.run import run
 from asyncllm.server_config import ServerConfig
+from asyncllm.wire.messages import StepResult, decode_plan, encode, pack
 
 if TYPE_CHECKING:
     from asyncllm.wire.thread_channel import ThreadChannel
@@ -48,9 +52,24 @@ LIMITS = EngineLimits(
 class HangingWorker:
     limits = LIMITS
 
+    def __init__(self, where: str, slow_seconds: float):
+        self._where = where
+        self._slow_seconds = slow_seconds
+
     def run(self, channel: ThreadChannel) -> None:
-        while channel.receive() is not None:
-            time.sleep(FOREVER)
+        while (message := channel.receive()) is not None:
+            if not message:
+                continue
+            plan = decode_plan(message)
+            channel.heartbeat.enter("compile" if self._where == "compile" else "wait", plan.step)
+            if self._where == "raise":
+                raise RuntimeError("planted")
+            if self._where not in ("slow step", "compile"):
+                time.sleep(FOREVER)
+            time.sleep(self._slow_seconds)
+            channel.heartbeat.enter("idle")
+            now, tokens = time.perf_counter(), pack([97] * (len(plan.rows) // 12))
+            channel.post(encode(StepResult(plan.step, tokens, (), None, now, now)))
 
 
 class HangingLLM(AsyncLLM):
@@ -86,12 +105,14 @@ def _spin() -> None:
         pass
 
 
-def main(where: str, drain_seconds: str, grace_seconds: str) -> int:
+def main(
+    where: str, drain_seconds: str, grace_seconds: str, options: str = "{}", slow_seconds: str = "1"
+) -> int:
     def build(*_: Any) -> HangingWorker:
         if where == "loading":
             print("loading", flush=True)
             time.sleep(FOREVER)
-        return HangingWorker()
+        return HangingWorker(where, float(slow_seconds))
 
     def find(*_: Any) -> Any:
         print("loading", flush=True)
@@ -104,7 +125,7 @@ def main(where: str, drain_seconds: str, grace_seconds: str) -> int:
     llm = HangingLLM(where)
     if where == "download":
         llm = AsyncLLM("some/model", device="cpu")  # type: ignore[assignment]
-    config = ServerConfig(port=0, drain_seconds=float(drain_seconds))
+    config = ServerConfig(port=0, drain_seconds=float(drain_seconds), **json.loads(options))
     return run(lambda: llm, config, grace_seconds=float(grace_seconds))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from asyncllm.executor.compile_watch import CompileWatch
+from asyncllm.wire.heartbeat import Heartbeat
 
 
 def heard(watch: CompileWatch, name: str, *, cache_hit: bool, seconds: float = 0.5) -> None:
@@ -44,3 +46,23 @@ def test_nothing_is_said_where_nothing_was_compiled(caplog: pytest.LogCaptureFix
     heard(watch, "decode", cache_hit=True)
     watch.start_serving()
     assert not caplog.records
+
+
+def test_the_heartbeat_is_told_of_compilations_in_the_same_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    knobs = pytest.importorskip("triton").knobs
+    for name in ("jit_cache_hook", "jit_post_compile_hook"):
+        monkeypatch.setattr(knobs.runtime, name, None)
+    watch, heartbeat = CompileWatch(), Heartbeat()
+    watch.report_to(heartbeat)
+    before, after = knobs.runtime.jit_cache_hook, knobs.runtime.jit_post_compile_hook
+    heartbeat.enter("launch", 7)
+    assert before(key="k", fn=None) is False, "the kernel is compiled all the same"
+    assert heartbeat.operation[::2] == ("compile", 7)
+    after(key="k", fn=None)
+    assert heartbeat.operation[::2] == ("launch", 7)
+    other = threading.Thread(target=before)
+    other.start()
+    other.join()
+    assert heartbeat.operation.name == "launch"
