@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from asyncllm.config import EngineConfig, EngineLimits, PolicyName, engine_config
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.stats import EngineStats
-<<<<<<< HEAD
-from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotReady
-=======
 from asyncllm.engine.vitals import Vitals
-from asyncllm.errors import EngineDead, NotReady
->>>>>>> b6bec9e (/health answers from the progress of steps; a watchdog ends a stalled engine or event loop with stacks, a bounded report and exit code 70)
+from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotReady
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.llm.load import Loaded, load, name_of
 from asyncllm.models.spec import ModelSpec

@@ -33,11 +33,8 @@ from asyncllm.server.openai import routes as openai_routes
 from asyncllm.server.responses import routes as responses_routes
 from asyncllm.server.responses.handlers import add_responses
 from asyncllm.server.service import SERVICE, Service
-<<<<<<< HEAD
 from asyncllm.server.streaming.write_times import WRITE_TIMES, WriteTimes
-=======
 from asyncllm.server.watchdog import add_watchdog
->>>>>>> b6bec9e (/health answers from the progress of steps; a watchdog ends a stalled engine or event loop with stacks, a bounded report and exit code 70)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -224,13 +224,12 @@ class Watchdog:
             self.ending.engine_died()
         stacks = stacks_of_all_threads()
         report = describe(self._service, f"{stall.message}: {stall.detail}", stacks)
-        if give_up:
-            self._loop.call_soon_threadsafe(self._service.llm.give_up, stall.message)
-        # The log comes last: what makes everything hang may have its lock.
         path = self.reports.write(report)
         where = "" if path is None else f"; report: {path}"
         log.critical("stalled: %s: %s%s", stall.message, stall.detail, where)
         log.critical("stacks of all threads:\n%s", stacks)
+        if give_up:  # last, because the process may end soon after
+            self._loop.call_soon_threadsafe(self._service.llm.give_up, stall.message)
 
 
 WATCHDOG: Final = web.AppKey("asyncllm_watchdog", Watchdog)

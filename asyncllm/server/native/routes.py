@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
-<<<<<<< HEAD
 from asyncllm.server.metrics.scrape import metrics
-from asyncllm.server.native import admin
-=======
 from asyncllm.server.native import admin, health
->>>>>>> b6bec9e (/health answers from the progress of steps; a watchdog ends a stalled engine or event loop with stacks, a bounded report and exit code 70)
 from asyncllm.server.native import schemas as answers
 from asyncllm.server.native.generate import generate
 from asyncllm.server.native.requests import DetokenizeRequest, GenerateRequest, TokenizeRequest

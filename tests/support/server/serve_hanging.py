@@ -52,7 +52,7 @@ LIMITS = EngineLimits(
 class HangingWorker:
     limits = LIMITS
 
-    def __init__(self, where: str, slow_seconds: float):
+    def __init__(self, where: str = "step", slow_seconds: float = 1.0):
         self._where = where
         self._slow_seconds = slow_seconds
 

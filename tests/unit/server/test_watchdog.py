@@ -11,7 +11,6 @@ import pytest
 from asyncllm.config import EngineConfig
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest
-from asyncllm.server import crash_report
 from asyncllm.server.crash_report import MAX_REPORT_BYTES, MAX_REPORTS, CrashReports, describe
 from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.watchdog import LENGTHY_SECONDS, STALL_SECONDS, Stillness, Watchdog
@@ -102,8 +101,8 @@ def test_reports_are_few_small_and_without_keys(
     service = service_of(api_key=("hidden",), api_key_file="hidden-file")
     reports = CrashReports(str(tmp_path / "made"))
     for number in range(MAX_REPORTS + 2):
-        monkeypatch.setattr(crash_report.os, "getpid", lambda number=number: 100 + number)
-        monkeypatch.setattr(crash_report.time, "strftime", lambda *_: "20261123T000000")
+        monkeypatch.setattr("os.getpid", lambda number=number: 100 + number)
+        monkeypatch.setattr("time.strftime", lambda *_: "20261123T000000")
         path = reports.write(describe(service, f"cause {number}", "x" * 10 * MAX_REPORT_BYTES))
         assert path is not None
         assert path.stat().st_size <= MAX_REPORT_BYTES
