@@ -14,10 +14,12 @@ from asyncllm.types import Pooling
 from asyncllm.validate import check_types
 
 MetricsCompat = Literal["vllm"]
+LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 #: Scheme, host and port, as browsers write them in an Origin header.
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\\@?#]+")
+_HTTP_URL: Final = re.compile(r"https?://[^/\s?#]+(?:/\S*)?")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +80,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[LogLevel, doc("least severe messages to log, on stderr", "logging")] = (
         "info"
     )
+    log_format: Annotated[
+        LogFormat, doc("lines for people, or one JSON object for each record", "logging")
+    ] = "text"
     log_requests: Annotated[
         bool,
         doc("log a line for each request: route, tenant, tokens, times; never its text", "logging"),
@@ -89,6 +94,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: Annotated[
         int | None,
         doc("tokens of prompts and answers that each API key may use in a minute", "limits"),
+    ] = None
+    otlp_endpoint: Annotated[
+        str | None,
+        doc(
+            "where to send a span for each request, such as http://localhost:4318; "
+            "needs the extra otel",
+            "logging",
+            metavar="URL",
+        ),
     ] = None
     max_body_bytes: Annotated[int, doc("largest accepted request body, in bytes", "limits")] = (
         8 * 1024 * 1024
@@ -143,6 +157,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"cors_origin must be like https://example.org or *, not {origin!r}",
                     param="cors_origin",
                 )
+        if self.otlp_endpoint is not None and not _HTTP_URL.fullmatch(self.otlp_endpoint):
+            raise BadRequest(
+                f"otlp_endpoint must be like http://localhost:4318, not {self.otlp_endpoint!r}",
+                param="otlp_endpoint",
+            )
         if self.log_requests and self.log_level not in ("debug", "info"):
             raise BadRequest(
                 f"log_requests logs at level info, which log_level {self.log_level} leaves out",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from asyncllm.errors import BadRequest
 from asyncllm.server.anthropic import routes as anthropic_routes
 from asyncllm.server.anthropic.errors import anthropic_error_response
-from asyncllm.server.http.access_log import log_requests
 from asyncllm.server.http.cors import add_cors, answer_preflights
 from asyncllm.server.http.cuts import CUTS, Cuts
 from asyncllm.server.http.errors import REFUSALS, Refusals
@@ -27,6 +27,8 @@ from asyncllm.server.limits.headers import add_headers
 from asyncllm.server.metrics.scrape import add_metrics, metrics
 from asyncllm.server.native import routes as native_routes
 from asyncllm.server.native.openapi import PATH, Description
+from asyncllm.server.observe.access_log import log_request
+from asyncllm.server.observe.entry import observe_requests
 from asyncllm.server.ollama import routes as ollama_routes
 from asyncllm.server.ollama.errors import ollama_error_response
 from asyncllm.server.openai import routes as openai_routes
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from asyncllm.server.http.errors import ErrorWriter
     from asyncllm.server.http.route import Route
     from asyncllm.server.model import Model
+    from asyncllm.server.observe.spans import Spans
     from asyncllm.server_config import ServerConfig
 
 ROUTES: Final = (
@@ -61,14 +64,18 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
     Starting and closing the model stays with the caller; until it is ready, requests get 503.
 
     Raises:
-        OSError, BadRequest: the file of API keys cannot be read, or is empty; or the folder of
-            crash reports cannot be written to.
+        OSError, BadRequest: the file of API keys cannot be read, or is empty; the folder of crash
+            reports cannot be written to; or nothing that could send spans is installed.
     """
     service = Service(llm, config)
     routes = _without_key(ROUTES, metrics) if config.metrics_keyless else ROUTES
     middlewares: list[Middleware] = [answer_errors]
-    if config.log_requests:
-        middlewares.insert(0, log_requests(partial(llm.trace, steps=False)))
+    observers = [log_request] if config.log_requests else []
+    spans = None if config.otlp_endpoint is None else _send_spans(config.otlp_endpoint)
+    if spans is not None:
+        observers.append(spans.observe)
+    if observers:
+        middlewares.insert(0, observe_requests(partial(llm.trace, steps=False), observers))
     if config.cors_origin:
         middlewares.append(answer_preflights)
     if service.keys:
@@ -76,6 +83,8 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
         middlewares.append(require_key(service.keys, exempt=unguarded))
     app = web.Application(middlewares=middlewares)
     app[SERVICE] = service
+    if spans is not None:
+        app.on_cleanup.append(lambda _: spans.aclose())
     app[ACCEPT_WAITS] = Waits()
     app[CUTS] = Cuts()
     app[REFUSALS] = Refusals()
@@ -109,3 +118,16 @@ def _without_key(routes: Sequence[Route], handler: Handler) -> tuple[Route, ...]
     return tuple(
         replace(route, needs_key=False) if route.handler is handler else route for route in routes
     )
+
+
+def _send_spans(endpoint: str) -> Spans:
+    """
+    Raises:
+        BadRequest: the extra is not installed.
+    """
+    try:
+        from asyncllm.server.observe.spans import Spans
+    except ImportError as error:
+        message = f"otlp_endpoint needs asyncllm-server[otel]: {error}"
+        raise BadRequest(message, param="otlp_endpoint") from error
+    return Spans.to(endpoint)

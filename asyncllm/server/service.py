@@ -13,7 +13,6 @@ from asyncllm.engine.requests.check import check_ttl
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.chat.requests import INEFFECTIVE
 from asyncllm.server.chat.scheduling import scheduling_params
-from asyncllm.server.http.access_log import current_entry
 from asyncllm.server.http.api_keys import ApiKeys, configured_keys, tenant_of
 from asyncllm.server.http.bodies import Bodies
 from asyncllm.server.http.fields import (
@@ -28,6 +27,7 @@ from asyncllm.server.http.parse import parse
 from asyncllm.server.http.turnstile import Turnstile
 from asyncllm.server.http.waits import Waits
 from asyncllm.server.limits.accounts import ACCOUNT, Accounts, Rates, Work
+from asyncllm.server.observe.entry import current_entry
 from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.streaming.delivery import LiveRequests, Reply, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream

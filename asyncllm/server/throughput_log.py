@@ -7,6 +7,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from asyncllm.server.observe.log_format import fields
+
 if TYPE_CHECKING:
     from asyncllm.engine.stats import EngineStats
 
@@ -23,8 +25,8 @@ class Throughput:
         self._then = now
         self._counts = self._count()
 
-    def line(self, now: float) -> str | None:
-        """What happened since the last call; None if the engine was idle."""
+    def line(self, now: float) -> tuple[str, dict[str, float | None]] | None:
+        """What happened since the last call, as text and by name; None if the engine was idle."""
         stats, counts = self._stats, self._count()
         seconds = now - self._then
         prompt, generated, admitted, cached = (
@@ -35,12 +37,21 @@ class Throughput:
         if not (moved or stats.running or stats.waiting):
             return None
         used = stats.pages_held / stats.pages_total if stats.pages_total else 0.0
-        hits = f"{cached / admitted:.0%}" if admitted else "-"
-        return (
+        hits = cached / admitted if admitted else None
+        text = (
             f"running {stats.running}, waiting {stats.waiting}, "
             f"prompts {prompt / seconds:,.1f} tok/s, generated {generated / seconds:,.1f} tok/s, "
-            f"KV cache {used:.0%} in use, prefix cache hits {hits}"
+            f"KV cache {used:.0%} in use, prefix cache hits "
+            + ("-" if hits is None else f"{hits:.0%}")
         )
+        return text, {
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "prompt_tokens_per_s": round(prompt / seconds, 1),
+            "generated_tokens_per_s": round(generated / seconds, 1),
+            "kv_cache_used": round(used, 4),
+            "prefix_hits": None if hits is None else round(hits, 4),
+        }
 
     def _count(self) -> tuple[int, int, int, int]:
         stats = self._stats
@@ -58,4 +69,5 @@ async def log_throughput(stats: EngineStats, interval: float = INTERVAL) -> None
     while True:
         await asyncio.sleep(interval)
         if line := throughput.line(time.perf_counter()):
-            log.info("%s", line)
+            text, values = line
+            log.info("%s", text, extra=fields("throughput", values))

@@ -96,9 +96,13 @@ def _sequence(index: int, trace: RequestTrace, most_steps: int) -> TraceSequence
 
 
 def _event(start: float, event: Event) -> dict[str, Any]:
+    return {"at_ms": _ms(event.time - start), "kind": event.kind, **event_fields(event)}
+
+
+def event_fields(event: Event) -> dict[str, int]:
+    """What an event says, by name."""
     fields = dict(zip(_FIELDS.get(event.kind, ()), (event.a, event.b), strict=False))
-    step = {"step": event.step} if event.kind in _IN_A_PLAN else {}
-    return {"at_ms": _ms(event.time - start), "kind": event.kind, **step, **fields}
+    return {"step": event.step, **fields} if event.kind in _IN_A_PLAN else fields
 
 
 def _step(start: float, step: StepRecord) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
 from functools import partial
 
 from asyncllm.cli.options import add_config_options, add_model, config_from_args
@@ -32,10 +31,11 @@ def run(args: argparse.Namespace) -> int:
             preload_cuda(engine.gpu)
 
         from asyncllm.llm.async_llm import AsyncLLM
+        from asyncllm.server.observe.log_format import configure_logging
         from asyncllm.server.run import run as serve
 
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger("asyncllm").setLevel(server.log_level.upper())
-        return serve(partial(AsyncLLM, config=engine, progress=LoadingBar()), server)
+        configure_logging(server)
+        bar = LoadingBar() if server.log_format == "text" else None
+        return serve(partial(AsyncLLM, config=engine, progress=bar), server)
     finally:
         gc.enable()  # also if nothing was served

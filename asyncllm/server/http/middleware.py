@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import AsyncLLMError
+from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.errors import REFUSALS, ErrorWriter, HttpError, error_response
 from asyncllm.server.http.half_close import PROBE
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: The id of the request that the current task serves.
 request_id: ContextVar[str] = ContextVar("request_id")
+#: Its tenant; empty when the server has no keys, or none was needed.
+request_tenant: ContextVar[str] = ContextVar("request_tenant", default="")
 #: The fields of that request that were ignored, as a header's value.
 ignored_fields: ContextVar[str] = ContextVar("ignored_fields")
 
@@ -68,6 +71,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     However a request ends, its places in the queue are free and its client is no longer probed.
     """
     request[ARRIVED] = time.perf_counter()
+    request_tenant.set("")
     write = _error_writer(request)
     given = request.headers.get("X-Request-Id", "")
     request_id.set(given if _ACCEPTED_ID.fullmatch(given) else new_request_id())
@@ -145,6 +149,7 @@ def require_key(keys: ApiKeys, exempt: Collection[Handler]) -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.match_info.handler not in exempt:
             keys.admit(request)
+            request_tenant.set(tenant_of(request))
         return await handler(request)
 
     return check

@@ -7,8 +7,8 @@ import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from asyncllm.server.http.access_log import current_entry
 from asyncllm.server.http.api_keys import tenant_of
+from asyncllm.server.observe.entry import current_entry
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.delivery import Delivery
 
@@ -128,4 +128,4 @@ async def _attend(run: BackgroundRun, stack: ExitStack) -> None:
                     run.log.close()
     finally:
         if (entry := current_entry()) is not None:
-            entry.write(200)
+            entry.end(200)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, web
 
-from asyncllm.server.http.access_log import current_entry
 from asyncllm.server.http.half_close import PROBE, look_closer, send_continue
 from asyncllm.server.http.middleware import request_id
+from asyncllm.server.observe.entry import current_entry
 from asyncllm.server.request_log import Served
 from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, TokenDelta
 
@@ -236,7 +236,7 @@ class LiveRequests:
         served = Served(ids)
         self._add(served, delivery)
         if (entry := current_entry()) is not None:
-            entry.submitted(ids)
+            entry.submitted(ids, jobs[0].params if jobs else None)
         try:
             delivery.begin()
             for index, job in enumerate(jobs):

@@ -14,24 +14,29 @@ from asyncllm.server.throughput_log import Throughput, log_throughput
 def test_rates_are_those_of_the_interval() -> None:
     stats = EngineStats(pages_total=200)
     throughput = Throughput(stats, 100.0)
-    assert throughput.line(110.0) is None, "nothing has happened"
+
+    def line(now: float) -> str | None:
+        found = throughput.line(now)
+        return None if found is None else found[0]
+
+    assert line(110.0) is None, "nothing has happened"
     stats.running, stats.waiting, stats.pages_held = 3, 2, 50
     stats.prompt_tokens, stats.generation_tokens = 12_000, 500
     stats.admitted_tokens, stats.cached_tokens = 10_000, 2500
-    assert throughput.line(120.0) == (
+    assert line(120.0) == (
         "running 3, waiting 2, prompts 1,200.0 tok/s, generated 50.0 tok/s, "
         "KV cache 25% in use, prefix cache hits 25%"
     )
-    assert throughput.line(130.0) == (
+    assert line(130.0) == (
         "running 3, waiting 2, prompts 0.0 tok/s, generated 0.0 tok/s, "
         "KV cache 25% in use, prefix cache hits -"
     ), "a step that hangs is no reason to be silent"
     stats.generation_tokens += 20
     stats.running = stats.waiting = stats.pages_held = 0
-    last = throughput.line(132.0)
+    last = line(132.0)
     assert last is not None
     assert last.startswith("running 0, waiting 0, prompts 0.0 tok/s, generated 10.0 tok/s")
-    assert throughput.line(142.0) is None
+    assert line(142.0) is None
 
 
 async def test_what_a_server_logs_of_its_engine(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ class Lines:
         self._server = server
 
     def all(self) -> list[str]:
-        name = "asyncllm.server.http.access_log"
+        name = "asyncllm.server.observe.access_log"
         return [record.getMessage() for record in self._caplog.records if record.name == name]
 
     def one(self) -> str:

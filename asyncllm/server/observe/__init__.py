@@ -1,0 +1,1 @@
+"""What is told of each request when it has ended: a line in the log, a span."""
