@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build an image with buildah, also where no container engine can run, as in most CI runners:
+# Build an image with buildah, also where no container engine can run:
 #
 #   docker/build.sh [--ask] [cpu|gpu] [NAME]
 #

@@ -242,6 +242,20 @@ def test_triton_has_a_compiler_for_other_models() -> None:
     assert any(" gcc " in value for value in installed)
 
 
+def test_the_script_for_buildah_knows_the_arguments_of_the_dockerfile() -> None:
+    script = ROOT / "docker" / "build.sh"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["sh", "-n", str(script)], check=True)
+    text = script.read_text(encoding="utf-8")
+    declared = {value.split("=")[0] for name, value in instructions() if name == "ARG"}
+    named = set(re.findall(r'--build-arg "?(\w+)=', text))
+    loop = re.search(r"for argument in ([A-Z_ ]+);", text)
+    assert loop is not None
+    assert named | set(loop[1].split()) <= declared
+    assert last("cpu", "ENTRYPOINT") == json.dumps(["asyncllm-entrypoint"])
+    assert " asyncllm-entrypoint serve " in text
+
+
 def test_compose_has_a_service_for_each_target(
     run_image: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

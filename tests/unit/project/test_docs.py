@@ -36,6 +36,7 @@ COMMANDS = (
 )
 #: Options of other programs that appear in the documents.
 OTHER_PROGRAMS = {
+    "--ask",
     "--build",
     "--build-arg",
     "--extra-index-url",
