@@ -33,6 +33,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         "127.0.0.1"
     )
     port: Annotated[int, doc("port to listen on; 0 picks a free one")] = 8000
+    supervise: Annotated[
+        bool, doc("run under a small parent process that starts the server again when it dies")
+    ] = True
     served_model_name: Annotated[
         tuple[str, ...],
         doc("name of the model for clients; may be repeated; the model's own by default"),

@@ -32,6 +32,7 @@ from asyncllm.executor.thread_executor import ThreadExecutor
 from asyncllm.server.app import create_app
 from asyncllm.server.http.connection import Listener
 from asyncllm.server_config import ServerConfig
+from asyncllm.supervise.listening import bind
 from asyncllm.wire.messages import NO_TOKEN, StepResult, decode_plan, encode, pack, unpack
 from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
 
@@ -124,7 +125,7 @@ async def serving(rows: int) -> AsyncIterator[tuple[AsyncLLM, CountingScheduler,
     engine.start()
     llm._parts = msgspec.structs.replace(llm._parts, engine=engine, executor=executor)
     listener = Listener(create_app(llm, ServerConfig()), request_seconds=60, close_seconds=0.1)
-    await listener.start("127.0.0.1", 0)
+    await listener.start(bind("127.0.0.1", 0))
     try:
         yield llm, scheduler, str(listener.address[1])
     finally:

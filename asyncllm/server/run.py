@@ -15,9 +15,11 @@ from asyncllm.server.app import create_app
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.connection import Listener
 from asyncllm.server.service import SERVICE, Service
-from asyncllm.server.shutdown import DEAD, GRACE_SECONDS, Shutdown
+from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
 from asyncllm.server.watchdog import WATCHDOG
+from asyncllm.supervise.listening import listen, url_of
+from asyncllm.supervise.signals import DEAD, GRACE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from asyncllm.server.model import Model
     from asyncllm.server_config import ServerConfig
+    from asyncllm.supervise.child import Parent
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +41,16 @@ def run(
     make_llm: Callable[[], Model],
     config: ServerConfig,
     *,
+    parent: Parent | None = None,
     grace_seconds: float = GRACE_SECONDS,
 ) -> int:
     """Serve until a signal comes; blocks, and must be called in the main thread.
 
+    Args:
+        parent: the process that supervises this one, and holds the listening sockets.
+
     Returns:
-        The exit code of the process: 0 after a signal, ``shutdown.DEAD`` if the engine died. After
+        The exit code of the process: 0 after a signal, ``DEAD`` if the engine died. After
         a signal it ends within ``drain_seconds`` plus ``grace_seconds`` in any case; its code is
         not 0 if it had to be forced.
     """
@@ -51,10 +58,10 @@ def run(
     # and by its connections.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
-    shutdown = Shutdown(config.drain_seconds, grace_seconds)
+    shutdown = Shutdown(config.drain_seconds, grace_seconds, is_supervised=parent is not None)
 
     async def main() -> int:
-        return await serve(make_llm(), config, shutdown)
+        return await serve(make_llm(), config, shutdown, parent)
 
     def run_loop() -> int:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -63,7 +70,9 @@ def run(
     return shutdown.run(run_loop)
 
 
-async def serve(llm: Model, config: ServerConfig, shutdown: Shutdown) -> int:
+async def serve(
+    llm: Model, config: ServerConfig, shutdown: Shutdown, parent: Parent | None = None
+) -> int:
     """Bind the port, load the model, serve until a signal comes, drain; returns an exit code.
 
     The port is bound first, so a port in use shows before minutes of loading, and clients get 503
@@ -73,41 +82,41 @@ async def serve(llm: Model, config: ServerConfig, shutdown: Shutdown) -> int:
     app = create_app(llm, config)
     app[WATCHDOG].ending = shutdown
     listener = Listener(app, request_seconds=config.request_seconds, close_seconds=CLOSE_SECONDS)
-    try:
-        await listener.start(config.host, config.port)
-    except (OSError, OverflowError) as error:
-        log.error("cannot listen on %s: %s", _url(config.host, config.port), error)
-        await listener.aclose()
+    sockets = listen(config.host, config.port) if parent is None else parent.sockets
+    if sockets is None:
         return 1
+    if parent is not None:
+        parent.take_over()
+    await listener.start(sockets)
     loading = asyncio.ensure_future(llm.start())
     try:
-        return await _serve_until(shutdown, llm, app, loading, _url(*listener.address))
+        await _first_of(loading, shutdown.stop)
+        if not loading.done():
+            return 0
+        if (error := loading.exception()) is not None:
+            _log_load_error(error)
+            return 1
+        if parent is not None:
+            parent.ready()
+        return await _serve_until(shutdown, llm, app, url_of(*listener.address))
     finally:
         shutdown.closing()
         loading.cancel()
         await asyncio.wait([loading])
         await listener.aclose()
         await llm.aclose()
+        if parent is not None:
+            parent.close()
 
 
 async def _serve_until(
     shutdown: Shutdown,
     llm: Model,
     app: web.Application,
-    loading: asyncio.Future[Any],
     url: str,
 ) -> int:
+    """The model is loaded: serve, drain; returns an exit code."""
     service = app[SERVICE]
-    await _first_of(loading, shutdown.stop)
-    if not loading.done():
-        return 0
-    if (error := loading.exception()) is not None:
-        # One line for the user's errors, a traceback for ours.
-        if isinstance(error, AsyncLLMError):
-            log.error("cannot load the model: %s", name_options(error.message, error.param))
-        else:
-            log.error("cannot load the model: %s", error, exc_info=error)
-        return 1
     # Two threads share the GIL; measured, the default of 5 ms costs 5 to 10 % of throughput. Not
     # before: loading takes longer with more switches.
     sys.setswitchinterval(1e-4)
@@ -159,5 +168,9 @@ async def _first_of(
     waiting.cancel()
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _log_load_error(error: BaseException) -> None:
+    """One line for the user's errors, a traceback for ours."""
+    if isinstance(error, AsyncLLMError):
+        log.error("cannot load the model: %s", name_options(error.message, error.param))
+    else:
+        log.error("cannot load the model: %s", error, exc_info=error)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,22 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from asyncllm.supervise.signals import DEAD, FORWARDED_STOP, GRACE_SECONDS, SAME_SECONDS, STOPS
+from asyncllm.supervise.terminal import Terminal
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
 log = logging.getLogger(__name__)
 
-#: Time for the process to end by itself after draining.
-GRACE_SECONDS: Final = 5.0
 #: The process ends itself this much before the kernel's timer does, to log what hung.
 FORCE_SECONDS: Final = 0.5
-#: Signals this close together count as one: some wrappers signal a process and its group.
-SAME_SECONDS: Final = 0.2
 #: The exit code of a process that had to be ended.
 FORCED: Final = 1
-#: The exit code of a server whose engine died or stalled: a supervisor should start another one.
-DEAD: Final = 70  # EX_SOFTWARE of sysexits.h
 
 
 class Shutdown:
@@ -44,19 +41,35 @@ class Shutdown:
     Attributes:
         stop: set by the first signal: drain, then close.
         hurry: set by the second: cut off running requests.
+        reload: set by a SIGHUP, unless the terminal is gone, which counts as SIGTERM.
     """
 
-    def __init__(self, drain_seconds: float, grace_seconds: float = GRACE_SECONDS):
+    def __init__(
+        self,
+        drain_seconds: float,
+        grace_seconds: float = GRACE_SECONDS,
+        *,
+        is_supervised: bool = False,
+    ):
+        """
+        Args:
+            is_supervised: the parent process passes signals on.
+        """
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.reload = asyncio.Event()
+        self._is_supervised = is_supervised
+        self._terminal = Terminal()
         self._drain_seconds = drain_seconds
         self._grace_seconds = grace_seconds
         self._signals = 0
+        self._direct = self._forwarded = 0
+        self._is_acting = False
         self._signalled_at = -SAME_SECONDS
         self._closing = False
         self._forced_code = FORCED
         self._deadline: float | None = None
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._waker: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, serve: Callable[[], int]) -> int:
@@ -73,16 +86,28 @@ class Shutdown:
             except BaseException as error:
                 errors.append(error)
             finally:
-                self._wake.put(None)
+                self._wake()
 
+        # With two signals at once, Linux may run the C handlers of both in other threads. Only the
+        # wake-up socket tells the main thread then, whose system calls are not interrupted.
+        woken, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPS:
             signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, self._on_hang_up)
+        if self._is_supervised:
+            signal.signal(FORWARDED_STOP, self._on_signal)
         threading.Thread(target=work, name="asyncllm-loop").start()
         while not result and not errors:
-            with suppress(queue.Empty):
-                self._wake.get(timeout=self._left())
+            woken.settimeout(self._left())
+            with suppress(OSError):
+                woken.recv(4096)
             self._force_if_due()
+        signal.set_wakeup_fd(-1)
+        self._waker.close()
+        woken.close()
         self.closing()
         # The interpreter waits for threads without a limit when it exits, in this thread.
         threading.Thread(target=self._watch_exit, name="asyncllm-exit", daemon=True).start()
@@ -113,12 +138,34 @@ class Shutdown:
         """End the process at once, and log which threads still ran; from any thread."""
         self._force()
 
+    def _on_hang_up(self, number: int, frame: FrameType | None) -> None:
+        if self._terminal.hung_up():
+            self._on_signal(number, frame)
+        else:
+            self._set(self.reload)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if now - self._signalled_at < SAME_SECONDS:
-            return
-        self._signalled_at = now
-        self._signals += 1
+        if number == FORWARDED_STOP:
+            self._forwarded += 1
+        else:
+            now = time.monotonic()
+            if now - self._signalled_at < SAME_SECONDS:
+                return
+            self._signalled_at = now
+            self._direct += 1
+        # A handler may interrupt a handler, which then does the work of both.
+        while not self._is_acting and self._signals < self._count():
+            self._is_acting = True
+            while self._signals < self._count():
+                self._signals += 1
+                self._act()
+            self._is_acting = False
+
+    def _count(self) -> int:
+        """What a terminal sends to the process group comes both ways, and counts once."""
+        return max(self._direct, self._forwarded)
+
+    def _act(self) -> None:
         if self._signals == 1:
             self._end_within(self._drain_seconds + self._grace_seconds)
             self._set(self.stop)
@@ -141,7 +188,13 @@ class Shutdown:
         if self._deadline is None or deadline < self._deadline:
             self._deadline = deadline
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-            self._wake.put(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have the main thread look again."""
+        if self._waker is not None:
+            with suppress(OSError):  # it is full: the main thread wakes anyway; or closed
+                self._waker.send(b"\0")
 
     def _left(self) -> float | None:
         """Seconds until the process must be ended; None while nothing ends it."""

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
+import threading
 from functools import partial
+from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_config_options, add_model, config_from_args
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.config import EngineConfig
+from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.server_config import ServerConfig
-from asyncllm.startup.preload import preload_cuda
+from asyncllm.supervise.listening import listen
+from asyncllm.supervise.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from asyncllm.supervise.child import Parent
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,18 +32,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     engine = config_from_args(args, EngineConfig)
     server = config_from_args(args, ServerConfig)
+    configure_logging(server)
+    if not server.supervise or not _can_fork():
+        return _serve(engine, server)
+    sockets = listen(server.host, server.port)
+    if sockets is None:
+        return 1
+    parent = Supervisor(sockets, server.drain_seconds).run()
+    return parent if isinstance(parent, int) else _serve(engine, server, parent)
+
+
+def _can_fork() -> bool:
+    """Not in a program that runs this command besides other things, in threads or with torch."""
+    is_small = threading.active_count() == 1 and "torch" not in sys.modules
+    return sys.platform == "linux" and is_small
+
+
+def _serve(engine: EngineConfig, server: ServerConfig, parent: Parent | None = None) -> int:
+    """Serve in this process."""
     # What start-up makes is there to stay; ``collect_when_quiet`` turns collections on again.
     gc.disable()
     try:
         if engine.gpu is not None:
+            from asyncllm.startup.preload import preload_cuda
+
             preload_cuda(engine.gpu)
 
         from asyncllm.llm.async_llm import AsyncLLM
-        from asyncllm.server.observe.log_format import configure_logging
         from asyncllm.server.run import run as serve
 
-        configure_logging(server)
         bar = LoadingBar() if server.log_format == "text" else None
-        return serve(partial(AsyncLLM, config=engine, progress=bar), server)
+        return serve(partial(AsyncLLM, config=engine, progress=bar), server, parent=parent)
     finally:
         gc.enable()  # also if nothing was served

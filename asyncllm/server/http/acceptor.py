@@ -1,4 +1,4 @@
-"""Listening sockets, and an accept loop that takes many connections in one turn of the event loop.
+"""An accept loop that takes many connections in one turn of the event loop.
 
 uvloop accepts one connection per turn: when a thousand clients connect at once, the last one waits
 for a thousand turns, in which steps run and requests are answered.
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BACKLOG: Final = 2048
 #: Connections accepted in one turn: about 10 ms of work, parsing their headers included.
 ACCEPTS_PER_TURN: Final = 128
 #: How long to wait before accepting again after resources, such as files, have run out.
@@ -40,46 +39,10 @@ _BROKEN: Final = frozenset(
         errno.EPROTO,
     )
 )
-#: Addresses that a host name may resolve to although this machine does not have them.
-_NOT_HERE: Final = frozenset((errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT))
 
 #: struct tcp_info up to tcpi_last_data_recv: milliseconds since the peer last sent data, or since
 #: the connection was established when it has sent none.
 _TCP_INFO: Final = struct.Struct("8B12I")
-
-
-async def bind(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of ``host``, all with the same port; "" is all interfaces.
-
-    Raises:
-        OSError, OverflowError: no address of the host can be listened on, or one is taken.
-    """
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    sockets: list[socket.socket] = []
-    absent: OSError | None = None
-    try:
-        for family, _, _, _, address in dict.fromkeys(found):
-            if sockets and port == 0:  # the kernel has picked one by now
-                address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            try:
-                listening = socket.create_server(address, family=family, backlog=BACKLOG)
-            except OSError as error:
-                if error.errno not in _NOT_HERE:
-                    raise
-                absent = error
-                continue
-            listening.setblocking(False)
-            sockets.append(listening)
-        if not sockets:
-            raise absent or OSError(f"{host!r} has no address")
-    except BaseException:
-        for listening in sockets:
-            listening.close()
-        raise
-    return sockets
 
 
 class Acceptor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 
-from asyncllm.server.http.acceptor import Acceptor, bind
+from asyncllm.server.http.acceptor import Acceptor
 from asyncllm.server.http.cuts import CUTS, GIVE_UP_SECONDS, MERGE_BYTES, Cuts, unsent
 from asyncllm.server.http.errors import HttpError, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
@@ -18,7 +18,8 @@ from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, r
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import socket
+    from collections.abc import Callable, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +186,7 @@ def connector(
 
 
 class Listener:
-    """An application on a port. ``aclose`` it also when ``start`` has failed."""
+    """An application on a port."""
 
     def __init__(
         self,
@@ -209,15 +210,12 @@ class Listener:
         self._waits = app.get(ACCEPT_WAITS) or Waits()
         self._acceptor: Acceptor | None = None
 
-    async def start(self, host: str, port: int) -> None:
-        """
-        Raises:
-            OSError, OverflowError: it cannot listen there.
-        """
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept connections; ``sockets`` listen, do not block, and belong to this object now."""
         await self._runner.setup()
         assert self._runner.server is not None
         connect = connector(self._runner.server, self._app, self._request_seconds)
-        self._acceptor = Acceptor(await bind(host, port), connect, self._waits)
+        self._acceptor = Acceptor(sockets, connect, self._waits)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-
-from asyncllm.engine.tenants import tenant_label
-from asyncllm.server.http.middleware import request_id, request_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,8 +52,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        if given := request_id.get(None):
-            line |= {"request_id": given, "tenant": tenant_label(request_tenant.get(""))}
+        line |= _current_request()
         values = getattr(record, _FIELDS, None)
         line |= {"message": record.getMessage()} if values is None else values
         if record.exc_info:
@@ -64,6 +61,18 @@ class JsonFormatter(logging.Formatter):
             line["stack"] = self.formatStack(record.stack_info)
         known = {name: _plain(value) for name, value in line.items() if value is not None}
         return msgspec.json.encode(known).decode()
+
+
+def _current_request() -> dict[str, str]:
+    """What the current task serves, if it serves a request."""
+    # The process that supervises the server has no requests, and stays small without aiohttp.
+    if "aiohttp" not in sys.modules:
+        return {}
+    from asyncllm.engine.tenants import tenant_label
+    from asyncllm.server.http.middleware import request_id, request_tenant
+
+    given = request_id.get(None)
+    return {"request_id": given, "tenant": tenant_label(request_tenant.get(""))} if given else {}
 
 
 def _plain(value: object) -> object:

@@ -39,6 +39,7 @@ RUNS = {
     "bench_grammar.py": Run("--quick", r"vocabulary of 4000(.|\n)* a Python thread keeps \d+%"),
     "bench_loading.py": Run("--quick --device cpu", r"direct: +\d(.|\n)*load_model, bfloat16 +\d"),
     "bench_ring.py": Run("--quick", r" 200 B +1 +\d+\.\d(.|\n)* 400 KB +3( +\d+\.\d){3}"),
+    "bench_restart.py": Run("--runs 1 --device sim", r"first token\n +\d+\.\d\d\n.*VmRSS"),
     "bench_scheduler.py": Run(
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
     ),

@@ -24,6 +24,7 @@ from asyncllm.server.http import cuts
 from asyncllm.server.http.connection import Listener
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server_config import ServerConfig
+from asyncllm.supervise.listening import bind
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.polling import until, until_idle
 
@@ -97,7 +98,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_an_answer_is_that_of_a_socket(llm: FakeLLM, name: str) -> None:
     listener = Listener(create_app(llm, CONFIG), request_seconds=10, close_seconds=0.5)
-    await listener.start("127.0.0.1", 0)
+    await listener.start(bind("127.0.0.1", 0))
     base = f"http://127.0.0.1:{listener.address[1]}"
     try:
         async with httpx2.AsyncClient(base_url=base, trust_env=False) as remote:

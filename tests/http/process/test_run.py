@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncllm.server.shutdown import DEAD, SAME_SECONDS
+from asyncllm.supervise.signals import DEAD, SAME_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

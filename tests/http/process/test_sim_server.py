@@ -52,7 +52,8 @@ class Server:
 
 @contextmanager
 def serving(*options: str) -> Iterator[Server]:
-    command = [sys.executable, "-c", PROGRAM, "serve", "--device", "sim", "--port", "0", *options]
+    command = [sys.executable, "-c", PROGRAM, "serve", "--device", "sim", "--port", "0"]
+    command += ["--no-supervise", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -12,8 +12,8 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.server.shutdown import DEAD
 from asyncllm.server.watchdog import GAP_SECONDS
+from asyncllm.supervise.signals import DEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,24 +1,42 @@
-"""``python -m tests.support.server.serve_fake PORT DRAIN_SECONDS FAKE_OPTIONS``: a fake server."""
+"""A fake server: ``python -m tests.support.server.serve_fake PORT DRAIN_SECONDS FAKE_OPTIONS``.
+
+A fifth argument, ``supervised``, runs it under the parent process of ``asyncllm serve``.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from typing import Any
 
-from asyncllm.errors import ModelError
-from asyncllm.server.run import run
 from asyncllm.server_config import ServerConfig
-from tests.support.server.fake_llm import FakeLLM
+from asyncllm.supervise.listening import listen
+from asyncllm.supervise.supervisor import Supervisor
 
 
-def main(port: str, drain_seconds: str, options: str) -> int:
+def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> int:
+    config = ServerConfig(port=int(port), drain_seconds=float(drain_seconds))
+    parent = None
+    if supervised:
+        logging.basicConfig(format="%(message)s")
+        sockets = listen(config.host, config.port)
+        assert sockets is not None
+        outcome = Supervisor(sockets, config.drain_seconds).run()
+        if isinstance(outcome, int):
+            return outcome
+        parent = outcome
+
+    # The parent imports as little as that of ``asyncllm serve``.
+    from asyncllm.errors import ModelError
+    from asyncllm.server.run import run
+    from tests.support.server.fake_llm import FakeLLM
+
     fields: dict[str, Any] = json.loads(options)
     errors = {"expected": ModelError("no such model"), "bug": KeyError("oops")}
     if "load_error" in fields:
         fields["load_error"] = errors[fields["load_error"]]
-    config = ServerConfig(port=int(port), drain_seconds=float(drain_seconds))
-    return run(lambda: FakeLLM(**fields), config)
+    return run(lambda: FakeLLM(**fields), config, parent=parent)
 
 
 if __name__ == "__main__":

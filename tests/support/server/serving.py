@@ -23,6 +23,7 @@ from aiohttp import web
 from asyncllm.server.app import create_app
 from asyncllm.server.http.connection import Listener
 from asyncllm.server_config import ServerConfig
+from asyncllm.supervise.listening import bind
 from tests.support.server.fake_llm import FakeLLM
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def serving(
             close_seconds=0.5,
             handler_cancellation=handler_cancellation,
         )
-        await listener.start("127.0.0.1", 0)
+        await listener.start(bind("127.0.0.1", 0))
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         server = Server(cast("FakeLLM", llm), listener.address[1], prefix, loop)

@@ -13,8 +13,9 @@ import pytest
 import uvloop
 
 from asyncllm.server.http import acceptor
-from asyncllm.server.http.acceptor import Acceptor, bind
+from asyncllm.server.http.acceptor import Acceptor
 from asyncllm.server.http.waits import RECENT_SECONDS, Waits
+from asyncllm.supervise.listening import bind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +74,7 @@ def test_it_accepts_many_in_one_turn(new_loop: Callable[[], asyncio.AbstractEven
     async def main() -> None:
         made: list[asyncio.BaseTransport] = []
         waits = Waits()
-        [listening] = await bind("127.0.0.1", 0)
+        [listening] = bind("127.0.0.1", 0)
         clients = connect(listening, 300)
         await asyncio.sleep(0.1)
         accepting = Acceptor([listening], lambda: Connected(made), waits)
@@ -120,7 +121,7 @@ async def test_a_connection_that_broke_does_not_hold_up_the_next() -> None:
 
 async def test_accepted_connections_survive_closing() -> None:
     made: list[asyncio.BaseTransport] = []
-    [listening] = await bind("127.0.0.1", 0)
+    [listening] = bind("127.0.0.1", 0)
     clients = connect(listening, 5)
     accepting = Acceptor([listening], lambda: Connected(made), Waits())
     accepting._accept(listening)
@@ -148,7 +149,7 @@ async def test_a_protocol_that_cannot_be_made_costs_its_connection_only(
     def fail() -> asyncio.Protocol:
         raise RuntimeError("planted")
 
-    [listening] = await bind("127.0.0.1", 0)
+    [listening] = bind("127.0.0.1", 0)
     [client] = connect(listening, 1)
     accepting = Acceptor([listening], fail, Waits())
     await turns_until(lambda: "planted" in caplog.text)
@@ -166,7 +167,7 @@ async def test_all_addresses_of_a_name_get_the_same_port(monkeypatch: pytest.Mon
         return [absent, *found, *found]
 
     monkeypatch.setattr(socket, "getaddrinfo", addresses)
-    sockets = await bind("some.name", 0)
+    sockets = bind("some.name", 0)
     names = [listening.getsockname() for listening in sockets]
     assert [host for host, _ in names] == ["127.0.0.1", "127.0.0.2"]
     assert names[0][1] == names[1][1] > 0
@@ -176,7 +177,7 @@ async def test_all_addresses_of_a_name_get_the_same_port(monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 async def test_ipv6() -> None:
-    [listening] = await bind("::1", 0)
+    [listening] = bind("::1", 0)
     assert listening.getsockname()[0] == "::1"
     [client] = connect(listening, 1)
     client.close()
@@ -185,10 +186,10 @@ async def test_ipv6() -> None:
 
 async def test_addresses_that_cannot_be_bound() -> None:
     with pytest.raises(OSError, match="assign requested address"):
-        await bind("203.0.113.1", 0)
-    [taken] = await bind("127.0.0.1", 0)
+        bind("203.0.113.1", 0)
+    [taken] = bind("127.0.0.1", 0)
     with pytest.raises(OSError, match="in use"):
-        await bind("127.0.0.1", taken.getsockname()[1])
+        bind("127.0.0.1", taken.getsockname()[1])
     taken.close()
 
 

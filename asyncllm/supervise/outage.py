@@ -1,0 +1,157 @@
+"""Answers for clients while no server runs: 503, and when to try again."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from asyncllm.errors import NotReady
+from asyncllm.supervise.poller import READ, WRITE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from asyncllm.supervise.poller import Poller
+
+T = TypeVar("T")
+
+#: Clients served at once; others wait in the kernel's queue.
+MOST_CLIENTS: Final = 256
+#: Limit for the whole exchange with one client.
+CLIENT_SECONDS: Final = 5.0
+#: The rest of a request is not waited for.
+MAX_HEAD: Final = 16 * 1024
+
+_MESSAGE: Final = "the server is starting"
+
+
+class Outage:
+    """Accepts connections while it is open, and answers each with 503 and ``Retry-After``."""
+
+    def __init__(
+        self,
+        poller: Poller,
+        sockets: Sequence[socket.socket],
+        retry_seconds: Callable[[], float],
+    ):
+        """
+        Args:
+            sockets: listening, and not blocking.
+            retry_seconds: when a client may try again, for ``Retry-After``.
+        """
+        self._poller = poller
+        self._sockets = sockets
+        self._retry_seconds = retry_seconds
+        self._is_open = False
+        self._clients: dict[socket.socket, tuple[Generator[int, None, None], float]] = {}
+
+    def open(self) -> None:
+        self._is_open = True
+        self._listen()
+
+    def close(self) -> None:
+        """Accept no more; those that were accepted get their answer."""
+        self._is_open = False
+        self._listen()
+
+    def drop(self) -> None:
+        """Close this process's ends of all connections, without a word."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``expire`` has something to do."""
+        return next((deadline for _, deadline in self._clients.values()), None)
+
+    def expire(self) -> None:
+        """Close connections that took too long."""
+        now = time.monotonic()
+        for client, (_, deadline) in list(self._clients.items()):
+            if deadline > now:
+                break
+            self._end(client)
+
+    def _listen(self) -> None:
+        listens = self._is_open and len(self._clients) < MOST_CLIENTS
+        for listening in self._sockets:
+            if listens:
+                self._poller.add(listening, partial(self._accept, listening))
+            else:
+                self._poller.remove(listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            client, _ = listening.accept()
+        except OSError:  # it has gone, or there are no file descriptors
+            return
+        client.setblocking(False)
+        self._clients[client] = (self._serve(client), time.monotonic() + CLIENT_SECONDS)
+        self._listen()
+        self._advance(client)
+
+    def _advance(self, client: socket.socket) -> None:
+        work, _ = self._clients[client]
+        try:
+            events = next(work)
+        except (StopIteration, OSError):
+            self._end(client)
+        else:
+            self._poller.add(client, partial(self._advance, client), events)
+
+    def _end(self, client: socket.socket) -> None:
+        del self._clients[client]
+        self._poller.remove(client)
+        client.close()
+        self._listen()
+
+    def _serve(self, client: socket.socket) -> Generator[int, None, None]:
+        """The exchange with one client; yields the events that it waits for."""
+        head = b""
+        while b"\r\n\r\n" not in head and len(head) < MAX_HEAD:
+            more = yield from _when(READ, partial(client.recv, MAX_HEAD))
+            if not more:
+                return
+            head += more
+        answer = self._answer(with_body=not head.startswith(b"HEAD "))
+        while answer:
+            sent = yield from _when(WRITE, partial(client.send, answer))
+            answer = answer[sent:]
+        # Closing with unread bytes would reset the connection, and the answer might get lost.
+        client.shutdown(socket.SHUT_WR)
+        while (yield from _when(READ, partial(client.recv, MAX_HEAD))):
+            pass
+
+    def _answer(self, *, with_body: bool) -> bytes:
+        error = NotReady(_MESSAGE)
+        detail = {"message": error.message, "type": error.type, "param": None, "code": error.code}
+        body = msgspec.json.encode({"error": detail})
+        seconds = max(1, math.ceil(self._retry_seconds()))
+        head = (
+            "HTTP/1.1 503 Service Unavailable\r\n"
+            "Content-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n"
+            f"Retry-After: {seconds}\r\n"
+            f"retry-after-ms: {seconds * 1000}\r\n"
+            "x-should-retry: true\r\n"
+            f"X-Request-Id: {os.urandom(16).hex()}\r\n"
+            "Server: asyncllm\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        return head.encode() + (body if with_body else b"")
+
+
+def _when(events: int, call: Callable[[], T]) -> Generator[int, None, T]:
+    """Make the call once it does not block; yields ``events`` while it would."""
+    while True:
+        try:
+            return call()
+        except (BlockingIOError, InterruptedError):
+            yield events

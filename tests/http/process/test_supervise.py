@@ -1,0 +1,304 @@
+"""The parent process of a server: it holds the port and starts the server again when it dies."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision needs Linux")
+
+STREAM = {"prompt": "a", "max_tokens": 40, "ignore_eos": True, "stream": True}
+
+
+class Supervised:
+    """A fake server, and the process that supervises it.
+
+    Attributes:
+        log: what both have written to stderr so far.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]):
+        self.process = process
+        self.log: list[str] = []
+        assert process.stderr is not None
+        self._reader = threading.Thread(target=self.log.extend, args=(process.stderr,))
+        self._reader.start()
+        self.port = 0
+
+    @property
+    def server(self) -> int:
+        """The process id of the serving process."""
+        [pid] = children(self.process.pid)
+        return pid
+
+    def until_ready(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "asyncllm is ready on http://127.0.0.1:" in line, (line, self.log)
+        self.port = int(line.split("127.0.0.1:")[1].split()[0])
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any, bytes]:
+        """Status, headers and body of an answer."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+
+    def status(self, path: str) -> int:
+        return self.ask("GET", path)[0]
+
+    def end(self, seconds: float = 15.0) -> int:
+        """Its exit code; it must end by itself."""
+        code = self.process.wait(seconds)
+        self._reader.join()
+        return code
+
+
+@contextmanager
+def supervised(port: int = 0, drain_seconds: float = 20.0, **options: Any) -> Iterator[Supervised]:
+    """A supervised server in a session of its own, of which nothing may be left."""
+    command = [sys.executable, "-W", "error", "-m", "tests.support.server.serve_fake"]
+    with subprocess.Popen(
+        [*command, str(port), str(drain_seconds), json.dumps(options), "supervised"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        running = Supervised(process)
+        running.port = port
+        try:
+            yield running
+        finally:
+            process.kill()
+    until(lambda: not session(process.pid))
+
+
+def children(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def session(leader: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, _, of, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(of) == leader and state != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def is_closed(port: int) -> bool:
+    with closing(socket.socket()) as client:
+        return client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def test_a_killed_server_is_started_again() -> None:
+    with supervised() as running:
+        running.until_ready()
+        first = running.server
+        os.kill(first, signal.SIGKILL)
+        # The port never closes; in between, the parent answers.
+        until(lambda: running.status("/health") == 503)
+        for method, path in (("GET", "/ready"), ("POST", "/v1/completions"), ("HEAD", "/health")):
+            status, headers, body = running.ask(method, path)
+            assert (status, headers["Retry-After"]) == (503, "1")
+            assert headers.get_content_type() == "application/json"
+            if method != "HEAD":
+                assert json.loads(body)["error"]["code"] == "not_ready"
+        running.until_ready()
+        assert running.status("/ready") == 200
+        assert running.server != first
+        running.process.terminate()
+        assert running.end() == 0
+    assert "the server has ended by SIGKILL" in "".join(running.log)
+
+
+def test_clients_meanwhile_need_not_behave() -> None:
+    """Silent, slow and gone clients take nothing from the others, and are gone later."""
+    with supervised(port := free_port(), load_seconds=0.1) as running:
+        until(lambda: bool(children(running.process.pid)))
+        os.kill(running.server, signal.SIGSTOP)  # it never accepts
+        with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as silent:
+            with socket.create_connection(("127.0.0.1", port)) as gone:
+                gone.sendall(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n")
+            assert running.status("/health") == 503
+            assert silent.recv(1) == b"", "it is closed after some seconds"
+        assert len(os.listdir(f"/proc/{running.process.pid}/fd")) < 12
+        os.kill(running.server, signal.SIGCONT)
+        running.until_ready()
+        running.process.terminate()
+        assert running.end() == 0
+
+
+def test_the_server_dies_with_its_parent() -> None:
+    with supervised() as running:
+        running.until_ready()
+        server = running.server
+        for place in ("fd", "map_files"):  # nothing that could be left in /dev/shm
+            with suppress(PermissionError):
+                for link in Path(f"/proc/{server}/{place}").iterdir():
+                    assert not os.readlink(link).startswith("/dev/shm")
+        running.process.kill()
+        until(lambda: is_closed(running.port))
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_hundred_streams_finish_after_a_signal(whole_group: bool) -> None:
+    """Ctrl-C reaches both processes, which must not count as a second one."""
+    with supervised(step_seconds=0.05, max_running=100, max_waiting=100) as running:
+        running.until_ready()
+        streams = []
+        for _ in range(100):
+            connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+            connection.request("POST", "/generate", json.dumps(STREAM))
+            streams.append(connection)
+        answers = [stream.getresponse() for stream in streams]
+        if whole_group:
+            os.killpg(running.process.pid, signal.SIGINT)
+        else:
+            running.process.terminate()
+        until(lambda: running.status("/ready") == 503)
+        assert running.status("/health") == 200
+        for answer in answers:
+            assert b'"finish_reason":"length"' in (text := answer.read())
+            assert text.endswith(b"data: [DONE]\n\n")
+        assert running.end() == 0
+        for stream in streams:
+            stream.close()
+    assert "cutting" not in "".join(running.log)
+
+
+def test_a_second_signal_cuts_streams_off() -> None:
+    with supervised(step_seconds=0.05) as running:
+        running.until_ready()
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+        connection.request("POST", "/generate", json.dumps({**STREAM, "max_tokens": 4000}))
+        answer = connection.getresponse()
+        running.process.terminate()
+        until(lambda: running.status("/ready") == 503)
+        time.sleep(0.3)  # sooner it would count as the first one again
+        running.process.terminate()
+        *_, error, done, _ = answer.read().decode().split("\n\n")
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "not_ready"
+        assert done == "data: [DONE]"
+        assert running.end() == 0
+        connection.close()
+
+
+def test_a_server_that_does_not_end_is_killed() -> None:
+    with supervised() as running:
+        running.until_ready()
+        os.kill(running.server, signal.SIGSTOP)
+        for _ in range(3):
+            running.process.terminate()
+            time.sleep(0.3)
+        assert running.end() == 128 + signal.SIGKILL
+
+
+def test_a_server_that_is_stopped_directly_is_not_started_again() -> None:
+    with supervised() as running:
+        running.until_ready()
+        os.kill(running.server, signal.SIGTERM)
+        assert running.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_server_starts(number: signal.Signals) -> None:
+    with supervised(load_seconds=60) as running:
+        until(lambda: bool(children(running.process.pid)))
+        running.process.send_signal(number)
+        assert running.end() == 0
+        assert running.log == []
+
+
+def test_a_start_error_ends_both() -> None:
+    """It looks as it does without a parent."""
+    with supervised(load_error="expected") as running:
+        assert running.end() == 1
+        assert running.log == ["cannot load the model: no such model\n"]
+
+
+def test_a_server_that_is_killed_while_it_loads() -> None:
+    with supervised(load_seconds=60) as running:
+        until(lambda: bool(children(running.process.pid)))
+        os.kill(running.server, signal.SIGKILL)
+        assert running.end() == 128 + signal.SIGKILL
+        [line] = running.log
+        assert line.startswith("the server has ended by SIGKILL")
+        assert "before it was ready" in line
+
+
+def test_a_dead_engine_restarts_the_server_with_growing_delays() -> None:
+    with supervised(life_seconds=0.1) as running:
+        running.until_ready()  # dies: again at once
+        running.until_ready()  # dies: in a second
+        until(lambda: "starting it again in 1 s" in "".join(running.log))
+        status, headers, _ = running.ask("GET", "/health")
+        assert (status, headers["Retry-After"]) == (503, "1")
+        running.process.terminate()  # nothing runs now, or it is starting
+        assert running.end() == 0
+        log = "".join(running.log)
+        assert "the engine died: planted death" in log
+        assert "with status 70, its engine dead or stalled: starting it again now" in log
+
+
+def test_a_closed_terminal_ends_the_server_and_a_hang_up_signal_does_not() -> None:
+    command = [sys.executable, "-m", "tests.support.server.serve_fake", "0", "5", "{}"]
+    for mode in ([], ["supervised"]):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv(sys.executable, [*command, *mode])
+        said = b""
+        while b"is ready on" not in said:
+            said += os.read(terminal, 1000)
+        os.kill(pid, signal.SIGHUP)
+        time.sleep(0.3)
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        os.close(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not session(pid)
+
+
+def test_the_parent_is_small() -> None:
+    with supervised() as running:
+        running.until_ready()
+        status = Path(f"/proc/{running.process.pid}/status").read_text()
+        [rss] = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
+        assert rss < 40_000, "KiB"
+        maps = Path(f"/proc/{running.process.pid}/maps").read_text()
+        assert "torch" not in maps
+        assert "aiohttp" not in maps
+        running.process.terminate()
+        assert running.end() == 0
