@@ -59,8 +59,8 @@ class KVCacheManager:
         self.num_evicted = 0
         self._pages = PageAllocator(num_pages)
         self._host_pages = PageAllocator(host_pages)
-        most_pinned = int(num_pages * max_pinned_share)
-        self._tree = PrefixTree(page_size, self._pages, self._host_pages, most_pinned)
+        self._most_pinned = int(num_pages * max_pinned_share)
+        self._tree = PrefixTree(page_size, self._pages, self._host_pages, self._most_pinned)
         self.pins = self._tree.pins
 
     @classmethod
@@ -109,6 +109,17 @@ class KVCacheManager:
     def pages_for(self, num_tokens: int) -> int:
         """How many pages ``num_tokens`` positions take."""
         return -(-num_tokens // self.page_size)
+
+    def reset(self) -> None:
+        """Free all pages and forget what they hold. Nobody may hold any, nor may copies run."""
+        dropped, pins = self._tree.num_dropped, self.pins
+        self._pages = PageAllocator(self.num_pages)
+        self._host_pages = PageAllocator(self._host_pages.num_pages)
+        self._tree = PrefixTree(self.page_size, self._pages, self._host_pages, self._most_pinned)
+        self.pins = self._tree.pins
+        # These only grow.
+        self._tree.num_dropped = dropped
+        self.pins.num_pins, self.pins.num_evicted = pins.num_pins, pins.num_evicted
 
     # -- one sequence ----------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class Engine:
         self._undelivered: tuple[list[Emitted], StepResult] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False  # ``_advance`` is called in the next turn of the loop
+        self._busy = False  # a step was submitted since the books were checked
         self._next_id = 0
         self._stopped = asyncio.Event()
         self._dead: str | None = None
@@ -287,6 +288,7 @@ class Engine:
         now = self._clock()
         result = self._steps.take(outcome, now)
         applied = self._scheduler.apply(result, now)
+        self._requests.cancels.look(now)
         self.stats.cpu_apply += time.perf_counter() - started
         self._fill()
         if applied.read:
@@ -305,13 +307,26 @@ class Engine:
             planned = self._scheduler.plan(self._steps.next_number, now)
             if planned is None:
                 self._steps.flush()
+                if self._busy and self._scheduler.idle:
+                    self._check_books()
                 break
             if planned.admitted:
                 self._requests.started(planned.admitted, now)
             self._steps.submit(planned, now)
+            self._busy = True
         self._end_unranked()
         self._end_missed()
         self.stats.cpu_plan += time.perf_counter() - started
+
+    def _check_books(self) -> None:
+        """The engine has become idle: pages or slots that are lost are found, and free again."""
+        self._busy = False
+        self.stats.books_checks += 1
+        mismatch = self._scheduler.books.mismatch()
+        if mismatch is not None:
+            self._scheduler.books.heal()
+            self.stats.books_healed += 1
+            log.error("the KV books do not balance; the prefix cache starts anew: %s", mismatch)
 
     def _deliver(self, rows: list[Emitted], result: StepResult) -> None:
         """Deliver as much of a step as belongs in one turn of the loop."""

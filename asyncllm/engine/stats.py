@@ -160,7 +160,10 @@ class EngineStats:
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
     the device. ``device_active`` is the time with a step in flight.
 
-    ``launch_gap`` and ``result_lag`` are explained in ``StepFigures``.
+    ``books_checks`` counts how often the engine became idle and its pages and slots were counted,
+    ``books_healed`` how often they did not add up. ``cancel_to_free`` is the time from an abort
+    until all that the request had is free. ``launch_gap`` and ``result_lag`` are explained
+    in ``StepFigures``.
     """
 
     running: int = 0
@@ -178,6 +181,8 @@ class EngineStats:
     pages_dropped: int = 0
     pins: int = 0
     pinned_pages_evicted: int = 0
+    books_checks: int = 0
+    books_healed: int = 0
     prompt_tokens: int = 0
     admitted_tokens: int = 0
     cached_tokens: int = 0
@@ -200,6 +205,7 @@ class EngineStats:
     time_to_first_token: Histogram = field(default_factory=_latency)
     queue_time: Histogram = field(default_factory=_latency)
     request_latency: Histogram = field(default_factory=_latency)
+    cancel_to_free: Histogram = field(default_factory=lambda: Histogram(FINE_BUCKETS))
     step_tokens: Histogram = field(default_factory=_tokens)
     launch_gap: Distribution = field(default_factory=Distribution)
     result_lag: Distribution = field(default_factory=Distribution)

@@ -25,7 +25,7 @@ class Vitals:
 
     def oldest_step(self) -> tuple[int, list[int]] | None:
         """The number of the oldest step in flight, and the ids of its requests."""
-        for step in self._scheduler.steps_in_flight():
+        for step in list(self._scheduler.in_flight):
             sequences = {seq.id for seq in step.decodes}
             sequences |= {chunk.seq.id for chunk in step.chunks}
             return step.number, sorted(sequences)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from asyncllm.engine.requests.cancels import Cancels
 from asyncllm.engine.requests.history import History, RequestTrace
 from asyncllm.engine.requests.prompt_reader import PromptReader
 from asyncllm.engine.requests.stream import OutputStream
@@ -52,6 +53,9 @@ class Requests:
     """Owns every request from its acceptance to its end.
 
     The scheduler is told of requests that end before it says so (stop string, abort, failure).
+
+    Attributes:
+        cancels: aborted requests that may still use a slot and pages.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Requests:
         self._history = history
         self._clock = clock
         self._requests: dict[int, Request] = {}
+        self.cancels = Cancels(stats.cancel_to_free)
 
     def add(self, request: Request) -> None:
         """A request was accepted."""
@@ -190,6 +195,7 @@ class Requests:
             return False
         now = self._clock()
         self._scheduler.finish(request.sequence, now)
+        self.cancels.add(request.sequence, now)
         self._close(request, FinishReason.ABORT.value, now)
         return True
 

@@ -42,7 +42,8 @@ class RunningBatch:
         self.last_step = np.full(num_slots, -1, dtype=np.int64)
         self.prefilling: dict[int, Sequence] = {}
         self._decoding: dict[int, Sequence] = {}
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._free: list[int] = []
+        self.reset()
         # The decode rows as an array and a list, made anew when they change: steps in flight keep
         # the old list.
         self._slots: Ints | None = None
@@ -51,6 +52,16 @@ class RunningBatch:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_taken(self) -> int:
+        return len(self.sequences) - len(self._free)
+
+    def reset(self) -> None:
+        """All slots are free; nothing may run."""
+        num_slots = len(self.sequences)
+        self.sequences = [None] * num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
 
     def enter(self, seq: Sequence, num_computed: int) -> None:
         """``seq`` takes a slot, to be prefilled from position ``num_computed`` on."""

@@ -19,6 +19,7 @@ from asyncllm.engine.policy import Policy, Ranked
 from asyncllm.engine.policy_guard import PolicyGuard
 from asyncllm.engine.scheduling.admission import Admission
 from asyncllm.engine.scheduling.batch import RunningBatch
+from asyncllm.engine.scheduling.books import Books
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.decode import DecodePlanner
 from asyncllm.engine.scheduling.forecast import Forecast
@@ -57,12 +58,13 @@ class Scheduler:
         forecast, copies = self._forecast, self._copies
         self._admission = Admission(limits, cache, guard, forecast, copies, self._trials)
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
+        self.books = Books(cache, self._batch)
         evenly = policy.evenly and not limits.itl_target  # a target gives steps their size
         pace = EvenPace(limits, forecast, times) if evenly else GreedyPace()
         parts = copies, self._admission, self._batch
         self._prefill = PrefillPlanner(limits, cache, guard, forecast, times, *parts, pace)
         self._decode = DecodePlanner(limits, cache, forecast, *parts, self._make_room)
-        self._in_flight: deque[Step] = deque()
+        self.in_flight: deque[Step] = deque()
         self._landed = -1
         #: Sequences that left ``running``, by the step after which their slots and pages are free.
         self._settling: dict[int, list[Sequence]] = {}
@@ -80,6 +82,12 @@ class Scheduler:
         return self._admission.num_waiting + self._num_preempted
 
     @property
+    def idle(self) -> bool:
+        """No sequence has anything, and nothing is under way."""
+        busy = self.running or self._settling or self.in_flight or self._copies.outstanding
+        return not (busy or self.num_waiting)
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Tokens that the requests in the queue have to prefill."""
         return self._admission.queue.num_tokens
@@ -91,10 +99,6 @@ class Scheduler:
     @property
     def num_free_slots(self) -> int:
         return self._batch.num_free
-
-    def steps_in_flight(self) -> list[Step]:
-        """The oldest first."""
-        return list(self._in_flight)
 
     def expected_wait(self) -> float:
         """Estimated seconds until a request that arrives now has its first step."""
@@ -166,10 +170,10 @@ class Scheduler:
         if step.has_rows:
             if self.limits.host_pages:
                 self._copies.back_up(step.shape.num_tokens * step.decode_steps)
-        elif self._in_flight or not self._copies.outstanding:
+        elif self.in_flight or not self._copies.outstanding:
             return None
         # A plan without rows only waits for the copies.
-        self._in_flight.append(step)
+        self.in_flight.append(step)
         message = step.message(self._copies.send(number))
         return Planned(message, step.admitted, step.shape.num_tokens * step.decode_steps)
 
@@ -220,7 +224,7 @@ class Scheduler:
         Args:
             now: seconds; only timelines depend on it.
         """
-        step = self._in_flight.popleft()
+        step = self.in_flight.popleft()
         for number, took in result.copied:
             self._copies.done(number, took)
         emitted: list[Emitted] = []

@@ -86,6 +86,16 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
         "KV pages that made room for others before their pin's time.",
         lambda s: s.pinned_pages_evicted,
     ),
+    counter(
+        "kv_books_checks",
+        "Times that the engine became idle, and its KV pages and slots were counted.",
+        lambda s: s.books_checks,
+    ),
+    counter(
+        "kv_books_healed",
+        "Times that they did not add up, and the prefix cache started anew.",
+        lambda s: s.books_healed,
+    ),
     counter("steps", "Model steps.", lambda s: s.steps),
     counter("step_errors", "Model steps that failed.", lambda s: s.step_errors),
     counter(
@@ -140,6 +150,11 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
     histogram("queue_time_seconds", "From arrival to the first step.", lambda s: s.queue_time),
     histogram(
         "request_latency_seconds", "From arrival to the last token.", lambda s: s.request_latency
+    ),
+    histogram(
+        "cancel_to_free_seconds",
+        "From a client's disconnection, or an abort, until the request's KV pages are free.",
+        lambda s: s.cancel_to_free,
     ),
     histogram(
         "step_tokens",

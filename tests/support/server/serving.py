@@ -97,6 +97,7 @@ class Server:
         """Wait until nothing runs, waits, or has a place in the queue."""
         stats = self.llm.stats
         self.until(lambda: stats.running == stats.waiting == self.llm.num_reserved == 0)
+        assert stats.books_healed == 0
 
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None

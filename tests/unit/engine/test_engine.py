@@ -47,6 +47,7 @@ async def idle(engine: Engine) -> None:
     for _ in range(200):
         stats = engine.stats
         if not (stats.running or stats.waiting or stats.pages_held):
+            assert stats.books_healed == 0
             return
         await asyncio.sleep(0.005)
     raise AssertionError(f"not idle: {engine.stats}")

@@ -80,7 +80,7 @@ def apply(scheduler: Scheduler, number: int, num_rows: int) -> None:
 
 
 def _chunks(scheduler: Scheduler) -> list[tuple[int, int]]:
-    step = scheduler._in_flight[-1]
+    step = scheduler.in_flight[-1]
     return list(zip(step.chunk_rows[1::3], step.chunk_rows[2::3], strict=True))
 
 
