@@ -33,6 +33,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         "127.0.0.1"
     )
     port: Annotated[int, doc("port to listen on; 0 picks a free one")] = 8000
+    tls_cert: Annotated[
+        str | None,
+        doc("PEM file with a certificate, and those that sign it: serve HTTPS", metavar="FILE"),
+    ] = None
+    tls_key: Annotated[
+        str | None, doc("PEM file with the certificate's private key", metavar="FILE")
+    ] = None
     supervise: Annotated[
         bool, doc("run under a small parent process that starts the server again when it dies")
     ] = True
@@ -148,6 +155,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_types(self)
         if not 0 <= self.port < 2**16:
             raise BadRequest(f"port must be between 0 and 65535, not {self.port}", param="port")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "tls_cert" if self.tls_cert is None else "tls_key"
+            raise BadRequest("tls_cert and tls_key need each other", param=missing)
         if not all(self.api_key):
             raise BadRequest("api_key must not be empty", param="api_key")
         if self.isolate_keys and not self.api_key and self.api_key_file is None:
@@ -183,3 +193,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest("drain_seconds must not be negative", param="drain_seconds")
         if self.stall_seconds is not None and not 0 <= self.stall_seconds < math.inf:
             raise BadRequest("stall_seconds must not be negative", param="stall_seconds")
+
+    @property
+    def tls(self) -> tuple[str, str] | None:
+        """The files of the certificate and of its key."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return self.tls_cert, self.tls_key

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from asyncllm.server.model import Model
     from asyncllm.server_config import ServerConfig
     from asyncllm.supervise.child import Parent
+    from asyncllm.supervise.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -82,12 +83,13 @@ async def serve(
     app = create_app(llm, config)
     app[WATCHDOG].ending = shutdown
     listener = Listener(app, request_seconds=config.request_seconds, close_seconds=CLOSE_SECONDS)
+    tls = _load_tls(config)
     sockets = listen(config.host, config.port) if parent is None else parent.sockets
     if sockets is None:
         return 1
     if parent is not None:
         parent.take_over()
-    await listener.start(sockets)
+    await listener.start(sockets, tls)
     loading = asyncio.ensure_future(llm.start())
     try:
         await _first_of(loading, shutdown.stop)
@@ -98,7 +100,8 @@ async def serve(
             return 1
         if parent is not None:
             parent.ready()
-        return await _serve_until(shutdown, llm, app, url_of(*listener.address))
+        url = url_of(*listener.address, scheme="https" if tls else "http")
+        return await _serve_until(shutdown, llm, app, url)
     finally:
         shutdown.closing()
         loading.cancel()
@@ -166,6 +169,14 @@ async def _first_of(
     waiting = asyncio.ensure_future(event.wait())
     await asyncio.wait([future, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+
+
+def _load_tls(config: ServerConfig) -> Tls | None:
+    if config.tls is None:
+        return None
+    from asyncllm.supervise.tls import Tls, load_context
+
+    return Tls(load_context(*config.tls))
 
 
 def _log_load_error(error: BaseException) -> None:

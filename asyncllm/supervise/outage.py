@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from asyncllm.errors import NotReady
+from asyncllm.errors import BadRequest, NotReady
 from asyncllm.supervise.poller import READ, WRITE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from asyncllm.supervise.poller import Poller
 
@@ -39,15 +39,19 @@ class Outage:
         poller: Poller,
         sockets: Sequence[socket.socket],
         retry_seconds: Callable[[], float],
+        tls: tuple[str, str] | None = None,
     ):
         """
         Args:
             sockets: listening, and not blocking.
             retry_seconds: when a client may try again, for ``Retry-After``.
+            tls: files of a certificate and its key.
         """
         self._poller = poller
         self._sockets = sockets
         self._retry_seconds = retry_seconds
+        self._tls = tls
+        self._waits: Mapping[type[OSError], int] = {}
         self._is_open = False
         self._clients: dict[socket.socket, tuple[Generator[int, None, None], float]] = {}
 
@@ -93,9 +97,22 @@ class Outage:
         except OSError:  # it has gone, or there are no file descriptors
             return
         client.setblocking(False)
+        if self._tls is not None:
+            try:
+                client = self._wrap(client, *self._tls)
+            except (OSError, BadRequest):  # the server will say what is wrong with the files
+                client.close()
+                return
         self._clients[client] = (self._serve(client), time.monotonic() + CLIENT_SECONDS)
         self._listen()
         self._advance(client)
+
+    def _wrap(self, client: socket.socket, cert: str, key: str) -> socket.socket:
+        from asyncllm.supervise.tls import WAITS, load_context
+
+        self._waits = WAITS
+        context = load_context(cert, key)
+        return context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 
     def _advance(self, client: socket.socket) -> None:
         work, _ = self._clients[client]
@@ -114,19 +131,22 @@ class Outage:
 
     def _serve(self, client: socket.socket) -> Generator[int, None, None]:
         """The exchange with one client; yields the events that it waits for."""
+        if self._tls is not None:
+            handshake = getattr(client, "do_handshake")  # noqa: B009 - of an SSLSocket
+            yield from self._when(READ, handshake)
         head = b""
         while b"\r\n\r\n" not in head and len(head) < MAX_HEAD:
-            more = yield from _when(READ, partial(client.recv, MAX_HEAD))
+            more = yield from self._when(READ, partial(client.recv, MAX_HEAD))
             if not more:
                 return
             head += more
         answer = self._answer(with_body=not head.startswith(b"HEAD "))
         while answer:
-            sent = yield from _when(WRITE, partial(client.send, answer))
+            sent = yield from self._when(WRITE, partial(client.send, answer))
             answer = answer[sent:]
         # Closing with unread bytes would reset the connection, and the answer might get lost.
         client.shutdown(socket.SHUT_WR)
-        while (yield from _when(READ, partial(client.recv, MAX_HEAD))):
+        while (yield from self._when(READ, partial(client.recv, MAX_HEAD))):
             pass
 
     def _answer(self, *, with_body: bool) -> bytes:
@@ -147,11 +167,14 @@ class Outage:
         )
         return head.encode() + (body if with_body else b"")
 
-
-def _when(events: int, call: Callable[[], T]) -> Generator[int, None, T]:
-    """Make the call once it does not block; yields ``events`` while it would."""
-    while True:
-        try:
-            return call()
-        except (BlockingIOError, InterruptedError):
-            yield events
+    def _when(self, events: int, call: Callable[[], T]) -> Generator[int, None, T]:
+        """Make the call once it does not block; yields ``events`` while it would."""
+        while True:
+            try:
+                return call()
+            except (BlockingIOError, InterruptedError):
+                yield events
+            except OSError as error:
+                if type(error) not in self._waits:
+                    raise
+                yield self._waits[type(error)]

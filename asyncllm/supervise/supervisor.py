@@ -36,16 +36,22 @@ _HANDLED: Final = (*STOPS, signal.SIGHUP, signal.SIGCHLD)
 class Supervisor:
     """One for a process, and for its main thread. The process must have no other thread."""
 
-    def __init__(self, sockets: Sequence[socket.socket], drain_seconds: float):
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        drain_seconds: float,
+        tls: tuple[str, str] | None = None,
+    ):
         """
         Args:
             drain_seconds: a server ends in this time and GRACE_SECONDS after the first signal, and
                 in GRACE_SECONDS after the second.
+            tls: files of a certificate and its key.
         """
         self._sockets = sockets
         self._limits = (drain_seconds + GRACE_SECONDS, GRACE_SECONDS)
         self._poller = Poller()
-        self._outage = Outage(self._poller, sockets, self._retry_seconds)
+        self._outage = Outage(self._poller, sockets, self._retry_seconds, tls)
         self._restarts = Restarts()
         self._terminal = Terminal()
         self._child: _Child | None = None

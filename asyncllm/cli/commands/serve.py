@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     sockets = listen(server.host, server.port)
     if sockets is None:
         return 1
-    parent = Supervisor(sockets, server.drain_seconds).run()
+    parent = Supervisor(sockets, server.drain_seconds, server.tls).run()
     return parent if isinstance(parent, int) else _serve(engine, server, parent)
 
 

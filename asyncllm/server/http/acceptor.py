@@ -14,14 +14,19 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Sequence
 
     from asyncllm.server.http.waits import Waits
+    from asyncllm.supervise.tls import Tls
 
 log = logging.getLogger(__name__)
 
 #: Connections accepted in one turn: about 10 ms of work, parsing their headers included.
 ACCEPTS_PER_TURN: Final = 128
+#: Limits of a TLS handshake, and of waiting for the client's last word when a connection closes.
+HANDSHAKE_SECONDS: Final = 10.0
+GOODBYE_SECONDS: Final = 2.0
 #: How long to wait before accepting again after resources, such as files, have run out.
 RETRY_SECONDS: Final = 0.1
 #: A failure is logged again only after this time.
@@ -53,6 +58,7 @@ class Acceptor:
         sockets: Sequence[socket.socket],
         connect: Callable[[], asyncio.Protocol],
         waits: Waits,
+        tls: Tls | None = None,
     ):
         """Begin to accept.
 
@@ -64,6 +70,7 @@ class Acceptor:
         self._sockets = sockets
         self._connect = connect
         self._waits = waits
+        self._tls = tls
         self._attaching: set[asyncio.Task[None]] = set()
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
         self._logged_at = -LOG_SECONDS
@@ -77,13 +84,19 @@ class Acceptor:
         return host, port
 
     async def aclose(self) -> None:
-        """Stop listening; every socket that was accepted has its connection when this returns."""
+        """Stop listening; every socket that was accepted has its connection when this returns.
+
+        Handshakes that have not ended are broken off.
+        """
         for listening in self._sockets:
             self._loop.remove_reader(listening)
             listening.close()
         for retry in self._retries.values():
             retry.cancel()
         if self._attaching:
+            if self._tls is not None:
+                for task in self._attaching:
+                    task.cancel()
             await asyncio.wait(self._attaching)
 
     def _accept(self, listening: socket.socket) -> None:
@@ -106,9 +119,26 @@ class Acceptor:
     async def _attach(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         try:
-            await self._loop.connect_accepted_socket(self._connect, connection)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._connect, connection)
+            else:
+                await self._shake_hands(connection, self._tls.context)
         except Exception:
             log.exception("a connection could not be served")
+            connection.close()
+
+    async def _shake_hands(self, connection: socket.socket, context: ssl.SSLContext) -> None:
+        """Attach a connection under TLS; a client that fails to take part is nobody's fault."""
+        try:
+            await self._loop.connect_accepted_socket(
+                self._connect,
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=GOODBYE_SECONDS,
+            )
+        except (OSError, asyncio.CancelledError) as error:  # SSLError and TimeoutError among them
+            log.debug("a TLS handshake failed: %s", error)
             connection.close()
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from asyncllm.supervise.tls import Tls
+
 log = logging.getLogger(__name__)
 
 #: Limit of the request line, and of the name and the value of each header.
@@ -50,6 +52,8 @@ class Connection(web.RequestHandler):
         """The client has closed its side; True keeps the connection, for the pending answer."""
         if self.half_closed is not None:
             return True  # aiohttp has resumed reading, and met the end again
+        if self.transport is not None and self.transport.get_extra_info("sslcontext") is not None:
+            return False  # under TLS, an end is the end of both directions
         if self.transport is None or self._parser is None or not self._is_answering():
             return False
         try:
@@ -210,12 +214,12 @@ class Listener:
         self._waits = app.get(ACCEPT_WAITS) or Waits()
         self._acceptor: Acceptor | None = None
 
-    async def start(self, sockets: Sequence[socket.socket]) -> None:
+    async def start(self, sockets: Sequence[socket.socket], tls: Tls | None = None) -> None:
         """Accept connections; ``sockets`` listen, do not block, and belong to this object now."""
         await self._runner.setup()
         assert self._runner.server is not None
         connect = connector(self._runner.server, self._app, self._request_seconds)
-        self._acceptor = Acceptor(sockets, connect, self._waits)
+        self._acceptor = Acceptor(sockets, connect, self._waits, tls)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """A fake server: ``python -m tests.support.server.serve_fake PORT DRAIN_SECONDS FAKE_OPTIONS``.
 
-A fifth argument, ``supervised``, runs it under the parent process of ``asyncllm serve``.
+FAKE_OPTIONS may have ``server``, further fields of the server's configuration. One more argument,
+``supervised``, runs it under the parent process of ``asyncllm serve``.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from asyncllm.supervise.supervisor import Supervisor
 
 
 def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> int:
-    config = ServerConfig(port=int(port), drain_seconds=float(drain_seconds))
+    fields: dict[str, Any] = json.loads(options)
+    given = fields.pop("server", {})
+    config = ServerConfig(port=int(port), drain_seconds=float(drain_seconds), **given)
     parent = None
     if supervised:
         logging.basicConfig(format="%(message)s")
         sockets = listen(config.host, config.port)
         assert sockets is not None
-        outcome = Supervisor(sockets, config.drain_seconds).run()
+        outcome = Supervisor(sockets, config.drain_seconds, config.tls).run()
         if isinstance(outcome, int):
             return outcome
         parent = outcome
@@ -32,7 +35,6 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
     from asyncllm.server.run import run
     from tests.support.server.fake_llm import FakeLLM
 
-    fields: dict[str, Any] = json.loads(options)
     errors = {"expected": ModelError("no such model"), "bug": KeyError("oops")}
     if "load_error" in fields:
         fields["load_error"] = errors[fields["load_error"]]

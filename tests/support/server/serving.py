@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from asyncllm.server.model import Model
+    from asyncllm.supervise.tls import Tls
 
 T = TypeVar("T")
 
@@ -136,6 +137,7 @@ def serving(
     *,
     prefix: str = "",
     handler_cancellation: bool = True,
+    tls: Tls | None = None,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
 ) -> Iterator[Server]:
     """Serve a fake, or a model; with a ``prefix``, as part of another application."""
@@ -156,7 +158,7 @@ def serving(
             close_seconds=0.5,
             handler_cancellation=handler_cancellation,
         )
-        await listener.start(bind("127.0.0.1", 0))
+        await listener.start(bind("127.0.0.1", 0), tls)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         server = Server(cast("FakeLLM", llm), listener.address[1], prefix, loop)
