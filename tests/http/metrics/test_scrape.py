@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from asyncllm import AsyncLLM
+from asyncllm.engine.tenants import MOST_LABELS, OTHER, tenant_label
 from asyncllm.errors import BadRequest
+from asyncllm.server.app import create_app
 from asyncllm.server.metrics.scrape import KEPT_SECONDS
 from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Server, serving
@@ -153,3 +158,23 @@ def test_a_full_queue_is_counted_by_what_is_full(server: Server) -> None:
     finally:
         server.llm.resume()
     server.until_idle()
+
+
+async def test_ten_thousand_keys_make_few_series() -> None:
+    keys = tuple(f"sk-raw-{i}" for i in range(10_000))
+    async with (
+        AsyncLLM(device="sim", max_model_len=512) as llm,
+        TestClient(TestServer(create_app(llm, ServerConfig(api_key=keys)))) as client,
+    ):
+        body = {"prompt": "Hello", "max_tokens": 1}
+        for key in keys[::200]:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with client.post("/v1/completions", json=body, headers=headers) as answer:
+                assert answer.status == 200
+        async with client.get("/metrics", headers=headers) as answer:
+            text = await answer.text()
+    counts = re.findall(r'^asyncllm_tenant_requests_total\{tenant="(.*)"\} (.*)$', text, re.M)
+    assert len(counts) == MOST_LABELS + 1
+    assert dict(counts)[OTHER] == f"{50 - MOST_LABELS}.0"
+    assert dict(counts)[tenant_label("key-1")] == "1.0"
+    assert "sk-raw" not in text

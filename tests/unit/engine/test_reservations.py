@@ -144,3 +144,18 @@ async def test_the_library_refuses_before_it_tokenizes(monkeypatch: pytest.Monke
         with pytest.raises(BadRequest):
             await llm.generate([2**31], params)
         assert llm.num_reserved == 0
+
+
+@pytest.mark.parametrize(
+    ("queue", "tokens", "cause"),
+    [
+        (FakeQueue(num_waiting=4), 1, "requests"),
+        (FakeQueue(num_waiting=1, num_waiting_tokens=90), 11, "tokens"),
+        (FakeQueue(num_waiting=3, tenants={"a": (TENANT_SHARE, 0)}), 1, "share"),
+        (FakeQueue(1, 90, tenants={"a": (1, 10 * TENANT_SHARE)}), 1, "share"),
+    ],
+)
+def test_the_error_says_what_is_full(queue: FakeQueue, tokens: int, cause: str) -> None:
+    with pytest.raises(QueueFull) as caught:
+        reservations(queue).make(tokens, 1, "a")
+    assert caught.value.cause == cause

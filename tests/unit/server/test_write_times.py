@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from types import SimpleNamespace
 from typing import Any
 
+from asyncllm.event_loop import new_event_loop
 from asyncllm.server.streaming.write_times import WriteTimes
 
 
@@ -31,3 +34,30 @@ def test_first_writes_and_those_after() -> None:
     times.observe()
     assert (times.between.total, sum(times.between.counts)) == (1.5, 3)
     assert (first.written_at, second.written_at) == (3.25, 4.25)
+
+
+def test_a_turns_writes_have_reached_the_socket_in_the_next_turn() -> None:
+    """What ``observe`` rests on."""
+
+    async def main() -> list[bytes]:
+        loop, seen = asyncio.get_running_loop(), list[bytes]()
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+
+        def look() -> None:
+            try:
+                seen.append(theirs.recv(10))
+            except BlockingIOError:
+                seen.append(b"")
+
+        transport.write(b"token")
+        look()
+        loop.call_soon(look)
+        await asyncio.sleep(0.01)
+        transport.close()
+        theirs.close()
+        return seen
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        assert b"".join(runner.run(main())) == b"token"
