@@ -27,7 +27,12 @@ cd "$(dirname "$0")/.."
 # No engine, no mounts that need privileges, the network of this machine.
 export STORAGE_DRIVER="${STORAGE_DRIVER:-vfs}" BUILDAH_ISOLATION=chroot
 
-set -- --format docker --network host --file docker/Dockerfile --target "$target" --tag "$name"
+# Older buildahs leave out a stage whose name is an argument's value.
+file=$(mktemp)
+trap 'rm -f "$file"' EXIT
+sed "s/\${FLASHINFER}/${FLASHINFER:-no}/" docker/Dockerfile >"$file"
+
+set -- --format docker --network host --file "$file" --target "$target" --tag "$name"
 if [ -n "${ROOTFS-}" ]; then
     base=localhost/asyncllm-base
     container=$(buildah from scratch)
@@ -56,6 +61,7 @@ server=
 stop() {
     [ -z "$server" ] || kill "$server" 2>/dev/null || true
     [ -z "$server" ] || wait "$server" || true
+    rm -f "$file"
     buildah rm "$container" >/dev/null
 }
 trap stop EXIT
