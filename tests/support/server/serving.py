@@ -195,12 +195,17 @@ class ServerProcess:
     Args:
         env: its environment; this process's by default.
         log: where its stderr goes; to this process's by default.
+        program: a module and its first arguments, that take the options of ``asyncllm serve``.
     """
 
     def __init__(
-        self, *options: str, env: dict[str, str] | None = None, log: IO[str] | None = None
+        self,
+        *options: str,
+        env: dict[str, str] | None = None,
+        log: IO[str] | None = None,
+        program: tuple[str, ...] = ("asyncllm", "serve"),
     ):
-        command = [sys.executable, "-m", "asyncllm", "serve", "--device", "cpu", "--port", "0"]
+        command = [sys.executable, "-m", *program, "--device", "cpu", "--port", "0"]
         self.process = subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=log, text=True, env=env
         )
