@@ -20,6 +20,7 @@ from asyncllm.server.app import create_app
 from asyncllm.server.http.connection import Listener
 from asyncllm.server.metrics.scrape import PAGE
 from asyncllm.server_config import ServerConfig
+from asyncllm.supervise.listening import bind
 
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -50,7 +51,7 @@ async def measure(count: int, config: ServerConfig) -> None:
         await asyncio.gather(*(llm.generate(prompt, params) for _ in range(50)))
         app = create_app(llm, config)
         listener = Listener(app, request_seconds=60, close_seconds=0.1)
-        await listener.start("127.0.0.1", 0)
+        await listener.start(bind("127.0.0.1", 0))
         try:
             page = app[PAGE]
             started = time.thread_time()
