@@ -59,6 +59,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             metavar="FILE",
         ),
     ] = None
+    admin_key: Annotated[
+        str | None,
+        doc("key for POST /admin/reload, which does not exist without one; no API key opens it"),
+    ] = None
     isolate_keys: Annotated[
         bool,
         doc(
@@ -160,6 +164,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest("tls_cert and tls_key need each other", param=missing)
         if not all(self.api_key):
             raise BadRequest("api_key must not be empty", param="api_key")
+        if self.admin_key == "":
+            raise BadRequest("admin_key must not be empty", param="admin_key")
         if self.isolate_keys and not self.api_key and self.api_key_file is None:
             raise BadRequest("isolate_keys needs api_key or api_key_file", param="isolate_keys")
         if not all(self.served_model_name):

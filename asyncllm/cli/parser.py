@@ -38,6 +38,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         )
 
 
+class UsageError(Exception):
+    """What is wrong with a command line that was parsed quietly."""
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser for ``asyncllm``, and for each of its commands.
 
@@ -48,10 +52,20 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **options: Any):
         super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
         self._intermixing = False
+        self._is_quiet = False
 
     def add_subparsers(self, **options: Any) -> Any:
         # argparse would take the usage line for the program's name.
         return super().add_subparsers(**{"prog": self.prog, **options})
+
+    def parse_quietly(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse a command line again, of which a file may have changed.
+
+        Raises:
+            UsageError: it is wrong; nothing is printed.
+        """
+        self._is_quiet = True
+        return self.parse_args(words)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -73,6 +87,7 @@ class CommandParser(argparse.ArgumentParser):
             self._intermixing = False
         if extra:
             self.error(f"unexpected argument {extra[0]!r}")
+        parsed.words = words
         if getattr(parsed, "config", None) is not None:
             from asyncllm.cli.config_file import apply_file
 
@@ -81,6 +96,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2, without the usage, which would hide the message."""
+        if self._is_quiet:
+            raise UsageError(message)
         self.exit(2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
 
     def _check_options(self, words: Iterable[str]) -> None:

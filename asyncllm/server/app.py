@@ -32,6 +32,7 @@ from asyncllm.server.observe.entry import observe_requests
 from asyncllm.server.ollama import routes as ollama_routes
 from asyncllm.server.ollama.errors import ollama_error_response
 from asyncllm.server.openai import routes as openai_routes
+from asyncllm.server.reload import add_reloader, routes_for
 from asyncllm.server.responses import routes as responses_routes
 from asyncllm.server.responses.handlers import add_responses
 from asyncllm.server.service import SERVICE, Service
@@ -68,7 +69,9 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
             reports cannot be written to; or nothing that could send spans is installed.
     """
     service = Service(llm, config)
-    routes = _without_key(ROUTES, metrics) if config.metrics_keyless else ROUTES
+    routes = (*ROUTES, *routes_for(config))
+    if config.metrics_keyless:
+        routes = _without_key(routes, metrics)
     middlewares: list[Middleware] = [answer_errors]
     observers = [log_request] if config.log_requests else []
     spans = None if config.otlp_endpoint is None else _send_spans(config.otlp_endpoint)
@@ -94,6 +97,7 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
         add_cors(app, config.cors_origin)
     add_metrics(app)
     add_watchdog(app)
+    add_reloader(app, service, config)
     add_responses(app)
     anthropic_routes.add_header(app)
     add_headers(app, anthropic_routes.HANDLERS)

@@ -14,6 +14,7 @@ from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.connection import Listener
+from asyncllm.server.reload import RELOADER, reload_when_told
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from asyncllm.server.model import Model
+    from asyncllm.server.reload import Options
     from asyncllm.server_config import ServerConfig
     from asyncllm.supervise.child import Parent
     from asyncllm.supervise.tls import Tls
@@ -43,12 +45,14 @@ def run(
     config: ServerConfig,
     *,
     parent: Parent | None = None,
+    options: tuple[Options, Callable[[], Options]] | None = None,
     grace_seconds: float = GRACE_SECONDS,
 ) -> int:
     """Serve until a signal comes; blocks, and must be called in the main thread.
 
     Args:
         parent: the process that supervises this one, and holds the listening sockets.
+        options: those that the process was started with, and a function that reads them again.
 
     Returns:
         The exit code of the process: 0 after a signal, ``DEAD`` if the engine died. After
@@ -62,7 +66,7 @@ def run(
     shutdown = Shutdown(config.drain_seconds, grace_seconds, is_supervised=parent is not None)
 
     async def main() -> int:
-        return await serve(make_llm(), config, shutdown, parent)
+        return await serve(make_llm(), config, shutdown, parent, options)
 
     def run_loop() -> int:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -72,7 +76,11 @@ def run(
 
 
 async def serve(
-    llm: Model, config: ServerConfig, shutdown: Shutdown, parent: Parent | None = None
+    llm: Model,
+    config: ServerConfig,
+    shutdown: Shutdown,
+    parent: Parent | None = None,
+    options: tuple[Options, Callable[[], Options]] | None = None,
 ) -> int:
     """Bind the port, load the model, serve until a signal comes, drain; returns an exit code.
 
@@ -90,6 +98,11 @@ async def serve(
     if parent is not None:
         parent.take_over()
     await listener.start(sockets, tls)
+    reloader = app[RELOADER]
+    reloader.tls = tls
+    if options is not None:
+        reloader.start, reloader.read = options
+    reloading = asyncio.ensure_future(reload_when_told(shutdown.reload, reloader))
     loading = asyncio.ensure_future(llm.start())
     try:
         await _first_of(loading, shutdown.stop)
@@ -104,6 +117,7 @@ async def serve(
         return await _serve_until(shutdown, llm, app, url)
     finally:
         shutdown.closing()
+        reloading.cancel()
         loading.cancel()
         await asyncio.wait([loading])
         await listener.aclose()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.server.chat.requests import GeneratingFields
+    from asyncllm.server.http.api_keys import Key
     from asyncllm.server.model import Model
     from asyncllm.server.streaming.delivery import Delivery, Job
     from asyncllm.server_config import ServerConfig
@@ -65,16 +66,25 @@ class Service:
         self.config = config
         keys = configured_keys(config)
         self.keys = ApiKeys([key.text for key in keys])
-        rates = dict(zip(self.keys.tenants, (key.rates for key in keys), strict=True))
-        if not keys:  # all clients are one tenant
-            rates = {"": Rates(config.requests_per_minute, config.tokens_per_minute)}
-        self.accounts = Accounts(rates)
+        self.accounts = Accounts(self._rates(config, keys))
         self.live = LiveRequests()
         self.log = RequestLog()
         self.start_waits = Waits()
         self.bodies = Bodies(max(config.max_bodies_bytes, config.max_body_bytes))
         self.draining = False
         self._turnstile = Turnstile(self.start_waits)
+
+    def _rates(self, config: ServerConfig, keys: Sequence[Key]) -> dict[str, Rates]:
+        """By tenant."""
+        if not keys:  # all clients are one tenant
+            return {"": Rates(config.requests_per_minute, config.tokens_per_minute)}
+        return dict(zip(self.keys.tenants, (key.rates for key in keys), strict=True))
+
+    def reconfigure(self, config: ServerConfig, keys: Sequence[Key]) -> None:
+        """Go on with other keys and served names; running requests are not disturbed."""
+        self.config = config
+        self.keys.replace([key.text for key in keys])
+        self.accounts.replace(self._rates(config, keys))
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -10,8 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_config_options, add_model, config_from_args
+from asyncllm.cli.parser import UsageError
 from asyncllm.cli.progress import LoadingBar
 from asyncllm.config import EngineConfig
+from asyncllm.errors import BadRequest
 from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import listen
@@ -30,16 +32,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    engine = config_from_args(args, EngineConfig)
-    server = config_from_args(args, ServerConfig)
+    engine, server = _options(args)
     configure_logging(server)
     if not server.supervise or not _can_fork():
-        return _serve(engine, server)
+        return _serve(args, engine, server)
     sockets = listen(server.host, server.port)
     if sockets is None:
         return 1
     parent = Supervisor(sockets, server.drain_seconds, server.tls).run()
-    return parent if isinstance(parent, int) else _serve(engine, server, parent)
+    return parent if isinstance(parent, int) else _serve(args, engine, server, parent)
+
+
+def _options(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
+    return config_from_args(args, EngineConfig), config_from_args(args, ServerConfig)
+
+
+def _read_again(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
+    """The command line with the file of ``--config`` as it is now.
+
+    Raises:
+        BadRequest: an option is wrong.
+    """
+    try:
+        return _options(args.parser.parse_quietly(args.words))
+    except UsageError as error:
+        raise BadRequest(str(error)) from None
 
 
 def _can_fork() -> bool:
@@ -48,7 +65,12 @@ def _can_fork() -> bool:
     return sys.platform == "linux" and is_small
 
 
-def _serve(engine: EngineConfig, server: ServerConfig, parent: Parent | None = None) -> int:
+def _serve(
+    args: argparse.Namespace,
+    engine: EngineConfig,
+    server: ServerConfig,
+    parent: Parent | None = None,
+) -> int:
     """Serve in this process."""
     # What start-up makes is there to stay; ``collect_when_quiet`` turns collections on again.
     gc.disable()
@@ -59,9 +81,21 @@ def _serve(engine: EngineConfig, server: ServerConfig, parent: Parent | None = N
             preload_cuda(engine.gpu)
 
         from asyncllm.llm.async_llm import AsyncLLM
+        from asyncllm.server.reload import Options, merged
         from asyncllm.server.run import run as serve
 
+        def read() -> Options:
+            return Options(*_read_again(args))
+
+        start = Options(engine, server)
+        if parent is not None and parent.restarts:  # as it is since the latest reload
+            server = merged(server, read().server)
         bar = LoadingBar() if server.log_format == "text" else None
-        return serve(partial(AsyncLLM, config=engine, progress=bar), server, parent=parent)
+        return serve(
+            partial(AsyncLLM, config=engine, progress=bar),
+            server,
+            parent=parent,
+            options=(start, read),
+        )
     finally:
         gc.enable()  # also if nothing was served

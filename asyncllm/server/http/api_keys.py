@@ -78,12 +78,28 @@ class ApiKeys:
     not the key but its place, ``"key-1"`` for the first. Tenants get equal shares under the
     ``fair`` policy, and see only their own requests. Without keys there is one tenant, whose name
     is empty.
+
+    Attributes:
+        tenants: their names, in the order of the keys.
     """
 
     def __init__(self, keys: Sequence[str]):
+        self._names: dict[bytes, str] = {}  # also of keys that were removed
+        self._given = 0
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str]) -> None:
+        """Admit these keys from now on. A key keeps its name, which no other key ever gets."""
         self._digests = [_digest(key.encode()) for key in keys]
-        #: In the order of the keys.
-        self.tenants = [f"key-{place}" for place in range(1, len(keys) + 1)]
+        for digest in self._digests:
+            if digest not in self._names:
+                self._given += 1
+                self._names[digest] = f"key-{self._given}"
+        self.tenants = [self._names[digest] for digest in self._digests]
+
+    def differ(self, keys: Sequence[str]) -> bool:
+        """Whether ``replace`` would change anything."""
+        return [_digest(key.encode()) for key in keys] != self._digests
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -94,7 +110,7 @@ class ApiKeys:
         Raises:
             Unauthorized: it has none of the keys.
         """
-        given = _digest(_bearer(request).encode("utf-8", "surrogateescape"))
+        given = _digest(bearer(request).encode("utf-8", "surrogateescape"))
         # Every key is compared, and as a digest: the time this takes says nothing about any key,
         # not even its length.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
@@ -103,8 +119,8 @@ class ApiKeys:
         request[_TENANT] = self.tenants[matches.index(True)]
 
 
-def _bearer(request: web.Request) -> str:
-    """The key as OpenAI's or Anthropic's clients send it; empty without one."""
+def bearer(request: web.Request) -> str:
+    """The request's key as OpenAI's or Anthropic's clients send it; empty without one."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return given.strip()

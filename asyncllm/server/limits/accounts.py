@@ -107,8 +107,23 @@ class Accounts:
         Args:
             rates: by tenant, whose number is the bound of this object's memory.
         """
-        limited = {tenant: own for tenant, own in rates.items() if own != Rates()}
-        self._accounts = {tenant: Account(own, clock) for tenant, own in limited.items()}
+        self._clock = clock
+        self._rates: Mapping[str, Rates] = {}
+        self._accounts: dict[str, Account] = {}
+        self.replace(rates)
+
+    def replace(self, rates: Mapping[str, Rates]) -> None:
+        """Limits from now on; who has the same as before keeps what is in the buckets."""
+        self._accounts = {
+            tenant: (
+                self._accounts[tenant]
+                if self._rates.get(tenant) == own
+                else Account(own, self._clock)
+            )
+            for tenant, own in rates.items()
+            if own != Rates()
+        }
+        self._rates = dict(rates)
 
     def of(self, tenant: str) -> Account | None:
         return self._accounts.get(tenant)

@@ -28,3 +28,12 @@ def test_a_key_is_hashed_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None
         headers = {"Authorization": "Bearer three"}
         assert server.post("/v1/chat/completions", body, headers).status == 401
         assert hashed == [b"two", b"three"]
+
+
+def test_a_key_keeps_its_name_and_no_other_key_gets_it() -> None:
+    keys = api_keys.ApiKeys(["a", "b"])
+    assert keys.tenants == ["key-1", "key-2"]
+    keys.replace(["b", "c"])
+    assert keys.tenants == ["key-2", "key-3"]
+    keys.replace(["a", "c"])
+    assert keys.tenants == ["key-1", "key-3"]

@@ -28,7 +28,7 @@ FILES = {
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     served: list[Any] = []
 
-    def run(make_llm: Callable[[], AsyncLLM], config: ServerConfig, parent: None) -> int:
+    def run(make_llm: Callable[[], AsyncLLM], config: ServerConfig, **_: Any) -> int:
         served[:] = [make_llm().config, config]
         return 0
 

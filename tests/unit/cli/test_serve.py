@@ -20,7 +20,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What the server was asked to serve, instead of serving it."""
     served: list[Any] = []
 
-    def run(make_llm: Callable[[], AsyncLLM], config: ServerConfig, parent: None) -> int:
+    def run(make_llm: Callable[[], AsyncLLM], config: ServerConfig, **_: Any) -> int:
         served.extend((make_llm().config, config))
         return 3
 
