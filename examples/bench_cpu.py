@@ -40,6 +40,7 @@ from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.parsing import Formats
 from asyncllm.types import TokenDelta
 from asyncllm.wire.executor import ResultHandler
+from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import NO_TOKEN, StepResult, decode_plan, encode, pack, unpack
 
 CONCURRENCY = (1, 16, 64)
@@ -51,6 +52,7 @@ class InstantExecutor:
     """Answers every plan at once with ordinary tokens; no model, no thread."""
 
     def __init__(self, tokens: list[int]):
+        self.heartbeat = Heartbeat()
         self._tokens = tokens
         self._known: dict[int, int] = {}
 

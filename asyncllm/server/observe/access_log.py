@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 #: Clients choose some of the words; none may break the line or fill the log.
 _UNPRINTABLE: Final = re.compile(r"[^\x21-\x7e]")
 _MAX_WORD: Final = 100
+#: Stands in a line for what is not known.
+_UNKNOWN: Final = "-"
 
 
 def log_request(entry: Entry) -> None:
@@ -40,10 +42,11 @@ def log_request(entry: Entry) -> None:
     words = [str(value) for value in head.values()]
     for name, value in named.items():
         short, unit = (name[:-3], "ms") if name.endswith("_ms") else (name, "")
-        words.append(f"{short}=-" if value is None else f"{short}={value}{unit}")
+        words.append(f"{short}={_UNKNOWN}" if value is None else f"{short}={value}{unit}")
     head.pop("id")  # every line in JSON has it
-    named["tenant"] = tenant_label(tenant)
-    log.info("request %s", " ".join(words), extra=fields("request", {**head, **named}))
+    known = {name: value for name, value in named.items() if value != _UNKNOWN}
+    known["tenant"] = tenant_label(tenant)
+    log.info("request %s", " ".join(words), extra=fields("request", head | known))
 
 
 def _work(entry: Entry) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def _error(entry: Entry) -> dict[str, Any]:
 
 
 def _word(text: str | None) -> str:
-    return _UNPRINTABLE.sub("?", text or "")[:_MAX_WORD] or "-"
+    return _UNPRINTABLE.sub("?", text or "")[:_MAX_WORD] or _UNKNOWN
 
 
 def _ms(seconds: float) -> float:

@@ -92,6 +92,7 @@ def test_a_refusal_and_whose_it_was_not(server: Server, log: Log) -> None:
         "none",
         "invalid_api_key",
     )
+    assert "model" not in unknown, "what is not known is left out"
 
 
 def record(message: str, *args: object, **more: Any) -> dict[str, Any]:
