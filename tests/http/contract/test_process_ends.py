@@ -63,7 +63,7 @@ def shared_memory() -> set[str]:
 
 def test_a_kill_leaves_nothing_behind() -> None:
     before = shared_memory()
-    server = ServerProcess("--cpu-threads", "1")
+    server = ServerProcess("--device", "sim")
     parent = psutil.Process(server.process.pid)
     processes = [parent, *parent.children(recursive=True)]
     assert len(processes) >= 2
