@@ -26,7 +26,7 @@ $(PIP) --editable '.$(1)'
 @touch $@
 endef
 
-.PHONY: serve check test sizes lint test-floors clean
+.PHONY: serve check test sizes lint browser test-floors clean
 
 serve: $(VENV)/.serve-$(EXTRAS)
 	$(VENV)/bin/asyncllm serve $(MODEL) --port $(PORT)
@@ -34,7 +34,9 @@ serve: $(VENV)/.serve-$(EXTRAS)
 check: lint
 	$(PYTEST) -m "not slow" tests/unit tests/test_smoke.py
 
-test: lint
+# The browser is installed while the linters run.
+test:
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint browser
 	$(PYTEST)
 	@$(MAKE) --no-print-directory sizes
 
@@ -48,6 +50,14 @@ lint: $(VENV)/.serve-test
 	$(VENV)/bin/mypy examples
 	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/hadolint docker/Dockerfile
+
+# The tests of the page want a Chromium. Root on Debian gets one; where there is none, they are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing chromium for the tests of the page." && \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -qq --yes --no-install-recommends chromium >/dev/null 2>&1; \
+	} || echo "There is no Chromium: the tests of the page will be skipped."
 
 # PyTorch alone stays at the version of constraints.txt: uv keeps what is installed already.
 test-floors: $(VENV)/bin/python

@@ -74,6 +74,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         doc("web origin that may call the server, such as https://example.org; * for all"),
     ] = ()
+    page: Annotated[
+        bool,
+        doc("show browsers a page at / to chat with the model, and to see what the server does"),
+    ] = True
     strict: Annotated[
         bool, doc("refuse requests with unknown fields, instead of ignoring the fields")
     ] = False

@@ -15,8 +15,9 @@ from typing import Final
 from asyncllm.config import EngineLimits
 from asyncllm.engine.requests.check import check_deadline, check_request, check_ttl
 from asyncllm.engine.requests.history import History, RequestTrace
-from asyncllm.engine.requests.live import Request, Requests
+from asyncllm.engine.requests.live import Requests
 from asyncllm.engine.requests.prompt_reader import reader_of
+from asyncllm.engine.requests.request import Request
 from asyncllm.engine.requests.reservations import Reservation, Reservations
 from asyncllm.engine.requests.stream import OutputStream
 from asyncllm.engine.scheduling.outcome import Emitted
@@ -71,6 +72,7 @@ class Engine:
         self._clock = clock
         self._scheduler = scheduler
         self._requests = Requests(scheduler, self.stats, self.history, clock)
+        self.view = self._requests.view
         self._steps = StepsInFlight(
             executor, limits.steps_in_flight, self._on_result, self.stats, self.history
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from asyncllm.config import EngineConfig, EngineLimits, PolicyName, engine_config
 from asyncllm.engine.policy import POLICIES, Policy
+from asyncllm.engine.requests.view import LiveView
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.vitals import Vitals
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotReady
@@ -152,6 +153,10 @@ class ServedModel:
     @property
     def stats(self) -> EngineStats:
         return self._started.engine.stats
+
+    def view(self, most: int = 64) -> LiveView:
+        """The requests, steps and pages of this moment; of requests about ``most`` of each kind."""
+        return self._started.engine.view(most)
 
     @property
     def vitals(self) -> Vitals | None:

@@ -26,12 +26,14 @@ from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
 from asyncllm.server.limits.headers import add_headers
 from asyncllm.server.metrics.scrape import add_metrics, metrics
 from asyncllm.server.native import routes as native_routes
+from asyncllm.server.native.live import add_live
 from asyncllm.server.native.openapi import PATH, Description
 from asyncllm.server.observe.access_log import log_request
 from asyncllm.server.observe.entry import observe_requests
 from asyncllm.server.ollama import routes as ollama_routes
 from asyncllm.server.ollama.errors import ollama_error_response
 from asyncllm.server.openai import routes as openai_routes
+from asyncllm.server.page.files import PAGE, Page
 from asyncllm.server.reload import add_reloader, routes_for
 from asyncllm.server.responses import routes as responses_routes
 from asyncllm.server.responses.handlers import add_responses
@@ -56,6 +58,7 @@ ROUTES: Final = (
     *anthropic_routes.ROUTES,
     *ollama_routes.ROUTES,
     *native_routes.ROUTES,
+    *native_routes.PAGE_ROUTES,
 )
 
 
@@ -69,7 +72,10 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
             reports cannot be written to; or nothing that could send spans is installed.
     """
     service = Service(llm, config)
-    routes = (*ROUTES, *routes_for(config))
+    page = Page() if config.page else None
+    routes: Sequence[Route] = (*ROUTES, *routes_for(config))
+    if page is None:
+        routes = [route for route in routes if route not in native_routes.PAGE_ROUTES]
     if config.metrics_keyless:
         routes = _without_key(routes, metrics)
     middlewares: list[Middleware] = [answer_errors]
@@ -83,6 +89,8 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
         middlewares.append(answer_preflights)
     if service.keys:
         unguarded = [route.handler for route in routes if not route.needs_key]
+        if page is not None:
+            unguarded.append(page.file)
         middlewares.append(require_key(service.keys, exempt=unguarded))
     app = web.Application(middlewares=middlewares)
     app[SERVICE] = service
@@ -107,6 +115,10 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
         ollama_routes.ROOT: ollama_error_response,
     }
     app[ERROR_ROOTS] = roots
+    if page is not None:
+        add_live(app)
+        app[PAGE] = page
+        app.router.add_get("/page/{name}", page.file)
     for route in routes:
         if route.method == "GET":
             app.router.add_get(route.path, route.handler)  # and HEAD

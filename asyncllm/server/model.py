@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from asyncllm.config import EngineConfig, EngineLimits
     from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.engine.requests.view import LiveView
     from asyncllm.engine.stats import EngineStats
     from asyncllm.engine.vitals import Vitals
     from asyncllm.text.chat_reader import ChatReader
@@ -148,3 +149,5 @@ class Model(Protocol):
     def abort(self, request_id: int) -> None: ...
 
     def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None: ...
+
+    def view(self, most: int = 64) -> LiveView: ...

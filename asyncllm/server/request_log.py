@@ -1,4 +1,4 @@
-"""RequestLog: recent requests by the names that clients know them by."""
+"""RequestLog: live and recent requests by the names that clients know them by."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ class Served:
 
     Attributes:
         engine_ids: of its sequences, in the order of its choices; a beam search has none.
+        tenant: whose it is.
+        names: its X-Request-Id, and the id of its answer if that has one; empty until it is logged.
     """
 
-    __slots__ = ("engine_ids",)
+    __slots__ = ("engine_ids", "names", "tenant")
 
     def __init__(self, engine_ids: Sequence[int] = ()):
         self.engine_ids = engine_ids
+        self.tenant = ""
+        self.names: tuple[str, ...] = ()
 
 
 class RequestLog:
@@ -32,32 +36,47 @@ class RequestLog:
     """
 
     def __init__(self, most: int = KEPT_REQUESTS) -> None:
+        """``most``: ended requests to remember; those that live are not forgotten."""
         self._most = most
         self._by_name: dict[tuple[str, str], Served] = {}
-        self._requests: deque[tuple[Served, list[tuple[str, str]]]] = deque()
+        self._by_engine_id: dict[int, Served] = {}
+        self._ended: deque[Served] = deque()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        """How many requests have ended and are remembered."""
+        return len(self._ended)
 
     def add(self, tenant: str, names: Sequence[str], served: Served) -> None:
-        """Remember a request, and forget the oldest when there are too many."""
-        keys = [(tenant, name) for name in names if name]
-        self._requests.append((served, keys))
-        self._by_name.update(dict.fromkeys(keys, served))
-        if len(self._requests) > self._most:
-            oldest, keys = self._requests.popleft()
-            for key in keys:
+        """Remember a request whose sequences were submitted."""
+        served.tenant, served.names = tenant, tuple(name for name in names if name)
+        self._by_name.update(dict.fromkeys(_keys(served), served))
+        self._by_engine_id.update(dict.fromkeys(served.engine_ids, served))
+
+    def ended(self, served: Served) -> None:
+        """A request has ended; of these, the oldest is forgotten when there are too many."""
+        if not served.names:
+            return  # it was refused
+        self._ended.append(served)
+        if len(self._ended) > self._most:
+            oldest = self._ended.popleft()
+            for key in _keys(oldest):
                 if self._by_name.get(key) is oldest:
                     del self._by_name[key]
+            for engine_id in oldest.engine_ids:
+                self._by_engine_id.pop(engine_id, None)
 
     def names(self) -> dict[int, str]:
         """The first name of each request, by the ids of its sequences; from any thread."""
-        return {
-            engine_id: keys[0][1]
-            for served, keys in list(self._requests)
-            for engine_id in list(served.engine_ids)
-            if keys
-        }
+        known = self._by_engine_id.copy().items()
+        return {engine_id: served.names[0] for engine_id, served in known if served.names}
 
     def find(self, tenant: str, name: str) -> Served | None:
         return self._by_name.get((tenant, name))
+
+    def find_sequence(self, engine_id: int) -> Served | None:
+        """The request that a sequence of the engine belongs to."""
+        return self._by_engine_id.get(engine_id)
+
+
+def _keys(served: Served) -> list[tuple[str, str]]:
+    return [(served.tenant, name) for name in served.names]

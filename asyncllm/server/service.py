@@ -67,8 +67,8 @@ class Service:
         keys = configured_keys(config)
         self.keys = ApiKeys([key.text for key in keys])
         self.accounts = Accounts(self._rates(config, keys))
-        self.live = LiveRequests()
         self.log = RequestLog()
+        self.live = LiveRequests(on_end=self.log.ended)
         self.start_waits = Waits()
         self.bodies = Bodies(max(config.max_bodies_bytes, config.max_body_bytes))
         self.draining = False

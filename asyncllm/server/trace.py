@@ -115,6 +115,7 @@ def _step(start: float, step: StepRecord) -> dict[str, Any]:
         "ms": _ms(step.seconds) if done else None,
         "rows": step.num_rows,
         "tokens": step.num_tokens,
+        "prompt_tokens": step.num_prompt_tokens,
     }
 
 

@@ -23,7 +23,10 @@ WAITING = (SeqState.WAITING, SeqState.LOADING)
 
 
 class StepRecord(msgspec.Struct):
-    """One step. ``begun`` and ``seconds`` are 0 until it is done. Times by the engine's clock."""
+    """One step. ``begun`` and ``seconds`` are 0 until it is done. Times by the engine's clock.
+
+    The first ``num_decodes`` of its rows are decode rows, the others prompt chunks.
+    """
 
     step: int
     planned: float
@@ -31,6 +34,12 @@ class StepRecord(msgspec.Struct):
     num_tokens: int
     begun: float = 0.0
     seconds: float = 0.0
+    num_decodes: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of its prompt chunks. Beside them, a decode row yields one token."""
+        return self.num_tokens - self.num_decodes if self.num_rows > self.num_decodes else 0
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +82,10 @@ class History:
     def planned(self, plan: Planned, now: float) -> None:
         """A step was submitted."""
         num_rows = len(plan.message.rows) // 12
-        self._steps.append(StepRecord(plan.message.step, now, num_rows, plan.num_tokens))
+        record = StepRecord(
+            plan.message.step, now, num_rows, plan.num_tokens, num_decodes=plan.num_decodes
+        )
+        self._steps.append(record)
 
     def done(self, step: int, begun: float, seconds: float) -> None:
         """A step has ended. Steps end in order, so it is one of the latest."""
@@ -89,6 +101,10 @@ class History:
     def latest_steps(self, most: int) -> list[StepRecord]:
         """The steps submitted last, the newest at the end."""
         return list(self._steps)[-most:]  # one atomic copy: another thread may ask
+
+    def latest_ended(self) -> list[RequestTrace]:
+        """The requests kept that have ended, the latest first; without their steps."""
+        return list(reversed(self._requests.values()))
 
     def trace(self, request_id: int, *, steps: bool = True) -> RequestTrace | None:
         """The trace of a request that has ended; None when it is forgotten."""

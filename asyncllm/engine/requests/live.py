@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from asyncllm.engine.requests.cancels import Cancels
 from asyncllm.engine.requests.history import History, RequestTrace
-from asyncllm.engine.requests.prompt_reader import PromptReader
-from asyncllm.engine.requests.stream import OutputStream
+from asyncllm.engine.requests.request import Request
+from asyncllm.engine.requests.view import LiveView, live_view
 from asyncllm.engine.scheduling.outcome import Emitted
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
@@ -30,23 +29,6 @@ log = logging.getLogger(__name__)
 
 #: What a sink may raise and only its own request fails: also what asking a cancelled task raises.
 SINK_ERRORS: Final = (Exception, asyncio.CancelledError)
-
-
-@dataclass(slots=True)
-class Request:
-    """One sequence and its output.
-
-    Attributes:
-        is_part: it is part of another request, which is counted instead.
-        reader: of its prompt, until the result is delivered; None when nothing is wanted.
-        expiry: the timer of its deadline.
-    """
-
-    sequence: Sequence
-    stream: OutputStream
-    is_part: bool
-    reader: PromptReader | None = None
-    expiry: asyncio.TimerHandle | None = None
 
 
 class Requests:
@@ -88,6 +70,11 @@ class Requests:
         requests = list(self._requests.values())[:most]  # an atomic copy: another thread may ask
         live_trace = self._history.live_trace
         return [live_trace(each.sequence, each.stream, steps=False) for each in requests]
+
+    def view(self, most: int) -> LiveView:
+        """What runs, waits and has ended; at most about ``most`` of each, see ``LiveView``."""
+        requests = self._requests.values()
+        return live_view(requests, self._scheduler, self._history, self._clock(), most)
 
     # -- delivery --------------------------------------------------------------------------------
 

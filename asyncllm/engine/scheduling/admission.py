@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 
 from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.node import Node
 from asyncllm.cache.radix import Match
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
@@ -16,6 +15,8 @@ from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Tur
 from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.trials import Trials
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST, WaitingQueue
+from asyncllm.engine.scheduling.waiting.reason import Reason, Wait
+from asyncllm.engine.scheduling.waiting.sharing import Sharing
 
 #: The share of the pages that admissions leave free, for rows that grow more than expected.
 WATERMARK = 0.01
@@ -56,15 +57,12 @@ class Admission:
         self.queue = WaitingQueue(policy)
         self.missed: dict[int, Sequence] = {}
         self._now = 0.0
-        self._num_sharing = 0
-        self._most_sharing = limits.max_num_seqs
         self._limits = limits
         self._cache = cache
         self._forecast = forecast
         self._copies = copies
         self._trials = trials
-        #: Sequences that wait for a prefix being computed or loaded, by its last page.
-        self._sharing: dict[Node, list[Sequence]] = {}
+        self._sharing = Sharing(cache, limits.max_num_seqs)
         #: Sequences with pages, running or about to, and the pages they are still expected to take.
         self._num_inside = 0
         self._promised = 0
@@ -80,7 +78,7 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, and those that wait for their prefix."""
-        return len(self.queue) + self._num_sharing + self._copies.num_loading
+        return len(self.queue) + len(self._sharing) + self._copies.num_loading
 
     def push(self, seq: Sequence) -> None:
         """``seq`` joins the queue, at the place that the policy gives it."""
@@ -114,11 +112,26 @@ class Admission:
         """A step is planned: note why the head of the queue is not in it."""
         seq = self.queue.peek()
         if seq is None:
-            self._waits.reason = "nothing"
+            self._waits.reason = None
         elif num_free_slots <= self._copies.num_loading:
             self._waits.reason = "slots"
         else:
             self._waits.reason = "pages" if self._is_blocked(seq) else "budget"
+
+    def why(self, seq: Sequence) -> Wait:
+        """Why a waiting sequence has not entered; asking changes nothing."""
+        if seq in self.queue:
+            reason: Reason = "trial" if self._trials.active else self._waits.reason or "step"
+            needs = self._cache.pages_for(self._forecast.length(seq))
+            available = max(0, self._pages_for_newcomer())
+            return Wait(reason, self.queue.num_before(seq), needs, available)
+        if (page := self._sharing.page_of(seq)) is not None:
+            return Wait("prefix", page=page.page, prefix_pages=page.depth)
+        if seq.id in self.missed:
+            return Wait("deadline")
+        if self._copies.is_for(seq):
+            return Wait("host" if seq.state is SeqState.LOADING else "budget")
+        return Wait("preempted")
 
     def drop(self, seq: Sequence) -> None:
         """``seq`` ends while it waits."""
@@ -131,22 +144,12 @@ class Admission:
         elif self._copies.is_for(seq):
             self._forgo(seq)
         else:
-            self._num_sharing -= 1
+            self._sharing.ended()
 
     def stop_sharing(self) -> None:
         """Sequences whose prefix has been computed, or will not be, rejoin the queue."""
-        if not self._sharing:
-            return
-        for node in [node for node in self._sharing if node.ready or not node.linked]:
-            for seq in self._sharing.pop(node):
-                if seq.state is not SeqState.WAITING:
-                    continue  # it has ended
-                more = self._cache.pending_below(seq, node)
-                if more is not None:  # the next chunk is already being computed
-                    self._sharing.setdefault(more, []).append(seq)
-                else:
-                    self._num_sharing -= 1
-                    self.push(seq)
+        for seq in self._sharing.take_done():
+            self.push(seq)
 
     # -- entering --------------------------------------------------------------------------------
 
@@ -182,10 +185,8 @@ class Admission:
         return seq if taken + expected <= SHORT_SHARE * self._limits.num_pages else None
 
     def _is_open(self, num_free_slots: int) -> bool:
-        # Loading sequences must find a slot. The number that share a prefix is bounded, because
-        # each of them is looked at when its prefix has landed.
-        slots = num_free_slots - self._copies.num_loading
-        return slots > 0 and self._num_sharing < self._most_sharing
+        # Loading sequences must find a slot.
+        return num_free_slots > self._copies.num_loading and not self._sharing.is_full
 
     def _needs_all(self, seq: Sequence) -> bool:
         """Whether ``seq`` waits for pages that the share for short prompts would keep from it."""
@@ -230,8 +231,7 @@ class Admission:
         if match.pending is not None:
             self.queue.remove(seq)
             seq.timeline.wait_until()
-            self._sharing.setdefault(match.pending, []).append(seq)
-            self._num_sharing += 1
+            self._sharing.add(seq, match.pending)
             return Entry.WAITS
         if seq.num_left != left and not self.queue.reorder(seq) and not short:
             return Entry.WAITS  # less of it is cached than when it took its place

@@ -6,12 +6,30 @@ make the decode rows of a step, however many there are.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from asyncllm.engine.scheduling.sequence import Sequence
 
 Ints = npt.NDArray[np.int32]
+
+
+class Progress(NamedTuple):
+    """How far a sequence with a slot is.
+
+    Attributes:
+        computed: positions that are computed or in flight.
+        prompt_left: tokens known at admission that still have to be prefilled.
+        own_pages: its pages that it did not find in the prefix cache.
+        prefix_page: the first page of what it found there; -1 when it found nothing.
+    """
+
+    computed: int
+    prompt_left: int
+    own_pages: int
+    prefix_page: int
 
 
 class RunningBatch:
@@ -113,6 +131,13 @@ class RunningBatch:
         """Positions whose steps are known to be done: those before the last sampled token."""
         generated = len(seq.tokens) - int(self.known[seq.slot])
         return len(seq.tokens) - 1 if generated else 0
+
+    def progress(self, seq: Sequence) -> Progress:
+        """How far a sequence with a slot is."""
+        start, left = self.remaining(seq)
+        found = int(self.first[seq.slot]) // self.page_size
+        prefix = seq.pages[0] if found and seq.pages else -1
+        return Progress(start, max(0, left), max(0, len(seq.pages) - found), prefix)
 
     def add_chunk(self, seq: Sequence, q_len: int, step: int) -> tuple[int, bool]:
         """Plan a prompt chunk; returns the position after it, and whether the prompt ends there."""

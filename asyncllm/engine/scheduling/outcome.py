@@ -13,11 +13,12 @@ PromptPart: TypeAlias = ScoredPrompt | PooledPrompt
 
 
 class Planned(NamedTuple):
-    """A step to submit, the sequences that it admits, and the tokens it computes."""
+    """A step to submit, the sequences that it admits, its tokens, and its decode rows."""
 
     message: StepPlan
     admitted: list[Sequence]
     num_tokens: int
+    num_decodes: int
 
 
 class Emitted(NamedTuple):

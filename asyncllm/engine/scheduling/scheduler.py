@@ -59,6 +59,8 @@ class Scheduler:
         self._admission = Admission(limits, cache, guard, forecast, copies, self._trials)
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
         self.books = Books(cache, self._batch)
+        # For those who only ask: of a sequence without a slot, and of one with a slot.
+        self.why, self.progress = self._admission.why, self._batch.progress
         evenly = policy.evenly and not limits.itl_target  # a target gives steps their size
         pace = EvenPace(limits, forecast, times) if evenly else GreedyPace()
         parts = copies, self._admission, self._batch
@@ -175,7 +177,8 @@ class Scheduler:
         # A plan without rows only waits for the copies.
         self.in_flight.append(step)
         message = step.message(self._copies.send(number))
-        return Planned(message, step.admitted, step.shape.num_tokens * step.decode_steps)
+        num_tokens = step.shape.num_tokens * step.decode_steps
+        return Planned(message, step.admitted, num_tokens, len(step.decodes))
 
     def _run_trials(self, step: Step, now: float) -> None:
         """Let only the group on trial run."""

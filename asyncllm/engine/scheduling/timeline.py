@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 #: Events kept of one request; further ones are only counted.
 MAX_EVENTS = 256
 #: What the head of the queue can wait for: a free slot, free pages, room in a step.
-WAITS = ("slots", "pages", "budget")
+HeadWait: TypeAlias = Literal["slots", "pages", "budget"]
+WAITS: Final[tuple[HeadWait, ...]] = ("slots", "pages", "budget")
 
 
 class Event(NamedTuple):
@@ -34,13 +35,13 @@ class WaitClock:
     """Seconds that the queue has waited in all, by reason (``WAITS``)."""
 
     def __init__(self) -> None:
-        self.sums = dict.fromkeys(WAITS, 0.0)
-        self.reason = "nothing"
+        self.sums: dict[str, float] = dict.fromkeys(WAITS, 0.0)
+        self.reason: HeadWait | None = None  # None when nothing waits
         self._now = 0.0
 
     def look(self, now: float) -> None:
         """Add the time since the last look to the present ``reason``."""
-        if self.reason in self.sums:
+        if self.reason is not None:
             self.sums[self.reason] += now - self._now
         self._now = now
 
@@ -58,7 +59,7 @@ class Timeline:
         self.arrival = arrival
         self.events: list[Event] = []
         self.num_dropped = 0
-        self._waited = dict.fromkeys(WAITS, 0.0)
+        self._waited: dict[str, float] = dict.fromkeys(WAITS, 0.0)
         self._clock: WaitClock | None = None  # while it waits
         self._queued_at: dict[str, float] = {}
 

@@ -21,7 +21,11 @@ from asyncllm.server.trace import explain
 from asyncllm.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiohttp import web
+
+    from asyncllm.engine.requests.history import RequestTrace
 
 
 async def load(request: web.Request) -> web.Response:
@@ -47,11 +51,22 @@ async def retrieve_model(request: web.Request) -> web.Response:
 async def request_trace(request: web.Request) -> web.Response:
     """What happened to one request: JSON, or a file for a timeline viewer."""
     service = request.app[SERVICE]
+    name, served = request.match_info["id"], service.find(request)
+    return trace_response(request, name, [] if served is None else service.traces(served))
+
+
+def trace_response(
+    request: web.Request, name: str, traces: Sequence[tuple[int, RequestTrace]]
+) -> web.Response:
+    """The traces of a request's choices, in the format that the query asks for.
+
+    Raises:
+        BadRequest: there is no such format.
+        NotFound: there are no traces.
+    """
     form = request.query.get("format", "json")
     if form not in ("json", "perfetto"):
         raise BadRequest("format must be json or perfetto", param="format")
-    name, served = request.match_info["id"], service.find(request)
-    traces = [] if served is None else service.traces(served)
     if not traces:
         raise NotFound(f"no trace of a request {name!r} is kept", param="id")
     if form == "json":

@@ -9,6 +9,8 @@ from asyncllm.server.metrics.scrape import metrics
 from asyncllm.server.native import admin, health
 from asyncllm.server.native import schemas as answers
 from asyncllm.server.native.generate import generate
+from asyncllm.server.native.live import live, live_abort, live_trace
+from asyncllm.server.native.live_answers import LiveState
 from asyncllm.server.native.requests import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from asyncllm.server.native.tokenize import detokenize, tokenize
 
@@ -117,5 +119,34 @@ ROUTES: Final = (
         handler=admin.version,
         summary="The version of the server",
         answers=(answers.Version,),
+    ),
+)
+
+#: What the page for browsers asks for.
+PAGE_ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/live",
+        handler=live,
+        summary="What runs, what waits and why, and the latest steps",
+        answers=(LiveState,),
+        refusals=(503,),
+    ),
+    Route(
+        method="GET",
+        path="/live/{id:.+}/trace",
+        handler=live_trace,
+        summary="What happened to a request, by its number in /live",
+        answers=(answers.NamedTrace, answers.Timeline),
+        query={"format": ("json", "perfetto")},
+        refusals=(400, 404, 503),
+    ),
+    Route(
+        method="POST",
+        path="/live/{id:.+}/abort",
+        handler=live_abort,
+        summary="End a request that is being served, by its number in /live",
+        answers=(answers.Aborted,),
+        refusals=(404,),
     ),
 )

@@ -13,6 +13,7 @@ from asyncllm.server.http.answer import json_response
 from asyncllm.server.ollama import schemas
 from asyncllm.server.ollama.reply import timestamp
 from asyncllm.server.ollama.requests import OllamaShowRequest
+from asyncllm.server.page.files import PAGE, wants_page
 from asyncllm.server.service import SERVICE, Service
 
 if TYPE_CHECKING:
@@ -96,7 +97,12 @@ async def ollama_show(request: web.Request) -> web.Response:
 
 
 async def ollama_running(request: web.Request) -> web.Response:
-    """Ollama's CLI sends HEAD before each command. Loading and draining are healthy."""
+    """Ollama's CLI sends HEAD before each command. Loading and draining are healthy.
+
+    Browsers get the page instead.
+    """
+    if (page := request.app.get(PAGE)) is not None and wants_page(request):
+        return page.index(request)
     if not request.app[SERVICE].llm.healthy:
         raise EngineDead("the engine has stopped")
     return web.Response(text=RUNNING)

@@ -206,7 +206,9 @@ class LiveRequests:
     application's need not be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[Served], None]) -> None:
+        """``on_end``: called with each request that has ended."""
+        self._on_end = on_end
         self._deliveries: dict[Served, Delivery] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
@@ -277,6 +279,7 @@ class LiveRequests:
 
     def _remove(self, served: Served) -> None:
         del self._deliveries[served]
+        self._on_end(served)
         if not self._deliveries:
             self._empty.set()
 

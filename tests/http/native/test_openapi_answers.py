@@ -120,6 +120,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("GET", "/load", None),
     ("GET", "/metrics", None),
     ("GET", "/version", None),
+    ("GET", "/live", None),
 ]
 
 
@@ -219,6 +220,8 @@ def test_every_route_was_tried() -> None:
         ("GET", "/v1/models/{id:.+}"),
         ("GET", "/v1/requests/{id:.+}/trace"),
         ("POST", "/v1/requests/{id:.+}/abort"),
+        ("GET", "/live/{id:.+}/trace"),  # in test_live.py
+        ("POST", "/live/{id:.+}/abort"),
         ("GET", "/v1/responses/{id}"),
         ("DELETE", "/v1/responses/{id}"),
         ("POST", "/v1/responses/{id}/cancel"),

@@ -222,9 +222,13 @@ def test_the_log_is_bounded() -> None:
     served = [Served([i]) for i in range(5)]
     for i in range(5):
         log.add("me", (str(i), f"resp_{i}"), served[i])
+    assert [log.find("me", str(i)) for i in range(5)] == served, "none has ended"
     log.add("me", ("2", "resp_7"), again := Served([7]))
-    log.add("you", ("9",), Served([9]))
+    log.add("you", ("9",), other := Served([9]))
+    for ended in (*served, again, other):
+        log.ended(ended)
     assert len(log) == 3
+    assert [log.find_sequence(i) for i in (3, 4, 7)] == [None, served[4], again]
     assert [log.find("me", str(i)) for i in range(5)] == [None, None, again, None, served[4]]
     assert log.find("me", "resp_7") is again
     assert log.find("me", "resp_4") is served[4]

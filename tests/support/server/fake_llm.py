@@ -17,7 +17,10 @@ from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.requests.history import RequestTrace, StepRecord
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.engine.requests.reservations import Reservation, Reservations
+from asyncllm.engine.requests.view import LiveRequest, LiveView
+from asyncllm.engine.scheduling.batch import Progress
 from asyncllm.engine.scheduling.timeline import Event
+from asyncllm.engine.scheduling.waiting.reason import Wait
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead
 from asyncllm.executor.startup_bill import StartupBill
@@ -146,6 +149,25 @@ class _Sequence:
             top = tuple(((token + i) % BOS, -0.25 - 1e9 * i) for i in range(count))
             scores.append(PromptLogprob(token, -0.25, top, 1))
         return scores
+
+    def live(self, request_id: int, now: float) -> LiveRequest:
+        num_prompt = len(self.prompt_ids)
+        waits = self.started is None
+        return LiveRequest(
+            id=request_id,
+            tenant=self.scheduling.tenant,
+            arrived=self.arrived,
+            first_token=None if waits else 1.0,
+            prompt_tokens=num_prompt,
+            cached_tokens=self.cached,
+            output_tokens=self.made,
+            max_output_tokens=self.params.max_tokens or MAX_LEN,
+            pages=0 if waits else 1,
+            preemptions=0,
+            waited={"slots": (now if self.started is None else self.started) - self.arrived},
+            wait=Wait("slots", needs=1) if waits else None,
+            progress=None if waits else Progress(num_prompt, 0, 1, -1),
+        )
 
     def trace(self, request_id: int, steps: list[StepRecord]) -> RequestTrace:
         """One second a step, and the whole prompt in the first."""
@@ -387,6 +409,21 @@ class FakeLLM:
         last = self.stats.steps if sequence.ended is None else int(sequence.ended)
         records = [StepRecord(i, float(i), count, count, i, 0.5) for i in range(first, last)]
         return sequence.trace(request_id, records if steps else [])
+
+    def view(self, most: int = 64) -> LiveView:
+        """Every request is as its trace says; those that wait do so for a slot."""
+        now = float(self.stats.steps)
+        ended = [id for id, sequence in self._known.items() if sequence.ended is not None]
+        traces = [self.trace(id, steps=False) for id in reversed(ended)]
+        return LiveView(
+            time=now,
+            running=[sequence.live(id, now) for id, sequence in self._running.items()][:most],
+            waiting=[sequence.live(id, now) for id, sequence in self._waiting.items()][:most],
+            ended=[trace for trace in traces if trace is not None],
+            steps=[],
+            own_pages=len(self._running),
+            prefixes=[],
+        )
 
     def abort(self, request_id: int) -> None:
         for queue in (self._running, self._waiting):

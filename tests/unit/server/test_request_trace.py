@@ -29,7 +29,7 @@ EVENTS = [
 #: A step every 0.1 s, each 50 ms long and beginning 10 ms after it was planned; the last one is
 #: still on the device.
 STEPS = [
-    StepRecord(9 + i, 100.3 + i / 10, 4 + i, 40 + i, 100.31 + i / 10, 0.05) for i in range(6)
+    StepRecord(9 + i, 100.3 + i / 10, 4 + i, 40 + i, 100.31 + i / 10, 0.05, 3) for i in range(6)
 ] + [StepRecord(15, 100.95, 9, 9)]
 
 TRACE = RequestTrace(
@@ -114,6 +114,7 @@ def test_steps_are_those_in_which_it_was_in_the_batch() -> None:
         "ms": 50,
         "rows": 4,
         "tokens": 40,
+        "prompt_tokens": 37,
     }
 
 

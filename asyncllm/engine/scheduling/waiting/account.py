@@ -100,3 +100,12 @@ class Account:
         requests, tokens = self._order.before(place if first is None else min(place, first))
         sooner, their_tokens = self._deadlines.before(Entry((0, seq.deadline), seq.id, 0))
         return requests + sooner, tokens + their_tokens
+
+    def num_before(self, seq: Sequence) -> int:
+        """About how many of the requests come before ``seq``, which is one of them."""
+        waiting = self._waiting[seq.id]
+        if waiting.deadline is None:
+            timely, _ = self._places.before(waiting.entry)
+        else:
+            timely, _ = self._deadlines.before(waiting.deadline)
+        return timely + self._order.before(waiting.entry)[0]

@@ -82,6 +82,10 @@ class WaitingQueue:
         account = self._accounts.get(self._name_of(seq))
         return (0, 0) if account is None else account.ahead_of(seq, rank)
 
+    def num_before(self, seq: Sequence) -> int:
+        """Requests of its account before ``seq``, which waits; those with deadlines about."""
+        return self._account_of(seq).num_before(seq)
+
     def served(self, seq: Sequence) -> float:
         """The cost charged to the account of ``seq``; the account with the least comes first."""
         account = self._accounts.get(self._name_of(seq))

@@ -1,0 +1,204 @@
+"""GET /live: what the engine does now and why requests wait; and single requests by their number.
+
+A view is made at most once in INTERVAL_SECONDS, however many clients ask, and is bounded in size.
+It never has text of prompts or answers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from asyncllm.errors import EngineDead, NotFound, NotReady
+from asyncllm.server.http.answer import encode, json_response
+from asyncllm.server.http.api_keys import tenant_of
+from asyncllm.server.metrics import scrape
+from asyncllm.server.native.admin import trace_response
+from asyncllm.server.native.live_answers import (
+    MOST_ROWS,
+    LivePages,
+    LivePrefix,
+    LiveState,
+    LiveTotals,
+    ended_row,
+    live_rows,
+    live_step,
+)
+from asyncllm.server.native.schemas import Aborted
+from asyncllm.server.service import SERVICE, Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from asyncllm.engine.requests.history import RequestTrace
+    from asyncllm.engine.requests.view import LiveView
+    from asyncllm.server.http.waits import Waits
+    from asyncllm.server.request_log import Served
+
+INTERVAL_SECONDS: Final = 0.5
+
+
+class LiveFeed:
+    """Makes views of one service, and encodes them for each viewer."""
+
+    def __init__(self, service: Service, lag: Waits, clock: Callable[[], float] = time.monotonic):
+        self._service = service
+        self._lag = lag
+        self._clock = clock
+        self._view: LiveView | None = None
+        self._made_at = 0.0
+        self._bodies: dict[str | None, bytes] = {}
+
+    def body(self, viewer: str | None) -> bytes:
+        """JSON of a ``LiveState``.
+
+        Args:
+            viewer: the tenant whose requests are shown; None for all.
+
+        Raises:
+            EngineDead, NotReady: there is nothing to be seen.
+        """
+        llm = self._service.llm
+        if not llm.healthy:
+            raise EngineDead("the engine has stopped")
+        if not llm.ready:
+            raise NotReady("the model is still loading")
+        now = self._clock()
+        view = self._view
+        if view is None or now - self._made_at >= INTERVAL_SECONDS:
+            view = self._view = llm.view(MOST_ROWS)
+            self._made_at = now
+            self._bodies.clear()
+        body = self._bodies.get(viewer)
+        if body is None:
+            body = self._bodies[viewer] = encode(self._state(view, viewer))
+        return body
+
+    def _state(self, view: LiveView, viewer: str | None) -> LiveState:
+        service, llm = self._service, self._service.llm
+        limits, stats, now = llm.limits, llm.stats, view.time
+
+        def is_own(tenant: str) -> bool:
+            return viewer is None or tenant == viewer
+
+        return LiveState(
+            model=service.model_names[0],
+            time_ms=round(now * 1e3, 2),
+            interval_ms=INTERVAL_SECONDS * 1e3,
+            sees_all=viewer is None,
+            draining=service.draining,
+            num_running=stats.running,
+            num_waiting=stats.waiting,
+            num_reserved=llm.num_reserved,
+            max_running=limits.max_num_seqs,
+            max_waiting=limits.max_waiting,
+            itl_target_ms=limits.itl_target * 1e3,
+            lag_ms=round(self._lag.last * 1e3, 2),
+            longest_lag_ms=round(self._lag.longest * 1e3, 2),
+            totals=self._totals(),
+            pages=self._pages(view),
+            prefixes=[
+                LivePrefix(prefix=p.first_page, requests=p.requests, pages=p.pages)
+                for p in view.prefixes
+            ],
+            running=live_rows(view.running, now, is_own, self._name),
+            waiting=live_rows(view.waiting, now, is_own, self._name),
+            ended=[
+                ended_row(trace, now, self._name(trace.request_id))
+                for trace in _first(view.ended, is_own)
+            ],
+            steps=[live_step(step) for step in view.steps],
+        )
+
+    def _totals(self) -> LiveTotals:
+        stats = self._service.llm.stats
+        return LiveTotals(
+            prompt_tokens=stats.prompt_tokens,
+            generation_tokens=stats.generation_tokens,
+            admitted_tokens=stats.admitted_tokens,
+            cached_tokens=stats.cached_tokens,
+            steps=stats.steps,
+            preemptions=stats.preemptions,
+            pages_evicted=stats.pages_evicted,
+            finished=stats.finished,
+            errors=stats.errors,
+            loop_cpu_ms=round(time.thread_time() * 1e3, 2),
+            device_busy_ms=round(stats.device_busy * 1e3, 2),
+        )
+
+    def _pages(self, view: LiveView) -> LivePages:
+        stats = self._service.llm.stats
+        own = min(view.own_pages, stats.pages_held)
+        return LivePages(
+            total=stats.pages_total,
+            page_size=self._service.llm.limits.page_size,
+            free=stats.pages_total - stats.pages_held - stats.pages_cached,
+            cached=stats.pages_cached,
+            pinned=stats.pages_pinned,
+            own=own,
+            shared=stats.pages_held - own,
+        )
+
+    def _name(self, engine_id: int) -> str:
+        served = self._service.log.find_sequence(engine_id)
+        return served.names[0] if served is not None and served.names else ""
+
+
+def _first(traces: Iterable[RequestTrace], is_own: Callable[[str], bool]) -> list[RequestTrace]:
+    """The first MOST_ROWS of the viewer's."""
+    own = (trace for trace in traces if is_own(trace.tenant))
+    return [trace for trace, _ in zip(own, range(MOST_ROWS), strict=False)]
+
+
+LIVE_FEED: Final = web.AppKey("asyncllm_live_feed", LiveFeed)
+
+
+def add_live(app: web.Application) -> None:
+    app[LIVE_FEED] = LiveFeed(app[SERVICE], app[scrape.PAGE].measured.lag)
+
+
+async def live(request: web.Request) -> web.Response:
+    body = request.app[LIVE_FEED].body(_viewer(request))
+    headers = {"Cache-Control": "no-store"}
+    return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+async def live_trace(request: web.Request) -> web.Response:
+    """The trace of a request by the number of one of its sequences."""
+    service, viewer = request.app[SERVICE], _viewer(request)
+    number, served = _find(request)
+    traces = service.traces(served) if served is not None else []
+    if not traces and (trace := service.llm.trace(number)) is not None:
+        traces = [(0, trace)]  # a request of the program itself
+    name = served.names[0] if served is not None else str(number)
+    seen = [each for each in traces if viewer is None or each[1].tenant == viewer]
+    return trace_response(request, name, seen)
+
+
+async def live_abort(request: web.Request) -> web.Response:
+    """End a request by the number of one of its sequences; its client gets the answer so far."""
+    service, viewer = request.app[SERVICE], _viewer(request)
+    number, served = _find(request)
+    may = served is not None and (viewer is None or served.tenant == viewer)
+    if served is None or not may or not service.live.abort(served):
+        raise NotFound(f"no request {number} is being served", param="id")
+    return json_response(Aborted(id=served.names[0], aborted=True))
+
+
+def _viewer(request: web.Request) -> str | None:
+    """Whose requests the client may see; None for all."""
+    return tenant_of(request) if request.app[SERVICE].keys else None
+
+
+def _find(request: web.Request) -> tuple[int, Served | None]:
+    """The number in the path, and the request that it belongs to.
+
+    Raises:
+        NotFound: it is not a number.
+    """
+    text = request.match_info["id"]
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise NotFound(f"{text!r} is not the number of a request", param="id")
+    return int(text), request.app[SERVICE].log.find_sequence(int(text))

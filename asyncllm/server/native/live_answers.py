@@ -1,0 +1,223 @@
+"""What GET /live answers: the engine's ``LiveView`` as one viewer may see it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+from asyncllm.engine.scheduling.waiting.reason import Reason
+from asyncllm.server.http.answer import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from asyncllm.engine.requests.history import RequestTrace, StepRecord
+    from asyncllm.engine.requests.view import LiveRequest
+
+#: Rows of requests, of each kind: running, waiting, ended.
+MOST_ROWS: Final = 64
+
+
+class LiveRow(Answer, kw_only=True):
+    """A request that runs or waits. Of other keys' requests, only state and sizes are shown.
+
+    ``reason`` says why it waits, ``ahead`` how many of the same key come before it, and
+    ``blocked_by`` which request computes the prefix it waits for. ``needs`` and ``available`` are
+    the pages that it is expected to need, and that it could have now. ``prefix`` numbers what
+    several running requests found in the prefix cache; -1 is none.
+    """
+
+    id: int | None
+    name: str
+    tenant: str
+    state: Literal["waiting", "prefill", "decode"]
+    age_ms: float
+    first_token_ms: float | None
+    prompt_tokens: int
+    prompt_left: int
+    cached_tokens: int
+    output_tokens: int
+    max_output_tokens: int
+    pages: int
+    own_pages: int
+    prefix: int
+    preemptions: int
+    waited_ms: dict[str, float]
+    reason: Reason | None
+    ahead: int
+    needs: int
+    available: int
+    blocked_by: int | None
+
+
+class EndedRow(Answer, kw_only=True):
+    """A request that has ended; times are since its arrival."""
+
+    id: int
+    name: str
+    tenant: str
+    outcome: str
+    ended_ago_ms: float
+    started_ms: float | None
+    first_token_ms: float | None
+    total_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    waited_ms: dict[str, float]
+
+
+class LiveStep(Answer, array_like=True):
+    """One step, as an array; ``began_ms`` is of the same clock as ``time_ms``.
+
+    While it runs, ``ms`` is null and ``began_ms`` says when it was planned.
+    """
+
+    step: int
+    began_ms: float
+    ms: float | None
+    decode_rows: int
+    chunks: int
+    prompt_tokens: int
+
+
+class LivePrefix(Answer, kw_only=True):
+    """A prefix that running requests share; ``prefix`` is the same number as in their rows."""
+
+    prefix: int
+    requests: int
+    pages: int
+
+
+class LivePages(Answer, kw_only=True):
+    """KV pages. ``own`` are of one running request each, ``shared`` of several, or being copied."""
+
+    total: int
+    page_size: int
+    free: int
+    cached: int
+    pinned: int
+    own: int
+    shared: int
+
+
+class LiveTotals(Answer, kw_only=True):
+    """Counters since the start, which only grow: their differences are rates."""
+
+    prompt_tokens: int
+    generation_tokens: int
+    admitted_tokens: int
+    cached_tokens: int
+    steps: int
+    preemptions: int
+    pages_evicted: int
+    finished: dict[str, int]
+    errors: dict[str, int]
+    loop_cpu_ms: float
+    device_busy_ms: float
+
+
+class LiveState(Answer, kw_only=True):
+    """How things stand. Lists are bounded; ``num_running`` and ``num_waiting`` count all."""
+
+    model: str
+    time_ms: float
+    interval_ms: float
+    sees_all: bool
+    draining: bool
+    num_running: int
+    num_waiting: int
+    num_reserved: int
+    max_running: int
+    max_waiting: int
+    itl_target_ms: float
+    lag_ms: float
+    longest_lag_ms: float
+    totals: LiveTotals
+    pages: LivePages
+    prefixes: list[LivePrefix]
+    running: list[LiveRow]
+    waiting: list[LiveRow]
+    ended: list[EndedRow]
+    steps: list[LiveStep]
+
+
+def live_rows(
+    requests: Iterable[LiveRequest],
+    now: float,
+    is_own: Callable[[str], bool],
+    name_of: Callable[[int], str],
+) -> list[LiveRow]:
+    """At most MOST_ROWS of the viewer's own requests, and of those of others."""
+    rows: list[LiveRow] = []
+    listed = {True: 0, False: 0}
+    for request in requests:
+        own = is_own(request.tenant)
+        if listed[own] < MOST_ROWS:
+            listed[own] += 1
+            rows.append(_row(request, now, name_of(request.id) if own else None))
+    return rows
+
+
+def _row(request: LiveRequest, now: float, name: str | None) -> LiveRow:
+    """``name``: None for a request of somebody else."""
+    own, wait, progress = name is not None, request.wait, request.progress
+    left = 0 if progress is None else progress.prompt_left
+    return LiveRow(
+        id=request.id if own else None,
+        name=name or "",
+        tenant=request.tenant if own else "",
+        state="waiting" if progress is None else "prefill" if left else "decode",
+        age_ms=_ms(now - request.arrived),
+        first_token_ms=None if request.first_token is None else _ms(request.first_token),
+        prompt_tokens=request.prompt_tokens,
+        prompt_left=left,
+        cached_tokens=request.cached_tokens,
+        output_tokens=request.output_tokens,
+        max_output_tokens=request.max_output_tokens,
+        pages=request.pages,
+        own_pages=0 if progress is None else progress.own_pages,
+        prefix=-1 if progress is None else progress.prefix_page,
+        preemptions=request.preemptions,
+        waited_ms={reason: _ms(seconds) for reason, seconds in request.waited.items()},
+        reason=None if wait is None else wait.reason,
+        ahead=0 if wait is None else wait.ahead,
+        needs=0 if wait is None else wait.needs,
+        available=0 if wait is None else wait.available,
+        blocked_by=request.blocked_by if own else None,
+    )
+
+
+def ended_row(trace: RequestTrace, now: float, name: str) -> EndedRow:
+    """Its ``ended`` is not None."""
+    start = trace.arrived
+    ended = now if trace.ended is None else trace.ended
+    return EndedRow(
+        id=trace.request_id,
+        name=name,
+        tenant=trace.tenant,
+        outcome=trace.outcome,
+        ended_ago_ms=_ms(now - ended),
+        started_ms=None if trace.started is None else _ms(trace.started - start),
+        first_token_ms=None if trace.first_token is None else _ms(trace.first_token - start),
+        total_ms=_ms(ended - start),
+        prompt_tokens=trace.prompt_tokens,
+        cached_tokens=trace.cached_tokens,
+        output_tokens=trace.completion_tokens,
+        waited_ms={reason: _ms(seconds) for reason, seconds in trace.waited.items()},
+    )
+
+
+def live_step(step: StepRecord) -> LiveStep:
+    done = step.seconds > 0
+    return LiveStep(
+        step.step,
+        _ms(step.begun if done else step.planned),
+        _ms(step.seconds) if done else None,
+        step.num_decodes,
+        step.num_rows - step.num_decodes,
+        step.num_prompt_tokens,
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 2)
