@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
-import yaml
 
 from asyncllm.__main__ import main
 from asyncllm.cli.commands import serve
@@ -40,7 +40,8 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
 def manifest() -> dict[str, Any]:
     """The objects of the example, by kind."""
     text = (EXAMPLES / "kubernetes.yaml").read_text(encoding="utf-8")
-    return {made["kind"]: made for made in yaml.safe_load_all(text)}
+    objects = [msgspec.yaml.decode(document) for document in text.split("\n---\n")]
+    return {made["kind"]: made for made in objects}
 
 
 def pod() -> Any:
