@@ -61,7 +61,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     admin_key: Annotated[
         str | None,
-        doc("key for POST /admin/reload, which does not exist without one; no API key opens it"),
+        doc(
+            "key for POST /admin/reload, which does not exist without one, and for the page's live "
+            "view of all keys' requests; no API key opens these"
+        ),
     ] = None
     isolate_keys: Annotated[
         bool,

@@ -90,7 +90,9 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
     if service.keys:
         unguarded = [route.handler for route in routes if not route.needs_key]
         if page is not None:
-            unguarded.append(page.file)
+            # The live view also opens to the admin key, which is no API key.
+            live = [route.handler for route in native_routes.PAGE_ROUTES]
+            unguarded += [page.file, *live]
         middlewares.append(require_key(service.keys, exempt=unguarded))
     app = web.Application(middlewares=middlewares)
     app[SERVICE] = service

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,7 +13,7 @@ from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.errors import AsyncLLMError, BadRequest, Unauthorized
 from asyncllm.option_names import name_options, option_of
 from asyncllm.server.http.answer import Answer, json_response
-from asyncllm.server.http.api_keys import bearer, configured_keys
+from asyncllm.server.http.api_keys import configured_keys, has_key
 from asyncllm.server.http.route import Route
 from asyncllm.server_config import ServerConfig
 
@@ -166,9 +165,7 @@ RELOADER: Final = web.AppKey("asyncllm_reloader", Reloader)
 
 async def reload_configuration(request: web.Request) -> web.Response:
     """For those with the admin key alone: API keys do not open it."""
-    wanted = request.app[ADMIN_KEY].encode()
-    given = bearer(request).encode("utf-8", "surrogateescape")
-    if not hmac.compare_digest(given, wanted):
+    if not has_key(request, request.app[ADMIN_KEY]):
         raise Unauthorized("missing or incorrect admin key")
     return json_response(await request.app[RELOADER].reload())
 

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 _TENANT: Final = web.RequestKey("asyncllm_tenant", str)
 
 
+def has_key(request: web.Request, wanted: str) -> bool:
+    """Whether the request has this one key."""
+    given = bearer(request).encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(given, wanted.encode())
+
+
 def tenant_of(request: web.Request) -> str:
     """The name of the request's tenant; empty when the server has no keys, or none was needed."""
     tenant: str = request.get(_TENANT, "")

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from asyncllm.errors import EngineDead, NotFound, NotReady
 from asyncllm.server.http.answer import encode, json_response
-from asyncllm.server.http.api_keys import tenant_of
+from asyncllm.server.http.api_keys import has_key, tenant_of
 from asyncllm.server.metrics import scrape
 from asyncllm.server.native.admin import trace_response
 from asyncllm.server.native.live_answers import (
@@ -88,6 +88,7 @@ class LiveFeed:
             time_ms=round(now * 1e3, 2),
             interval_ms=INTERVAL_SECONDS * 1e3,
             sees_all=viewer is None,
+            admin_sees_more=viewer is not None and service.config.admin_key is not None,
             draining=service.draining,
             num_running=stats.running,
             num_waiting=stats.waiting,
@@ -188,8 +189,17 @@ async def live_abort(request: web.Request) -> web.Response:
 
 
 def _viewer(request: web.Request) -> str | None:
-    """Whose requests the client may see; None for all."""
-    return tenant_of(request) if request.app[SERVICE].keys else None
+    """Whose requests the client may see; None for all, which those with the admin key see.
+
+    Raises:
+        Unauthorized: it has none of the keys.
+    """
+    service = request.app[SERVICE]
+    admin_key = service.config.admin_key
+    if not service.keys or (admin_key is not None and has_key(request, admin_key)):
+        return None
+    service.keys.admit(request)
+    return tenant_of(request)
 
 
 def _find(request: web.Request) -> tuple[int, Served | None]:

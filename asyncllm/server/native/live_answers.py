@@ -117,12 +117,16 @@ class LiveTotals(Answer, kw_only=True):
 
 
 class LiveState(Answer, kw_only=True):
-    """How things stand. Lists are bounded; ``num_running`` and ``num_waiting`` count all."""
+    """How things stand. Lists are bounded; ``num_running`` and ``num_waiting`` count all.
+
+    ``sees_all``: rows of all keys' requests are whole; ``admin_sees_more``: with the admin key.
+    """
 
     model: str
     time_ms: float
     interval_ms: float
     sees_all: bool
+    admin_sees_more: bool
     draining: bool
     num_running: int
     num_waiting: int

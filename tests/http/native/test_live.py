@@ -39,6 +39,13 @@ def guarded() -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture
+def guarded_with_admin() -> Iterator[Server]:
+    config = ServerConfig(api_key=KEYS.api_key, admin_key="boss")
+    with serving(lambda: FakeLLM(max_running=1), config) as running:
+        yield running
+
+
 def hold(server: Server, *names: str, key: str = "") -> list[Any]:
     """Requests that run or wait until ``resume``."""
     server.call(server.llm.hold)
@@ -97,6 +104,26 @@ def test_a_key_sees_its_own_requests_only(guarded: Server) -> None:
     guarded.until_idle()
     ended = guarded.get("/live", bearer("secret-b")).json["ended"]
     assert [row["name"] for row in ended] == ["theirs"]
+
+
+def test_the_admin_key_sees_and_ends_all(guarded_with_admin: Server) -> None:
+    server, admin = guarded_with_admin, bearer("boss")
+    sockets = hold(server, "mine", key="secret-a") + hold(server, "theirs", key="secret-b")
+    told = server.get("/live", admin).json
+    assert told["sees_all"]
+    assert server.get("/live", bearer("secret-a")).json["admin_sees_more"]
+    assert [(row["name"], row["tenant"]) for row in told["waiting"]] == [
+        ("mine", "key-1"),
+        ("theirs", "key-2"),
+    ]
+    assert server.get("/live/2/trace", admin).json["id"] == "theirs"
+    assert server.post("/live/2/abort", b"", admin).status == 200
+    assert server.get("/v1/models", admin).status == 401, "it is no API key"
+    for headers in ({}, bearer("bos"), bearer("")):
+        assert server.get("/live", headers).status == 401
+        assert server.get("/live/1/trace", headers).status == 401
+        assert server.post("/live/1/abort", b"", headers).status == 401
+    let_go(server, sockets)
 
 
 def test_rows_are_bounded_and_ones_own_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM
+from asyncllm.server_config import ServerConfig
 from tests.support.server.browser import Tab
+from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server, serving
 
 
@@ -89,6 +91,35 @@ def test_two_clicks_to_the_cause_and_one_to_the_end(tab: Tab, small: Server) -> 
     )
     cause = tab.until_text("#request .cause", "in the queue")
     assert "a free slot" in cause or "KV pages" in cause
+
+
+def test_other_keys_requests_and_the_admin_key(tab: Tab) -> None:
+    config = ServerConfig(api_key=("secret-a", "secret-b"), admin_key="boss")
+    with serving(partial(FakeLLM, max_running=1), config, prefix="/llm") as server:
+        server.call(server.llm.hold)
+        body = {"prompt": "private", "max_tokens": 5}
+        extra = "Authorization: Bearer secret-b\r\nX-Request-Id: theirs\r\n"
+        client = server.open("/v1/completions", body, extra=extra)
+        server.until(partial(_holds, server, 1))
+        tab.open(f"{server.url}/#live")  # the server is mounted below another one
+        tab.until("document.getElementById('key').open")
+        tab.type("secret-a")
+        tab.press("Enter")
+        tab.until_text("#waiting", "another key")
+        assert "theirs" not in tab.text()
+        assert tab.js("document.querySelectorAll('#waiting .link').length") == 0
+        tab.click("#admin")
+        tab.type("boss")
+        tab.press("Enter")
+        tab.until_text("#waiting", "theirs")
+        tab.click("#waiting .link")
+        tab.click("#request .danger")
+        tab.until_text("#ended", "theirs")
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+        client.close()
+        server.call(server.llm.resume)
+    assert {"401" in problem or "refused" in problem.lower() for problem in tab.problems} <= {True}
+    tab.problems.clear()
 
 
 def test_figures_and_charts(tab: Tab, small: Server) -> None:

@@ -2,18 +2,18 @@
 
 import { $, memory } from "./dom.js";
 
+const KEPT = "It stays in this tab, and is forgotten when you close it.";
 let asking = null;
 
-/** Ask for the API key; every request that needs one waits for the same answer. */
-function askKey() {
+/** Ask for the API key, or another one; every request that needs it waits for the same answer. */
+export function askKey(name = "key", title = "This server wants an API key") {
   asking ??= new Promise((resolve) => {
     const dialog = $("key");
-    if (memory.get("key", "")) {
-      $("key-text").textContent = "The server did not accept that key.";
-    }
+    $("key-title").textContent = title;
+    $("key-text").textContent = memory.get(name, "") ? "The server did not accept that key." : KEPT;
     $("key-value").value = "";
     dialog.addEventListener("close", () => {
-      memory.set("key", $("key-value").value.trim());
+      memory.set(name, $("key-value").value.trim());
       $("key-value").value = "";
       $("forget").hidden = false;
       asking = null;
@@ -27,13 +27,13 @@ function askKey() {
 
 export function startKeys() {
   $("forget").hidden = !memory.get("key", "");
-  $("key").addEventListener("cancel", (event) => event.preventDefault()); // nothing works without
   $("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     $("key").close();
   });
   $("forget").addEventListener("click", () => {
     memory.set("key", "");
+    memory.set("admin", "");
     location.reload();
   });
 }
@@ -49,14 +49,16 @@ export class ApiError extends Error {
 /** A response that is well; asks for the key where the server wants another one. */
 export async function call(path, options = {}) {
   for (;;) {
-    const key = memory.get("key", "");
+    const admin = path.startsWith("live") ? memory.get("admin", "") : "";
+    const key = admin || memory.get("key", "");
     const headers = { ...options.headers };
     if (key) headers.Authorization = `Bearer ${key}`;
     if (options.body) headers["Content-Type"] = "application/json";
     const response = await fetch(path, { ...options, headers, cache: "no-store" });
     if (response.ok) return response;
     if (response.status === 401) {
-      if (key === memory.get("key", "")) await askKey(); // else it was changed meanwhile
+      if (admin) memory.set("admin", "");
+      else if (key === memory.get("key", "")) await askKey(); // else it was changed meanwhile
       continue;
     }
     const text = await response.text();

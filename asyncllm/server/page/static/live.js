@@ -1,6 +1,6 @@
 // The live view: what runs, what waits and why, asked for once a second while it is shown.
 
-import { getJson } from "./api.js";
+import { askKey, getJson } from "./api.js";
 import { PagesChart, StepsChart, sparkline } from "./charts.js";
 import { $, duration, el, number, percent, plural, say, set } from "./dom.js";
 import { showTrace, whyText } from "./request.js";
@@ -28,6 +28,7 @@ export function startLive(onNotice) {
     set($("pause"), { "aria-pressed": String(paused) });
     say($("pause"), paused ? "Go on" : "Pause");
   });
+  $("admin").addEventListener("click", () => askKey("admin", "The admin key shows the requests of all keys"));
   $("order").addEventListener("change", () => state && drawEnded());
   document.addEventListener("visibilitychange", () => !document.hidden && wakeLive());
 }
@@ -68,6 +69,7 @@ function open(id) {
 
 function draw() {
   drawTiles();
+  $("admin").hidden = !state.admin_sees_more;
   for (const chart of charts) chart.update(state);
   const { running } = state;
   const waiting = [...state.waiting].sort((a, b) => a.ahead - b.ahead);
