@@ -132,6 +132,13 @@ class Fp8Matrix(NamedTuple):
             return Fp8Matrix(self.data[start:end], scale)
         return Fp8Matrix(self.data[start:end], self.scale[start:end])
 
+    def columns(self, start: int, end: int) -> Fp8Matrix:
+        """A view of some columns; with blocks, ``start`` is a multiple of FP8_BLOCK."""
+        scale = self.scale
+        if self.is_blocked:
+            scale = scale[:, start // FP8_BLOCK : -(-end // FP8_BLOCK)]
+        return Fp8Matrix(self.data[:, start:end], scale)
+
 
 class Int4Matrix(NamedTuple):
     """A matrix [N, K] whose elements are ``(code - zero) * scale``.
@@ -166,6 +173,13 @@ class Int4Matrix(NamedTuple):
         return Int4Matrix(
             self.packed[start:end], self.scale[:, start:end], self.zero[:, start:end], self.order
         )
+
+    def columns(self, start: int, end: int) -> Int4Matrix:
+        """A view of some whole groups of columns; not if there is an ``order``."""
+        assert self.order is None, "its columns are those of any element"
+        groups = slice(start // self.group, end // self.group)
+        packed = self.packed[:, start // 2 : end // 2]
+        return Int4Matrix(packed, self.scale[groups], self.zero[groups])
 
 
 def packed_block(group: int) -> int:

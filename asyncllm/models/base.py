@@ -9,25 +9,25 @@ from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.types import AttentionSpec
-from asyncllm.models.layers.linear import Linear
-from asyncllm.models.layers.parameter import Packed
-from asyncllm.models.quant.weight import Place, QuantizedWeight
+from asyncllm.models.layers.embedding import OutputProjection
+from asyncllm.models.layers.parameter import Packed, Stored
+from asyncllm.models.quant.place import Place
+from asyncllm.models.quant.weight import QuantizedWeight
 
 
 class CausalLM(nn.Module, ABC):
     """A decoder-only language model that computes in the dtype of its weights.
 
-    ``cls(config, dtype, device, max_length)`` allocates parameters without filling them. Positions
-    stay below ``max_length``, by default the checkpoint's own limit. With ``quantized=True``,
-    ``models.loading.allocate`` allocates the weights of projections.
+    ``cls(config, place, max_length)`` allocates a rank's parameters without filling them. Positions
+    stay below ``max_length``, by default the checkpoint's own limit.
 
     Attributes:
-        attention_specs: of each layer, in order.
+        attention_specs: of each layer, in order, with this rank's heads.
         lm_head: the output projection; None if it is the token embedding.
     """
 
     attention_specs: list[AttentionSpec]
-    lm_head: Linear | None
+    lm_head: OutputProjection | None
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -35,7 +35,10 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token: [samples, hidden] -> [samples, vocab], in the same dtype."""
+        """Scores of the next token: [samples, hidden] -> [samples, vocab], in the same dtype.
+
+        Every rank has all of them.
+        """
 
     @abstractmethod
     def final(self, hidden: Tensor) -> Tensor:
@@ -54,8 +57,8 @@ class CausalLM(nn.Module, ABC):
             if isinstance(module, QuantizedWeight):
                 continue  # a part of its projection
             if isinstance(module, Packed):
-                path, own = path.rpartition(".")[0], module.parts()
-            elif isinstance(module, Linear):
+                path = path.rpartition(".")[0]
+            if isinstance(module, Stored):
                 own = module.parts()
             else:
                 own = module.named_parameters(recurse=False)

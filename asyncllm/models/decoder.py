@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config.base import DecoderConfig
-from asyncllm.models.layers.attention import Attention
+from asyncllm.models.layers.attention import Attention, HeadShare
 from asyncllm.models.layers.block import MakeNorm, PreNormBlock
-from asyncllm.models.layers.embedding import Embedding
-from asyncllm.models.layers.linear import Linear
+from asyncllm.models.layers.embedding import OutputProjection, TokenEmbedding
 from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.norm import LayerNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
@@ -44,29 +42,28 @@ class DecoderLM(CausalLM, Generic[C]):
     def __init__(
         self,
         config: C,
-        dtype: torch.dtype,
-        device: torch.device,
+        place: Placement,
         max_length: int | None = None,
-        *,
-        quantized: bool = False,
     ):
         super().__init__()
-        place = Placement(dtype, device, quantized)
         self.config = config
-        self.attention_specs = [_spec(config, i) for i in range(config.num_hidden_layers)]
+        specs = [_spec(config, i) for i in range(config.num_hidden_layers)]
+        self.attention_specs = [HeadShare.of(spec, place.ranks).spec for spec in specs]
+        scale = config.embedding_scale
         self.model = _Stack(
-            Embedding(config.vocab_size, config.hidden_size, place, scale=config.embedding_scale),
-            [self._make_layer(config, spec, place) for spec in self.attention_specs],
+            TokenEmbedding(config.vocab_size, config.hidden_size, place, scale=scale),
+            [self._make_layer(config, spec, place) for spec in specs],
             self.make_norm(config, config.hidden_size, place),
             [config.rope(i) for i in range(config.num_hidden_layers)],
             max_length or config.context_length,
             place,
         )
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, place)
+        sizes = config.hidden_size, config.vocab_size
+        self.lm_head = None if tied else OutputProjection(*sizes, place)
 
     def make_attention(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
-        """The attention of layer ``spec.layer``."""
+        """The attention of layer ``spec.layer``; the spec is of all ranks' heads."""
         bias = config.attention_bias
         return self._attention(config, spec, place, qkv_bias=bias, out_bias=bias)
 
@@ -124,7 +121,7 @@ class DecoderLM(CausalLM, Generic[C]):
     def logits(self, hidden: Tensor) -> Tensor:
         hidden, norm = self.model.norm.before_projection(hidden)
         if self.lm_head is None:
-            scores = linear(hidden, self.model.embed_tokens.weight, norm=norm)
+            scores: Tensor = self.model.embed_tokens.scores(hidden, norm)
         else:
             scores = self.lm_head(hidden, norm=norm)
         if (divisor := self.config.logit_divisor) != 1.0:
@@ -144,7 +141,7 @@ class _Stack(nn.Module):
 
     def __init__(
         self,
-        embed_tokens: Embedding,
+        embed_tokens: TokenEmbedding,
         layers: list[nn.Module],
         norm: RMSNorm | LayerNorm,
         ropes: list[RopeConfig | None],

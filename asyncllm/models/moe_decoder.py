@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from torch import nn
@@ -12,6 +13,7 @@ from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.moe import Experts, ExpertsOnDisk, SparseMoE, TokenGate
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.router import Router, SoftmaxRouter
+from asyncllm.parallel.ranks import Unsummed
 
 C = TypeVar("C", bound=MoeConfig)
 
@@ -36,7 +38,8 @@ class MoeDecoderLM(DecoderLM[C]):
         shared = None
         if (size := config.shared_expert_size) > 0:
             fused = self.experts_on_disk == "fused"
-            shared = GatedMLP(hidden, size, act, place, fused_on_disk=fused)
+            unsummed = replace(place, ranks=Unsummed(place.ranks))
+            shared = GatedMLP(hidden, size, act, unsummed, fused_on_disk=fused)
         sizes = config.experts, hidden, config.expert_size
         return SparseMoE(
             self.make_router(config, place),

@@ -6,7 +6,7 @@ import torch
 
 from asyncllm.kernels.gpu import gpu_of
 from asyncllm.models.loading.hub import resolve_folder
-from asyncllm.models.registry import model_class
+from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import read_spec
 from tools import tune_kernels
 from tools.tune_kernels.layers import layers
@@ -21,7 +21,7 @@ def main() -> None:
         sys.exit("there is no GPU to measure")
     spec = read_spec(resolve_folder(sys.argv[1], weights=False))
     dtype = torch.bfloat16
-    model = model_class(spec.architecture)(spec.config, dtype, torch.device("meta"), 1)
+    model = make_model(spec, dtype, torch.device("meta"), 1)
     kinds = list(dict.fromkeys(layers(model)))
     compile_all(kinds, dtype)
     for layer in kinds:

@@ -146,7 +146,7 @@ def _libraries(
     import torch
 
     from asyncllm.attention.flashinfer.library import libraries_by_size, libraries_for, unsupported
-    from asyncllm.models.registry import model_class
+    from asyncllm.models.loading.loader import make_model
 
     dtypes = [getattr(torch, name) for name in args.dtypes]
     libraries: list[Library] = []
@@ -156,7 +156,7 @@ def _libraries(
         for dtype, size, w, s in itertools.product(dtypes, head_dims, windows, softcaps):
             libraries += libraries_by_size(dtype, size, bool(w), bool(s), gpus)
     for (name, spec), dtype in itertools.product(specs.items(), dtypes):
-        model = model_class(spec.architecture)(spec.config, dtype, torch.device("meta"), 1)
+        model = make_model(spec, dtype, torch.device("meta"), 1)
         problem = unsupported(model.attention_specs, dtype)
         if problem is not None:
             print(f"{name} does not run on FlashInfer: {problem}")

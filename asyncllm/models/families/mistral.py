@@ -47,14 +47,11 @@ class Ministral3ForCausalLM(DecoderLM[Ministral3Config]):
     def __init__(
         self,
         config: Ministral3Config,
-        dtype: torch.dtype,
-        device: torch.device,
+        place: Placement,
         max_length: int | None = None,
-        *,
-        quantized: bool = False,
     ):
-        super().__init__(config, dtype, device, max_length, quantized=quantized)
-        scales = _query_scales(config, max_length or config.context_length, device)
+        super().__init__(config, place, max_length)
+        scales = _query_scales(config, max_length or config.context_length, place.device)
         for module in self.modules():
             if isinstance(module, ScaledQueryAttention):
                 module.scales = scales

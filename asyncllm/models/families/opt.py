@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
@@ -11,8 +9,9 @@ from asyncllm.kernels.activation import ACTIVATIONS
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config.opt import OPTConfig
-from asyncllm.models.layers.embedding import Embedding
-from asyncllm.models.layers.linear import FusedLinear, Linear
+from asyncllm.models.layers.attention import HeadShare
+from asyncllm.models.layers.embedding import Embedding, OutputProjection, TokenEmbedding
+from asyncllm.models.layers.linear import FusedLinear, Kept, Linear, RowLinear
 from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.norm import LayerNorm
 from asyncllm.models.layers.parameter import Placement
@@ -29,24 +28,21 @@ class OPTForCausalLM(CausalLM):
     def __init__(
         self,
         config: OPTConfig,
-        dtype: torch.dtype,
-        device: torch.device,
+        place: Placement,
         max_length: int | None = None,
-        *,
-        quantized: bool = False,
     ):
         super().__init__()
-        place = Placement(dtype, device, quantized)
         head_dim = config.head_size
         heads = config.num_attention_heads
-        self.attention_specs = [
+        specs = [
             AttentionSpec(i, heads, heads, head_dim, scale=head_dim**-0.5)
             for i in range(config.num_hidden_layers)
         ]
-        self.decoder = _Decoder(config, self.attention_specs, place)
+        self.attention_specs = [HeadShare.of(spec, place.ranks).spec for spec in specs]
+        self.decoder = _Decoder(config, specs, place)
         embedding_size = config.word_embed_proj_dim or config.hidden_size
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else Linear(embedding_size, config.vocab_size, place)
+        self.lm_head = None if tied else OutputProjection(embedding_size, config.vocab_size, place)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         hidden: Tensor = self.decoder(batch)
@@ -57,7 +53,7 @@ class OPTForCausalLM(CausalLM):
 
     def logits(self, hidden: Tensor) -> Tensor:
         if self.lm_head is None:
-            return F.linear(hidden, self.decoder.embed_tokens.weight)
+            return self.decoder.embed_tokens.scores(hidden)
         scores: Tensor = self.lm_head(hidden)
         return scores
 
@@ -75,7 +71,7 @@ class _Decoder(nn.Module):
         projected = embedding_size != hidden
         final_norm = config.do_layer_norm_before and not config.remove_final_layer_norm
         positions = config.max_position_embeddings + _POSITION_OFFSET
-        self.embed_tokens = Embedding(config.vocab_size, embedding_size, place)
+        self.embed_tokens = TokenEmbedding(config.vocab_size, embedding_size, place)
         self.embed_positions = Embedding(positions, hidden, place)
         self.project_in = Linear(embedding_size, hidden, place) if projected else None
         self.layers = nn.ModuleList(_Layer(config, spec, place) for spec in specs)
@@ -102,10 +98,10 @@ class _Attention(nn.Module):
     def __init__(self, config: OPTConfig, spec: AttentionSpec, place: Placement):
         super().__init__()
         size, bias = config.hidden_size, config.enable_bias
-        outputs = {"q_proj": size, "k_proj": size, "v_proj": size}
-        self.spec = spec
+        self.spec, queries, keys = HeadShare.of(spec, place.ranks)
+        outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         self.qkv_proj = FusedLinear(size, outputs, place, bias=bias)
-        self.out_proj = Linear(size, size, place, bias=bias)
+        self.out_proj = RowLinear(queries, size, place, bias=bias)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         attended = batch.attend(self.spec, self.qkv_proj(x), _UNCHANGED)
@@ -121,8 +117,9 @@ class _Layer(nn.Module):
         self.norm_first = config.do_layer_norm_before
         self.self_attn = _Attention(config, spec, place)
         self.self_attn_layer_norm = LayerNorm(size, place, affine=affine)
-        self.fc1 = Linear(size, config.ffn_dim, place, bias=bias)
-        self.fc2 = Linear(config.ffn_dim, size, place, bias=bias)
+        inner = Kept.share(config.ffn_dim, "ffn_dim", place.ranks)
+        self.fc1 = FusedLinear(size, {"fc1": inner}, place, bias=bias)
+        self.fc2 = RowLinear(inner, size, place, bias=bias)
         self.final_layer_norm = LayerNorm(size, place, affine=affine)
         self.act = ACTIVATIONS[check_activation(config.activation_function)]
 

@@ -3,22 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
+from asyncllm.errors import ModelError
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
-from asyncllm.models.layers.linear import FusedLinear, Linear
-from asyncllm.models.layers.norm import RMSNorm
+from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
+from asyncllm.models.layers.norm import RMSNorm, SharedRMSNorm
 from asyncllm.models.layers.parameter import Placement
+from asyncllm.parallel.ranks import Ranks
+
+
+class HeadShare(NamedTuple):
+    """One rank's heads of a layer.
+
+    Attributes:
+        spec: of them.
+        queries, keys: their features; those of values are as those of keys.
+    """
+
+    spec: AttentionSpec
+    queries: Kept
+    keys: Kept
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, ranks: Ranks) -> HeadShare:
+        """This rank's share of a layer's heads.
+
+        With fewer key and value heads than ranks, several ranks have the same one.
+
+        Raises:
+            ModelError: they cannot be divided evenly.
+        """
+        heads, size = spec.num_kv_heads, spec.head_dim
+        queries = Kept.share(spec.num_heads, "num_attention_heads", ranks, unit=size)
+        if heads >= ranks.size:
+            keys = Kept.share(heads, "num_key_value_heads", ranks, unit=size)
+        elif ranks.size % heads:
+            raise ModelError(
+                f"tp {ranks.size} is not a multiple of num_key_value_heads {heads}", param="tp"
+            )
+        else:
+            first = ranks.rank * heads // ranks.size * size
+            keys = Kept(heads * size, (slice(first, first + size),))
+        counts = {"num_heads": queries.size // size, "num_kv_heads": keys.size // size}
+        return cls(replace(spec, **counts), queries, keys)
 
 
 class Attention(nn.Module):
     """Projections, positions and attention: [tokens, hidden] -> [needed tokens, hidden].
 
     Args:
+        spec: of all ranks' heads.
         head_norm: makes a norm of a size; for the query and key heads, if the family has them.
         fused_on_disk: queries, keys and values are one matrix in the checkpoint too.
         neighbours: leading elements of a head whose pairs are side by side in the checkpoint. They
@@ -38,19 +78,18 @@ class Attention(nn.Module):
         neighbours: int = 0,
     ):
         super().__init__()
-        query_size = spec.num_heads * spec.head_dim
-        kv_size = spec.num_kv_heads * spec.head_dim
+        spec, queries, keys = HeadShare.of(spec, place.ranks)
         self.spec = spec
-        apart = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
-        outputs = {"qkv_proj": query_size + 2 * kv_size} if fused_on_disk else apart
+        apart = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        outputs = {"qkv_proj": Kept.of(queries, keys, keys)} if fused_on_disk else apart
         orders = {}
         if neighbours:
             orders["q_proj"] = _pairs_apart(spec.num_heads, spec.head_dim, neighbours)
             orders["k_proj"] = _pairs_apart(spec.num_kv_heads, spec.head_dim, neighbours)
         self.qkv_proj = FusedLinear(hidden_size, outputs, place, bias=qkv_bias, orders=orders)
-        self.o_proj = Linear(query_size, hidden_size, place, bias=out_bias)
-        self.q_norm = None if head_norm is None else head_norm(spec.head_dim)
-        self.k_norm = None if head_norm is None else head_norm(spec.head_dim)
+        self.o_proj = RowLinear(queries, hidden_size, place, bias=out_bias)
+        self.q_norm: RMSNorm | None = None if head_norm is None else head_norm(spec.head_dim)
+        self.k_norm: RMSNorm | None = None if head_norm is None else head_norm(spec.head_dim)
 
     def forward(
         self,
@@ -98,8 +137,9 @@ class WholeNormAttention(Attention):
     ):
         super().__init__(spec, hidden_size, place, **options)
         assert head_norm is not None
-        self.q_norm = head_norm(spec.num_heads * spec.head_dim)
-        self.k_norm = head_norm(spec.num_kv_heads * spec.head_dim)
+        _, queries, keys = HeadShare.of(spec, place.ranks)
+        self.q_norm = SharedRMSNorm(queries, head_norm, place.ranks)
+        self.k_norm = SharedRMSNorm(keys, head_norm, place.ranks)
 
     def project(self, x: Tensor, batch: ForwardBatch, norm: Norm | None) -> Tensor:
         assert self.q_norm is not None

@@ -1,22 +1,88 @@
-"""Projections, single and fused."""
+"""Projections, single and fused, whole or shared by the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from typing import NamedTuple, Self
 
 from torch import Tensor, nn
 
 from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import Norm
-from asyncllm.models.layers.parameter import Packed, Placement
-from asyncllm.models.quant.weight import Matrix, Place, QuantizedWeight, Reordered, Rows
+from asyncllm.models.layers.parameter import Packed, Placement, Stored
+from asyncllm.models.quant.place import Place, Reordered, sliced
+from asyncllm.models.quant.weight import Matrix, QuantizedWeight, Rows
+from asyncllm.parallel.ranks import Ranks, share
 
 Weight = nn.Parameter | QuantizedWeight
 
 
-class Linear(nn.Module):
-    """x @ weight.T + bias: [tokens, in_features] -> [tokens, out_features]."""
+class Kept(NamedTuple):
+    """The features of a projection that this rank has.
+
+    Attributes:
+        whole: how many there are on disk.
+        slices: of them, in order.
+    """
+
+    whole: int
+    slices: tuple[slice, ...]
+
+    @property
+    def size(self) -> int:
+        """The features of this rank."""
+        return sum(part.stop - part.start for part in self.slices)
+
+    @classmethod
+    def share(cls, count: int, what: str, ranks: Ranks, unit: int = 1) -> Self:
+        """This rank's share of ``count`` units of features; see ``parallel.ranks.share``."""
+        part = share(count, what, ranks)
+        return cls(count * unit, (slice(part.start * unit, part.stop * unit),))
+
+    @classmethod
+    def of(cls, *parts: Kept) -> Self:
+        """The features of projections that are one on disk."""
+        starts = accumulate((part.whole for part in parts[:-1]), initial=0)
+        slices = tuple(
+            slice(start + one.start, start + one.stop)
+            for start, part in zip(starts, parts, strict=True)
+            for one in part.slices
+        )
+        return cls(sum(part.whole for part in parts), slices)
+
+    def place(self, dim: int, values: Tensor | Rows, order: Tensor | None = None) -> Place:
+        """The place on disk of what this rank has along a dimension.
+
+        Args:
+            order: see ``Reordered``; of this rank's features.
+        """
+        if order is not None:
+            return sliced(dim, self.whole, [(self.slices[0].start, Reordered(values, order))])
+        if len(self.slices) == 1:
+            return sliced(dim, self.whole, [(self.slices[0].start, values)])
+        ends = accumulate(part.stop - part.start for part in self.slices)
+        if self.size == self.whole:
+            return values
+        return sliced(
+            dim,
+            self.whole,
+            [
+                (part.start, _cut(values, dim, end - (part.stop - part.start), end))
+                for part, end in zip(self.slices, ends, strict=True)
+            ],
+        )
+
+
+def _cut(values: Tensor | Rows, dim: int, start: int, end: int) -> Tensor | Rows:
+    if isinstance(values, Tensor):
+        return values.narrow(dim, start, end - start)
+    assert dim == 0, "columns of a quantised weight are written as a whole"
+    return Rows(values.weight, values.start + start, values.start + end)
+
+
+class Linear(Stored):
+    """x @ weight.T + bias: [tokens, in_features] -> [tokens, out_features]. Every rank has it."""
 
     def __init__(
         self, in_features: int, out_features: int, place: Placement, *, bias: bool = False
@@ -32,8 +98,33 @@ class Linear(nn.Module):
         return linear(x, _matrix(self.weight), self.bias, norm=norm, residual=residual)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
-        """The places for the checkpoint's tensors, by name."""
         yield "weight", self.weight[:]
+        if self.bias is not None:
+            yield "bias", self.bias
+
+
+class RowLinear(Linear):
+    """A projection of features that are shared by the ranks, whose products are added up.
+
+    Args:
+        inputs: the features.
+    """
+
+    def __init__(self, inputs: Kept, out_features: int, place: Placement, *, bias: bool = False):
+        super().__init__(inputs.size, out_features, place, bias=bias)
+        self.inputs = inputs
+        self.ranks = place.ranks
+
+    def forward(
+        self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        if self.ranks.size == 1:
+            return super().forward(x, norm=norm, residual=residual)
+        bias = self.bias if self.ranks.rank == 0 else None
+        return self.ranks.sum(linear(x, _matrix(self.weight), bias, norm=norm), residual)
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield "weight", self.inputs.place(1, self.weight[:])
         if self.bias is not None:
             yield "bias", self.bias
 
@@ -42,14 +133,14 @@ class FusedLinear(Packed):
     """Several projections of one input as one matrix, whose rows are theirs in order.
 
     Args:
-        outputs: the output features of each projection, by its name in the checkpoint.
+        outputs: this rank's output features of each projection, by its name in the checkpoint.
         orders: see ``Reordered``; of projections whose rows are in another order on disk.
     """
 
     def __init__(
         self,
         in_features: int,
-        outputs: dict[str, int],
+        outputs: Mapping[str, Kept],
         place: Placement,
         *,
         bias: bool = False,
@@ -58,22 +149,21 @@ class FusedLinear(Packed):
         super().__init__()
         self.outputs = outputs
         self.orders = orders or {}
-        self.weight: Weight = place.projection(sum(outputs.values()), in_features)
-        self.bias = place.empty(sum(outputs.values())) if bias else None
+        size = sum(output.size for output in outputs.values())
+        self.weight: Weight = place.projection(size, in_features)
+        self.bias = place.empty(size) if bias else None
 
     def forward(self, x: Tensor, *, norm: Norm | None = None, act: str | None = None) -> Tensor:
         """See ``kernels.linear``: normalises x first, and applies a gated activation."""
         return linear(x, _matrix(self.weight), self.bias, norm=norm, act=act)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
-        ends = accumulate(self.outputs.values())
-        for (name, size), end in zip(self.outputs.items(), ends, strict=True):
-            yield f"{name}.weight", self._ordered(name, self.weight[end - size : end])
+        ends = accumulate(output.size for output in self.outputs.values())
+        for (name, kept), end in zip(self.outputs.items(), ends, strict=True):
+            rows, order = slice(end - kept.size, end), self.orders.get(name)
+            yield f"{name}.weight", kept.place(0, self.weight[rows], order)
             if self.bias is not None:
-                yield f"{name}.bias", self._ordered(name, self.bias[end - size : end])
-
-    def _ordered(self, name: str, place: Tensor | Rows) -> Place:
-        return Reordered(place, self.orders[name]) if name in self.orders else place
+                yield f"{name}.bias", kept.place(0, self.bias[rows], order)
 
 
 def _matrix(weight: Weight) -> Tensor | Matrix:

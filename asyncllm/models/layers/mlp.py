@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from asyncllm.errors import ModelError
 from asyncllm.kernels.activation import ACTIVATIONS
 from asyncllm.kernels.types import Norm
-from asyncllm.models.layers.linear import FusedLinear, Linear
+from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
 from asyncllm.models.layers.parameter import Placement
 
 
@@ -30,8 +30,9 @@ class PlainMLP(nn.Module):
         self, hidden_size: int, intermediate_size: int, act: str, place: Placement, *, bias: bool
     ):
         super().__init__()
-        self.c_fc = Linear(hidden_size, intermediate_size, place, bias=bias)
-        self.c_proj = Linear(intermediate_size, hidden_size, place, bias=bias)
+        inner = Kept.share(intermediate_size, "intermediate_size", place.ranks)
+        self.c_fc = FusedLinear(hidden_size, {"c_fc": inner}, place, bias=bias)
+        self.c_proj = RowLinear(inner, hidden_size, place, bias=bias)
         self.act = ACTIVATIONS[check_activation(act)]
 
     def forward(
@@ -61,10 +62,11 @@ class GatedMLP(nn.Module):
         fused_on_disk: bool = False,
     ):
         super().__init__()
-        apart = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        outputs = {"gate_up_proj": 2 * intermediate_size} if fused_on_disk else apart
+        inner = Kept.share(intermediate_size, "intermediate_size", place.ranks)
+        apart = {"gate_proj": inner, "up_proj": inner}
+        outputs = {"gate_up_proj": Kept.of(inner, inner)} if fused_on_disk else apart
         self.gate_up_proj = FusedLinear(hidden_size, outputs, place, bias=bias)
-        self.down_proj = Linear(intermediate_size, hidden_size, place, bias=bias)
+        self.down_proj = RowLinear(inner, hidden_size, place, bias=bias)
         self.act = check_activation(act)
 
     def forward(

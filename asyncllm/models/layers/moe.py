@@ -9,19 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asyncllm.errors import ModelError
 from asyncllm.kernels.activation import gated
 from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.types import Norm
+from asyncllm.models.layers.linear import Kept
 from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.parameter import Packed, Placement
 from asyncllm.models.layers.router import Router
+from asyncllm.models.quant.place import Place, Sliced
 
 #: Experts in a checkpoint: three matrices each, or two tensors with all, maybe of their transposes.
 ExpertsOnDisk = Literal["apart", "fused", "transposed"]
 
+#: Bytes that rows of the matrices of ``grouped_mm`` must be multiples of.
+_ALIGNMENT = 16
+
 
 class Experts(Packed):
     """The gated MLPs of all experts: one tensor for gate and up, one for down.
+
+    Each rank has a share of every expert's features.
 
     Args:
         on_disk: see ``ExpertsOnDisk``.
@@ -39,8 +47,15 @@ class Experts(Packed):
     ):
         super().__init__()
         self.on_disk = on_disk
-        self.gate_up_proj = place.empty(num_experts, 2 * intermediate_size, hidden_size)
-        self.down_proj = place.empty(num_experts, hidden_size, intermediate_size)
+        self.inner = Kept.share(intermediate_size, "the size of experts", place.ranks)
+        if place.ranks.size > 1 and self.inner.size * place.dtype.itemsize % _ALIGNMENT:
+            raise ModelError(
+                f"tp {place.ranks.size} divides experts of {intermediate_size} features so that "
+                f"rows are no multiples of {_ALIGNMENT} bytes, which their matmul needs",
+                param="tp",
+            )
+        self.gate_up_proj = place.empty(num_experts, 2 * self.inner.size, hidden_size)
+        self.down_proj = place.empty(num_experts, hidden_size, self.inner.size)
         self.act = check_activation(act)
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
@@ -51,23 +66,25 @@ class Experts(Packed):
             ends: int32 [num_experts]; the end of each expert's rows.
 
         Returns:
-            [n, hidden].
+            [n, hidden]; to be added up over the ranks.
         """
         gate_up = F.grouped_mm(rows, self.gate_up_proj.transpose(1, 2), offs=ends)
         return F.grouped_mm(gated(gate_up, self.act), self.down_proj.transpose(1, 2), offs=ends)
 
-    def parts(self) -> Iterator[tuple[str, Tensor]]:
+    def parts(self) -> Iterator[tuple[str, Place]]:
         if self.on_disk != "apart":
-            for name in ("gate_up_proj", "down_proj"):
-                whole = getattr(self, name)
-                yield f"experts.{name}", whole.mT if self.on_disk == "transposed" else whole
+            gate_up = Kept.of(self.inner, self.inner).place(1, self.gate_up_proj)
+            down = self.inner.place(2, self.down_proj)
+            for name, place in (("gate_up_proj", gate_up), ("down_proj", down)):
+                assert isinstance(place, Tensor | Sliced)
+                yield f"experts.{name}", place.mT if self.on_disk == "transposed" else place
             return
         pairs = zip(self.gate_up_proj, self.down_proj, strict=True)
         for expert, (gate_up, down) in enumerate(pairs):
             gate, up = gate_up.chunk(2)
-            yield f"experts.{expert}.gate_proj.weight", gate
-            yield f"experts.{expert}.up_proj.weight", up
-            yield f"experts.{expert}.down_proj.weight", down
+            yield f"experts.{expert}.gate_proj.weight", self.inner.place(0, gate)
+            yield f"experts.{expert}.up_proj.weight", self.inner.place(0, up)
+            yield f"experts.{expert}.down_proj.weight", self.inner.place(1, down)
 
 
 class TokenGate(nn.Module):
@@ -87,7 +104,7 @@ class SparseMoE(nn.Module):
     Does not wait for the device. Deterministic, as it uses no atomic additions.
 
     Args:
-        shared: an MLP that all tokens go through as well.
+        shared: an MLP that all tokens go through as well; its ranks are ``Unsummed``.
         shared_gate: weights its output.
     """
 
@@ -107,6 +124,7 @@ class SparseMoE(nn.Module):
         self.experts = experts
         self.shared_expert = shared
         self.shared_expert_gate = shared_gate
+        self.ranks = place.ranks
         expert_ids = torch.arange(len(experts.gate_up_proj), device=place.device)
         self.register_buffer("expert_ids", expert_ids, persistent=False)
 
@@ -130,4 +148,4 @@ class SparseMoE(nn.Module):
             if self.shared_expert_gate is not None:
                 shared = shared * self.shared_expert_gate(x)
             out = out + shared
-        return out if residual is None else residual.add_(out)
+        return self.ranks.sum(out, residual)

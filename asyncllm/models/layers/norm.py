@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.types import Norm
-from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.linear import Kept
+from asyncllm.models.layers.parameter import Placement, Stored
+from asyncllm.models.quant.place import Place
+from asyncllm.parallel.ranks import Ranks
 
 
 class RMSNorm(nn.Module):
@@ -44,6 +50,33 @@ class GemmaRMSNorm(RMSNorm):
 
     neutral = 0.0
     offset = True
+
+
+class SharedRMSNorm(RMSNorm, Stored):
+    """One norm over the heads of all ranks.
+
+    Args:
+        kept: the features of this rank.
+        make_norm: makes a norm of a size.
+    """
+
+    def __init__(self, kept: Kept, make_norm: Callable[[int], RMSNorm], ranks: Ranks):
+        nn.Module.__init__(self)
+        norm = make_norm(kept.size)
+        self.weight, self.eps = norm.weight, norm.eps
+        self.kept = kept
+        self.ranks = ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.ranks.size == 1:
+            return super().forward(x)
+        squares = self.ranks.sum(x.float().square().sum(dim=-1, keepdim=True))
+        # Heads that several ranks have are added as often as they are counted.
+        mean = squares / (self.kept.size * self.ranks.size)
+        return (x.float() * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield "weight", self.kept.place(0, self.weight)
 
 
 class LayerNorm(nn.Module):

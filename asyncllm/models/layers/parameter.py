@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from asyncllm.models.quant.weight import Place
+from asyncllm.models.quant.place import Place
+from asyncllm.parallel.ranks import Alone, Ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The dtype and device of a model's parameters.
+    """The dtype and device of a model's parameters, and the rank that has them.
 
     Attributes:
         quantized: projections get their weights later; see ``models.loading.allocate``.
@@ -23,6 +24,7 @@ class Placement:
     dtype: torch.dtype
     device: torch.device
     quantized: bool = False
+    ranks: Ranks = field(default_factory=Alone)
 
     def empty(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter without gradient."""
@@ -36,12 +38,20 @@ class Placement:
         return nn.Parameter(values, requires_grad=False)
 
 
-class Packed(nn.Module, ABC):
-    """A layer whose parameters hold several tensors of the checkpoint each."""
+class Stored(nn.Module, ABC):
+    """A layer that says where its tensors of the checkpoint go."""
 
     @abstractmethod
     def parts(self) -> Iterator[tuple[str, Place]]:
-        """The places for the checkpoint's tensors, by name relative to the parent module.
+        """The places for the checkpoint's tensors, by name relative to this module.
 
-        Places are views of the parameters in the shape on disk; together they cover them.
+        Places are views of the parameters, or of their parts, in the shape on disk; together they
+        cover them.
         """
+
+
+class Packed(Stored):
+    """A layer whose parameters hold several tensors of the checkpoint each.
+
+    Names of its parts are relative to the parent module.
+    """

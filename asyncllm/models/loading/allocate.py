@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -10,15 +10,15 @@ from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.support import obstacle
 from asyncllm.kernels.types import FP8_BLOCK, packed_block
 from asyncllm.models.base import CausalLM
-from asyncllm.models.layers.linear import FusedLinear, Linear
+from asyncllm.models.layers.linear import FusedLinear, Linear, RowLinear
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.loading.quantized_tensors import Fp8Layout, Int4Layout, Layout
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.weight import Fp8Weight, Int4Weight, QuantizedWeight
 
-#: The layout of a matrix by the name of its module (the model's) and its shape [N, K]; None if it
-#: is not quantised.
-LayoutOf = Callable[[str, Sequence[int]], Layout | None]
+#: The layout of a matrix by the name of its module (the model's) and its columns on this rank; None
+#: if it is not quantised.
+LayoutOf = Callable[[str, int], Layout | None]
 
 
 def can_keep(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> bool:
@@ -42,10 +42,12 @@ def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf) -> None:
     """Allocate the weights of projections; ``place`` is the one that the model was made with."""
     for projection, modules in _projections(model):
         size, depth = projection.weight.shape
-        layouts = {layout_of(name, (rows, depth)) for name, rows in modules.items()}
+        layouts = {layout_of(name, depth) for name in modules}
         weight = None
         if projection is not model.lm_head and len(layouts) == 1:
-            weight = _weight(layouts.pop(), list(modules.values()), depth, place.device)
+            layout = layouts.pop()
+            if not (_is_reordered(layout) and _has_some_columns(projection)):
+                weight = _weight(layout, list(modules.values()), depth, place.device)
         if weight is None:
             projection.weight = place.empty(size, depth)
         else:
@@ -56,13 +58,13 @@ def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf) -> None:
 def dummy_layout(quantization: Quantization) -> LayoutOf:
     """The layouts of a model without a checkpoint."""
 
-    def layout_of(module: str, shape: Sequence[int]) -> Layout | None:
+    def layout_of(module: str, depth: int) -> Layout | None:
         if quantization.ignores(module):
             return None
         if quantization.method == "fp8":
             return Fp8Layout(quantization.blocked)
-        group = shape[1] if quantization.group_size == -1 else quantization.group_size
-        return None if shape[1] % group else Int4Layout(group, torch.float16, None)
+        group = depth if quantization.group_size == -1 else quantization.group_size
+        return None if depth % group else Int4Layout(group, torch.float16, None)
 
     return layout_of
 
@@ -72,9 +74,20 @@ def _projections(model: CausalLM) -> Iterator[tuple[Linear | FusedLinear, dict[s
     for path, module in list(model.named_modules()):
         if isinstance(module, FusedLinear):
             around = path.rpartition(".")[0]
-            yield module, {f"{around}.{name}": size for name, size in module.outputs.items()}
+            yield module, {f"{around}.{name}": kept.size for name, kept in module.outputs.items()}
         elif isinstance(module, Linear):
             yield module, {path: module.weight.shape[0]}
+
+
+def _is_reordered(layout: Layout | None) -> bool:
+    return isinstance(layout, Int4Layout) and layout.order is not None
+
+
+def _has_some_columns(projection: Linear | FusedLinear) -> bool:
+    """Whether other ranks have the other columns."""
+    if not isinstance(projection, RowLinear):
+        return False
+    return projection.inputs.size < projection.inputs.whole
 
 
 def _weight(
@@ -95,7 +108,7 @@ def _weight(
             return Fp8Weight(size, depth, device, blocked=False)
         case Int4Layout(group, scale, order):
             # Tensor cores multiply 16 columns at a time, and a byte holds two.
-            if packed_block(group) < 32:
+            if packed_block(group) < 32 or depth % group:
                 return None
             return Int4Weight(
                 size, depth, device, group=group, scale=scale, reordered=order is not None

@@ -14,7 +14,7 @@ from asyncllm.models.loading.quantized_tensors import StoredMatrix
 from asyncllm.models.loading.torch_file import TorchFile
 from asyncllm.models.loading.weight_stream import WeightStream
 from asyncllm.models.quant.formats import fill
-from asyncllm.models.quant.weight import Place
+from asyncllm.models.quant.place import Place
 
 #: Of tensors that are converted on the device, at once.
 STAGED_BYTES = 1 << 30

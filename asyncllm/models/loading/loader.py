@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,12 @@ from asyncllm.models.loading.projection import with_projection
 from asyncllm.models.loading.quantized_tensors import Layout, StoredMatrix, find_matrices
 from asyncllm.models.loading.text_part import text_part
 from asyncllm.models.loading.weight_stream import WeightStream
-from asyncllm.models.quant.weight import Place, QuantizedWeight
+from asyncllm.models.quant.place import Place, Sliced
+from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.registry import is_multimodal, model_class
 from asyncllm.models.sizes import check_sizes
 from asyncllm.models.spec import ModelSpec
+from asyncllm.parallel.ranks import Alone, Ranks
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ def load_model(
     progress: Progress | None = None,
     *,
     max_length: int | None = None,
+    ranks: Ranks | None = None,
 ) -> CausalLM:
     """Build the model that ``spec`` describes and fill it.
 
@@ -65,12 +68,14 @@ def load_model(
         load_format: "auto" reads the checkpoint; "dummy" fills in small random numbers, which are
             reproducible on each kind of device.
         max_length: longest sequence to serve; by default ``spec.max_position_embeddings``.
+        ranks: whose share of the model is loaded; by default all of it.
 
     Raises:
         ModelError: the checkpoint is incomplete, damaged or of another model; the message names
-            file, tensor and shapes.
+            file, tensor and shapes. Or the model cannot be divided among the ranks.
     """
     device = torch.device(device)
+    make = partial(make_model, dtype=dtype, device=device, max_length=max_length, ranks=ranks)
     report = progress or (lambda done, total: None)
     quantization = spec.quantization
     keep = quantization is not None and can_keep(quantization, dtype, device)
@@ -82,13 +87,13 @@ def load_model(
         )
     with torch.no_grad():
         if load_format == "dummy":
-            model = make_model(spec, dtype, device, max_length, keep=keep)
+            model = make(spec, keep=keep)
             _fill_dummy(model, report)
         else:
             checkpoint = _read_checkpoint(Path(folder), spec)
             spec = checkpoint.spec
             layout_of = partial(_layout, checkpoint.matrices)
-            model = make_model(spec, dtype, device, max_length, keep=keep, layout_of=layout_of)
+            model = make(spec, keep=keep, layout_of=layout_of)
             plans = _match(model, checkpoint.folder, checkpoint.headers, checkpoint.matrices)
             with WeightStream(device) if device.type == "cuda" else nullcontext() as stream:
                 copy_files(checkpoint.files, plans, device, stream, report)
@@ -103,18 +108,18 @@ def make_model(
     *,
     keep: bool = False,
     layout_of: LayoutOf | None = None,
+    ranks: Ranks | None = None,
 ) -> CausalLM:
-    """Allocate the parameters of a model, without filling them.
+    """Allocate the parameters of a model, or of one rank's share, without filling them.
 
     Args:
         keep: keep projections quantised.
         layout_of: see ``allocate``; by default, as config.json says.
     """
     quantized = keep and spec.quantization is not None
-    build = model_class(spec.architecture)
-    model = build(spec.config, dtype, device, max_length, quantized=quantized)
+    place = Placement(dtype, device, quantized, ranks or Alone())
+    model = model_class(spec.architecture)(spec.config, place, max_length)
     if spec.quantization is not None and quantized:
-        place = Placement(dtype, device, quantized)
         allocate(model, place, layout_of or dummy_layout(spec.quantization))
     return model
 
@@ -137,7 +142,7 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
     named = [(name, header) for header in stored if (name := own_name(header.name)) is not None]
     check_sizes(spec.config, (name for name, _ in named))
     spec = with_projection(spec, folder, named)
-    sketch = model_class(spec.architecture)(spec.config, torch.float32, torch.device("meta"))
+    sketch = make_model(spec, torch.float32, torch.device("meta"))
     headers = _wanted(sketch, named)
     matrices: dict[str, StoredMatrix] = {}
     if spec.quantization is not None:
@@ -147,14 +152,9 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
     return _Checkpoint(folder, spec, files, headers, matrices)
 
 
-def _layout(
-    matrices: Mapping[str, StoredMatrix], module: str, shape: Sequence[int]
-) -> Layout | None:
+def _layout(matrices: Mapping[str, StoredMatrix], module: str, _: int) -> Layout | None:
     stored = matrices.get(f"{module}.weight")
-    # Another shape is an error, which ``_match`` reports with all others.
-    return (
-        stored.layout(read_tensor) if stored is not None and stored.shape == list(shape) else None
-    )
+    return None if stored is None else stored.layout(read_tensor)
 
 
 def _wanted(model: CausalLM, headers: list[tuple[str, Header]]) -> dict[str, Header]:
@@ -208,7 +208,7 @@ def _experts_as_stored(model: CausalLM, headers: dict[str, Header]) -> dict[str,
     experts = {
         name: place.mT
         for name, place in places.items()
-        if name in headers and isinstance(place, torch.Tensor) and place.dim() == 3
+        if name in headers and isinstance(place, torch.Tensor | Sliced) and len(place.shape) == 3
     }
     fits = all(headers[name].shape == list(place.shape) for name, place in experts.items())
     return places | experts if fits else places

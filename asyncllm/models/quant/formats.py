@@ -21,7 +21,8 @@ from asyncllm.errors import ModelError
 from asyncllm.kernels.quantized import dequantize_fp8, dequantize_int4, pack_int4
 from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix
 from asyncllm.models.quant.config import Quantization
-from asyncllm.models.quant.weight import Matrix, Place, Reordered
+from asyncllm.models.quant.place import Place, Reordered, Slice, Sliced
+from asyncllm.models.quant.weight import Matrix
 
 Shape = Sequence[int]
 
@@ -169,6 +170,10 @@ def fill(place: Place, value: Tensor | Matrix) -> None:
 
     A place that is a tensor takes the numbers that a matrix stands for.
     """
+    if isinstance(place, Sliced):
+        for part in place.slices:
+            fill(part.place, _cut(value, part, place.shape))
+        return
     if isinstance(place, Reordered):
         value = _reordered(value, place.order)
         place = place.place
@@ -179,6 +184,19 @@ def fill(place: Place, value: Tensor | Matrix) -> None:
         dequantize_into(place, value)
     else:
         place.write(value)
+
+
+def _cut(value: Tensor | Matrix, part: Slice, shape: torch.Size) -> Tensor | Matrix:
+    """The part of a tensor or matrix of that shape that a rank has."""
+    start, stop = part.start, part.stop
+    if isinstance(value, Tensor):
+        return value.narrow(part.dim, start, stop - start)
+    place = part.place.place if isinstance(part.place, Reordered) else part.place
+    if not isinstance(place, Tensor):  # kept quantised: ``allocate`` has made sure that it fits
+        return value.rows(start, stop) if part.dim == 0 else value.columns(start, stop)
+    whole = place.new_empty(shape)
+    dequantize_into(whole, value)
+    return whole.narrow(part.dim, start, stop - start)
 
 
 def _reordered(value: Tensor | Matrix, order: Tensor) -> Tensor | Matrix:

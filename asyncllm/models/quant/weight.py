@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix
 
@@ -54,25 +54,6 @@ class Rows(NamedTuple):
     def write(self, matrix: Matrix) -> None:
         """Set the rows to a matrix of this shape and of the weight's kind and layout."""
         self.weight.write(self.start, self.end, matrix)
-
-
-class Reordered(NamedTuple):
-    """A place whose row i is row ``order[i]`` of the checkpoint's tensor or matrix.
-
-    Attributes:
-        order: int64 [rows], on the CPU.
-    """
-
-    place: Tensor | Rows
-    order: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.place.shape
-
-
-#: The place for a tensor or a quantised matrix of a checkpoint.
-Place = Tensor | Rows | Reordered
 
 
 class Fp8Weight(QuantizedWeight):

@@ -17,7 +17,7 @@ from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
 from asyncllm.models.loading.loader import load_model
-from asyncllm.models.quant.weight import Reordered
+from asyncllm.models.quant.place import Reordered
 from asyncllm.models.spec import read_spec
 from tests.support.models import tiny_models
 
@@ -235,7 +235,7 @@ import sys, threading, time
 from pathlib import Path
 import torch
 from asyncllm.models.loading.loader import load_model
-from asyncllm.models.quant.weight import Reordered
+from asyncllm.models.quant.place import Reordered
 from asyncllm.models.spec import read_spec
 
 def held():

@@ -9,7 +9,7 @@ import torch
 
 import asyncllm.demo
 from asyncllm.kernels.tuning import Shape, SmemResidentTile, TmaSplitTile, TmaTile, choose
-from asyncllm.models.registry import model_class
+from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import read_spec
 
 pytest.importorskip("triton")
@@ -46,7 +46,7 @@ def test_candidates_can_run(rows: int, shape: Shape) -> None:
 
 def test_projections_of_a_model() -> None:
     spec = read_spec(Path(asyncllm.demo.__file__).parent / "model")
-    model = model_class(spec.architecture)(spec.config, torch.bfloat16, torch.device("meta"), 1)
+    model = make_model(spec, torch.bfloat16, torch.device("meta"), 1)
     found = list(layers(model))
     assert len(found) == spec.config.num_hidden_layers + 1
     qkv, o, gate_up, down = found[0]

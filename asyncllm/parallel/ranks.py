@@ -1,0 +1,94 @@
+"""The ranks of a tensor-parallel model: one process or thread each, with a share of every layer.
+
+All ranks run the same steps, and so call the same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from asyncllm.errors import ModelError
+
+
+class Ranks(Protocol):
+    """One rank, and what it does together with the others.
+
+    Attributes:
+        rank: 0 .. size-1.
+        size: the number of ranks.
+        calls: how many collectives this rank has begun. Ranks whose counts differ after a step do
+            not match any more.
+
+    Raises:
+        RanksBroken: from any collective, when another rank is lost. The ranks cannot go on.
+    """
+
+    rank: int
+    size: int
+    calls: int
+
+    def sum(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Add up x over all ranks; every rank gets the same bits. May overwrite x.
+
+        Args:
+            x: contiguous.
+            residual: of the same shape; the sum is added to it in place, and it is returned.
+        """
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Put [n, k] of all ranks side by side: [n, size * k]."""
+
+    def broadcast(self, x: Tensor) -> None:
+        """Overwrite x on all ranks with that of rank 0."""
+
+    def least(self, value: int) -> int:
+        """The least value of all ranks. Waits for them."""
+
+
+class RanksBroken(Exception):
+    """Another rank is lost, or does not do the same."""
+
+
+class Alone:
+    """The only rank."""
+
+    rank = 0
+    size = 1
+    calls = 0
+
+    def sum(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return x if residual is None else residual.add_(x)
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor) -> None:
+        pass
+
+    def least(self, value: int) -> int:
+        return value
+
+
+class Unsummed(Alone):
+    """A rank whose sums somebody else does, for parts of a layer that are added up together."""
+
+    def __init__(self, ranks: Ranks):
+        self.rank = ranks.rank
+        self.size = ranks.size
+
+
+def share(count: int, what: str, ranks: Ranks) -> slice:
+    """This rank's part of ``count`` things; all ranks have as many.
+
+    Args:
+        what: their name in config.json, for the error.
+
+    Raises:
+        ModelError: they cannot be divided evenly.
+    """
+    if count % ranks.size:
+        raise ModelError(f"tp {ranks.size} does not divide {what} {count}", param="tp")
+    each = count // ranks.size
+    return slice(ranks.rank * each, (ranks.rank + 1) * each)
