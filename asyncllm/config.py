@@ -80,6 +80,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "device",
         ),
     ] = "auto"
+    tp: Annotated[
+        int,
+        doc(
+            "GPUs that share the model and its KV cache (tensor parallelism), from that of "
+            "--device on",
+            "device",
+        ),
+    ] = 1
     sim_profile: Annotated[
         str,
         doc(
@@ -205,7 +213,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.sim_profile!r}",
                 param="sim_profile",
             )
-        at_least_one = ("page_size", "max_num_seqs", "max_waiting", "max_waiting_tokens")
+        if self.tp > 1 and self.device == "sim":
+            raise BadRequest(
+                "the simulated device has no tensor parallelism: tp must be 1", param="tp"
+            )
+        at_least_one = ("tp", "page_size", "max_num_seqs", "max_waiting", "max_waiting_tokens")
         optional = (
             "max_model_len",
             "kv_cache_tokens",

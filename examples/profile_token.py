@@ -33,8 +33,8 @@ from asyncllm.server.app import create_app
 from asyncllm.server.http.connection import Listener
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
-from asyncllm.wire.messages import NO_TOKEN, StepResult, decode_plan, encode, pack, unpack
-from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
+from asyncllm.wire.channel import FLUSH, Channel
+from asyncllm.wire.messages import NO_TOKEN, StepResult, decode_plan, pack, unpack
 
 #: Of each answer; the built-in model has room for 2,048. Measuring ends earlier.
 MAX_TOKENS = 1900
@@ -65,7 +65,7 @@ class InstantWorker:
         self._posting = posting
         self._known: dict[int, int] = {}
 
-    def run(self, channel: ThreadChannel) -> None:
+    def run(self, channel: Channel) -> None:
         while (message := channel.receive()) is not None:
             if message == FLUSH:
                 continue
@@ -78,7 +78,7 @@ class InstantWorker:
             done = time.perf_counter()
             result = StepResult(plan.step, pack(tokens), (), None, launched, done, (), STEP_SECONDS)
             self._posting()
-            channel.post(encode(result))
+            channel.post(result)
 
     def _sample(self, slot: int, start: int, q_len: int) -> int:
         end = start + q_len

@@ -17,18 +17,15 @@ if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from msgspec.structs import replace
 
 from asyncllm.attention.base import AttentionBackend, GraphBackend
 from asyncllm.attention.choose import choose_backend
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
+from asyncllm.executor.choose_device import compute_dtype, open_device
 from asyncllm.executor.compile_watch import CompileWatch
-from asyncllm.executor.device import (
-    Device,
-    available_host_bytes,
-    compute_dtype,
-    open_device,
-)
+from asyncllm.executor.device import Device, available_host_bytes
 from asyncllm.executor.memory.copies import PageCopier
 from asyncllm.executor.memory.host_pool import HostPool
 from asyncllm.executor.memory.kv_pool import KVPool
@@ -58,6 +55,7 @@ from asyncllm.kernels.support import obstacle, say_what_runs
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import ModelSpec
+from asyncllm.parallel.ranks import Alone, Ranks
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +63,7 @@ log = logging.getLogger(__name__)
 CPU_CACHE_SHARE = 0.25
 
 MakeBackend = Callable[[KVPool], AttentionBackend]
+Join = Callable[[torch.device], Ranks]
 
 
 def build_worker(
@@ -75,8 +74,10 @@ def build_worker(
     bill: StartupBill | None = None,
     grammars: Grammars[Any] | None = None,
     await_kernels: Callable[[], None] = lambda: None,
+    rank: int = 0,
+    join: Join = lambda _: Alone(),
 ) -> Worker:
-    """Load the model and size the KV cache.
+    """Load the model, or one rank's share of it, and size the KV cache.
 
     Args:
         progress: called in this thread with bytes of weights loaded and in total.
@@ -84,6 +85,7 @@ def build_worker(
         grammars: the model's, for rows that have one.
         await_kernels: waits for Triton's kernels that are being compiled; called before most are
             launched, and only if they run here.
+        join: joins the other ranks, once the device is open.
 
     Raises:
         ModelError: there is no such device, the weights do not fit the model, or the memory does
@@ -91,10 +93,11 @@ def build_worker(
     """
     bill = bill or StartupBill()
     with bill.phase("device"):
-        device = open_device(config)
+        device = open_device(config, rank)
         watch = _watch_compiler(device, config)
+        ranks = join(device.torch_device)
     try:
-        parts = folder, spec, progress, bill, grammars, await_kernels
+        parts = folder, spec, progress, bill, grammars, await_kernels, ranks
         return _build(device, watch, config, *parts)
     except BaseException as error:
         with suppress(RuntimeError):  # of a lost device: the error itself says more
@@ -132,6 +135,7 @@ def _build(
     bill: StartupBill,
     grammars: Grammars[Any] | None,
     await_kernels: Callable[[], None],
+    ranks: Ranks,
 ) -> Worker:
     dtype, on_device = compute_dtype(config, device), device.torch_device
     free_before = device.free_bytes()
@@ -143,16 +147,17 @@ def _build(
     with torch.inference_mode():
         with bill.phase("weights", device.free_bytes):
             load_format, length = config.load_format, config.max_model_len
-            model = load_model(
-                folder, spec, dtype, on_device, load_format, progress, max_length=length
-            )
+            source = folder, spec, dtype, on_device, load_format, progress
+            model = load_model(*source, max_length=length, ranks=ranks)
             device.empty_cache()  # the memory of conversions, for the KV cache
+            spec, config = _share_of(ranks, spec, config, model)
         with bill.phase("kernels"):
             # Others are not launched, and why has been logged.
             if on_device.type == "cuda" and obstacle(on_device) is None:
                 await_kernels()
         with bill.phase("profile", device.free_bytes):
-            limits = _limits(config, spec, model, make_backend, dtype, device, free_before)
+            measured = spec, model, make_backend, dtype, device, free_before, ranks
+            limits = _limits(config, *measured)
         with bill.phase("KV cache", device.free_bytes):
             sizes = spec.num_layers, limits.num_pages, limits.page_size
             pool = KVPool(*sizes, spec.num_kv_heads, spec.head_dim, dtype, on_device)
@@ -161,7 +166,7 @@ def _build(
         with bill.phase("attention", device.free_bytes):
             backend = make_backend(pool)
         with bill.phase("graphs", device.free_bytes):
-            sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device, grammars)
+            sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device, grammars, ranks)
             max_pages = -(-limits.max_model_len // limits.page_size)
             table = SlotTable(limits.max_num_seqs, max_pages, device)
             if on_device.type == "cuda":
@@ -171,7 +176,16 @@ def _build(
             graphed = _captured(config, model, backend, eager, sampler, table, limits, device)
         runner = ModelRunner(graphed or eager, sampler, table, copier, device)
     watch.start_serving()
-    return Worker(runner, limits, device, graphed.capture_next if graphed else None, watch)
+    capture_next = graphed.capture_next if graphed else None
+    return Worker(runner, limits, device, capture_next, watch, ranks)
+
+
+def _share_of(
+    ranks: Ranks, spec: ModelSpec, config: EngineConfig, model: CausalLM
+) -> tuple[ModelSpec, EngineConfig]:
+    """The model and the configuration as this rank has them: with its part of K, V and memory."""
+    heads, host = model.attention_specs[0].num_kv_heads, config.host_kv_gib / ranks.size
+    return replace(spec, num_kv_heads=heads), replace(config, host_kv_gib=host)
 
 
 def _limits(
@@ -182,19 +196,25 @@ def _limits(
     dtype: torch.dtype,
     device: Device,
     free_before: int,
+    ranks: Ranks,
 ) -> EngineLimits:
-    """Size the KV cache; ``free_before`` is the device's free memory before the weights."""
+    """Size the KV cache by the rank with the least memory.
+
+    Args:
+        free_before: the device's free memory before the weights.
+    """
     resolve = partial(
         resolve_limits,
         config,
         spec,
         device=device.torch_device.type,
         dtype=str(dtype).removeprefix("torch."),
-        host_bytes=available_host_bytes(),
+        host_bytes=available_host_bytes() // ranks.size,
         bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
     )
     if device.torch_device.type == "cpu":
-        return resolve(cache_bytes=int(free_before * CPU_CACHE_SHARE))
+        cache_bytes = int(free_before * CPU_CACHE_SHARE) // ranks.size
+        return resolve(cache_bytes=ranks.least(cache_bytes))
     weights = free_before - device.free_bytes()
     largest = _captured_tokens(config, model)
     size = StepSize(
@@ -212,7 +232,7 @@ def _limits(
     share = config.gpu_memory_utilization
     log.info("memory: %s", memory.account(share))
     return resolve(
-        cache_bytes=memory.cache_bytes(share),
+        cache_bytes=ranks.least(memory.cache_bytes(share)),
         account=memory.account(share),
         step_sizes=tuple(n for n in MIXED_TOKENS if FREE_TOKENS < n <= largest),
     )

@@ -15,10 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.config import EngineConfig
-from asyncllm.errors import ModelError
 from asyncllm.executor.pinned import PinnedRing
-from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.upload import upload
 
 log = logging.getLogger(__name__)
@@ -294,44 +291,6 @@ def _recorded_event() -> Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def open_device(config: EngineConfig) -> Device:
-    """The device of the configuration; "auto" falls back to the CPU.
-
-    Raises:
-        ModelError: there is no such GPU.
-    """
-    if config.gpu is None:
-        return CpuDevice(config.cpu_threads)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.gpu < count:
-        return CudaDevice(config.gpu)
-    if config.device != "auto":
-        last = f", up to cuda:{count - 1}" if count else ""
-        raise ModelError(
-            f"device {config.device}: PyTorch sees {count} CUDA devices{last}", param="device"
-        )
-    log.warning("no CUDA device: running on the CPU")
-    return CpuDevice(config.cpu_threads)
-
-
-def compute_dtype(config: EngineConfig, device: Device) -> torch.dtype:
-    """The dtype of the computation: by default float32 on a CPU, bfloat16 on a GPU that has it."""
-    on_cpu = device.torch_device.type == "cpu"
-    if config.dtype == "auto":
-        if on_cpu:
-            return torch.float32
-        gpu = gpu_of(device.torch_device)
-        if gpu.has_bfloat16:
-            return torch.bfloat16
-        log.warning("%s has no bfloat16: computing in float16 (--dtype float32 is safer)", gpu)
-        return torch.float16
-    if config.dtype == "float16" and on_cpu:
-        log.warning("float16 has no fast CPU kernels: computing in bfloat16")
-        return torch.bfloat16
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    return dtype
 
 
 def available_host_bytes() -> int:

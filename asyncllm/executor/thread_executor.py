@@ -14,9 +14,10 @@ from typing import Final, Protocol, TypeVar
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
+from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.heartbeat import Heartbeat
-from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
+from asyncllm.wire.thread_channel import ThreadChannel
 
 T = TypeVar("T")
 
@@ -32,7 +33,9 @@ CLOSE_SECONDS: Final = 30.0
 class StepWorker(Protocol):
     """What runs in the thread: ``executor.worker.Worker``, named here without its torch."""
 
-    limits: EngineLimits
+    @property
+    def limits(self) -> EngineLimits:
+        """The engine's."""
 
     def run(self, channel: ThreadChannel) -> None:
         """Answer every plan from the channel with one result, until the channel closes."""
@@ -110,9 +113,12 @@ class ThreadExecutor:
     def _on_death(self, cause: BaseException | None) -> None:
         if cause is not None:
             log.error("the executor died", exc_info=cause)
-        self._dead = EngineDead(
-            "the executor died; its log has the cause" if cause else "engine closed"
-        )
+        if isinstance(cause, EngineDead):
+            self._dead = cause
+        else:
+            self._dead = EngineDead(
+                "the executor died; its log has the cause" if cause else "engine closed"
+            )
         while self._handlers:
             self._handlers.popleft()(self._dead)
 

@@ -9,7 +9,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty
 from typing import Final
 
 import msgspec
@@ -19,17 +18,15 @@ from asyncllm.config import EngineLimits
 from asyncllm.executor.compile_watch import CompileWatch
 from asyncllm.executor.device import Device, DeviceLost
 from asyncllm.executor.runner import ModelRunner, Ticket
-from asyncllm.wire.heartbeat import Heartbeat, OperationName
-from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, decode_plan_head, encode
-from asyncllm.wire.thread_channel import FLUSH, ThreadChannel
+from asyncllm.parallel.ranks import Alone, Ranks, RanksBroken
+from asyncllm.wire.channel import CAPTURE, FLUSH, Channel
+from asyncllm.wire.heartbeat import Heartbeat
+from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, decode_plan_head
 
 log = logging.getLogger(__name__)
 
-#: Without a plan for this long, the engine is idle.
-IDLE_SECONDS: Final = 0.01
-#: Beside streams, something is captured this often. A capture holds up all streams for 20 to 40 ms,
-#: so fewer than one in a hundred of their tokens may be late: at most 250 tokens come meanwhile.
-BUSY_SECONDS: Final = 4.0
+#: Errors after which no other step can run.
+_FATAL: Final = (DeviceLost, RanksBroken)
 
 
 class Worker:
@@ -38,11 +35,10 @@ class Worker:
     With two steps in flight, the newest step is collected only after the next plan is launched
     behind it, so the device never idles. FLUSH announces that no such plan comes.
 
-    ``capture_next`` improves later steps; it is called while the engine is idle, and now and then
-    behind a launched step, until it returns False.
+    CAPTURE calls ``capture_next``, which improves later steps, until it has returned False.
 
-    A step that fails, or a plan that cannot be decoded, gives a result with an error. A failed page
-    copy ends the worker, because the loop would wait for it forever.
+    A step that fails, or a plan that cannot be decoded, gives a result with an error, if it fails
+    on all ranks. A failed page copy ends the worker, because the loop would wait for it forever.
     """
 
     def __init__(
@@ -52,6 +48,7 @@ class Worker:
         device: Device,
         capture_next: Callable[[], bool] | None = None,
         watch: CompileWatch | None = None,
+        ranks: Ranks | None = None,
     ):
         """
         Args:
@@ -63,9 +60,14 @@ class Worker:
         self._runner: ModelRunner | None = runner
         self._device = device
         self._capture_next = capture_next
-        self._last_capture = time.perf_counter()
+        self._ranks = ranks or Alone()
 
-    def run(self, channel: ThreadChannel) -> None:
+    @property
+    def has_captures(self) -> bool:
+        """Whether CAPTURE would do anything."""
+        return self._capture_next is not None
+
+    def run(self, channel: Channel) -> None:
         """Serve the channel until it closes, then release the device's memory."""
         assert self._runner is not None, "a worker runs once"
         self._heartbeat = channel.heartbeat
@@ -85,35 +87,28 @@ class Worker:
             with suppress(RuntimeError):
                 self._device.release()
 
-    def _serve(self, runner: ModelRunner, channel: ThreadChannel) -> None:
+    def _serve(self, runner: ModelRunner, channel: Channel) -> None:
         launched: deque[Ticket | StepResult] = deque()
 
         def post(keep: int) -> None:
             """Post results of all but the newest ``keep`` steps, and of those that are done."""
             while launched and (len(launched) > keep or _done(launched[0])):
-                channel.post(encode(self._collect(runner, launched.popleft())))
+                channel.post(self._collect(runner, launched.popleft()))
 
         while (message := self._receive(channel, is_idle=not launched)) is not None:
             if message == FLUSH:
                 post(keep=0)
-                continue
-            post(keep=len(launched))
-            launched.append(self._launch(runner, message))
-            if time.perf_counter() - self._last_capture > BUSY_SECONDS:
+            elif message == CAPTURE:
                 self._capture()
-            post(keep=self.limits.steps_in_flight - 1)
+            else:
+                post(keep=len(launched))
+                launched.append(self._launch(runner, message))
+                post(keep=self.limits.steps_in_flight - 1)
         post(keep=0)
 
-    def _receive(self, channel: ThreadChannel, *, is_idle: bool) -> bytes | None:
+    def _receive(self, channel: Channel, *, is_idle: bool) -> bytes | None:
         """The next message; None once the channel is closed."""
-        waiting: OperationName = "idle" if is_idle else "next plan"
-        self._heartbeat.enter(waiting)
-        while is_idle and self._capture_next is not None:
-            try:
-                return channel.receive(IDLE_SECONDS)
-            except Empty:
-                self._capture()
-                self._heartbeat.enter(waiting)
+        self._heartbeat.enter("idle" if is_idle else "next plan")
         return channel.receive()
 
     def _capture(self) -> None:
@@ -121,7 +116,6 @@ class Worker:
             self._heartbeat.enter("capture")
             if not self._capture_next():
                 self._capture_next = None
-        self._last_capture = time.perf_counter()
 
     def _launch(self, runner: ModelRunner, message: bytes) -> Ticket | StepResult:
         """A launched step, or the result of one that could not be launched."""
@@ -136,7 +130,7 @@ class Worker:
             return self._failed(head.step, started, error)
         try:
             return runner.launch(plan)
-        except DeviceLost:
+        except _FATAL:
             raise
         except Exception as error:
             return self._failed(plan.step, started, error)
@@ -149,14 +143,15 @@ class Worker:
             step.wait()
             self._heartbeat.enter("collect", step.step)
             return runner.collect(step)
-        except DeviceLost:
+        except _FATAL:
             raise
         except Exception as error:
             return self._failed(step.step, step.t_launch, error)
 
     def _failed(self, step: int, t_launch: float, error: Exception) -> StepResult:
-        """Fail the step's requests and go on, unless the device is lost."""
+        """Fail the step's requests and go on, unless the device or another rank is lost."""
         log.error("step %d failed", step, exc_info=error)
+        self._ranks.agree(step)
         self._device.check()
         return StepResult(step, b"", (), repr(error), t_launch, time.perf_counter())
 

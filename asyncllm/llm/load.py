@@ -212,6 +212,12 @@ def _build_worker(
     # Imported here, in the executor thread: it brings torch, which takes seconds.
     with bill.phase("import"):
         from asyncllm.executor.build import build_worker
+        from asyncllm.executor.leader import Leader
 
     report_import()
-    return build_worker(config, folder, spec, report, bill, structured, await_kernels)
+    build = partial(build_worker, config, folder, spec, report, bill, structured, await_kernels)
+    if config.tp == 1:
+        return Leader(build())
+    from asyncllm.executor.team.leader import lead_team
+
+    return lead_team(config, folder, spec, lambda join: build(join=join))

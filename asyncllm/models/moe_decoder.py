@@ -13,7 +13,7 @@ from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.moe import Experts, ExpertsOnDisk, SparseMoE, TokenGate
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.router import Router, SoftmaxRouter
-from asyncllm.parallel.ranks import Unsummed
+from asyncllm.parallel.ranks import Apart
 
 C = TypeVar("C", bound=MoeConfig)
 
@@ -38,7 +38,7 @@ class MoeDecoderLM(DecoderLM[C]):
         shared = None
         if (size := config.shared_expert_size) > 0:
             fused = self.experts_on_disk == "fused"
-            unsummed = replace(place, ranks=Unsummed(place.ranks))
+            unsummed = replace(place, ranks=Apart(place.ranks.rank, place.ranks.size))
             shared = GatedMLP(hidden, size, act, unsummed, fused_on_disk=fused)
         sizes = config.experts, hidden, config.expert_size
         return SparseMoE(

@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Backend
-from torch.distributed import (
+from torch._C._distributed_c10d import (
     AllreduceOptions,
     BroadcastOptions,
     FileStore,
@@ -26,17 +25,20 @@ from asyncllm.parallel.ranks import RanksBroken
 #: How long a rank waits for the others. Ranks that are lost are noticed otherwise, within a second;
 #: one that loads weights from a slow disk may be far behind.
 _TIMEOUT: Final = timedelta(hours=1)
+#: How long a rank that failed a step waits for the others to fail it.
+_AGREE_SECONDS: Final = timedelta(seconds=5)
 
 
 class GroupRanks:
     """``Ranks`` by process groups that belong to nobody else.
 
     Args:
-        tensors: sums and gathers tensors of the model's device.
-        host: for numbers in host memory.
+        tensors: a backend of PyTorch's for tensors of the model's device.
+        host: another, for numbers in host memory.
     """
 
-    def __init__(self, rank: int, size: int, tensors: Backend, host: Backend):
+    # PyTorch's stubs leave out the collectives of backends.
+    def __init__(self, rank: int, size: int, tensors: Any, host: Any):
         self.rank = rank
         self.size = size
         self.calls = 0
@@ -62,17 +64,33 @@ class GroupRanks:
             self._tensors.broadcast([x], options).wait()
 
     def least(self, value: int) -> int:
-        number = torch.tensor([value])
-        options = AllreduceOptions()
-        options.reduceOp = ReduceOp.MIN
-        with self._call():
-            self._host.allreduce([number], options).wait()
-        return int(number)
+        return self._least([value])[0]
+
+    def agree(self, step: int) -> None:
+        mine = [step, -step, self.calls, -self.calls]
+        try:
+            least = self._least(mine, _AGREE_SECONDS)
+        except RanksBroken as error:
+            raise RanksBroken(f"step {step} failed on rank {self.rank} alone") from error
+        if least != mine:
+            raise RanksBroken(f"step {step} failed on rank {self.rank} elsewhere than on others")
 
     def abort(self) -> None:
         """End the collectives that wait for other ranks, in any thread; there can be no others."""
-        self._tensors.abort()
-        self._host.abort()
+        for group in (self._tensors, self._host):
+            group.abort()
+
+    def _least(self, values: list[int], timeout: timedelta = _TIMEOUT) -> list[int]:
+        numbers = torch.tensor(values)
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(ReduceOp.MIN)
+        options.timeout = timeout
+        try:
+            self._host.allreduce([numbers], options).wait()
+        except RuntimeError as error:
+            raise self._broken(error) from error
+        least: list[int] = numbers.tolist()
+        return least
 
     @contextmanager
     def _call(self) -> Iterator[None]:
@@ -80,7 +98,10 @@ class GroupRanks:
         try:
             yield
         except RuntimeError as error:
-            raise RanksBroken(f"rank {self.rank} lost the others: {error}") from error
+            raise self._broken(error) from error
+
+    def _broken(self, error: RuntimeError) -> RanksBroken:
+        return RanksBroken(f"rank {self.rank} lost the others: {error}")
 
 
 def open_store(file: int, size: int) -> Store:
@@ -100,16 +121,16 @@ def join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks
     """
     host = _gloo(PrefixStore("host", store), rank, size)
     if device.type != "cuda":
-        return GroupRanks(rank, size, host, host)
-    from torch.distributed import ProcessGroupNCCL
+        return GroupRanks(rank, size, _gloo(PrefixStore("tensors", store), rank, size), host)
+    from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
-    nccl = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
+    nccl = ProcessGroupNCCL(PrefixStore("tensors", store), rank, size, options)
     return GroupRanks(rank, size, nccl, host)
 
 
-def _gloo(store: Store, rank: int, size: int) -> Backend:
-    options = ProcessGroupGloo._Options()
+def _gloo(store: Store, rank: int, size: int) -> Any:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     # All ranks are on this machine: nothing is open to others.
     options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
     options._timeout = _TIMEOUT

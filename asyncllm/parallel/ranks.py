@@ -18,8 +18,7 @@ class Ranks(Protocol):
     Attributes:
         rank: 0 .. size-1.
         size: the number of ranks.
-        calls: how many collectives this rank has begun. Ranks whose counts differ after a step do
-            not match any more.
+        calls: how many collectives of tensors this rank has begun.
 
     Raises:
         RanksBroken: from any collective, when another rank is lost. The ranks cannot go on.
@@ -46,6 +45,13 @@ class Ranks(Protocol):
     def least(self, value: int) -> int:
         """The least value of all ranks. Waits for them."""
 
+    def agree(self, step: int) -> None:
+        """Make sure that all ranks have failed the same step after as many collectives.
+
+        Raises:
+            RanksBroken: they have not. This one waits for the others for a few seconds.
+        """
+
 
 class RanksBroken(Exception):
     """Another rank is lost, or does not do the same."""
@@ -70,13 +76,22 @@ class Alone:
     def least(self, value: int) -> int:
         return value
 
+    def agree(self, step: int) -> None:
+        pass
 
-class Unsummed(Alone):
-    """A rank whose sums somebody else does, for parts of a layer that are added up together."""
 
-    def __init__(self, ranks: Ranks):
-        self.rank = ranks.rank
-        self.size = ranks.size
+class Apart(Alone):
+    """One of several ranks, which does nothing together with the others.
+
+    For models without values, and for parts of a layer whose sums are added up later.
+    """
+
+    def __init__(self, rank: int, size: int):
+        self.rank = rank
+        self.size = size
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x.repeat(1, self.size)
 
 
 def share(count: int, what: str, ranks: Ranks) -> slice:

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from asyncllm.wire.heartbeat import Heartbeat
-
-#: Tells the worker to collect the steps in flight: no further plan is about to come.
-FLUSH = b""
+from asyncllm.wire.messages import StepResult, encode
 
 
 class ThreadChannel:
-    """One direction each: ``send`` on the loop, ``receive`` and ``post`` in the thread.
+    """A ``Channel``: ``send`` on the loop, ``receive`` and ``post`` in the thread.
 
     ``receive`` blocks with the GIL released. ``post`` wakes the loop once per message.
 
@@ -40,12 +38,7 @@ class ThreadChannel:
         self._inbox.put(None)
 
     def receive(self, timeout: float | None = None) -> bytes | None:
-        """The next message; None once the channel is closed.
-
-        Raises:
-            queue.Empty: none came within ``timeout`` seconds.
-        """
         return self._inbox.get(timeout=timeout)
 
-    def post(self, message: bytes) -> None:
-        self._loop.call_soon_threadsafe(self._on_message, message)
+    def post(self, result: StepResult) -> None:
+        self._loop.call_soon_threadsafe(self._on_message, encode(result))

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.sampling.constraints import BiasTable, MaskTable
+from asyncllm.executor.sampling.dynamic_masks import dynamic_masks
 from asyncllm.executor.sampling.logprobs import Logprobs
 from asyncllm.executor.sampling.needs import Level, Need, draw_level, needs_of
 from asyncllm.executor.sampling.penalties import Penalties, PenaltyTable
 from asyncllm.kernels.random_streams import stream_of
 from asyncllm.kernels.sampling import RECORD, sample_tokens
 from asyncllm.kernels.upload import upload_aligned
+from asyncllm.parallel.ranks import Alone, Ranks
 from asyncllm.wire.messages import Constraints, RowParams
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class Sampler:
     Args:
         num_slots: slots are 0 .. num_slots-1; slot num_slots, always greedy, is for padding rows.
         grammars: for rows that have one; without it they fail.
+        ranks: that sample the same rows; rank 0 has the grammars.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Sampler:
         vocab_size: int,
         device: Device,
         grammars: Grammars[Any] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._num_slots = num_slots
         self._vocab_size = vocab_size
@@ -103,7 +107,7 @@ class Sampler:
         self._penalties: PenaltyTable | None = None
         self._biases: BiasTable | None = None
         self._masks: MaskTable | None = None
-        self._grammars = grammars
+        self._dynamic = dynamic_masks(vocab_size, device, grammars, ranks or Alone())
         self._all_rows = torch.arange(_GROUP, device=self._device.torch_device)
 
     def admit(self, slot: int, params: RowParams, tokens: np.ndarray, num_prompt: int) -> None:
@@ -130,7 +134,7 @@ class Sampler:
         )
         sizes = self._num_slots, self._vocab_size
         if needs & Need.MASK:
-            self._masks = self._masks or MaskTable(*sizes, self._device, self._grammars)
+            self._masks = self._masks or MaskTable(*sizes, self._device, self._dynamic)
             self._masks.admit(slot, params, tokens[num_prompt:])
         if needs & Need.BIAS:
             self._biases = self._biases or BiasTable(*sizes, self._device.torch_device)

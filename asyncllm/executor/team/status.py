@@ -28,7 +28,8 @@ class LastOperation(NamedTuple):
         if not self.operation:
             return "it had begun nothing"
         ago = time.monotonic() - self.at
-        return f"its last operation was {self.operation} of step {self.step}, {ago:.1f} s ago"
+        of_step = f" of step {self.step}" if self.step >= 0 else ""
+        return f"its last operation was {self.operation}{of_step}, {ago:.1f} s ago"
 
 
 class PeerStatus:

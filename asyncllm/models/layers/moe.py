@@ -104,7 +104,7 @@ class SparseMoE(nn.Module):
     Does not wait for the device. Deterministic, as it uses no atomic additions.
 
     Args:
-        shared: an MLP that all tokens go through as well; its ranks are ``Unsummed``.
+        shared: an MLP that all tokens go through as well; its ranks are ``Apart``.
         shared_gate: weights its output.
     """
 

@@ -7,7 +7,7 @@ import torch
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest, ModelError
-from asyncllm.executor import device as devices
+from asyncllm.executor import choose_device as devices
 from asyncllm.executor.device import CpuDevice
 
 

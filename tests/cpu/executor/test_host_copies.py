@@ -18,8 +18,8 @@ from asyncllm.errors import ModelError
 from asyncllm.executor.device import CpuDevice, DeviceLost
 from asyncllm.executor.memory.host_pool import HostPool
 from asyncllm.models.spec import read_spec
+from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.messages import StepPlan, unpack
-from asyncllm.wire.thread_channel import FLUSH
 from tests.support.models.page_copies import (
     SHAPES,
     HeldCopies,

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from asyncllm.executor import worker
+from asyncllm.executor import capture_pace
 from asyncllm.executor.device import CpuDevice
+from asyncllm.executor.leader import Leader
 from asyncllm.executor.worker import Worker
+from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.heartbeat import Heartbeat, OperationName
 from asyncllm.wire.messages import (
     Admit,
     RowParams,
     StepPlan,
     StepResult,
-    decode_result,
     encode,
     pack,
 )
-from asyncllm.wire.thread_channel import FLUSH
 from tests.support.engine.scheduling import limits
 
 
@@ -87,8 +87,8 @@ class ScriptedChannel:
                 raise Empty
         return None
 
-    def post(self, message: bytes) -> None:
-        self.posted.append(decode_result(message))
+    def post(self, result: StepResult) -> None:
+        self.posted.append(result)
 
 
 def plan(step: int) -> bytes:
@@ -139,7 +139,7 @@ def capturing(
     script: Sequence[bytes | int | None], count: int, busy: float, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """The log of a worker that has ``count`` graphs left to capture."""
-    monkeypatch.setattr(worker, "BUSY_SECONDS", busy)
+    monkeypatch.setattr(capture_pace, "BUSY_SECONDS", busy)
     runner: Any = LaggingRunner()
     left = iter(range(count - 1, -1, -1))
 
@@ -148,7 +148,7 @@ def capturing(
         return next(left) > 0
 
     channel: Any = ScriptedChannel(runner, script)
-    worker.Worker(runner, limits(steps_in_flight=2), CpuDevice(), capture_next).run(channel)
+    Leader(Worker(runner, limits(steps_in_flight=2), CpuDevice(), capture_next)).run(channel)
     log: list[str] = runner.log
     return log
 
@@ -164,7 +164,7 @@ def test_graphs_are_captured_behind_a_launched_step_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert capturing([plan(0), plan(1), plan(2)], 2, 0.0, monkeypatch) == [
-        "launch 0", "capture", "launch 1", "capture", "collect 0", "launch 2", "collect 1",
+        "launch 0", "capture", "launch 1", "collect 0", "capture", "launch 2", "collect 1",
         "collect 2",
     ]  # fmt: skip
     assert "capture" not in capturing([plan(0), plan(1)], 2, 60.0, monkeypatch)

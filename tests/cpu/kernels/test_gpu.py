@@ -10,7 +10,8 @@ import torch
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import KernelError
-from asyncllm.executor.device import CpuDevice, compute_dtype
+from asyncllm.executor.choose_device import compute_dtype
+from asyncllm.executor.device import CpuDevice
 from asyncllm.kernels import gpu as gpus
 from asyncllm.kernels.gpu import PRETEND, Gpu, gpu_of, pretended
 

@@ -14,7 +14,7 @@ from asyncllm.models.loading import loader
 from asyncllm.models.loading.loader import load_model, make_model
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.spec import read_spec
-from asyncllm.parallel.ranks import Ranks, Unsummed
+from asyncllm.parallel.ranks import Apart, Ranks
 from tests.cpu.models.test_parity import VARIANTS
 from tests.support.models import quantized, tiny_models
 from tests.support.models.dense_attention import DenseBackend, step
@@ -27,14 +27,6 @@ LARGER: dict[str, dict[str, Any]] = {
     "glm4_moe": {"moe_intermediate_size": 32},
     "qwen2_moe": {"moe_intermediate_size": 32},
 }
-
-
-class _Rank(Unsummed):
-    """One of several, which does nothing together with the others."""
-
-    def __init__(self, rank: int, size: int):
-        self.rank = rank
-        self.size = size
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -74,7 +66,7 @@ def test_quantised_matrices_are_divided(
     monkeypatch.setattr(loader, "can_keep", lambda *_: keep)
     if keep:
         dtypes = {"gptq-ordered": 1}
-        kept = [_quantized_names(folder, _Rank(rank, 2)) for rank in range(2)]
+        kept = [_quantized_names(folder, Apart(rank, 2)) for rank in range(2)]
         assert kept[0] == kept[1]
         assert len(kept[0]) >= 4 - dtypes.get(name, 0)
     _assert_equal_logits(folder, 2)
@@ -98,7 +90,7 @@ def test_what_cannot_be_divided_is_named(
 ) -> None:
     spec = read_spec(tiny_models.make("llama", tmp_path, **changes))
     with pytest.raises(ModelError, match=words) as refused:
-        make_model(spec, torch.float32, torch.device("meta"), ranks=_Rank(0, size))
+        make_model(spec, torch.float32, torch.device("meta"), ranks=Apart(0, size))
     assert refused.value.param == "tp"
 
 

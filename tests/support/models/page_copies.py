@@ -32,7 +32,6 @@ from asyncllm.wire.messages import (
     RowParams,
     StepPlan,
     StepResult,
-    decode_result,
     encode,
     pack,
 )
@@ -165,8 +164,8 @@ class Script:
             message()
         return None
 
-    def post(self, message: bytes) -> None:
-        self.results.append(decode_result(message))
+    def post(self, result: StepResult) -> None:
+        self.results.append(result)
 
     @property
     def copied(self) -> list[list[int]]:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from asyncllm.parallel.group import join
 from asyncllm.parallel.ranks import Ranks

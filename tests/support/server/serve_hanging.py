@@ -21,7 +21,7 @@ from asyncllm.llm import load as loading
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server.run import run
 from asyncllm.server_config import ServerConfig
-from asyncllm.wire.messages import StepResult, decode_plan, encode, pack
+from asyncllm.wire.messages import StepResult, decode_plan, pack
 
 if TYPE_CHECKING:
     from asyncllm.wire.thread_channel import ThreadChannel
@@ -69,7 +69,7 @@ class HangingWorker:
             time.sleep(self._slow_seconds)
             channel.heartbeat.enter("idle")
             now, tokens = time.perf_counter(), pack([97] * (len(plan.rows) // 12))
-            channel.post(encode(StepResult(plan.step, tokens, (), None, now, now)))
+            channel.post(StepResult(plan.step, tokens, (), None, now, now))
 
 
 class HangingLLM(AsyncLLM):

@@ -1,0 +1,63 @@
+"""The device and the dtype of a configuration."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from asyncllm.config import EngineConfig
+from asyncllm.errors import ModelError
+from asyncllm.executor.device import CpuDevice, CudaDevice, Device
+from asyncllm.kernels.gpu import gpu_of
+
+log = logging.getLogger(__name__)
+
+
+def open_device(config: EngineConfig, rank: int = 0) -> Device:
+    """The device of a rank; "auto" falls back to the CPU. Ranks have consecutive GPUs.
+
+    Raises:
+        ModelError: there are not as many GPUs.
+    """
+    if config.gpu is None:
+        return CpuDevice(_cpu_threads(config))
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.gpu + config.tp <= count:
+        return CudaDevice(config.gpu + rank)
+    if config.device != "auto":
+        last = f", up to cuda:{count - 1}" if count else ""
+        ranks = f" with tp {config.tp}" if config.tp > 1 else ""
+        raise ModelError(
+            f"device {config.device}{ranks}: PyTorch sees {count} CUDA devices{last}",
+            param="device" if config.gpu >= count else "tp",
+        )
+    if count:
+        raise ModelError(f"tp {config.tp}: PyTorch sees {count} CUDA devices", param="tp")
+    log.warning("no CUDA device: running on the CPU")
+    return CpuDevice(_cpu_threads(config))
+
+
+def _cpu_threads(config: EngineConfig) -> int | None:
+    """Threads of one rank; None for PyTorch's choice."""
+    if config.cpu_threads is not None or config.tp == 1:
+        return config.cpu_threads
+    return max(torch.get_num_threads() // config.tp, 1)
+
+
+def compute_dtype(config: EngineConfig, device: Device) -> torch.dtype:
+    """The dtype of the computation: by default float32 on a CPU, bfloat16 on a GPU that has it."""
+    on_cpu = device.torch_device.type == "cpu"
+    if config.dtype == "auto":
+        if on_cpu:
+            return torch.float32
+        gpu = gpu_of(device.torch_device)
+        if gpu.has_bfloat16:
+            return torch.bfloat16
+        log.warning("%s has no bfloat16: computing in float16 (--dtype float32 is safer)", gpu)
+        return torch.float16
+    if config.dtype == "float16" and on_cpu:
+        log.warning("float16 has no fast CPU kernels: computing in bfloat16")
+        return torch.bfloat16
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
