@@ -55,7 +55,7 @@ from asyncllm.kernels.support import obstacle, say_what_runs
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import ModelSpec
-from asyncllm.parallel.ranks import Alone, Ranks
+from asyncllm.parallel.ranks import Alone, Ranks, RanksBroken
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,8 @@ def _build(
                 sampler.warm_up(dtype)
                 table.warm_up()
             eager = EagerForward(model, backend, sampler, table, limits.page_size, device)
-            graphed = _captured(config, model, backend, eager, sampler, table, limits, device)
+            parts = model, backend, eager, sampler, table, limits, device, ranks
+            graphed = _captured(config, *parts)
         runner = ModelRunner(graphed or eager, sampler, table, copier, device)
     watch.start_serving()
     capture_next = graphed.capture_next if graphed else None
@@ -247,16 +248,19 @@ def _captured(
     table: SlotTable,
     limits: EngineLimits,
     device: Device,
+    ranks: Ranks,
 ) -> GraphedForward | None:
     """CUDA graphs of the steps that serving starts with; None where there are none."""
     if not config.cuda_graphs or not isinstance(backend, GraphBackend):
         return None
     largest = _captured_tokens(config, model)
     padded = PaddedSteps(model, backend, table, limits.page_size, limits.max_num_seqs, largest)
-    graphed = GraphedForward(padded, eager, sampler, table, device, limits)
+    graphed = GraphedForward(padded, eager, sampler, table, device, limits, ranks)
     try:
         graphed.capture_first()
-    except RuntimeError as error:
+    except RanksBroken:
+        raise
+    except Exception as error:  # compilers and loaders raise various types
         device.check()
         reason = str(error).partition("\n")[0]
         log.warning("steps are launched kernel by kernel, as they cannot be captured: %s", reason)

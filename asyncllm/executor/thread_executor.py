@@ -57,6 +57,11 @@ class ThreadExecutor:
         self._ended: asyncio.Future[None] | None = None
         self._dead: EngineDead | None = None
         self._abandoned = False
+        self._tell_of_death: Callable[[str], None] = lambda cause: None
+
+    def on_death(self, tell: Callable[[str], None]) -> None:
+        """Set who is told, on the loop, when the thread has died, even if no step is in flight."""
+        self._tell_of_death = tell
 
     async def start(self) -> EngineLimits:
         loop = asyncio.get_running_loop()
@@ -121,6 +126,8 @@ class ThreadExecutor:
             )
         while self._handlers:
             self._handlers.popleft()(self._dead)
+        if cause is not None:
+            self._tell_of_death(self._dead.message)
 
 
 def _thread_main(

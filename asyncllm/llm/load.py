@@ -151,6 +151,8 @@ async def load(
     scheduler = recorded or Scheduler.create(limits, policy)
     engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
     engine.start()
+    if isinstance(executor, ThreadExecutor):
+        executor.on_death(engine.give_up)
     # A full collection that traverses everything loaded takes 60 ms. Closing undoes this, so that
     # reference cycles left behind are then collected.
     gc.collect()

@@ -27,6 +27,7 @@ from asyncllm.executor.step.graph_kinds import GraphKinds, Kind
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.padded_steps import PaddedSteps
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.parallel.ranks import Alone, Ranks, RanksBroken
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 GIVE_WAY_SECONDS: Final = 0.0005
 #: A program that waits for the whole device in another thread makes a capture fail.
 CAPTURE_ATTEMPTS: Final = 3
+#: What an attempt has come to, from the worst.
+_NEVER, _AGAIN, _CAPTURED = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,14 @@ class GraphedForward:
         table: SlotTable,
         device: Device,
         limits: EngineLimits,
+        ranks: Ranks | None = None,
     ):
         self._padded = padded
         self._eager = eager
         self._sampler = sampler
         self._table = table
         self._device = device
+        self._ranks = ranks or Alone()
         self._kinds = GraphKinds(
             padded.decode_sizes,
             padded.mixed_sizes,
@@ -207,20 +212,31 @@ class GraphedForward:
         self._device.upload_into(self._flat[: len(flat)], flat)
 
     def _capture(self, kind: Kind) -> None:
-        for attempt in range(CAPTURE_ATTEMPTS):
-            try:
-                with self._device.exclusive(), torch.cuda.stream(self._stream):
-                    self._run_once(kind)
-                    self._graphs[kind] = self._captured(kind)
+        """Capture a graph on all ranks, or on none."""
+        for attempt in range(1, CAPTURE_ATTEMPTS + 1):
+            error = self._try(kind)
+            # Graphs are padded, and what the ranks add up must have the same size.
+            worst = self._ranks.least(_outcome(error, is_last=attempt == CAPTURE_ATTEMPTS))
+            if worst == _CAPTURED:
                 return
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:
-                self._device.check()
-                if attempt == CAPTURE_ATTEMPTS - 1:
-                    raise
-                if not self._graphs:  # a pool that its last graph has left cannot be used again
-                    self._pool = torch.cuda.graph_pool_handle()
+            self._graphs.pop(kind, None)
+            if worst == _NEVER:
+                raise error or RuntimeError("another rank cannot capture it")
+            if not self._graphs:  # a pool that its last graph has left cannot be used again
+                self._pool = torch.cuda.graph_pool_handle()
+
+    def _try(self, kind: Kind) -> Exception | None:
+        """Capture a graph; returns what went wrong."""
+        try:
+            with self._device.exclusive(), torch.cuda.stream(self._stream):
+                self._run_once(kind)
+                self._graphs[kind] = self._captured(kind)
+        except RanksBroken:
+            raise
+        except Exception as error:  # compilers and loaders raise various types
+            self._device.check()
+            return error
+        return None
 
     def _run_once(self, kind: Kind) -> None:
         """Run a step of padding on the current stream, as it is captured next.
@@ -266,6 +282,14 @@ class GraphedForward:
                 self._sampler.draw(logits, rows.slots, rows.lengths, kind.level, relay=relay)
             )
         return torch.stack(tokens), logits, rows.slots
+
+
+def _outcome(error: Exception | None, *, is_last: bool) -> int:
+    """What an attempt has come to, for a comparison with other ranks."""
+    if error is None:
+        return _CAPTURED
+    may_pass = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+    return _AGAIN if may_pass and not is_last else _NEVER
 
 
 @cache

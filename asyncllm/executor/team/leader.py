@@ -97,8 +97,8 @@ def lead_team(
         ModelError: the model cannot be divided among the ranks, or one of them cannot serve its
             share.
     """
-    whole = torch.device("meta")
-    make_model(spec, torch.bfloat16, whole, ranks=Apart(0, config.tp))  # before anything is started
+    # Before anything is started; on no device, and of the dtype that divides best.
+    make_model(spec, torch.float32, torch.device("meta"), ranks=Apart(0, config.tp))
     team = Team(config, folder)
     try:
         worker = build(team.join)

@@ -154,11 +154,14 @@ class Team:
 
     def _on_lost(self, rank: int, reason: str) -> None:
         """In the monitor's thread: get the executor thread out of whatever it waits for."""
+        if self._loss is not None:  # which was the end of the others, too
+            return
         words = self._lines[rank - 1].last_words()
         self._loss = reason if words is None else f"{reason}: {words}"
         self._lost.set()
         log.error("%s", self._loss)
-        for line in self._lines:
+        for peer, line in zip(self._peers, self._lines, strict=True):
+            peer.kill()  # a stopped one would hold up a collective
             line.cut()
         self._ring.close()
         if self._ranks is not None:
