@@ -34,6 +34,7 @@ from asyncllm.models.config.base import DecoderConfig
 from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
+from asyncllm.parallel.ranks import Apart
 from asyncllm.startup.triton_prebuild import Variant, recorded_launches
 
 
@@ -69,11 +70,13 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     length, page_size, max_rows = wanted_length(config, spec), config.page_size, config.max_num_seqs
     quantization = spec.quantization
     keep = quantization is not None and kernels_take(quantization, dtype, gpu_of(meta))
-    whole = make_model(spec, dtype, meta, length, keep=keep)
+    ranks = Apart(0, config.tp)
+    whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     spec = _shortened(spec, whole)
-    model = make_model(spec, dtype, meta, length, keep=keep)
-    pool = KVPool(spec.num_layers, 1, page_size, spec.num_kv_heads, spec.head_dim, dtype, meta)
+    model = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
+    heads = model.attention_specs[0].num_kv_heads
+    pool = KVPool(spec.num_layers, 1, page_size, heads, spec.head_dim, dtype, meta)
     sampler = Sampler(max_rows, spec.vocab_size, device)
     table = SlotTable(max_rows, -(-length // page_size), device)
     backend = PagedBackend(pool, device.upload)

@@ -24,10 +24,12 @@ from tests.support.team.ranks import peers
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
 
-@pytest.mark.parametrize("busy", [True, False])
 @pytest.mark.parametrize(
-    ("sent", "how"),
-    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "has been stopped for 0.5 s")],
+    ("sent", "how", "busy"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL", False),
+        (signal.SIGSTOP, "has been stopped for 0.5 s", True),
+    ],
 )
 async def test_a_lost_rank_is_named(sent: signal.Signals, how: str, busy: bool) -> None:
     async with AsyncLLM(device="cpu", cpu_threads=1, tp=2, dtype="float32") as llm:
