@@ -72,6 +72,8 @@ class InstantExecutor:
         result = encode(StepResult(decoded.step, pack(sampled), (), None, 0.0, 0.0))
         asyncio.get_running_loop().call_soon(on_result, result)
 
+    def abandon(self) -> None: ...
+
     def flush(self) -> None:
         pass
 
