@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncllm.server_config import ServerConfig
@@ -117,7 +117,7 @@ def test_the_variable_lists_servers(series: dict[str, set[str]]) -> None:
 
 
 def read(*path: str) -> Any:
-    return yaml.safe_load(DOCKER.joinpath(*path).read_text(encoding="utf-8"))
+    return msgspec.yaml.decode(DOCKER.joinpath(*path).read_bytes())
 
 
 def test_prometheus_and_grafana_find_what_they_need() -> None:
