@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 
 from asyncllm.server.http.acceptor import Acceptor
-from asyncllm.server.http.cuts import CUTS, GIVE_UP_SECONDS, MERGE_BYTES, Cuts, unsent
+from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, Cuts, Patience, unsent
 from asyncllm.server.http.errors import HttpError, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
 from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, request_id
@@ -41,11 +41,12 @@ class Connection(web.RequestHandler):
         half_closed: watches the client once it has closed its side.
     """
 
-    __slots__ = ("_cuts", "half_closed")
+    __slots__ = ("_cuts", "_num_answered", "half_closed")
 
     def __init__(self, manager: web.Server, cuts: Cuts, **options: Any):
         super().__init__(manager, **options)
         self._cuts = cuts
+        self._num_answered = 0
         self.half_closed: HalfClosed | None = None
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio has it return a bool
@@ -71,9 +72,12 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def _is_answering(self) -> bool:
-        """Whether a request has arrived and is not answered yet."""
-        idle = self._waiter is not None and not self._waiter.done()
-        return self._request_count > 0 and not idle
+        """Whether a request has arrived and is not answered yet.
+
+        aiohttp notices the end of an answer one turn of the loop later, and a client that closes
+        its side meanwhile would keep its connection.
+        """
+        return self._request_count > self._num_answered
 
     def _probe(self) -> bool:
         request = self._current_request
@@ -118,28 +122,27 @@ class Connection(web.RequestHandler):
         finally:
             if watch is not None:
                 watch.stop()
+        self._num_answered += 1
         if self.half_closed is not None and not self._messages:
             self.close()  # the client may have closed its side while the answer was written
         return finished
 
 
 class _Watch:
-    """Cuts the client off if it takes no byte of its answer for GIVE_UP_SECONDS."""
+    """Cuts the client off if it takes its answer too slowly."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, cuts: Cuts):
         self._loop = loop
         self._transport = transport
         self._cuts = cuts
-        self._unsent = -1
-        self._taken_at = 0.0
+        self._patience = Patience(loop.time())
         self._look()
 
     def _look(self) -> None:
-        left, now = unsent(self._transport), self._loop.time()
-        if left != self._unsent:
-            self._unsent, self._taken_at = left, now
-        elif now - self._taken_at > GIVE_UP_SECONDS:
-            self._cuts.cut(self._transport, "stalled", request_id.get("-"))
+        left = unsent(self._transport)
+        cause = self._patience.cause(-left, left, self._loop.time())
+        if cause is not None:
+            self._cuts.cut(self._transport, cause, request_id.get("-"))
             return
         self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
 

@@ -22,6 +22,8 @@ MERGE_BYTES: Final = 64 * 1024
 #: A client is cut off with more than this unsent, or when it has taken no byte for so long.
 GIVE_UP_BYTES: Final = 4 * 1024 * 1024
 GIVE_UP_SECONDS: Final = 60.0
+#: And when it has had more than MERGE_BYTES unsent for so long, though it takes some bytes.
+BEHIND_SECONDS: Final = 600.0
 
 Cause = Literal["stalled", "behind"]
 
@@ -29,6 +31,30 @@ _TEXTS: Final[dict[Cause, str]] = {
     "stalled": "its client has stopped reading",
     "behind": "its client reads too slowly",
 }
+
+
+class Patience:
+    """How long a client that reads slowly is waited for."""
+
+    def __init__(self, now: float):
+        self._taken = 0
+        self._taken_at = self._caught_up_at = now
+
+    def cause(self, taken: int, left: int, now: float) -> Cause | None:
+        """Why the client is cut off now, if it is.
+
+        Args:
+            taken: bytes that it has taken so far; only changes count.
+            left: bytes that it has not taken yet.
+            now: in seconds.
+        """
+        if taken != self._taken or not left:
+            self._taken, self._taken_at = taken, now
+        if left <= MERGE_BYTES:
+            self._caught_up_at = now
+        if now - self._taken_at > GIVE_UP_SECONDS:
+            return "stalled"
+        return "behind" if now - self._caught_up_at > BEHIND_SECONDS else None
 
 
 class Cuts:

@@ -10,7 +10,8 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from asyncllm.server.http.answer import encode
-from asyncllm.server.http.cuts import GIVE_UP_SECONDS
+from asyncllm.server.http.cuts import CUTS, GIVE_UP_SECONDS, MERGE_BYTES
+from asyncllm.server.http.middleware import request_id
 from asyncllm.server.responses.schemas import MessageItem, OutputText
 from asyncllm.server.streaming.frames import EVENT_STREAM
 from asyncllm.server.streaming.sse import HEADERS
@@ -83,15 +84,27 @@ class EventLog:
             more = self._more
             ready, sent = self._events[sent:], max(sent, len(self._events))
             if ready:
-                try:
-                    async with asyncio.timeout(GIVE_UP_SECONDS):
-                        await response.write(b"".join(ready))
-                except TimeoutError:
-                    raise ConnectionResetError("client reads too slowly") from None
+                await _write(request, response, b"".join(ready))
             elif more is None:
                 return response
             else:
                 await more.wait()
+
+
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Write in pieces, and cut a client off that takes too long for one.
+
+    Raises:
+        ConnectionError: the client went away, or does not read.
+    """
+    for start in range(0, len(data), MERGE_BYTES):
+        try:
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                await response.write(data[start : start + MERGE_BYTES])
+        except TimeoutError:
+            if request.transport is not None:
+                request.app[CUTS].cut(request.transport, "stalled", request_id.get("-"))
+            raise ConnectionResetError("client reads too slowly") from None
 
 
 class StoredResponse(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, web
 
-from asyncllm.server.http.cuts import CUTS, GIVE_UP_BYTES, GIVE_UP_SECONDS, MERGE_BYTES
+from asyncllm.server.http.cuts import CUTS, GIVE_UP_BYTES, MERGE_BYTES, Patience
 from asyncllm.server.http.half_close import look_closer
 from asyncllm.server.http.middleware import ARRIVED, request_id
 from asyncllm.server.streaming.delivery import ClientDelivery, Reply
@@ -62,8 +62,7 @@ class EventStream(ClientDelivery):
         self._scheduled = False
         self._pending: dict[int, TokenDelta] = {}
         self._written = 0
-        self._taken = 0  # bytes the client had taken when it last took any, and when that was
-        self._taken_at = asyncio.get_running_loop().time()
+        self._patience = Patience(asyncio.get_running_loop().time())
 
     def _take(self, index: int, delta: TokenDelta) -> None:
         held = self._pending.get(index)
@@ -112,11 +111,9 @@ class EventStream(ClientDelivery):
         if self._pending:
             self._flush()
         unsent = self._transport.get_write_buffer_size()
-        taken = self._written - unsent
-        if taken > self._taken or unsent == 0:
-            self._taken, self._taken_at = taken, now
-        elif now - self._taken_at > GIVE_UP_SECONDS:
-            self._give_up("stalled")
+        cause = self._patience.cause(self._written - unsent, unsent, now)
+        if cause is not None:
+            self._give_up(cause)
 
     def _flush(self) -> None:
         """Write the pending deltas, unless the client has too much unread."""

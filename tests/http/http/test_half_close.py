@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -186,3 +187,22 @@ def test_bytes_that_are_not_http_are_answered(
                 answer += received
     assert b" 400 Bad Request" in answer.split(b"\r\n\r\n")[-2]
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_a_client_that_leaves_with_its_answer_leaves_nothing_behind(each_loop: Server) -> None:
+    """Its end may arrive in the turn of the loop in which the answer is done."""
+    request = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n{"
+    for _ in range(100):
+        with socket.create_connection(("127.0.0.1", each_loop.port), timeout=10) as client:
+            client.sendall(request)
+            assert client.recv(1000).startswith(b"HTTP/1.1 400 ")
+    end = time.monotonic() + 5
+    while kept := closed_by_the_client(each_loop.port):
+        assert time.monotonic() < end, f"{kept} connections are kept"
+        time.sleep(0.05)
+
+
+def closed_by_the_client(port: int) -> int:
+    """Connections that the client has closed, and the server has not (CLOSE_WAIT)."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "08" for row in rows)

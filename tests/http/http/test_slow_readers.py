@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncllm.server.http import connection
+from asyncllm.server.http import cuts as http_cuts
+from asyncllm.server.http.cuts import BEHIND_SECONDS, GIVE_UP_SECONDS, MERGE_BYTES, Patience
+from asyncllm.server.responses import store
 from asyncllm.server.streaming import sse
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ LONG: dict[str, Any] = {
 
 @pytest.fixture
 def impatient(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(connection, "GIVE_UP_SECONDS", SECONDS)
+    monkeypatch.setattr(http_cuts, "GIVE_UP_SECONDS", SECONDS)
     monkeypatch.setattr(connection, "WATCH_SECONDS", 0.05)
     return server
 
@@ -93,7 +96,7 @@ def test_a_stream_that_is_not_read_is_cut_off(
 ) -> None:
     monkeypatch.setattr(sse, "MERGE_BYTES", 1024)
     if cause == "stalled":
-        monkeypatch.setattr(sse, "GIVE_UP_SECONDS", 0.3)
+        monkeypatch.setattr(http_cuts, "GIVE_UP_SECONDS", 0.3)
         monkeypatch.setattr(sse, "GIVE_UP_BYTES", 1 << 30)
     else:
         monkeypatch.setattr(sse, "GIVE_UP_BYTES", 128 * 1024)
@@ -118,3 +121,39 @@ def test_a_slow_reader_gets_everything(impatient: Server) -> None:
         parts.append(read_on(client))
     _, _, body = b"".join(parts).partition(b"\r\n\r\n")
     assert len(json.loads(body)["choices"]) == 4
+
+
+def test_a_client_that_takes_a_byte_now_and_then_is_cut_off_in_the_end() -> None:
+    """Whatever keeps it from being stalled; one that catches up starts anew."""
+    pause, left = GIVE_UP_SECONDS / 2, MERGE_BYTES + 1
+    patience, looks = Patience(0.0), round(BEHIND_SECONDS / pause)
+    causes = [patience.cause(i, left, i * pause) for i in range(1, looks + 2)]
+    assert causes == [None] * looks + ["behind"]
+    patience = Patience(0.0)
+    for i in range(1, 3 * looks):
+        assert patience.cause(i, 0 if i % looks == 0 else left, i * pause) is None
+
+
+def test_a_client_that_takes_nothing_is_stalled_however_little_is_left() -> None:
+    patience = Patience(0.0)
+    assert patience.cause(5, 1, 0.0) is None
+    assert patience.cause(5, 1, GIVE_UP_SECONDS) is None
+    assert patience.cause(5, 1, GIVE_UP_SECONDS + 1) == "stalled"
+    assert patience.cause(5, 0, 2 * GIVE_UP_SECONDS) is None, "there is nothing to take"
+
+
+def test_events_of_a_background_response_that_are_not_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store, "GIVE_UP_SECONDS", 0.3)
+    before = cuts(server)
+    log = store.EventLog()
+    log.add(b"data: " + b"x" * (8 << 20) + b"\n\n")
+    log.close()
+    fields = {"input": "a", "background": True, "stream": True, "store": True}
+    created = server.post("/v1/responses", fields).events[0]["response"]["id"]
+    send = store.EventLog.send
+    monkeypatch.setattr(store.EventLog, "send", lambda _, *args: send(log, *args))
+    with server.open(f"/v1/responses/{created}?stream=true", None, method="GET"):
+        server.until(lambda: any("cut off" in r.message for r in caplog.records), 20)
+    assert cuts(server) == {**before, "stalled": before["stalled"] + 1}

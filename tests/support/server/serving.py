@@ -118,10 +118,12 @@ class Server:
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Answer:
         return self.request("POST", path, body, headers)
 
-    def open(self, path: str, body: Any, *, version: str = "1.1", extra: str = "") -> socket.socket:
+    def open(
+        self, path: str, body: Any, *, version: str = "1.1", extra: str = "", method: str = "POST"
+    ) -> socket.socket:
         """Send a request on a socket of its own, with little room for answers, and leave it."""
         data = json.dumps(body).encode()
-        head = f"POST {self.prefix}{path} HTTP/{version}\r\nHost: x\r\n{extra}"
+        head = f"{method} {self.prefix}{path} HTTP/{version}\r\nHost: x\r\n{extra}"
         client = socket.socket()
         client.settimeout(10)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
