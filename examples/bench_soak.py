@@ -1,7 +1,7 @@
 """Whether a server keeps its size over very many requests.
 
     python examples/bench_soak.py                  # 100,000 requests
-    python examples/bench_soak.py --quick          # 400
+    python examples/bench_soak.py --quick          # 200
     python examples/bench_soak.py --count 20000 --device cuda --model Qwen/Qwen3-0.6B
 
 Starts ``asyncllm serve`` with a small KV cache and sends it short requests over plain sockets:
@@ -279,11 +279,11 @@ def growth(readings: list[Reading], name: str) -> float:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=100_000, help="how many requests")
-    parser.add_argument("--quick", action="store_true", help="400 requests")
+    parser.add_argument("--quick", action="store_true", help="200 requests")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--model", help="the built-in demo model by default")
     args = parser.parse_args()
-    count = 400 if args.quick else args.count
+    count, parts = (200, 4) if args.quick else (args.count, READINGS)
     server = Server(["--device", args.device, *([args.model] if args.model else [])])
     clients = [Client(server.port, seed) for seed in range(1, CLIENTS + 1)]
     failures: list[str] = []
@@ -293,10 +293,11 @@ async def main() -> None:
     try:
         print("  ".join(each.name.rjust(8) for each in fields(Reading)))
         readings = []
-        for i in range(READINGS):
-            many = count * (i + 1) // READINGS - count * i // READINGS
+        for i in range(parts):
+            so_far = count * (i + 1) // parts
+            many = so_far - count * i // parts
             await burst(clients, chooser.choices(kinds, k=many), failures)
-            readings.append(await server.read(count * (i + 1) // READINGS))
+            readings.append(await server.read(so_far))
             show(readings[-1])
     finally:
         for client in clients:

@@ -109,6 +109,8 @@ class Shutdown:
         self._waker.close()
         woken.close()
         self.closing()
+        if result == [DEAD]:  # a thread or a GPU that hangs can hold the interpreter's end up, too
+            self._leave()
         # The interpreter waits for threads without a limit when it exits, in this thread.
         threading.Thread(target=self._watch_exit, name="asyncllm-exit", daemon=True).start()
         if errors:
@@ -216,6 +218,9 @@ class Shutdown:
         # The kernel ends the process if writing the log hangs.
         signal.setitimer(signal.ITIMER_REAL, FORCE_SECONDS)
         log.error("not waiting any longer for: %s", _still_running())
+        self._leave()
+
+    def _leave(self) -> NoReturn:
         logging.shutdown()
         with suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -45,6 +45,10 @@ RUNS = {
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
     ),
     "bench_scrape.py": Run("--quick", r"KiB, \d+ lines(.|\n)*CPU of the loop: +-?\d"),
+    "bench_soak.py": Run(
+        "--quick --device sim",
+        r"healed\n +50 (.|\n)*files [+-]\d(.|\n)*\n0 requests went otherwise",
+    ),
     "bench_startup.py": Run(
         f"{ROOT}/asyncllm/demo/model --runs 1 --device cpu",
         r"empty kernel cache.*\n +\d+\.\d\d \| +\d(.|\n)*full kernel cache.*\n +\d.*import \d",
