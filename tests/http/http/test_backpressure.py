@@ -155,7 +155,7 @@ async def test_logprobs_count_as_bytes_behind(opened: Opened) -> None:
 async def test_gives_up_a_client_that_takes_nothing(opened: Opened) -> None:
     stream, transport, sink = opened
     sink.emit(TokenDelta("a" * 1000))
-    now = stream._taken_at
+    now = stream._patience._taken_at
     stream.look(now + 1)
     transport.unsent -= 1  # it took one byte
     stream.look(now + 50)
@@ -170,7 +170,7 @@ async def test_gives_up_a_client_that_takes_nothing(opened: Opened) -> None:
 async def test_an_idle_client_is_not_slow(opened: Opened) -> None:
     """Nothing unsent: the engine takes its time, not the client."""
     stream, transport, sink = opened
-    now = stream._taken_at
+    now = stream._patience._taken_at
     sink.emit(TokenDelta("a"))
     transport.unsent = 0
     stream.look(now + 10 * cuts.GIVE_UP_SECONDS)
