@@ -96,7 +96,6 @@ class Watchdog:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="asyncllm-watchdog", daemon=True)
 
     def start(self) -> None:
         """Watch the running loop, and the engine once it is loaded."""
@@ -104,7 +103,8 @@ class Watchdog:
             return
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._thread.start()
+        self._stop.clear()
+        threading.Thread(target=self._watch, name="asyncllm-watchdog", daemon=True).start()
 
     def stop(self) -> None:
         """The thread ends soon; it is not waited for."""

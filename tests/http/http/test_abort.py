@@ -114,3 +114,17 @@ def test_only_the_tenants_own() -> None:
 def _ends(frames: list[Any]) -> list[str]:
     choices = [choice for frame in frames for choice in frame["choices"]]
     return [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+
+
+def test_the_pages_of_a_client_that_leaves_are_soon_free(demo: Server) -> None:
+    """And how soon is measured, for streams and for answers in one piece."""
+    freed = demo.llm.stats.cancel_to_free
+    for stream in (True, False):
+        before = sum(freed.counts)
+        body = {"prompt": "a b c " * 40, "max_tokens": 1000, "ignore_eos": True, "stream": stream}
+        with demo.open("/v1/completions", body):
+            demo.until(lambda: demo.llm.stats.running == 1)
+        demo.until_idle()
+        demo.until(lambda seen=before: sum(freed.counts) == seen + 1)  # type: ignore[misc]
+        assert demo.llm.stats.pages_held == 0
+    assert b"asyncllm_cancel_to_free_seconds_count" in demo.get("/metrics").body

@@ -39,6 +39,7 @@ OTHER_PROGRAMS = {
     "--ask",
     "--build",
     "--build-arg",
+    "--count",
     "--extra-index-url",
     "--gpus",
     "--index-url",
