@@ -14,6 +14,7 @@ from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.connection import Listener
+from asyncllm.server.http.hand_over import add_hand_over
 from asyncllm.server.reload import RELOADER, reload_when_told
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
@@ -96,6 +97,8 @@ async def serve(
     if sockets is None:
         return 1
     if parent is not None:
+        service = app[SERVICE]
+        add_hand_over(app, parent, lambda: not llm.healthy and not service.draining)
         parent.take_over()
     await listener.start(sockets, tls)
     reloader = app[RELOADER]
@@ -113,6 +116,7 @@ async def serve(
             return 1
         if parent is not None:
             parent.ready()
+            asyncio.get_running_loop().add_reader(parent.fileno(), _adopt, parent, listener)
         url = url_of(*listener.address, scheme="https" if tls else "http")
         return await _serve_until(shutdown, llm, app, url)
     finally:
@@ -123,6 +127,7 @@ async def serve(
         await listener.aclose()
         await llm.aclose()
         if parent is not None:
+            asyncio.get_running_loop().remove_reader(parent.fileno())
             parent.close()
 
 
@@ -183,6 +188,11 @@ async def _first_of(
     waiting = asyncio.ensure_future(event.wait())
     await asyncio.wait([future, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+
+
+def _adopt(parent: Parent, listener: Listener) -> None:
+    for connection, request in parent.handed_over():
+        listener.adopt(connection, request)
 
 
 def _load_tls(config: ServerConfig) -> Tls | None:

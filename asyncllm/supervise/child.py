@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 #: What the serving process tells its parent: it wants to accept connections, for which it needs
 #: the parent's word; and it has loaded the model.
 ACCEPT: Final = b"a"
 READY: Final = b"r"
+#: In both directions, with two file descriptors: a connection, and a file with its request.
+HAND_OVER: Final = b"h"
 
 
 class Parent:
@@ -37,6 +39,33 @@ class Parent:
     def ready(self) -> None:
         """The model is loaded."""
         self._tell(READY)
+
+    def hand_over(self, connection: int, request: int) -> None:
+        """Give the parent a connection for the next server, and a file with its request.
+
+        Raises:
+            OSError: it cannot take any more.
+        """
+        flags = socket.MSG_DONTWAIT
+        socket.send_fds(self._channel, [HAND_OVER], [connection, request], flags)
+
+    def handed_over(self) -> Iterator[tuple[socket.socket, bytes]]:
+        """The connections from the server before that have come by now, and their requests."""
+        while True:
+            try:
+                message, files, _, _ = socket.recv_fds(self._channel, 64, 2, socket.MSG_DONTWAIT)
+            except OSError:
+                return
+            if message != HAND_OVER or len(files) != 2:
+                return
+            with open(files[1], "rb") as file:
+                file.seek(0)
+                request = file.read()
+            yield socket.socket(fileno=files[0]), request
+
+    def fileno(self) -> int:
+        """Readable when ``handed_over`` has something."""
+        return self._channel.fileno()
 
     def close(self) -> None:
         self._channel.close()

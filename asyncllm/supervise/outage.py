@@ -103,7 +103,15 @@ class Outage:
             except (OSError, BadRequest):  # the server will say what is wrong with the files
                 client.close()
                 return
-        self._clients[client] = (self._serve(client), time.monotonic() + CLIENT_SECONDS)
+        self._begin(client, self._serve(client))
+
+    def refuse(self, client: socket.socket) -> None:
+        """Answer a connection whose request was read before; without TLS."""
+        client.setblocking(False)
+        self._begin(client, self._write(client, self._answer(with_body=True)))
+
+    def _begin(self, client: socket.socket, work: Generator[int, None, None]) -> None:
+        self._clients[client] = (work, time.monotonic() + CLIENT_SECONDS)
         self._listen()
         self._advance(client)
 
@@ -140,7 +148,9 @@ class Outage:
             if not more:
                 return
             head += more
-        answer = self._answer(with_body=not head.startswith(b"HEAD "))
+        yield from self._write(client, self._answer(with_body=not head.startswith(b"HEAD ")))
+
+    def _write(self, client: socket.socket, answer: bytes) -> Generator[int, None, None]:
         while answer:
             sent = yield from self._when(WRITE, partial(client.send, answer))
             answer = answer[sent:]

@@ -13,7 +13,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.supervise.child import ACCEPT, READY, Parent
+from asyncllm.supervise.child import ACCEPT, HAND_OVER, READY, Parent
+from asyncllm.supervise.held import Held
 from asyncllm.supervise.outage import Outage
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.restarts import Restarts
@@ -52,6 +53,7 @@ class Supervisor:
         self._limits = (drain_seconds + GRACE_SECONDS, GRACE_SECONDS)
         self._poller = Poller()
         self._outage = Outage(self._poller, sockets, self._retry_seconds, tls)
+        self._held = Held(self._outage)
         self._restarts = Restarts()
         self._terminal = Terminal()
         self._child: _Child | None = None
@@ -89,7 +91,11 @@ class Supervisor:
                 self._kill_at = None
                 os.kill(self._child.pid, signal.SIGKILL)
             self._outage.expire()
-            times = (self._start_at, self._kill_at, self._outage.deadline)
+            self._held.expire()
+            if self._child is not None and self._child.is_ready:
+                self._held.send(self._child.channel)
+            deadlines = (self._outage.deadline, self._held.deadline)
+            times = (self._start_at, self._kill_at, *deadlines)
             next_at = min((at for at in times if at is not None), default=None)
             self._poller.wait(None if next_at is None else next_at - time.monotonic())
         self._close()
@@ -142,6 +148,7 @@ class Supervisor:
         self._wakeup.close()
         self._woken.close()
         self._outage.drop()
+        self._held.drop()
 
     # -- what the server says --------------------------------------------------------------------
 
@@ -149,7 +156,7 @@ class Supervisor:
         child = self._child
         while child is not None:
             try:
-                message = child.channel.recv(64)
+                message, files, _, _ = socket.recv_fds(child.channel, 64, 2)
             except OSError:
                 return
             if not message:  # it ends; SIGCHLD says how
@@ -162,7 +169,11 @@ class Supervisor:
                 if child.hung_up:
                     os.kill(child.pid, signal.SIGHUP)
             elif message == READY:
+                child.is_ready = True
                 self._restarts.ready()
+            elif message == HAND_OVER and len(files) == 2:
+                child.is_ready = False  # it is about to end
+                self._held.add(files)
 
     def _reap(self) -> None:
         """Collect all children that have ended: as process 1 of a container, strangers too."""
@@ -248,6 +259,7 @@ class _Child:
         self.pid = pid
         self.channel = channel
         self.accepts = False
+        self.is_ready = False
         self.hung_up = False  # a SIGHUP came before it could take it
 
 

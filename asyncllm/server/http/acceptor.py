@@ -11,11 +11,13 @@ import errno
 import logging
 import socket
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncllm.server.http.hand_over import Received
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from asyncllm.server.http.waits import Waits
     from asyncllm.supervise.tls import Tls
@@ -99,6 +101,28 @@ class Acceptor:
                     task.cancel()
             await asyncio.wait(self._attaching)
 
+    def adopt(self, connection: socket.socket, request: bytes) -> None:
+        """Serve a connection that another process has accepted, and has read a request from."""
+        self._start(self._adopt(connection, request))
+
+    async def _adopt(self, connection: socket.socket, request: bytes) -> None:
+        connection.setblocking(False)
+        try:
+            _, protocol = await self._loop.connect_accepted_socket(self._connect, connection)
+        except Exception:
+            log.exception("a connection of the server before could not be served")
+            connection.close()
+            return
+        if isinstance(received := getattr(protocol, "received", None), Received):
+            received.is_second = True
+        if isinstance(protocol, asyncio.Protocol):
+            protocol.data_received(request)
+
+    def _start(self, attaching: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(attaching)
+        self._attaching.add(task)
+        task.add_done_callback(self._attaching.discard)
+
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_TURN):
             try:
@@ -112,9 +136,7 @@ class Acceptor:
                 return
             if (age := _age(connection)) is not None:
                 self._waits.observe(age)
-            task = self._loop.create_task(self._attach(connection))
-            self._attaching.add(task)
-            task.add_done_callback(self._attaching.discard)
+            self._start(self._attach(connection))
 
     async def _attach(self, connection: socket.socket) -> None:
         connection.setblocking(False)

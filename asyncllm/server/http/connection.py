@@ -14,6 +14,7 @@ from asyncllm.server.http.acceptor import Acceptor
 from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, Cuts, Patience, unsent
 from asyncllm.server.http.errors import HttpError, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
+from asyncllm.server.http.hand_over import HAND_OVER, Received, Room
 from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, request_id
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
 
@@ -128,6 +129,33 @@ class Connection(web.RequestHandler):
         return finished
 
 
+class KeptConnection(Connection):
+    """Keeps the bytes of a request until its answer begins."""
+
+    __slots__ = ("received",)
+
+    def __init__(self, manager: web.Server, cuts: Cuts, room: Room, **options: Any):
+        super().__init__(manager, cuts, **options)
+        self.received = Received(room)
+
+    def data_received(self, data: bytes) -> None:
+        self.received.add(data)
+        super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.received.drop()
+        super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        finished = await super().finish_response(request, resp, start_time)
+        if self.transport is not None:
+            self.received.clear()
+            self.received.is_second = False
+        return finished
+
+
 class _Watch:
     """Cuts the client off if it takes its answer too slowly."""
 
@@ -178,8 +206,10 @@ def connector(
     Args:
         request_seconds: a connection without a whole request header is closed after this.
     """
+    hand_over = app.get(HAND_OVER)
+    kind = Connection if hand_over is None else partial(KeptConnection, room=hand_over.room)
     return partial(
-        Connection,
+        kind,
         server,
         app.get(CUTS) or Cuts(),
         loop=asyncio.get_running_loop(),
@@ -223,6 +253,11 @@ class Listener:
         assert self._runner.server is not None
         connect = connector(self._runner.server, self._app, self._request_seconds)
         self._acceptor = Acceptor(sockets, connect, self._waits, tls)
+
+    def adopt(self, connection: socket.socket, request: bytes) -> None:
+        """Serve a connection that another process has accepted, and has read a request from."""
+        assert self._acceptor is not None
+        self._acceptor.adopt(connection, request)
 
     @property
     def address(self) -> tuple[str, int]:

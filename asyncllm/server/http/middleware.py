@@ -13,10 +13,11 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from asyncllm.engine.requests.reservations import Reservation
-from asyncllm.errors import AsyncLLMError
+from asyncllm.errors import AsyncLLMError, EngineDead
 from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.errors import REFUSALS, ErrorWriter, HttpError, error_response
 from asyncllm.server.http.half_close import PROBE
+from asyncllm.server.http.hand_over import HAND_OVER
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -79,6 +80,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except AsyncLLMError as error:
         request[FAILURE] = _bare(error)
+        hand_over = request.app.get(HAND_OVER)
+        if hand_over is not None and isinstance(error, EngineDead) and hand_over.pass_on(request):
+            return web.Response()  # the next server answers; this one has no connection any more
         request.app[REFUSALS].count(error)
         response = write(error)
     except web.HTTPException as error:

@@ -297,7 +297,7 @@ class FakeLLM:
 
     async def stopped(self) -> str:
         await asyncio.sleep(self._life_seconds)
-        self.ready = self.healthy = False
+        self.give_up("planted death")
         return "planted death"
 
     def give_up(self, cause: str) -> None:

@@ -1,7 +1,8 @@
 """A fake server: ``python -m tests.support.server.serve_fake PORT DRAIN_SECONDS FAKE_OPTIONS``.
 
-FAKE_OPTIONS may have ``server``, further fields of the server's configuration. One more argument,
-``supervised``, runs it under the parent process of ``asyncllm serve``.
+FAKE_OPTIONS may have ``server``, further fields of the server's configuration, and ``first_life``,
+the life_seconds of the first server. One more argument, ``supervised``, runs it under the parent
+process of ``asyncllm serve``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from asyncllm.supervise.supervisor import Supervisor
 def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> int:
     fields: dict[str, Any] = json.loads(options)
     given = fields.pop("server", {})
+    first_life = fields.pop("first_life", None)
     config = ServerConfig(port=int(port), drain_seconds=float(drain_seconds), **given)
     parent = None
     if supervised:
@@ -29,6 +31,8 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
         if isinstance(outcome, int):
             return outcome
         parent = outcome
+        if first_life is not None and not parent.restarts:
+            fields["life_seconds"] = first_life
 
     # The parent imports as little as that of ``asyncllm serve``.
     from asyncllm.errors import ModelError

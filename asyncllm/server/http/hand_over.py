@@ -1,0 +1,131 @@
+"""When the engine dies, requests that are not answered yet pass to the next server.
+
+The process is healthy then: it gives each such connection, with the bytes of its request, to the
+process that supervises it, which gives both to the next server. For the client, its answer is late.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncllm.supervise.child import Parent
+
+#: Bytes that are kept of one request, and of all.
+MOST_OF_ONE: Final = 2**20
+MOST_OF_ALL: Final = 64 * 2**20
+
+
+class Room:
+    """Bounds the bytes that are kept."""
+
+    def __init__(self, most: int = MOST_OF_ALL):
+        self.left = most
+
+
+class Received:
+    """The bytes that a connection has sent since its last answer, if there was room for them.
+
+    Attributes:
+        is_second: the connection came from another server: whose engine this request may have
+            killed, and so it is not passed on again.
+    """
+
+    __slots__ = ("_data", "_room", "is_second")
+
+    def __init__(self, room: Room):
+        self._room = room
+        self._data: bytearray | None = bytearray()
+        self.is_second = False
+
+    def add(self, data: bytes) -> None:
+        if self._data is None:
+            return
+        if len(self._data) + len(data) > MOST_OF_ONE or len(data) > self._room.left:
+            self.drop()
+            return
+        self._room.left -= len(data)
+        self._data += data
+
+    def drop(self) -> None:
+        """Keep nothing more of this request."""
+        if self._data is not None:
+            self._room.left += len(self._data)
+        self._data = None
+
+    def clear(self) -> None:
+        """The request is answered: keep the next one."""
+        self.drop()
+        self._data = bytearray()
+
+    def whole(self, request: web.Request) -> bytes | None:
+        """The bytes of ``request``, if they are all that was received, and nothing else was."""
+        if self._data is None:
+            return None
+        head, end, body = bytes(self._data).partition(b"\r\n\r\n")
+        line = f"{request.method} {request.raw_path} HTTP/".encode("utf-8", "surrogateescape")
+        is_whole = bool(end) and head.startswith(line) and request.content_length == len(body)
+        return head + end + body if is_whole else None
+
+
+class HandOver:
+    """Gives connections to the parent process."""
+
+    def __init__(self, parent: Parent, has_died: Callable[[], bool]):
+        """
+        Args:
+            has_died: whether another server will follow this one.
+        """
+        self.room = Room()
+        self._parent = parent
+        self._has_died = has_died
+
+    def pass_on(self, request: web.Request) -> bool:
+        """Give a request's connection away; False if it must be answered here."""
+        received: Received | None = getattr(request.protocol, "received", None)
+        transport = request.transport
+        if received is None or transport is None or transport.is_closing():
+            return False
+        if received.is_second or not self._has_died() or request.method != "POST":
+            return False
+        if request.writer.output_size > 0 or transport.get_extra_info("sslcontext") is not None:
+            return False  # the client has some of its answer; TLS state cannot be passed on
+        data = received.whole(request)
+        if data is None:
+            return False
+        try:
+            file = os.memfd_create("request", os.MFD_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            with open(file, "wb", closefd=False) as writable:
+                writable.write(data)
+            with suppress(OSError):
+                self._parent.hand_over(transport.get_extra_info("socket").fileno(), file)
+                transport.abort()  # the parent has the connection as well: it stays open
+                return True
+        finally:
+            os.close(file)
+        return False
+
+
+async def forget(request: web.Request, response: web.StreamResponse) -> None:
+    """An ``on_response_prepare`` signal: an answer begins, so nothing has to be kept."""
+    received: Received | None = getattr(request.protocol, "received", None)
+    if received is not None:
+        received.drop()
+
+
+HAND_OVER: Final = web.AppKey("asyncllm_hand_over", HandOver)
+
+
+def add_hand_over(app: web.Application, parent: Parent, has_died: Callable[[], bool]) -> None:
+    """To be called before the application serves."""
+    app[HAND_OVER] = HandOver(parent, has_died)
+    app.on_response_prepare.append(forget)
