@@ -78,7 +78,7 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, and those that wait for their prefix."""
-        return len(self.queue) + len(self._sharing) + self._copies.num_loading
+        return len(self.queue) + self._sharing.num_waiting + self._copies.num_loading
 
     def push(self, seq: Sequence) -> None:
         """``seq`` joins the queue, at the place that the policy gives it."""
@@ -148,8 +148,9 @@ class Admission:
 
     def stop_sharing(self) -> None:
         """Sequences whose prefix has been computed, or will not be, rejoin the queue."""
-        for seq in self._sharing.take_done():
-            self.push(seq)
+        if self._sharing.num_waiting:
+            for seq in self._sharing.take_done():
+                self.push(seq)
 
     # -- entering --------------------------------------------------------------------------------
 

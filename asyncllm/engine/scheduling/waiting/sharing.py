@@ -11,29 +11,29 @@ class Sharing:
     """Sequences by the last page of the prefix that they wait for.
 
     Their number is bounded, because each of them is looked at when its prefix has landed.
+
+    Attributes:
+        num_waiting: how many there are.
     """
 
     def __init__(self, cache: KVCacheManager, most: int):
         self._cache = cache
         self._most = most
-        self._num_waiting = 0
+        self.num_waiting = 0
         self._by_page: dict[Node, list[Sequence]] = {}
-
-    def __len__(self) -> int:
-        return self._num_waiting
 
     @property
     def is_full(self) -> bool:
-        return self._num_waiting >= self._most
+        return self.num_waiting >= self._most
 
     def add(self, seq: Sequence, page: Node) -> None:
         """``seq`` waits until ``page`` is written."""
         self._by_page.setdefault(page, []).append(seq)
-        self._num_waiting += 1
+        self.num_waiting += 1
 
     def ended(self) -> None:
         """One of the sequences has ended; it is forgotten with its page."""
-        self._num_waiting -= 1
+        self.num_waiting -= 1
 
     def page_of(self, seq: Sequence) -> Node | None:
         """What ``seq`` waits for; None when it is not one of these."""
@@ -50,6 +50,6 @@ class Sharing:
                 if more is not None:  # the next chunk is already being computed
                     self._by_page.setdefault(more, []).append(seq)
                 else:
-                    self._num_waiting -= 1
+                    self.num_waiting -= 1
                     done.append(seq)
         return done
