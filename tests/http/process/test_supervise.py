@@ -147,23 +147,6 @@ def test_a_killed_server_is_started_again() -> None:
     assert "the server has ended by SIGKILL" in "".join(running.log)
 
 
-def test_clients_meanwhile_need_not_behave() -> None:
-    """Silent, slow and gone clients take nothing from the others, and are gone later."""
-    with supervised(port := free_port(), load_seconds=0.1) as running:
-        until(lambda: bool(children(running.process.pid)))
-        os.kill(running.server, signal.SIGSTOP)  # it never accepts
-        with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as silent:
-            with socket.create_connection(("127.0.0.1", port)) as gone:
-                gone.sendall(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n")
-            assert running.status("/health") == 503
-            assert silent.recv(1) == b"", "it is closed after some seconds"
-        assert len(os.listdir(f"/proc/{running.process.pid}/fd")) < 12
-        os.kill(running.server, signal.SIGCONT)
-        running.until_ready()
-        running.process.terminate()
-        assert running.end() == 0
-
-
 def test_an_outage_under_tls() -> None:
     cert, key = (str(TLS_FILES / f"first.{end}") for end in ("pem", "key"))
     context = ssl.create_default_context(cafile=cert)
