@@ -13,7 +13,7 @@ import asyncio
 import math
 import selectors
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
@@ -73,22 +73,22 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _job_done(self, _future: asyncio.Future[Any]) -> None:
         self._jobs -= 1
 
-    def _wait(self, real: selectors.BaseSelector, timeout: float | None) -> _Events:
+    def _wait(self, system: _JumpingSelector, timeout: float | None) -> _Events:
         """``select`` of this loop: return I/O events, or advance the clock by ``timeout``."""
-        events = real.select(0)
+        events = system.poll(0)
         if events or (timeout is not None and timeout <= 0):
             return events
         if self._jobs:
-            return real.select()
+            return system.poll()
         if timeout is None:
-            if events := real.select(STUCK_SECONDS):
+            if events := system.poll(STUCK_SECONDS):
                 return events
             raise Deadlock(
                 "no timer is set and nothing happens on any socket, but there are tasks waiting: "
                 + ", ".join(sorted(map(_describe, asyncio.all_tasks(self)))[:MOST_NAMED])
             )
-        sockets = len(real.get_map()) > 1  # one is the loop's own
-        if timeout > LONG_JUMP and sockets and (events := real.select(SETTLE_SECONDS)):
+        sockets = len(system.get_map()) > 1  # one is the loop's own
+        if timeout > LONG_JUMP and sockets and (events := system.poll(SETTLE_SECONDS)):
             return events
         # Just after the timer, which fires when its time has passed.
         self._now = math.nextafter(self._now + timeout, math.inf)
@@ -117,27 +117,15 @@ def _describe(task: asyncio.Task[Any]) -> str:
 _Events = list[tuple[selectors.SelectorKey, int]]
 
 
-class _JumpingSelector(selectors.BaseSelector):
-    """The system's selector with a ``select`` of the loop's own."""
+class _JumpingSelector(selectors.DefaultSelector):
+    """The system's selector with a ``select`` of the loop's own; ``poll`` is the system's."""
 
-    def __init__(self, wait: Callable[[selectors.BaseSelector, float | None], _Events]):
-        self._real = selectors.DefaultSelector()
+    def __init__(self, wait: Callable[[_JumpingSelector, float | None], _Events]):
+        super().__init__()
         self._wait = wait
 
+    def poll(self, timeout: float | None = None) -> _Events:
+        return super().select(timeout)
+
     def select(self, timeout: float | None = None) -> _Events:
-        return self._wait(self._real, timeout)
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.modify(fileobj, events, data)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._real.get_map()
-
-    def close(self) -> None:
-        self._real.close()
+        return self._wait(self, timeout)

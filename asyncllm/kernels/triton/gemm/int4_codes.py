@@ -21,6 +21,29 @@ def offset_codes(codes, DTYPE: tl.constexpr):
         return (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
 
 
+def _unpacking(offset: int) -> tl.constexpr:
+    """Assembly that puts codes, two at a time, into 16-bit numbers with these upper bits."""
+    merge = f"0x000F000F, 0x{offset:04X}{offset:04X}, 0xEA"
+    return tl.constexpr(
+        f"""{{
+        .reg .b32 even, odd;
+        prmt.b32 even, $4, 0, 0x3120;
+        shr.u32 odd, even, 8;
+        lop3.b32 $0, even, {merge};
+        lop3.b32 $1, odd, {merge};
+        shr.u32 even, even, 4;
+        shr.u32 odd, odd, 4;
+        lop3.b32 $2, even, {merge};
+        lop3.b32 $3, odd, {merge};
+        }}"""
+    )
+
+
+_TO_BFLOAT16: tl.constexpr = _unpacking(0x4300)
+_TO_FLOAT16: tl.constexpr = _unpacking(0x6400)
+_REGISTERS: tl.constexpr = tl.constexpr("=&r,=&r,=&r,=&r,r")
+
+
 @triton.jit
 def unpack(packed, DTYPE: tl.constexpr):
     """The codes in the low and in the high nibbles, as ``offset_codes`` gives them.
@@ -31,41 +54,11 @@ def unpack(packed, DTYPE: tl.constexpr):
         return offset_codes(packed & 15, DTYPE), offset_codes(packed >> 4, DTYPE)
     elif tl.bfloat16 == DTYPE:
         return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 even, odd;
-            prmt.b32 even, $4, 0, 0x3120;
-            shr.u32 odd, even, 8;
-            lop3.b32 $0, even, 0x000F000F, 0x43004300, 0xEA;
-            lop3.b32 $1, odd, 0x000F000F, 0x43004300, 0xEA;
-            shr.u32 even, even, 4;
-            shr.u32 odd, odd, 4;
-            lop3.b32 $2, even, 0x000F000F, 0x43004300, 0xEA;
-            lop3.b32 $3, odd, 0x000F000F, 0x43004300, 0xEA;
-            }""",
-            "=&r,=&r,=&r,=&r,r",
-            [packed],
-            dtype=(tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=4,
+            _TO_BFLOAT16, _REGISTERS, [packed], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
     else:
         return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 even, odd;
-            prmt.b32 even, $4, 0, 0x3120;
-            shr.u32 odd, even, 8;
-            lop3.b32 $0, even, 0x000F000F, 0x64006400, 0xEA;
-            lop3.b32 $1, odd, 0x000F000F, 0x64006400, 0xEA;
-            shr.u32 even, even, 4;
-            shr.u32 odd, odd, 4;
-            lop3.b32 $2, even, 0x000F000F, 0x64006400, 0xEA;
-            lop3.b32 $3, odd, 0x000F000F, 0x64006400, 0xEA;
-            }""",
-            "=&r,=&r,=&r,=&r,r",
-            [packed],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=4,
+            _TO_FLOAT16, _REGISTERS, [packed], (tl.float16, tl.float16), is_pure=True, pack=4
         )
 
 
