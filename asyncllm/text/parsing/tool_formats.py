@@ -13,257 +13,231 @@ from asyncllm.text.parsing.formats import (
 
 _JSON = JsonBody()
 _BARE = JsonBody(other_keys=("type", "id"), needs_arguments=True)
-
-HERMES = ToolFormat(
-    "hermes",  # Qwen 2.5 and 3, Hermes 2 and 3, Granite 4
-    calls=(CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),),
-    template=CallTemplate(
-        '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n"
-    ),
-)
-
 _QWEN_PARAMETERS = ParameterStyle("<parameter=", ">", "", "</parameter>", own_lines=True)
-QWEN3_CODER = ToolFormat(
-    "qwen3_coder",
-    calls=(
-        CallSyntax(
-            "<tool_call>",
-            json=_JSON,
-            named=NamedBody(head="<function=", name_end=">", parameters=_QWEN_PARAMETERS),
-            end=("</function>", "</tool_call>"),
-        ),
-        # The models leave out the first tag at times.
-        CallSyntax(
-            "<function=",
-            named=NamedBody(name_end=">", parameters=_QWEN_PARAMETERS),
-            end=("</function>", "</tool_call>"),
-        ),
-    ),
-    template=CallTemplate(
-        "<tool_call>\n<function=", ">\n", "\n</function>\n</tool_call>", separator="\n"
-    ),
-)
-
-SEED_OSS = ToolFormat(
-    "seed_oss",
-    calls=(
-        CallSyntax(
-            "<seed:tool_call>",
-            json=_JSON,
-            named=NamedBody(
-                head="<function=",
-                name_end=">",
-                parameters=ParameterStyle("<parameter=", ">", "", "</parameter>", own_lines=False),
-            ),
-            end=("</function>", "</seed:tool_call>"),
-        ),
-    ),
-    template=CallTemplate(
-        "<seed:tool_call>\n<function=", ">\n", "\n</function>\n</seed:tool_call>", separator="\n"
-    ),
-)
-
-GLM45 = ToolFormat(
-    "glm45",
-    calls=(
-        CallSyntax(
-            "<tool_call>",
-            json=_JSON,
-            named=NamedBody(
-                name_end="",
-                parameters=ParameterStyle(
-                    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", own_lines=False
-                ),
-            ),
-            end=("</tool_call>",),
-        ),
-    ),
-    template=CallTemplate("<tool_call>", "\n", "\n</tool_call>", separator="\n"),
-)
-
-MINIMAX_M2 = ToolFormat(
-    "minimax_m2",
-    calls=(
-        CallSyntax(
-            '<invoke name="',
-            named=NamedBody(
-                name_end='">',
-                parameters=ParameterStyle(
-                    '<parameter name="', '">', "", "</parameter>", own_lines=False
-                ),
-            ),
-            end=("</invoke>",),
-        ),
-    ),
-    ignored=("<minimax:tool_call>", "</minimax:tool_call>"),
-    template=CallTemplate(
-        '<invoke name="',
-        '">\n',
-        "\n</invoke>",
-        begin="<minimax:tool_call>\n",
-        separator="\n",
-        end="\n</minimax:tool_call>",
-    ),
-)
-
-LLAMA3_JSON = ToolFormat(
-    "llama3_json",
-    calls=(
-        CallSyntax("", json=_BARE),
-        # What the model card of Llama 3.1 asks of custom tools.
-        CallSyntax("<function=", named=NamedBody(name_end=">"), end=("</function>",)),
-    ),
-    ignored=("<|python_tag|>",),
-    separators=";",
-    template=CallTemplate('{"name": "', '", "parameters": ', "}", separator="; "),
-)
-
-MISTRAL = ToolFormat(
-    "mistral",
-    calls=(
-        CallSyntax(
-            "[TOOL_CALLS]", json=_JSON, named=NamedBody(name_end="[ARGS]", call_id="[CALL_ID]")
-        ),
-    ),
-    call_ids="short",
-    template=CallTemplate(
-        '{"name": "', '", "arguments": ', "}", begin="[TOOL_CALLS][", separator=", ", end="]"
-    ),
-)
-
-#: The same to read; since their tokenizer of version 11, models write a marker for every call.
-MISTRAL_ARGS = ToolFormat(
-    "mistral_args",
-    calls=MISTRAL.calls,
-    call_ids="short",
-    template=CallTemplate("[TOOL_CALLS]", "[ARGS]", ""),
-)
-
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-DEEPSEEK_V3 = ToolFormat(
-    "deepseek_v3",  # and R1
-    calls=(
-        CallSyntax(
-            "<｜tool▁call▁begin｜>",
-            named=NamedBody(head="function<｜tool▁sep｜>", name_end="```json"),
-            end=("```", "<｜tool▁call▁end｜>"),
-        ),
-    ),
-    ignored=_DEEPSEEK_SECTION,
-    template=CallTemplate(
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-        "\n```json\n",
-        "\n```<｜tool▁call▁end｜>",
-        begin=_DEEPSEEK_SECTION[0],
-        separator="\n",
-        end=_DEEPSEEK_SECTION[1],
-    ),
-)
-
-DEEPSEEK_V31 = ToolFormat(
-    "deepseek_v31",
-    calls=(
-        CallSyntax(
-            "<｜tool▁call▁begin｜>",
-            named=NamedBody(name_end="<｜tool▁sep｜>"),
-            end=("<｜tool▁call▁end｜>",),
-        ),
-    ),
-    ignored=_DEEPSEEK_SECTION,
-    template=CallTemplate(
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁sep｜>",
-        "<｜tool▁call▁end｜>",
-        begin=_DEEPSEEK_SECTION[0],
-        end=_DEEPSEEK_SECTION[1],
-    ),
-)
-
-KIMI_K2 = ToolFormat(
-    "kimi_k2",
-    calls=(
-        CallSyntax(
-            "<|tool_call_begin|>",
-            named=NamedBody(name_end="<|tool_call_argument_begin|>", namespace="functions."),
-            end=("<|tool_call_end|>",),
-        ),
-    ),
-    ignored=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    call_ids="named",
-    template=CallTemplate(
-        "<|tool_call_begin|>functions.",
-        ":0<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
-        begin="<|tool_calls_section_begin|>",
-        end="<|tool_calls_section_end|>",
-    ),
-)
-
-GRANITE = ToolFormat(
-    "granite",  # 3.x; Phi-4-mini closes the list with a marker of its own
-    calls=(CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),),
-    template=CallTemplate(
-        '{"name": "', '", "arguments": ', "}", begin="<|tool_call|>[", separator=", ", end="]"
-    ),
-)
-
-NEMOTRON = ToolFormat(
-    "nemotron",  # Nano 2, Super 1.5
-    calls=(CallSyntax("<TOOLCALL>", json=_JSON, end=("</TOOLCALL>",)),),
-    template=CallTemplate(
-        '{"name": "',
-        '", "arguments": ',
-        "}",
-        begin="<TOOLCALL>[",
-        separator=", ",
-        end="]</TOOLCALL>",
-    ),
-)
-
-COMMAND = ToolFormat(
-    "command",  # Command A and R7B
-    calls=(
-        CallSyntax(
-            "<|START_ACTION|>",
-            json=JsonBody(name_keys=("tool_name",), argument_keys=("parameters",)),
-            end=("<|END_ACTION|>",),
-        ),
-    ),
-    template=CallTemplate(
-        '{"tool_call_id": "0", "tool_name": "',
-        '", "parameters": ',
-        "}",
-        begin="<|START_ACTION|>[\n    ",
-        separator=",\n    ",
-        end="\n]<|END_ACTION|>",
-    ),
-)
-
-JSON = ToolFormat(
-    "json",  # for models of which nothing is known
-    calls=(
-        CallSyntax("", json=_BARE),
-        CallSyntax("```json", json=_BARE, end=("```",)),
-        CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),
-    ),
-    template=CallTemplate('{"name": "', '", "arguments": ', "}", separator="\n"),
+_MISTRAL_CALLS = (
+    CallSyntax("[TOOL_CALLS]", json=_JSON, named=NamedBody(name_end="[ARGS]", call_id="[CALL_ID]")),
 )
 
 #: The generic one last.
 TAGGED_FORMATS = (
-    HERMES,
-    QWEN3_CODER,
-    SEED_OSS,
-    GLM45,
-    MINIMAX_M2,
-    LLAMA3_JSON,
-    MISTRAL,
-    MISTRAL_ARGS,
-    DEEPSEEK_V3,
-    DEEPSEEK_V31,
-    KIMI_K2,
-    GRANITE,
-    NEMOTRON,
-    COMMAND,
-    JSON,
+    ToolFormat(
+        "hermes",  # Qwen 2.5 and 3, Hermes 2 and 3, Granite 4
+        calls=(CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),),
+        template=CallTemplate(
+            '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n"
+        ),
+    ),
+    ToolFormat(
+        "qwen3_coder",
+        calls=(
+            CallSyntax(
+                "<tool_call>",
+                json=_JSON,
+                named=NamedBody(head="<function=", name_end=">", parameters=_QWEN_PARAMETERS),
+                end=("</function>", "</tool_call>"),
+            ),
+            # The models leave out the first tag at times.
+            CallSyntax(
+                "<function=",
+                named=NamedBody(name_end=">", parameters=_QWEN_PARAMETERS),
+                end=("</function>", "</tool_call>"),
+            ),
+        ),
+        template=CallTemplate(
+            "<tool_call>\n<function=", ">\n", "\n</function>\n</tool_call>", separator="\n"
+        ),
+    ),
+    ToolFormat(
+        "seed_oss",
+        calls=(
+            CallSyntax(
+                "<seed:tool_call>",
+                json=_JSON,
+                named=NamedBody(
+                    head="<function=",
+                    name_end=">",
+                    parameters=ParameterStyle(
+                        "<parameter=", ">", "", "</parameter>", own_lines=False
+                    ),
+                ),
+                end=("</function>", "</seed:tool_call>"),
+            ),
+        ),
+        template=CallTemplate(
+            "<seed:tool_call>\n<function=",
+            ">\n",
+            "\n</function>\n</seed:tool_call>",
+            separator="\n",
+        ),
+    ),
+    ToolFormat(
+        "glm45",
+        calls=(
+            CallSyntax(
+                "<tool_call>",
+                json=_JSON,
+                named=NamedBody(
+                    name_end="",
+                    parameters=ParameterStyle(
+                        "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", own_lines=False
+                    ),
+                ),
+                end=("</tool_call>",),
+            ),
+        ),
+        template=CallTemplate("<tool_call>", "\n", "\n</tool_call>", separator="\n"),
+    ),
+    ToolFormat(
+        "minimax_m2",
+        calls=(
+            CallSyntax(
+                '<invoke name="',
+                named=NamedBody(
+                    name_end='">',
+                    parameters=ParameterStyle(
+                        '<parameter name="', '">', "", "</parameter>", own_lines=False
+                    ),
+                ),
+                end=("</invoke>",),
+            ),
+        ),
+        ignored=("<minimax:tool_call>", "</minimax:tool_call>"),
+        template=CallTemplate(
+            '<invoke name="',
+            '">\n',
+            "\n</invoke>",
+            begin="<minimax:tool_call>\n",
+            separator="\n",
+            end="\n</minimax:tool_call>",
+        ),
+    ),
+    ToolFormat(
+        "llama3_json",
+        calls=(
+            CallSyntax("", json=_BARE),
+            # What the model card of Llama 3.1 asks of custom tools.
+            CallSyntax("<function=", named=NamedBody(name_end=">"), end=("</function>",)),
+        ),
+        ignored=("<|python_tag|>",),
+        separators=";",
+        template=CallTemplate('{"name": "', '", "parameters": ', "}", separator="; "),
+    ),
+    ToolFormat(
+        "mistral",
+        calls=_MISTRAL_CALLS,
+        call_ids="short",
+        template=CallTemplate(
+            '{"name": "', '", "arguments": ', "}", begin="[TOOL_CALLS][", separator=", ", end="]"
+        ),
+    ),
+    # The same to read; since their tokenizer of version 11, models write a marker for every call.
+    ToolFormat(
+        "mistral_args",
+        calls=_MISTRAL_CALLS,
+        call_ids="short",
+        template=CallTemplate("[TOOL_CALLS]", "[ARGS]", ""),
+    ),
+    ToolFormat(
+        "deepseek_v3",  # and R1
+        calls=(
+            CallSyntax(
+                "<｜tool▁call▁begin｜>",
+                named=NamedBody(head="function<｜tool▁sep｜>", name_end="```json"),
+                end=("```", "<｜tool▁call▁end｜>"),
+            ),
+        ),
+        ignored=_DEEPSEEK_SECTION,
+        template=CallTemplate(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            "\n```json\n",
+            "\n```<｜tool▁call▁end｜>",
+            begin=_DEEPSEEK_SECTION[0],
+            separator="\n",
+            end=_DEEPSEEK_SECTION[1],
+        ),
+    ),
+    ToolFormat(
+        "deepseek_v31",
+        calls=(
+            CallSyntax(
+                "<｜tool▁call▁begin｜>",
+                named=NamedBody(name_end="<｜tool▁sep｜>"),
+                end=("<｜tool▁call▁end｜>",),
+            ),
+        ),
+        ignored=_DEEPSEEK_SECTION,
+        template=CallTemplate(
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+            begin=_DEEPSEEK_SECTION[0],
+            end=_DEEPSEEK_SECTION[1],
+        ),
+    ),
+    ToolFormat(
+        "kimi_k2",
+        calls=(
+            CallSyntax(
+                "<|tool_call_begin|>",
+                named=NamedBody(name_end="<|tool_call_argument_begin|>", namespace="functions."),
+                end=("<|tool_call_end|>",),
+            ),
+        ),
+        ignored=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        call_ids="named",
+        template=CallTemplate(
+            "<|tool_call_begin|>functions.",
+            ":0<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            begin="<|tool_calls_section_begin|>",
+            end="<|tool_calls_section_end|>",
+        ),
+    ),
+    ToolFormat(
+        "granite",  # 3.x; Phi-4-mini closes the list with a marker of its own
+        calls=(CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),),
+        template=CallTemplate(
+            '{"name": "', '", "arguments": ', "}", begin="<|tool_call|>[", separator=", ", end="]"
+        ),
+    ),
+    ToolFormat(
+        "nemotron",  # Nano 2, Super 1.5
+        calls=(CallSyntax("<TOOLCALL>", json=_JSON, end=("</TOOLCALL>",)),),
+        template=CallTemplate(
+            '{"name": "',
+            '", "arguments": ',
+            "}",
+            begin="<TOOLCALL>[",
+            separator=", ",
+            end="]</TOOLCALL>",
+        ),
+    ),
+    ToolFormat(
+        "command",  # Command A and R7B
+        calls=(
+            CallSyntax(
+                "<|START_ACTION|>",
+                json=JsonBody(name_keys=("tool_name",), argument_keys=("parameters",)),
+                end=("<|END_ACTION|>",),
+            ),
+        ),
+        template=CallTemplate(
+            '{"tool_call_id": "0", "tool_name": "',
+            '", "parameters": ',
+            "}",
+            begin="<|START_ACTION|>[\n    ",
+            separator=",\n    ",
+            end="\n]<|END_ACTION|>",
+        ),
+    ),
+    ToolFormat(
+        "json",  # for models of which nothing is known
+        calls=(
+            CallSyntax("", json=_BARE),
+            CallSyntax("```json", json=_BARE, end=("```",)),
+            CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),
+        ),
+        template=CallTemplate('{"name": "', '", "arguments": ', "}", separator="\n"),
+    ),
 )
