@@ -53,7 +53,6 @@ RUNS = {
         f"{ROOT}/asyncllm/demo/model --runs 1 --device cpu",
         r"empty kernel cache.*\n +\d+\.\d\d \| +\d(.|\n)*full kernel cache.*\n +\d.*import \d",
     ),
-    "compare_simulated.py": Run("--cases bs1 prefill8k", r"prefill8k +tokens/s +4\.\d+ +4\.\d"),
     "embeddings.py": Run("", r"^ *0\.\d+  (What is 27 \+ 45|How much is)"),
     "openai_client.py": Run("{url}/llm/v1", "27 [+] 45 = 72"),
     "profile_token.py": Run("--quick", r" 8( +\d+\.\d){2} +\d+(.|\n)*to its tokens: \d\.\d\d"),

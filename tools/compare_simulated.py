@@ -1,34 +1,41 @@
-"""The cases of ``asyncllm bench`` on the simulated device, beside what was measured on a real one.
+"""The tables of ``asyncllm bench`` on the simulated H200, beside what was measured on a real one.
 
-Engine, scheduler and cache are the real ones, on a virtual clock. Clients are in this process: what
-HTTP takes is one of the measured times of the profile.
+    python -m tools.compare_simulated [--profile h200-8b] [--cases bs1 c32] [--measured FILE]
+
+Needs no GPU: all cases of one model take half a minute. Engine, scheduler and cache are the real
+ones, on a virtual clock. Clients are in this process: what HTTP takes is one of the measured times
+of the profile. The measured figures are those that the profile keeps, of the recordings that it was
+fitted to; or those of another run, that ``asyncllm bench offline --json FILE`` or ``asyncllm bench
+serve --json FILE`` wrote.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 
+from asyncllm import AsyncLLM
+from asyncllm.bench import cases
 from asyncllm.bench.cases import OfflineCase, OnlineCase, Shot, warm_up
 from asyncllm.bench.load import Answered, Outcome
 from asyncllm.bench.offline import run_case
 from asyncllm.bench.online import summarize
-from asyncllm.bench.report import OfflineRow, OnlineRow, Report
+from asyncllm.bench.report import OfflineRow, OnlineRow, Report, decode_report
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.sim import virtual_time
 from asyncllm.sim.profile import HostTimes, find_profile
-from asyncllm.types import SamplingParams
+from asyncllm.terminal import table
+from asyncllm.types import SamplingParams, TokenDelta
 
-if TYPE_CHECKING:
-    from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.types import TokenDelta
-
+UNITS: Final = {"tok_s": "tokens/s"}
 #: Longest sequence of the online cases.
 CONTEXT: Final = 10_000
 #: The first repetition of an offline case warms up.
@@ -97,8 +104,6 @@ def offline_rows(profile: str, cases: Sequence[OfflineCase]) -> list[OfflineRow]
     """The rows of ``asyncllm bench offline``, simulated."""
 
     async def main() -> list[OfflineRow]:
-        from asyncllm.llm.async_llm import AsyncLLM
-
         clock = asyncio.get_running_loop().time
         config = EngineConfig(
             device="sim", sim_profile=profile, policy="longest", itl_target_ms=0.0
@@ -115,8 +120,6 @@ def online_rows(profile: str, cases: Sequence[OnlineCase]) -> list[OnlineRow]:
     found = find_profile(profile)
 
     async def main() -> list[OnlineRow]:
-        from asyncllm.llm.async_llm import AsyncLLM
-
         async with AsyncLLM(device="sim", sim_profile=profile, max_model_len=CONTEXT) as llm:
             load = _Load(llm, None if found is None else found.host)
             await load.run(warm_up(cases))
@@ -191,3 +194,37 @@ class _Events:
     def fail(self, error: Exception) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+
+
+def read(files: list[Path]) -> list[OfflineRow | OnlineRow]:
+    return rows_of(decode_report(file.read_bytes(), file) for file in files)
+
+
+def cells(one: Compared) -> list[str]:
+    name = UNITS.get(one.metric) or one.metric.replace("_", " ").removesuffix(" ms") + ", ms"
+    return [one.case, name, f"{one.measured:,.2f}", f"{one.simulated:,.2f}", f"{one.ratio:.2f}"]
+
+
+def main() -> None:
+    online = cases.online()
+    names = [case.name for case in cases.OFFLINE] + [case.name for case in online]
+    parser = argparse.ArgumentParser(description="Compare simulated with measured figures.")
+    parser.add_argument("--profile", default="h200-8b", help="h200-8b, h200-0.6b or a FILE")
+    parser.add_argument("--cases", nargs="+", choices=names, default=names)
+    parser.add_argument("--measured", action="append", help="figures to compare with", type=Path)
+    args = parser.parse_args()
+    measured = read(args.measured) if args.measured else measured_rows(args.profile)
+    simulated: list[OfflineRow | OnlineRow] = []
+    if wanted := [case for case in cases.OFFLINE if case.name in args.cases]:
+        simulated += offline_rows(args.profile, wanted)
+    # Those before a case shape what the scheduler knows when it begins.
+    last = max((i for i, case in enumerate(online) if case.name in args.cases), default=-1)
+    if last >= 0:
+        rows = online_rows(args.profile, online[: last + 1])
+        simulated += [row for row in rows if row.case in args.cases]
+    lines = [cells(one) for one in compare(measured, simulated)]
+    print(table(["case", "figure", "measured", "simulated", "ratio"], lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
 
 from asyncllm.bench import cases
-from asyncllm.bench.simulated import Compared, compare, measured_rows, offline_rows, online_rows
 from asyncllm.errors import BadRequest
+from tools import compare_simulated
+from tools.compare_simulated import (
+    Compared,
+    compare,
+    measured_rows,
+    offline_rows,
+    online_rows,
+)
 
 PROFILES = ("h200-8b", "h200-0.6b")
 OFFLINE = {case.name: case for case in cases.OFFLINE}
@@ -72,6 +82,15 @@ def test_one_client_waits_as_long_as_measured() -> None:
         compared = compare(measured_rows(profile), online_rows(profile, only))
         assert {one.metric for one in compared} >= {"tok_s", "ttft_p50", "itl_p99"}
         assert not worst(compared, *MISSED[profile])
+
+
+def test_the_script_prints_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["compare_simulated", "--cases", "bs1", "prefill8k"])
+    compare_simulated.main()
+    found = capsys.readouterr().out
+    assert re.search(r"prefill8k +tokens/s +4\.\d+ +4\.\d", found)
 
 
 def test_what_was_not_measured_cannot_be_compared() -> None:
