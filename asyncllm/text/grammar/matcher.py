@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import TypeAlias
 
 import llguidance
@@ -138,25 +137,9 @@ class Matcher:
         """Accept a text, whatever its tokens; False, and an error, if it is not allowed."""
         return all(map(self.accept, self._vocabulary.tokenizer.tokenize_bytes(text)))
 
-    def count_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, up to an end token, the grammar allows in a row.
-
-        The state does not change: this is for the guesses of a draft model.
-        """
-        ends = self._vocabulary.eos_ids
-        text = list(takewhile(lambda token: token not in ends, tokens))
-        return self._matcher.validate_tokens(text)
-
     def rollback(self, num_tokens: int) -> bool:
         """Take back the last accepted tokens; False, and no change, if there is an error."""
         return self._matcher.rollback(num_tokens)
-
-    def forced_tokens(self) -> list[int]:
-        """The only tokens that may come next, as the tokenizer spells their text."""
-        forced = self._matcher.compute_ff_bytes()
-        if not forced:
-            return []
-        return self._vocabulary.tokenizer.tokenize_partial(forced)[0]
 
 
 class MaskFiller:

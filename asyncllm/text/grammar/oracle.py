@@ -59,12 +59,21 @@ def is_empty(expression: str) -> bool:
         BadRequest: the expression is malformed or too complex.
     """
     matcher = _matcher(expression)
-    mask = np.zeros((_NUM_TOKENS + 31) // 32, np.int32)
-    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    _first_bytes(matcher)
     reason = matcher.stop_reason()
     if "TooComplex" in reason:
         raise BadRequest("the patterns of the schema are too complex together")
     return matcher.is_stopped() and not matcher.is_accepting()
+
+
+@lru_cache(maxsize=256)
+def ascii_in(expression: str) -> frozenset[str]:
+    """The ASCII characters that an expression of one character matches.
+
+    Raises:
+        BadRequest: the expression is malformed.
+    """
+    return frozenset(chr(byte) for byte in _first_bytes(_matcher(expression)) if byte < 128)
 
 
 def matches(expression: str, text: str) -> bool:
@@ -91,6 +100,16 @@ def _matcher(expression: str) -> llguidance.LLMatcher:
     if matcher.is_error():
         raise BadRequest(f"a pattern cannot be compiled: {first_line(matcher.get_error())}")
     return matcher
+
+
+def _first_bytes(matcher: llguidance.LLMatcher) -> list[int]:
+    """What a text may begin with; 256 for its end."""
+    mask = np.zeros((_NUM_TOKENS + 31) // 32, np.int32)
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    found: list[int] = np.flatnonzero(
+        np.unpackbits(mask.view(np.uint8), bitorder="little")
+    ).tolist()
+    return found
 
 
 def error_text(message: str) -> str:

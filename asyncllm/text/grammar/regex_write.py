@@ -5,10 +5,10 @@ A tree is written for a plain text, or for the text as a JSON string holds it.
 
 from __future__ import annotations
 
-import unicodedata
 from functools import lru_cache
 from typing import Final
 
+from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.regex_tree import Alt, Cat, Chars, Node, Repeat
 
 #: Characters that a JSON string holds escaped only.
@@ -125,29 +125,6 @@ def _holds(chars: Chars, char: str) -> bool:
     """Whether one of JSON_ESCAPED is in a set."""
     code = ord(char)
     inside = any(low <= code <= high for low, high in chars.ranges) or any(
-        _has_property(char, name) == holds for name, holds in chars.properties
+        (char in oracle.ascii_in(f"/\\p{{{name}}}/")) == holds for name, holds in chars.properties
     )
     return inside != chars.negated
-
-
-def _has_property(char: str, name: str) -> bool:
-    """Whether a character of JSON_ESCAPED has a property; these are punctuation and controls."""
-    category = unicodedata.category(char)
-    value = name.rpartition("=")[2]
-    if value in {category, category[0], *_LONG_NAMES.get(category, ())}:
-        return True
-    return value in _ASCII_PROPERTIES.get(char, _ASCII_PROPERTIES[""])
-
-
-_LONG_NAMES = {
-    "Po": ("Punctuation", "punct", "Other_Punctuation"),
-    "Cc": ("Other", "Control", "cntrl"),
-}
-_WHITE = ("White_Space", "space")
-_EVERY = ("Any", "ASCII", "Common", "Zyyy", "Assigned")
-_ASCII_PROPERTIES: dict[str, tuple[str, ...]] = {
-    "": _EVERY,
-    '"': (*_EVERY, "Quotation_Mark", "QMark", "Pattern_Syntax"),
-    "\\": (*_EVERY, "Pattern_Syntax"),
-    **dict.fromkeys("\t\n\v\f\r", (*_EVERY, *_WHITE, "Pattern_White_Space")),
-}

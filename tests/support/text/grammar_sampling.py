@@ -97,6 +97,11 @@ def accepts(grammar: Grammar, text: str) -> bool:
     return all(map(matcher.accept, tokens)) and matcher.can_stop
 
 
+def count_allowed(matcher: Matcher, tokens: list[int]) -> int:
+    """How many of these tokens the grammar allows in a row; the state does not change."""
+    return matcher._matcher.validate_tokens(tokens)
+
+
 def follow(matcher: Matcher, tokens: list[int]) -> None:
     for token in tokens:
         assert matcher.accept(token), matcher.error

@@ -80,6 +80,10 @@ def test_the_same_texts_are_found(pattern: str) -> None:
         (r"^\p{Cc}$", ["\x00", "\x1f", "\x7f"], ["a", '"']),
         (r"^\P{Cc}$", ["a", '"', "\\"], ["\x00", "\x7f"]),
         (r"^[\p{P}]$", ['"', "\\", "."], ["a", "\n"]),
+        # Any spelling of a property, of which the characters that JSON escapes are few.
+        (r"^\P{po}$", ["a", "\n"], ['"', "\\", "."]),
+        (r"^\P{Grapheme_Base}$", ["\n"], ['"', "\\", "a"]),
+        (r"^[^\p{ascii}]$", ["é"], ['"', "\x01", "a"]),
         (r"^(?<year>\d{4})-(?P<m>\d\d)$", ["2024-01"], ["24-1"]),
         (r"a{,2}", ["xa{,2}"], ["aa"]),
         (r"^a{2}?b$", ["aab"], ["ab"]),
