@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple, Protocol, Self
 
-from asyncllm.cache.node import NO_PAGE, Node
+from asyncllm.cache.node import NO_PAGE, Node, pending_below
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.radix import Match, PrefixTree
 from asyncllm.config import EngineLimits
@@ -135,7 +135,7 @@ class KVCacheManager:
 
     def pending_below(self, holder: PageHolder, node: Node) -> Node | None:
         """The last page below ``node``, on the path of the holder's tokens, being written."""
-        return self._tree.pending_below(node, holder.tokens) if node.linked else None
+        return pending_below(node, holder.tokens, self.page_size) if node.linked else None
 
     def hold(self, holder: PageHolder, match: Match) -> None:
         """Lock the device part of a match, with which the block table then begins."""

@@ -11,7 +11,7 @@ from array import array
 from typing import NamedTuple
 
 from asyncllm.cache.host_tier import HostTier
-from asyncllm.cache.node import COLD, NO_PAGE, Node, pending_below, take_apart
+from asyncllm.cache.node import COLD, NO_PAGE, Node, take_apart
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.pins import EvictionOrder, Pins
 
@@ -112,10 +112,6 @@ class PrefixTree:
                 end = child
             node = child
         return Match(end, host, pending)
-
-    def pending_below(self, node: Node, tokens: array[int]) -> Node | None:
-        """The last node below ``node``, on the path of ``tokens``, being written."""
-        return pending_below(node, tokens, self.page_size)
 
     # -- growing ---------------------------------------------------------------------------------
 

@@ -49,15 +49,11 @@ def append_answers(
     Args:
         resume: the command that resumes, for the message after an interruption.
     """
-    import asyncio
+    from asyncllm.event_loop import run_with_device
 
-    from asyncllm.event_loop import new_event_loop
-
-    # The thread that drives the device must get the GIL back at once; the default is 5 ms.
-    sys.setswitchinterval(1e-4)
     try:
-        with path.open("ab") as out, asyncio.Runner(loop_factory=new_event_loop) as runner:
-            failed = runner.run(main(out))
+        with path.open("ab") as out:
+            failed = run_with_device(main(out))
     except KeyboardInterrupt:
         say(f"interrupted; {resume} goes on from here")
         raise

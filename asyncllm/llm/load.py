@@ -32,10 +32,10 @@ from asyncllm.sim import virtual_time
 from asyncllm.sim.executor import build_sim
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
+from asyncllm.text.jinja_env import read_template
 from asyncllm.text.model_files import read_json
 from asyncllm.text.parsing import choose_formats
 from asyncllm.text.structured import StructuredOutput
-from asyncllm.text.template_file import read_template
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
 from asyncllm.types.embedding import EmbeddingParams

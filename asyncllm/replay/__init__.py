@@ -1,7 +1,7 @@
 """Replay: the real scheduler on a recorded trace, to check it or to simulate other settings.
 
-Requests need no recording to be simulated: ``loads`` has those of published logs, and others made
-up to be hard on a scheduler.
+Requests need no recording to be simulated: ``tools.bench_policies`` of a checkout has those of
+published logs, and others made up to be hard on a scheduler.
 
 ::
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.utils import Namespace
 
+from asyncllm.errors import ModelError
 from asyncllm.text.template_budget import BudgetedSandbox
 
 if TYPE_CHECKING:
@@ -28,6 +30,26 @@ def template_environment() -> BudgetedSandbox:
         raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
     )
     return environment
+
+
+def read_template(path: str) -> str:
+    """The source of the template in a file.
+
+    Raises:
+        ModelError: the file cannot be read, or it does not compile.
+    """
+    try:
+        source = Path(path).expanduser().read_text("utf-8")
+        template_environment().from_string(source)
+    except OSError as error:
+        raise ModelError(f"cannot read chat_template {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"chat_template {path} is not UTF-8") from error
+    except TemplateSyntaxError as error:
+        raise ModelError(f"chat_template {path}, line {error.lineno}: {error.message}") from error
+    except (TemplateError, RecursionError) as error:
+        raise ModelError(f"chat_template {path}: {error}") from error
+    return source
 
 
 def _tojson(

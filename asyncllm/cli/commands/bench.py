@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -150,10 +149,8 @@ def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
 
 
 def run_offline(args: argparse.Namespace) -> int:
-    import asyncio
-
     from asyncllm.bench import tables
-    from asyncllm.event_loop import new_event_loop
+    from asyncllm.event_loop import run_with_device
     from asyncllm.llm.load import name_of
 
     config = config_from_args(args, EngineConfig)
@@ -162,10 +159,7 @@ def run_offline(args: argparse.Namespace) -> int:
     if prompts is not None and prompts.timed:
         say("offline, all prompts are there at once: their arrival is ignored")
     earlier = _prepare(args, name_of(config.model))
-    # The thread that drives the device must get the GIL back at once; the default is 5 ms.
-    sys.setswitchinterval(1e-4)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        report = runner.run(_measure_offline(args, config, chosen, prompts))
+    report = run_with_device(_measure_offline(args, config, chosen, prompts))
     print(tables.whole(report, earlier))
     return 0 if report.offline else 1
 

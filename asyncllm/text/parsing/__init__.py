@@ -36,7 +36,7 @@ from asyncllm.text.parsing.events import (
     message_of,
 )
 from asyncllm.text.parsing.formats import Formats
-from asyncllm.text.parsing.parser import Parser, parse_all
+from asyncllm.text.parsing.parser import Parser
 from asyncllm.text.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 from asyncllm.text.parsing.tool_choice import CallStructure, CallTag, call_structure
 
@@ -59,6 +59,5 @@ __all__ = [
     "choose_formats",
     "finish_reason",
     "message_of",
-    "parse_all",
     "visible_special_tokens",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.text.parsing.call_output import CallOutput
 from asyncllm.text.parsing.calls import CallReader
 from asyncllm.text.parsing.channels import ChannelReader
-from asyncllm.text.parsing.events import Content, Event, Message, Reasoning, message_of
+from asyncllm.text.parsing.events import Content, Event, Reasoning
 from asyncllm.text.parsing.formats import CallIds, ChannelFormat
 from asyncllm.text.parsing.outbox import NewId, Outbox
 from asyncllm.text.parsing.source import Source
@@ -142,12 +142,6 @@ class Parser:
             pass
         self._out.end(open_reasoning=self._reader.in_reasoning)
         return self._out.drain()
-
-
-def parse_all(text: str, formats: Formats, **options: Any) -> Message:
-    """The message of a whole text; ``options`` are those of ``Parser``."""
-    parser = Parser(formats, **options)
-    return message_of(parser.feed(text) + parser.finish())
 
 
 def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class CallStructure(msgspec.Struct, frozen=True):
             ``trigger`` on. Otherwise the text is calls and nothing else.
         trigger: the beginning of the first call, whatever the tool.
         at_most_one: there is no second call.
-        reasoning_ends: if the text starts within reasoning, or with ``reasoning_begins``, the
-            structure holds from behind any of these.
+        reasoning_ends: if the text starts with reasoning, the structure holds from behind any of
+            these.
     """
 
     tags: tuple[CallTag, ...]
@@ -53,7 +53,6 @@ class CallStructure(msgspec.Struct, frozen=True):
     free_text: bool
     trigger: str
     at_most_one: bool
-    reasoning_begins: tuple[str, ...] = ()
     reasoning_ends: tuple[str, ...] = ()
 
     def separate_tags(self) -> tuple[CallTag, ...]:
@@ -115,7 +114,6 @@ def call_structure(
         )
         for name, schema in schemas.items()
     )
-    begins, ends = _reasoning_markers(formats)
     return CallStructure(
         tags,
         template.begin,
@@ -124,8 +122,7 @@ def call_structure(
         free_text=tool_choice == "auto",
         trigger=_trigger(formats.tools),
         at_most_one=not isinstance(tool_choice, str) or not parallel,
-        reasoning_begins=begins,
-        reasoning_ends=ends,
+        reasoning_ends=_reasoning_ends(formats),
     )
 
 
@@ -149,11 +146,10 @@ def _named(tool_choice: Mapping[str, Any]) -> str:
     raise BadRequest("tool_choice must name a function", param="tool_choice")
 
 
-def _reasoning_markers(formats: Formats) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _reasoning_ends(formats: Formats) -> tuple[str, ...]:
     form = formats.reasoning
     if form is None:
-        return (), ()
+        return ()
     if isinstance(form, ChannelFormat):
-        opening = f"{form.channel}{form.reasoning_channel}{form.message}"
-        return (opening,), tuple(f"{end}{form.start}assistant" for end in form.ends[:1])
-    return form.begins, form.ends
+        return tuple(f"{end}{form.start}assistant" for end in form.ends[:1])
+    return form.ends

@@ -9,7 +9,7 @@ from itertools import count
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncllm.cache.node import COLD, NO_PAGE, Node
+from asyncllm.cache.node import COLD, NO_PAGE, Node, pending_below
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.radix import PrefixTree
 from tests.support.engine.scheduling import path
@@ -232,7 +232,7 @@ class TreeMachine(RuleBasedStateMachine):
         if match.pending is not None:
             assert match.pending.depth == len(pages) + len(hosts) + pending
         assert match.node.depth == len(pages)
-        assert self.tree.pending_below(match.node, array("i", tokens)) is match.pending
+        assert pending_below(match.node, array("i", tokens), self.tree.page_size) is match.pending
         self.tree.lock(match.node)
         user = User(match.node, salt, list(pages), len(pages))
         for entry in reversed(pages):

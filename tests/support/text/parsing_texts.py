@@ -77,6 +77,12 @@ def events_of(pieces: Iterable[str], formats: Formats, **options: Any) -> list[E
     return joined(events + parser.finish())
 
 
+def parse_all(text: str, formats: Formats, **options: Any) -> Message:
+    """The message of a whole text; ``options`` are those of ``Parser``."""
+    parser = Parser(formats, **options)
+    return message_of(parser.feed(text) + parser.finish())
+
+
 def read(text: str, tools: str | None, reasoning: str | None = None) -> Message:
     return message_of(events_of([text], formats_of(tools, reasoning)))
 

@@ -19,9 +19,9 @@ from asyncllm.text.parsing import (
     Formats,
     call_structure,
     choose_formats,
-    parse_all,
 )
 from tests.support.text.grammar_sampling import tokens_in
+from tests.support.text.parsing_texts import parse_all
 from tests.support.text.tokenizers import with_markers
 
 END = "<|end|>"

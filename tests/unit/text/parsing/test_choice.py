@@ -134,7 +134,7 @@ def test_structure_of_hermes() -> None:
     assert structure.free_text
     assert not structure.at_most_one
     assert structure.trigger == "<tool_call>"
-    assert (structure.reasoning_begins, structure.reasoning_ends) == (("<think>",), ("</think>",))
+    assert structure.reasoning_ends == ("</think>",)
     assert [tag.begin for tag in structure.tags] == [
         f'<tool_call>\n{{"name": "{name}", "arguments": '
         for name in ("get_weather", "search.web", "now")
@@ -225,7 +225,9 @@ def test_what_is_enforced_may_follow_reasoning(name: str) -> None:
     structure = structure_of(NAMED, formats)
     [tag] = structure.tags
     call = structure.begin + tag.begin + json.dumps({}) + tag.end + structure.end
-    text = structure.reasoning_begins[0] + "Hm." + structure.reasoning_ends[0] + call
+    channels = formats.channels
+    begin = f"{channels.channel}analysis{channels.message}" if channels else "<think>"
+    text = begin + "Hm." + structure.reasoning_ends[0] + call
     message = message_of(events_of(text, formats))
     assert (message.content, message.reasoning) == ("", "Hm.")
     assert [(call.name, call.arguments) for call in message.calls] == [("now", "{}")]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncllm.text.parsing import End, Message, message_of, parse_all
-from tests.support.text.parsing_texts import TOOLS, events_of, formats_of, new_parser
+from asyncllm.text.parsing import End, Message, message_of
+from tests.support.text.parsing_texts import TOOLS, events_of, formats_of, new_parser, parse_all
 from tests.support.text.parsing_texts import read as read_message
 
 

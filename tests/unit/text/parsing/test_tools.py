@@ -16,7 +16,6 @@ from asyncllm.text.parsing import (
     Reasoning,
     ToolArguments,
     ToolStart,
-    parse_all,
 )
 from tests.support.text.parsing_texts import (
     TEXT_NAMES,
@@ -26,6 +25,7 @@ from tests.support.text.parsing_texts import (
     formats_of,
     json_values,
     new_parser,
+    parse_all,
     read,
     written,
 )
