@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 #: The largest id in prompts.
 LARGEST_ID = 10_000
@@ -45,8 +46,7 @@ class Work(NamedTuple):
         return max(len(p) + n for p, n in zip(self.prompts, self.max_tokens, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class OfflineCase:
+class OfflineCase(msgspec.Struct, frozen=True):
     """``make(repetition)`` returns its work."""
 
     name: str
@@ -126,8 +126,7 @@ class Shot(NamedTuple):
         return within(ids, vocab_size)
 
 
-@dataclass(frozen=True, slots=True)
-class OnlineCase:
+class OnlineCase(msgspec.Struct, frozen=True):
     """Requests over HTTP.
 
     Attributes:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 Outcome = Literal["", "finished", "dropped", "refused"]
 
 
-@dataclass(slots=True)
-class Record:
+class Record(msgspec.Struct):
     """What happened to one request. Times are seconds of the run's clock; -1.0: not yet.
 
     Attributes:
@@ -35,7 +34,7 @@ class Record:
     num_cached: int = 0
     num_prefilled: int = 0
     num_admissions: int = 0
-    tokens: array[float] = field(default_factory=lambda: array("d"))
+    tokens: array[float] = msgspec.field(default_factory=lambda: array("d"))
     outcome: Outcome = ""
 
     @property

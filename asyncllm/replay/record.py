@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
 from zlib import crc32
+
+import msgspec
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.cache.node import Node
@@ -105,8 +106,7 @@ class RecordedScheduler(Scheduler):
             self._recorder = None
 
 
-@dataclass(slots=True)
-class _LiveSequence:
+class _LiveSequence(msgspec.Struct):
     """A sequence that may still fill pages, or has pages that have yet to enter the cache."""
 
     seq: Sequence
@@ -114,13 +114,12 @@ class _LiveSequence:
     num_pages: int = 0
 
 
-@dataclass(slots=True)
-class _Probe:
+class _Probe(msgspec.Struct):
     """A ``PageHolder`` to look up in the cache."""
 
     tokens: array[int]
     salt: bytes
-    pages: list[int] = field(default_factory=list)
+    pages: list[int] = []
     node: Node | None = None
     known: Node | None = None
     first_own: Node | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from asyncllm.config import EngineLimits
@@ -45,8 +45,7 @@ class StepRows(NamedTuple):
         return StepShape(int(self.lengths.sum()), int(kv_tokens), float(attention))
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     """A step in flight, and the request of each of its rows."""
 
     number: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+
+import msgspec
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES, Policy
@@ -68,8 +69,7 @@ def _timing(replayed: Replayed) -> Callable[[int, StepRows], StepTiming]:
     return timing
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     """``done`` on the device; ``reported`` to the event loop."""
 
     number: int

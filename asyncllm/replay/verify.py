@@ -6,8 +6,9 @@ import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.outcome import Planned
@@ -36,16 +37,14 @@ from asyncllm.version import __version__
 AT_ONCE: Final = 0.002
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """How a request ended: by itself with ``length`` tokens, or else from outside at a time."""
 
     length: int | None
     aborted: float
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(msgspec.Struct, frozen=True):
     """The first plan that differs from the recorded one, and how."""
 
     step: int
@@ -53,8 +52,7 @@ class Mismatch:
     what: str
 
 
-@dataclass(slots=True)
-class Replayed:
+class Replayed(msgspec.Struct):
     """The findings of a replay.
 
     Attributes:
@@ -71,8 +69,8 @@ class Replayed:
     workload: Workload
     figures: Figures
     times: StepTimeModel
-    sample: Sample = field(default_factory=Sample)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    sample: Sample = msgspec.field(default_factory=Sample)
+    outcomes: dict[int, Outcome] = {}
     overhead: float = 0.0
     seconds: float = 0.0
     mismatch: Mismatch | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
@@ -19,8 +19,7 @@ _PARAMS = SamplingParams(ignore_eos=True)
 _SCHEDULING = SchedulingParams()
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """A request of the trace.
 
     Attributes:

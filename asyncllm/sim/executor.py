@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -29,8 +28,7 @@ from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     """A step in flight."""
 
     number: int

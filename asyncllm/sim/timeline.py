@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from asyncllm.wire.messages import TO_DEVICE, TO_HOST
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(msgspec.Struct, frozen=True):
     """The copies of one plan, int32 [k, 3], in flight until ``ends``.
 
     ``seconds`` is the time spent copying, summed over both directions.

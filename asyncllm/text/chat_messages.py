@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from asyncllm.errors import BadRequest
 
@@ -13,8 +14,7 @@ from asyncllm.errors import BadRequest
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
-@dataclass(frozen=True)
-class MessageForm:
+class MessageForm(msgspec.Struct, frozen=True):
     """The form of messages that one template takes; the defaults suit most templates.
 
     Attributes:
@@ -28,7 +28,7 @@ class MessageForm:
     keep_parts: bool = False
     keep_developer: bool = False
     parse_arguments: bool = True
-    no_content: Mapping[str, str | None] = field(default_factory=dict)
+    no_content: Mapping[str, str | None] = {}
 
     def apply(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Copies of the messages in this form.

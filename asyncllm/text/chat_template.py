@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import jinja2
+from msgspec.structs import replace
 
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.text.chat_messages import MessageForm

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from asyncllm.text.detokenizer import ByteDetokenizer, WindowDetokenizer
 
@@ -28,8 +29,7 @@ def decoding_of(backend: tokenizers.Tokenizer) -> ByteDecoding | GenericDecoding
     return ByteDecoding(backend, spelling)
 
 
-@dataclass(frozen=True)
-class Spelling:
+class Spelling(msgspec.Struct, frozen=True):
     """How a decoder spells tokens as bytes, if a text is the concatenation of its tokens' bytes.
 
     Attributes:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 
 class RegexError(ValueError):
     """The pattern is malformed, or not a regular language."""
 
 
-@dataclass(frozen=True)
-class Chars:
+class Chars(msgspec.Struct, frozen=True):
     """One character of a set.
 
     Attributes:
@@ -27,32 +27,27 @@ class Chars:
     negated: bool = False
 
 
-@dataclass(frozen=True)
-class Cat:
+class Cat(msgspec.Struct, frozen=True):
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True)
-class Alt:
+class Alt(msgspec.Struct, frozen=True):
     options: tuple[Node, ...]
 
 
-@dataclass(frozen=True)
-class Repeat:
+class Repeat(msgspec.Struct, frozen=True):
     node: Node
     least: int
     most: int | None
 
 
-@dataclass(frozen=True)
-class Anchor:
+class Anchor(msgspec.Struct, frozen=True):
     """The begin or the end of the text."""
 
     at_begin: bool
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """A look-ahead at the begin of a pattern: a second pattern for the same text."""
 
     node: Node
@@ -77,8 +72,7 @@ def has_anchor(node: Node) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class _Placed:
+class _Placed(msgspec.Struct, frozen=True):
     """A node without anchors, and whether the text must begin and end with it."""
 
     begins: bool

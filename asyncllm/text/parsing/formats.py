@@ -5,8 +5,9 @@ Markers are literal text. Whitespace is allowed between all markup and is not wr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
 CallIds: TypeAlias = Literal["random", "short", "named"]
 
 
-@dataclass(frozen=True)
-class JsonBody:
+class JsonBody(msgspec.Struct, frozen=True):
     """A call as one JSON object that holds the name and the arguments; or a list of such objects.
 
     Attributes:
@@ -32,8 +32,7 @@ class JsonBody:
     needs_arguments: bool = False
 
 
-@dataclass(frozen=True)
-class ParameterStyle:
+class ParameterStyle(msgspec.Struct, frozen=True):
     """Arguments written one by one as text; only the tool's schema tells the type of a value.
 
     Attributes:
@@ -48,8 +47,7 @@ class ParameterStyle:
     own_lines: bool
 
 
-@dataclass(frozen=True)
-class NamedBody:
+class NamedBody(msgspec.Struct, frozen=True):
     """A call as ``head NAME name_end ARGUMENTS``.
 
     Attributes:
@@ -67,8 +65,7 @@ class NamedBody:
     parameters: ParameterStyle | None = None
 
 
-@dataclass(frozen=True)
-class CallSyntax:
+class CallSyntax(msgspec.Struct, frozen=True):
     """One way to write a call: ``begin``, a body, ``end``.
 
     Attributes:
@@ -85,8 +82,7 @@ class CallSyntax:
     end: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class CallTemplate:
+class CallTemplate(msgspec.Struct, frozen=True):
     """How a grammar has calls written.
 
     A text is ``begin``, then calls with ``separator`` between them, then ``end``. A call is
@@ -101,8 +97,7 @@ class CallTemplate:
     end: str = ""
 
 
-@dataclass(frozen=True)
-class ToolFormat:
+class ToolFormat(msgspec.Struct, frozen=True):
     """How a family of models writes tool calls.
 
     Attributes:
@@ -133,8 +128,7 @@ class ToolFormat:
                     yield from (style.key_begin, style.key_end, style.value_begin, style.value_end)
 
 
-@dataclass(frozen=True)
-class ReasoningFormat:
+class ReasoningFormat(msgspec.Struct, frozen=True):
     """How a family of models marks its reasoning, which comes before everything else.
 
     Attributes:
@@ -153,8 +147,7 @@ class ReasoningFormat:
         yield from (*self.begins, *self.ends, *(self.answer or ()))
 
 
-@dataclass(frozen=True)
-class ChannelFormat:
+class ChannelFormat(msgspec.Struct, frozen=True):
     """Messages on named channels, which hold reasoning, calls or content (OpenAI's harmony).
 
     A message is ``start ROLE channel CHANNEL constrain TYPE message TEXT`` and one of ``ends``. A
@@ -177,8 +170,7 @@ class ChannelFormat:
         yield from (self.start, self.channel, self.constrain, self.message, *self.ends)
 
 
-@dataclass(frozen=True)
-class Formats:
+class Formats(msgspec.Struct, frozen=True):
     """How one model writes; None for no calls, or no reasoning: such markup is content then.
 
     Raises:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Protocol
+
+import msgspec
 
 from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.schema.atoms import (
@@ -40,8 +41,7 @@ class Writer(Protocol):
     def few_values(self, claims: Claims, most: int) -> list[Terminal] | None: ...
 
 
-@dataclass
-class ArrayShape:
+class ArrayShape(msgspec.Struct):
     """The arrays of which all atoms hold.
 
     Attributes:
@@ -52,9 +52,9 @@ class ArrayShape:
         unique: the path of "uniqueItems", None without it.
     """
 
-    items: dict[int, list[Claim]] = field(default_factory=dict)
-    rests: list[tuple[int, Claim]] = field(default_factory=list)
-    contains: list[Contains] = field(default_factory=list)
+    items: dict[int, list[Claim]] = {}
+    rests: list[tuple[int, Claim]] = []
+    contains: list[Contains] = []
     least: int = 0
     most: int | None = None
     unique: str | None = None

@@ -5,9 +5,10 @@ A branch is a conjunction of atoms; a schema is a union of branches for each typ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from asyncllm.text.grammar.regex_tree import Node as Regex
 from asyncllm.text.grammar.schema.document import Node, Scope
@@ -16,8 +17,7 @@ Kind: TypeAlias = Literal["null", "boolean", "number", "string", "array", "objec
 KINDS: tuple[Kind, ...] = ("null", "boolean", "number", "string", "array", "object")
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """That a value is valid against a subschema, or that it is not.
 
     Attributes:
@@ -45,44 +45,38 @@ class Claim:
 Claims: TypeAlias = tuple[Claim, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class In:
+class In(msgspec.Struct, frozen=True):
     """A null, boolean, number or string is one of these values, or is none of them."""
 
     values: tuple[Any, ...]
     inside: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Integer:
+class Integer(msgspec.Struct, frozen=True):
     """A number has no fraction, or has one; 1.0 has none."""
 
     holds: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     value: Decimal
     lower: bool
     exclusive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Multiple:
+class Multiple(msgspec.Struct, frozen=True):
     of: Decimal
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """A string as a whole is in a language, or is not."""
 
     regex: Regex
     inside: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(msgspec.Struct, frozen=True):
     """Number of characters, items or properties."""
 
     least: int
@@ -91,24 +85,21 @@ class Count:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """The item at an index, if there is one."""
 
     index: int
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(msgspec.Struct, frozen=True):
     """All items from an index on."""
 
     start: int
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
-class Contains:
+class Contains(msgspec.Struct, frozen=True):
     """From ``least`` to ``most`` items from an index on make the claim true."""
 
     start: int
@@ -117,29 +108,25 @@ class Contains:
     most: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Unique:
+class Unique(msgspec.Struct, frozen=True):
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
+class Property(msgspec.Struct, frozen=True):
     """The value of a property, if there is one."""
 
     name: str
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
-class Matching:
+class Matching(msgspec.Struct, frozen=True):
     """The values of all properties whose name is in a language."""
 
     regex: Regex
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
-class Others:
+class Others(msgspec.Struct, frozen=True):
     """The values of all properties that are not named and whose name is in none of the languages"""
 
     names: frozenset[str]
@@ -147,21 +134,18 @@ class Others:
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
-class Presence:
+class Presence(msgspec.Struct, frozen=True):
     name: str
     present: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(msgspec.Struct, frozen=True):
     """All names, as strings."""
 
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
-class Some:
+class Some(msgspec.Struct, frozen=True):
     """There is a property that ``where`` selects, whose value or name makes its claim true."""
 
     where: Matching | Others | Names
@@ -169,8 +153,7 @@ class Some:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unevaluated:
+class Unevaluated(msgspec.Struct, frozen=True):
     """The claim holds for all items or properties that nothing with this watcher evaluates."""
 
     watcher: int
@@ -198,8 +181,7 @@ Atom: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(msgspec.Struct, frozen=True):
     """An atom, and the ``unevaluated...`` keywords for which it evaluates items or properties."""
 
     atom: Atom
@@ -209,8 +191,7 @@ class Watched:
 Branch: TypeAlias = tuple[Watched, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """One way to make a keyword true: atoms and claims about the same value."""
 
     atoms: tuple[Atom, ...] = ()

@@ -7,7 +7,6 @@ mean the same. Nothing outside the document is ever fetched.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -36,8 +35,7 @@ _DIALECTS = frozenset(
 Scope: TypeAlias = tuple[tuple[str, "Node"], ...]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True, eq=False):
     """One subschema; equal only to itself.
 
     Attributes:

@@ -9,8 +9,9 @@ grammar, so recursion ends where a set of claims comes again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar.limits import Budget, refused
@@ -44,23 +45,20 @@ _KINDS_BY_TYPE: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "integer
 _MAX_BRANCHES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(msgspec.Struct, frozen=True):
     """A claim still to be read, with the claims that it came from."""
 
     claim: Claim
     origins: frozenset[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(msgspec.Struct, frozen=True):
     options: list[Option]
     holder: _Pending
     watchers: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(msgspec.Struct, frozen=True):
     pending: tuple[_Pending | _Choice, ...]
     atoms: Branch = ()
     known: frozenset[Any] = frozenset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.schema.arrays import Writer
@@ -12,16 +12,14 @@ from asyncllm.text.grammar.schema.rules import Rule, Sequence, Symbol, Times
 _MAX_COUNTED = 64
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A property that has a name: its key, the colon, its value."""
 
     symbols: Sequence
     required: bool
 
 
-@dataclass(frozen=True)
-class Members:
+class Members(msgspec.Struct, frozen=True):
     """Members with a name, in order, then any others.
 
     Attributes:

@@ -7,8 +7,9 @@ in at most 15 significant digits unless the bounds have more.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from decimal import Decimal
+
+from msgspec.structs import replace
 
 from asyncllm.text.grammar.schema.numbers import NumberShape, digits
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.limits import refused
@@ -16,8 +18,7 @@ from asyncllm.text.grammar.schema.atoms import Atom, Bound, In, Integer, Multipl
 MAX_MULTIPLE = 10_000
 
 
-@dataclass(frozen=True)
-class NumberShape:
+class NumberShape(msgspec.Struct, frozen=True):
     """A range of numbers.
 
     Attributes:

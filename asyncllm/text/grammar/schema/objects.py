@@ -7,9 +7,11 @@ repeat a name, which no context-free grammar can prevent; readers keep the last 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.regex_tree import Node as Regex
@@ -46,8 +48,7 @@ class Writer(arrays.Writer, Protocol):
     def names(self, claims: Claims, base: StringShape) -> list[Terminal]: ...
 
 
-@dataclass
-class ObjectShape:
+class ObjectShape(msgspec.Struct):
     """The objects of which all atoms hold.
 
     Attributes:
@@ -60,15 +61,15 @@ class ObjectShape:
         witness: one of ``some`` that is none of the named properties.
     """
 
-    properties: dict[str, list[Claim]] = field(default_factory=dict)
-    required: dict[str, None] = field(default_factory=dict)
-    absent: set[str] = field(default_factory=set)
-    matching: list[Matching] = field(default_factory=list)
-    others: list[Others] = field(default_factory=list)
-    names: list[Claim] = field(default_factory=list)
+    properties: dict[str, list[Claim]] = {}
+    required: dict[str, None] = {}
+    absent: set[str] = set()
+    matching: list[Matching] = []
+    others: list[Others] = []
+    names: list[Claim] = []
     least: int = 0
     most: int | None = None
-    some: list[Some] = field(default_factory=list)
+    some: list[Some] = []
     witness: Some | None = None
     path: str = "#"
 

@@ -6,36 +6,33 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar.limits import MAX_RULE_DEPTH, MAX_RULES_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """A reference to a rule."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Terminal:
+class Terminal(msgspec.Struct, frozen=True):
     """A reference to a terminal, which is matched as one lexeme."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Inline:
+class Inline(msgspec.Struct, frozen=True):
     """A piece of Lark."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(msgspec.Struct, frozen=True):
     """A sequence, ``least`` to ``most`` times."""
 
     symbols: Sequence

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from asyncllm.text.grammar.limits import check_together, refused
 from asyncllm.text.grammar.regex_parse import parse
@@ -23,8 +24,7 @@ from asyncllm.text.grammar.regex_write import JSON_ESCAPED, json_escape, quote, 
 from asyncllm.text.grammar.schema.atoms import Atom, Claim, Count, In, Match
 
 
-@dataclass
-class StringShape:
+class StringShape(msgspec.Struct):
     """A set of strings.
 
     Attributes:
@@ -35,9 +35,9 @@ class StringShape:
     """
 
     values: list[str] | None = None
-    excluded: set[str] = field(default_factory=set)
-    inside: list[Node] = field(default_factory=list)
-    outside: list[Node] = field(default_factory=list)
+    excluded: set[str] = set()
+    inside: list[Node] = []
+    outside: list[Node] = []
     least: int = 0
     most: int | None = None
 
