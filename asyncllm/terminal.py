@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 #: Columns that texts and most tables fit in.
 WIDTH: Final = 100
 #: A bar is drawn at most this often: drawing takes a millisecond of the thread that calls.
 _DRAW_SECONDS: Final = 0.1
+#: Where stderr is no terminal, a benchmark's progress is a line at most this often.
+LINE_SECONDS: Final = 15.0
+#: A smaller model is loaded before a line in a log file would be worth it.
+LOGGED_BYTES: Final = 100 * 2**20
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], legend: str = "") -> str:
@@ -93,3 +98,41 @@ def progress_bar(
 
     with progress:
         yield show
+
+
+@contextmanager
+def case_progress(case: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """How far a case is, on stderr: a bar in a terminal, elsewhere a line now and then.
+
+    Yields a function to call with the amount done.
+    """
+    if sys.stderr.isatty():
+        with progress_bar(case, total, unit, transient=True) as show:
+            yield lambda done: show(done, "")
+        return
+    next_line = time.monotonic() + LINE_SECONDS
+
+    def print_line(done: int) -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + LINE_SECONDS
+            print(f"{case}: {done:,} of {total:,} {unit}", file=sys.stderr)
+
+    yield print_line
+
+
+class LoadingBar:
+    """Draws what ``AsyncLLM(progress=...)`` reports, in bytes, on stderr."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._show: Callable[[int, str], None] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._show is None:
+            shown = sys.stderr.isatty() or total > LOGGED_BYTES
+            bar = progress_bar("loading", total, "bytes", shown=shown)
+            self._show = self._open.enter_context(bar)
+        self._show(done, "")
+        if done >= total:
+            self._open.close()

@@ -11,10 +11,10 @@ from uuid import uuid4
 
 from asyncllm.bench.cases import OfflineCase, within
 from asyncllm.bench.machine import describe
-from asyncllm.bench.progress import case_progress
 from asyncllm.bench.report import OfflineRow, Report
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import AsyncLLMError
+from asyncllm.terminal import case_progress
 from asyncllm.types import SamplingParams, SchedulingParams
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ import msgspec
 
 from asyncllm.bench.cases import OnlineCase, warm_up
 from asyncllm.bench.load import Job, Outcome, Target, process_main
-from asyncllm.bench.progress import case_progress
 from asyncllm.bench.report import OnlineRow
 from asyncllm.bench.scrape import figures, scrape
 from asyncllm.errors import AsyncLLMError
+from asyncllm.terminal import case_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,10 +14,10 @@ from asyncllm.cli.options import (
     config_from_args,
     usage_error,
 )
-from asyncllm.cli.progress import LoadingBar
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.server_config import ServerConfig
+from asyncllm.terminal import LoadingBar
 
 if TYPE_CHECKING:
     import argparse

@@ -25,9 +25,9 @@ from asyncllm.cli.options import (
     refuse_engine_options,
     usage_error,
 )
-from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.values import list_of, positive
 from asyncllm.config import EngineConfig
+from asyncllm.terminal import LoadingBar
 
 if TYPE_CHECKING:
     from asyncllm.bench.earlier import Earlier

@@ -13,10 +13,10 @@ from asyncllm.cli.options import (
     config_from_args,
     refuse_engine_options,
 )
-from asyncllm.cli.progress import LoadingBar
 from asyncllm.cli.sampling import add_sampling_options, check_sampling_options, sampling_params
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead
+from asyncllm.terminal import LoadingBar
 from asyncllm.types import SamplingParams, TokenDelta
 
 if TYPE_CHECKING:

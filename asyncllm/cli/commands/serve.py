@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_config_options, add_model, config_from_args
 from asyncllm.cli.parser import UsageError
-from asyncllm.cli.progress import LoadingBar
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.supervisor import Supervisor
+from asyncllm.terminal import LoadingBar
 
 if TYPE_CHECKING:
     from asyncllm.supervise.child import Parent

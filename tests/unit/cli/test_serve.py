@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from asyncllm.__main__ import main
-from asyncllm.cli.progress import LOGGED_BYTES, LoadingBar
 from asyncllm.config import EngineConfig
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server_config import ServerConfig
+from asyncllm.terminal import LOGGED_BYTES, LoadingBar
 
 
 @pytest.fixture
