@@ -28,7 +28,7 @@ from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
-from asyncllm.kernels.masks import mask_width
+from asyncllm.kernels.scores import mask_width
 from asyncllm.models.base import CausalLM
 from asyncllm.models.spec import ModelSpec
 from asyncllm.wire.messages import Admit, Constraints, RowParams, pack

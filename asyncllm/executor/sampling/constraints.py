@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.masks import mask_scores, mask_width
+from asyncllm.kernels.scores import mask_scores, mask_width
 from asyncllm.kernels.upload import upload
 from asyncllm.types import MAX_LOGIT_BIAS
 from asyncllm.wire.messages import Constraints, RowParams, unpack

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.sampling.token_constraint import Grammars, TokenConstraint
-from asyncllm.kernels.masks import mask_width
+from asyncllm.kernels.scores import mask_width
 from asyncllm.parallel.ranks import Ranks
 from asyncllm.wire.messages import Constraints, RowParams
 

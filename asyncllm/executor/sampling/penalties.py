@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.penalties import penalise
+from asyncllm.kernels.scores import penalise
 from asyncllm.kernels.upload import upload
 
 

@@ -15,10 +15,9 @@ from asyncllm.kernels import support
 from asyncllm.kernels.activation import gated
 from asyncllm.kernels.gpu import Gpu, pretended
 from asyncllm.kernels.linear import linear
-from asyncllm.kernels.masks import mask_scores, mask_width
 from asyncllm.kernels.norm import rms_norm
-from asyncllm.kernels.penalties import penalise
 from asyncllm.kernels.sampling import sample_tokens
+from asyncllm.kernels.scores import mask_scores, mask_width, penalise
 from asyncllm.kernels.support import has_triton_kernels, obstacle, say_what_runs
 from asyncllm.kernels.tokens import enter_pages, locate_tokens
 from asyncllm.kernels.types import Norm

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from asyncllm.kernels import masks as in_torch
-from asyncllm.kernels.masks import mask_width
+from asyncllm.kernels import scores as in_torch
+from asyncllm.kernels.scores import mask_width
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.sampling.masks import mask_scores
+from asyncllm.kernels.triton.sampling.scores import mask_scores
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from asyncllm.kernels import penalties as in_torch
+from asyncllm.kernels import scores as in_torch
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.sampling.penalties import penalise
+from asyncllm.kernels.triton.sampling.scores import penalise
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

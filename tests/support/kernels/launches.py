@@ -198,7 +198,7 @@ def launch_sampling() -> None:
 
 
 def launch_penalties() -> None:
-    from asyncllm.kernels.triton.sampling.penalties import penalise
+    from asyncllm.kernels.triton.sampling.scores import penalise
 
     vocab, slots = 151_936, 9
     counts, in_prompt = int32(slots, vocab), torch.empty(slots, vocab, dtype=torch.bool)
@@ -206,8 +206,8 @@ def launch_penalties() -> None:
 
 
 def launch_masks() -> None:
-    from asyncllm.kernels.masks import mask_width
-    from asyncllm.kernels.triton.sampling.masks import mask_scores
+    from asyncllm.kernels.scores import mask_width
+    from asyncllm.kernels.triton.sampling.scores import mask_scores
 
     vocab, slots = 151_936, 9
     mask_scores(half(8, vocab), int64(8), int64(8), int32(slots, mask_width(vocab)))
