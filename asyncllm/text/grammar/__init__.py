@@ -36,26 +36,12 @@ with llguidance's own compiler. Some 0.5 ms of this is the lexer for Lark, which
 anew for every text.
 """
 
-from asyncllm.text.grammar.spec import (
-    Choice,
-    Ebnf,
-    GrammarSpec,
-    JsonObject,
-    JsonSchema,
-    Regex,
-    StructuralTags,
-    Tag,
-    cache_key,
-)
-
-__all__ = [
-    "Choice",
-    "Ebnf",
-    "GrammarSpec",
-    "JsonObject",
-    "JsonSchema",
-    "Regex",
-    "StructuralTags",
-    "Tag",
-    "cache_key",
-]
+from asyncllm.text.grammar.spec import Choice as Choice
+from asyncllm.text.grammar.spec import Ebnf as Ebnf
+from asyncllm.text.grammar.spec import GrammarSpec as GrammarSpec
+from asyncllm.text.grammar.spec import JsonObject as JsonObject
+from asyncllm.text.grammar.spec import JsonSchema as JsonSchema
+from asyncllm.text.grammar.spec import Regex as Regex
+from asyncllm.text.grammar.spec import StructuralTags as StructuralTags
+from asyncllm.text.grammar.spec import Tag as Tag
+from asyncllm.text.grammar.spec import cache_key as cache_key

@@ -22,42 +22,22 @@ hold no other special tokens. The caller looks for stop strings in content only 
   within reasoning, and within JSON strings.
 """
 
-from asyncllm.text.parsing.choose import choose_formats, visible_special_tokens
-from asyncllm.text.parsing.events import (
-    Content,
-    End,
-    Event,
-    Message,
-    Reasoning,
-    ToolArguments,
-    ToolCall,
-    ToolStart,
-    finish_reason,
-    message_of,
-)
-from asyncllm.text.parsing.formats import Formats
-from asyncllm.text.parsing.parser import Parser
-from asyncllm.text.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
-from asyncllm.text.parsing.tool_choice import CallStructure, CallTag, call_structure
-
-__all__ = [
-    "REASONING_FORMATS",
-    "TOOL_FORMATS",
-    "CallStructure",
-    "CallTag",
-    "Content",
-    "End",
-    "Event",
-    "Formats",
-    "Message",
-    "Parser",
-    "Reasoning",
-    "ToolArguments",
-    "ToolCall",
-    "ToolStart",
-    "call_structure",
-    "choose_formats",
-    "finish_reason",
-    "message_of",
-    "visible_special_tokens",
-]
+from asyncllm.text.parsing.choose import choose_formats as choose_formats
+from asyncllm.text.parsing.choose import visible_special_tokens as visible_special_tokens
+from asyncllm.text.parsing.events import Content as Content
+from asyncllm.text.parsing.events import End as End
+from asyncllm.text.parsing.events import Event as Event
+from asyncllm.text.parsing.events import Message as Message
+from asyncllm.text.parsing.events import Reasoning as Reasoning
+from asyncllm.text.parsing.events import ToolArguments as ToolArguments
+from asyncllm.text.parsing.events import ToolCall as ToolCall
+from asyncllm.text.parsing.events import ToolStart as ToolStart
+from asyncllm.text.parsing.events import finish_reason as finish_reason
+from asyncllm.text.parsing.events import message_of as message_of
+from asyncllm.text.parsing.formats import Formats as Formats
+from asyncllm.text.parsing.parser import Parser as Parser
+from asyncllm.text.parsing.registry import REASONING_FORMATS as REASONING_FORMATS
+from asyncllm.text.parsing.registry import TOOL_FORMATS as TOOL_FORMATS
+from asyncllm.text.parsing.tool_choice import CallStructure as CallStructure
+from asyncllm.text.parsing.tool_choice import CallTag as CallTag
+from asyncllm.text.parsing.tool_choice import call_structure as call_structure
