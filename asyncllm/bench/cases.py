@@ -184,16 +184,13 @@ def poisson(
     return OnlineCase(name, tuple(shots), rate=rate)
 
 
-def interference(
-    decoding: int, num_long: int, gap: float, name: str | None = None, seed: int = 0
-) -> OnlineCase:
+def interference(decoding: int, num_long: int, gap: float, seed: int = 0) -> OnlineCase:
     """Steady streams, and from 0.5 s on a long prompt every ``gap`` seconds."""
-    name = name or f"interfere{decoding}"
     shots = [Shot(0.0, 128, 1000, _own_seed(50 + i, seed)) for i in range(decoding)]
     shots += [
         Shot(0.5 + gap * i, 8000, 1, _own_seed(9000 + i, seed), long=True) for i in range(num_long)
     ]
-    return OnlineCase(name, tuple(shots))
+    return OnlineCase(f"interfere{decoding}", tuple(shots))
 
 
 def online(seed: int = 0) -> tuple[OnlineCase, ...]:

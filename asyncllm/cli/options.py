@@ -74,11 +74,11 @@ def add_options(
 
 
 def add_model(
-    parser: argparse.ArgumentParser, *, required: bool = False, text: str | None = None
+    parser: argparse.ArgumentParser,
+    *,
+    text: str = "folder or hub id; the built-in demo model by default",
 ) -> None:
     """Add the argument that names the model: MODEL, first of the arguments, or ``--model``."""
-    if text is None:
-        text = "folder or hub id" + ("" if required else "; the built-in demo model by default")
     model: Any = {"default": argparse.SUPPRESS, "action": _ModelAction, "metavar": "MODEL"}
     parser.add_argument("model", nargs="?", help=text, **model)
     parser.add_argument("--model", dest="model", help="another way to name MODEL", **model)

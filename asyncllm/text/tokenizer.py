@@ -39,14 +39,13 @@ class Tokenizer:
     #: NFC and NFKC normalizers shorten text in UTF-8 at most by this factor.
     _NORMALIZER_GAIN = 4
 
+    #: They encode long texts.
+    _THREADS = 2
+
     def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        special_tokens: Mapping[str, str] | None = None,
-        *,
-        threads: int = 2,
+        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str] | None = None
     ):
-        """Wrap a tokenizer of the tokenizers library; ``threads`` encode long texts."""
+        """Wrap a tokenizer of the tokenizers library."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -55,7 +54,7 @@ class Tokenizer:
         self._max_token_bytes = self._decoding.max_token_bytes
         if self._max_token_bytes is not None and backend.normalizer is not None:
             self._max_token_bytes *= self._NORMALIZER_GAIN
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        self._pool = ThreadPoolExecutor(self._THREADS, thread_name_prefix="tokenizer")
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.special_ids = special_ids(backend)
         self.special_tokens = dict(special_tokens or {})
@@ -63,14 +62,14 @@ class Tokenizer:
         self.eos_id = self._named_id("eos_token")
 
     @classmethod
-    def from_folder(cls, path: Path, *, threads: int = 2) -> Self:
+    def from_folder(cls, path: Path) -> Self:
         """Load the tokenizer of a model folder.
 
         Raises:
             ModelError: the folder has no tokenizer, or one that cannot be read.
         """
         backend, special_tokens = load_backend(path)
-        return cls(backend, special_tokens, threads=threads)
+        return cls(backend, special_tokens)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``, with BOS and the like if the model wants them.
