@@ -1,6 +1,6 @@
 """What the page's live view costs a busy server: tokens per second, and CPU time of a token.
 
-    python examples/bench_live.py [--streams 256] [--waiting 0] [--seconds 8] [--rounds 4] [--quick]
+    python examples/bench_live.py [--streams 256] [--waiting 0] [--rounds 20] [--quick]
 
 A server of the simulated device, with the step times of 8B on an H200. All streams run from the
 beginning to the end; in every second stretch of time, one client asks for /live once a second, as
@@ -82,8 +82,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=0, help="further streams, which wait")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each stretch")
-    parser.add_argument("--rounds", type=int, default=4, help="pairs of stretches")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each stretch")
+    parser.add_argument("--rounds", type=int, default=20, help="pairs of stretches")
     parser.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     options = parser.parse_args()
     if options.quick:

@@ -63,6 +63,8 @@ def test_an_answer_streams_and_is_kept(chat: Tab, server: Server) -> None:
     assert body.logprobs == 5
     chat.hover(f"{BODY} .token")
     assert "60.7 %" in chat.until_text("#tip", "%"), "exp(-0.5)"
+    chat.click(".assistant .actions button:last-child")
+    chat.until_text(".assistant .actions", "Copied")
     chat.reload()
     chat.until_text(BODY, "after")
     chat.click("#clear")
