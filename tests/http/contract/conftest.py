@@ -16,7 +16,7 @@ from tests.support.server.serving import ServerProcess
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SLOTS, PLACES = 4, 8
+SLOTS, PLACES = 4, 12
 #: No fault is planted in these; each makes the model say something else.
 PROMPTS = [[5 + i, 40 + 3 * i, 300 + i] for i in range(8)]
 LENGTH = 24

@@ -184,16 +184,16 @@ def test_a_refused_background_response(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["key requests-per-minute=0", "key tokens-per-minute=x", "key other=1", "a key", "key =",
-     "key tokens-per-minute=-1", "key tokens-per-minute=²"],
+    ["hidden requests-per-minute=0", "hidden tokens-per-minute=x", "hidden other=1", "a hidden",
+     "hidden =", "hidden tokens-per-minute=-1", "hidden tokens-per-minute=²"],
 )  # fmt: skip
 def test_a_malformed_line_of_the_key_file(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "keys"
+    file = tmp_path.with_name("keys")  # the folder is named after this test
     file.write_text(f"one\n{line}\n")
     with pytest.raises(BadRequest, match=r"line 2 of .*tokens-per-minute=N") as caught:
         configured_keys(ServerConfig(api_key_file=str(file)))
     assert caught.value.param == "api_key_file"
-    assert "-1" not in caught.value.message  # no key is shown, nor what may be one
+    assert "hidden" not in caught.value.message  # no key is shown, nor what may be one
 
 
 def test_keys_of_a_file_without_limits(tmp_path: Path) -> None:
