@@ -368,7 +368,9 @@ def test_not_ready(server: Server) -> None:
     assert b"asyncllm_ready 0.0" in server.get("/metrics").body
     server.call(lambda: become(False, False))
     check(server.post("/generate", {"prompt": "a"}), 503, None, EngineDead.code)
-    check(server.get("/health"), 503, None, EngineDead.code)
+    dead = server.get("/health")
+    assert (dead.status, dead.json["status"]) == (503, "dead")
+    assert dead.json["error"]["code"] == EngineDead.code
     server.call(lambda: become(True, True))
     assert server.get("/ready").status == 200
 
