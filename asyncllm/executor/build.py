@@ -251,7 +251,9 @@ def _captured(
     ranks: Ranks,
 ) -> GraphedForward | None:
     """CUDA graphs of the steps that serving starts with; None where there are none."""
-    if not config.cuda_graphs or not isinstance(backend, GraphBackend):
+    # All ranks, or none: one may lack the kernels.
+    can_capture = config.cuda_graphs and isinstance(backend, GraphBackend)
+    if not ranks.least(can_capture) or not isinstance(backend, GraphBackend):
         return None
     largest = _captured_tokens(config, model)
     padded = PaddedSteps(model, backend, table, limits.page_size, limits.max_num_seqs, largest)

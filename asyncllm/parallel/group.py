@@ -20,11 +20,12 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from asyncllm.parallel.ranks import RanksBroken
+from asyncllm.parallel.ranks import LOADING, RanksBroken, RanksDisagree
 
-#: How long a rank waits for the others. Ranks that are lost are noticed otherwise, within a second;
-#: one that loads weights from a slow disk may be far behind.
-_TIMEOUT: Final = timedelta(hours=1)
+#: How long a rank waits for the others in a step: ranks that are lost are noticed otherwise.
+_STEP: Final = timedelta(hours=1)
+#: How long it waits until all have joined, which nothing interrupts. All have started before.
+_JOIN: Final = timedelta(seconds=20)
 #: How long a rank that failed a step waits for the others to fail it.
 _AGREE_SECONDS: Final = timedelta(seconds=5)
 
@@ -63,24 +64,36 @@ class GroupRanks:
         with self._call():
             self._tensors.broadcast([x], options).wait()
 
-    def least(self, value: int) -> int:
-        return self._least([value])[0]
+    def least(self, value: int, seconds: float = LOADING) -> int:
+        found, *calls = self._least([value, self.calls, -self.calls], timedelta(seconds=seconds))
+        if calls != [self.calls, -self.calls]:
+            raise RanksBroken(f"rank {self.rank} has done other work than others")
+        return found
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        calls = self.calls
+        try:
+            yield
+        finally:
+            self.calls = calls
 
     def agree(self, step: int) -> None:
         mine = [step, -step, self.calls, -self.calls]
         try:
             least = self._least(mine, _AGREE_SECONDS)
         except RanksBroken as error:
-            raise RanksBroken(f"step {step} failed on rank {self.rank} alone") from error
+            raise RanksDisagree(f"step {step} failed on rank {self.rank} alone") from error
         if least != mine:
-            raise RanksBroken(f"step {step} failed on rank {self.rank} elsewhere than on others")
+            where = f"on rank {self.rank} elsewhere than on others"
+            raise RanksDisagree(f"step {step} failed {where}")
 
     def abort(self) -> None:
         """End the collectives that wait for other ranks, in any thread; there can be no others."""
-        for group in (self._tensors, self._host):
+        for group in (self._host, self._tensors):
             group.abort()
 
-    def _least(self, values: list[int], timeout: timedelta = _TIMEOUT) -> list[int]:
+    def _least(self, values: list[int], timeout: timedelta) -> list[int]:
         numbers = torch.tensor(values)
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MIN)
@@ -114,11 +127,22 @@ def open_store(file: int, size: int) -> Store:
 
 
 def join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks:
-    """Find the other ranks; waits for them.
+    """Find the other ranks, which must have started, too.
 
     Args:
         store: shared by the ranks of this model alone.
+
+    Raises:
+        RanksBroken: they do not come.
     """
+    store.set_timeout(_JOIN)
+    try:
+        return _join(store, rank, size, device)
+    except RuntimeError as error:
+        raise RanksBroken(f"rank {rank} does not find the others: {error}") from error
+
+
+def _join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks:
     host = _gloo(PrefixStore("host", store), rank, size)
     if device.type != "cuda":
         return GroupRanks(rank, size, _gloo(PrefixStore("tensors", store), rank, size), host)
@@ -133,5 +157,7 @@ def _gloo(store: Store, rank: int, size: int) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     # All ranks are on this machine: nothing is open to others.
     options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
-    options._timeout = _TIMEOUT
-    return ProcessGroupGloo(store, rank, size, options)
+    options._timeout = _JOIN
+    group = ProcessGroupGloo(store, rank, size, options)
+    group._set_default_timeout(_STEP)
+    return group

@@ -5,11 +5,15 @@ All ranks run the same steps, and so call the same collectives in the same order
 
 from __future__ import annotations
 
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, Protocol
 
 from torch import Tensor
 
 from asyncllm.errors import ModelError
+
+#: Seconds that ranks wait for one that loads weights from a slow disk.
+LOADING: Final = 3600.0
 
 
 class Ranks(Protocol):
@@ -42,19 +46,30 @@ class Ranks(Protocol):
     def broadcast(self, x: Tensor) -> None:
         """Overwrite x on all ranks with that of rank 0."""
 
-    def least(self, value: int) -> int:
-        """The least value of all ranks. Waits for them."""
+    def least(self, value: int, seconds: float = LOADING) -> int:
+        """The least value of all ranks, after as many collectives; waits for them.
+
+        Raises:
+            RanksBroken: they take longer, or have begun more or fewer collectives.
+        """
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Meanwhile, collectives are not counted: they are recorded, and run later."""
 
     def agree(self, step: int) -> None:
         """Make sure that all ranks have failed the same step after as many collectives.
 
         Raises:
-            RanksBroken: they have not. This one waits for the others for a few seconds.
+            RanksDisagree: they have not. This one waits for the others for a few seconds.
         """
 
 
 class RanksBroken(Exception):
     """Another rank is lost, or does not do the same."""
+
+
+class RanksDisagree(RanksBroken):
+    """This rank has failed a step that others have not failed."""
 
 
 class Alone:
@@ -73,8 +88,11 @@ class Alone:
     def broadcast(self, x: Tensor) -> None:
         pass
 
-    def least(self, value: int) -> int:
+    def least(self, value: int, seconds: float = LOADING) -> int:
         return value
+
+    def recording(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def agree(self, step: int) -> None:
         pass

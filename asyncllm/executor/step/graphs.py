@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 GIVE_WAY_SECONDS: Final = 0.0005
 #: A program that waits for the whole device in another thread makes a capture fail.
 CAPTURE_ATTEMPTS: Final = 3
+#: How far a rank may be behind, which compiles a kernel before it captures.
+CAPTURE_SECONDS: Final = 120.0
 #: What an attempt has come to, from the worst.
 _NEVER, _AGAIN, _CAPTURED = range(3)
 
@@ -216,7 +218,8 @@ class GraphedForward:
         for attempt in range(1, CAPTURE_ATTEMPTS + 1):
             error = self._try(kind)
             # Graphs are padded, and what the ranks add up must have the same size.
-            worst = self._ranks.least(_outcome(error, is_last=attempt == CAPTURE_ATTEMPTS))
+            outcome = _outcome(error, is_last=attempt == CAPTURE_ATTEMPTS)
+            worst = self._ranks.least(outcome, CAPTURE_SECONDS)
             if worst == _CAPTURED:
                 return
             self._graphs.pop(kind, None)
@@ -230,7 +233,8 @@ class GraphedForward:
         try:
             with self._device.exclusive(), torch.cuda.stream(self._stream):
                 self._run_once(kind)
-                self._graphs[kind] = self._captured(kind)
+                with self._ranks.recording():
+                    self._graphs[kind] = self._captured(kind)
         except RanksBroken:
             raise
         except Exception as error:  # compilers and loaders raise various types

@@ -82,10 +82,11 @@ class TeamLeader:
         paced = CapturePace(channel, lambda: self._worker.has_captures)
         try:
             self._worker.run(TeamChannel(paced, self._team))
-        except RanksBroken as error:
-            raise self._team.explain(error) from error
-        finally:
-            self._team.close()
+        except BaseException as error:
+            cause = self._team.explain(error) if isinstance(error, RanksBroken) else error
+            self._team.close(0.0)  # everybody is told after this
+            raise cause from (None if cause is error else error)
+        self._team.close()
 
 
 def lead_team(

@@ -29,8 +29,8 @@ class PeerArguments(NamedTuple):
 def enter_team(settings_type: type[T]) -> tuple[T, PeerStatus]:
     """To be called first in a peer's main: its settings, and where it says what it does.
 
-    From then on the process dies with its parent and takes no notice of Ctrl-C, and its log lines
-    name its rank.
+    From then on the process dies with its parent and takes no notice of Ctrl-C or SIGTERM, which
+    its parent gets as well and drains. Its log lines name its rank.
 
     Raises:
         msgspec.ValidationError: the settings are of another type.
@@ -40,7 +40,8 @@ def enter_team(settings_type: type[T]) -> tuple[T, PeerStatus]:
     die_at_end_of(arguments.lifeline)
     for fd in (arguments.lifeline, arguments.status):
         os.set_inheritable(fd, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(
         format=f"%(asctime)s %(levelname)s [rank {arguments.rank}] %(name)s: %(message)s"
     )

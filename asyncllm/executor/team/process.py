@@ -20,8 +20,6 @@ from asyncllm.executor.team.status import LastOperation, PeerStatus, new_status
 
 logger = logging.getLogger(__name__)
 
-#: Between SIGTERM and SIGKILL.
-TERMINATE_SECONDS = 1.0
 #: SIGKILL is this quick, unless a driver does not let go of the process.
 KILL_SECONDS = 10.0
 
@@ -112,10 +110,6 @@ class PeerProcess:
         names = {number.value: number.name for number in signal.Signals}
         return f"was killed by {names.get(-code, f'signal {-code}')}"
 
-    def terminate(self) -> None:
-        """Send SIGTERM, unless it has ended."""
-        self._process.terminate()
-
     def kill(self) -> None:
         """Send SIGKILL, unless it has ended."""
         self._process.kill()
@@ -135,22 +129,20 @@ class PeerProcess:
 
 
 def close_peers(peers: Sequence[PeerProcess], timeout: float) -> None:
-    """Wait until all have ended; those that do not are told by SIGTERM, then killed.
+    """Wait until all have ended; those that do not are killed.
 
     Nothing is left: no process, no descriptor. May be called again, but not by two threads at once.
 
     Args:
-        timeout: seconds before SIGTERM. Tell the peers to end before, by closing their ring.
+        timeout: seconds before that; with 0 they are not expected to end by themselves. Tell the
+            peers to end before, by closing their ring.
     """
     for peer in peers:
         peer.closing = True
     left = _wait([peer for peer in peers if peer.exit_code is None], timeout)
     for peer in left:
-        logger.warning("rank %d (process %d) does not end: SIGTERM", peer.rank, peer.pid)
-        peer.terminate()
-    left = _wait(left, TERMINATE_SECONDS)
-    for peer in left:
-        logger.warning("rank %d (process %d) does not end: SIGKILL", peer.rank, peer.pid)
+        if timeout > 0:
+            logger.warning("rank %d (process %d) does not end: SIGKILL", peer.rank, peer.pid)
         peer.kill()
     left = _wait(left, KILL_SECONDS)
     for peer in left:

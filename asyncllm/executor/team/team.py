@@ -19,6 +19,7 @@ from asyncllm.executor.team.peer import PeerSettings
 from asyncllm.executor.team.process import PeerProcess, close_peers
 from asyncllm.executor.team.reports import Done, Failed, Joining, Ready, Report, ReportLine
 from asyncllm.parallel.group import GroupRanks, join, open_store
+from asyncllm.parallel.ranks import RanksDisagree
 from asyncllm.wire.ring import RingClosed, RingWriter
 
 R = TypeVar("R", bound=Report)
@@ -126,6 +127,7 @@ class Team:
             self._monitor = None
         self._ring.close()
         close_peers(self._peers, timeout)
+        self._ranks = None
         for line in self._lines:
             line.close()
         self._lines.clear()
@@ -134,8 +136,13 @@ class Team:
             self._store = -1
 
     def explain(self, error: Exception) -> Exception:
-        """The cause of an error that a lost peer may have led to; the error itself, if none is."""
-        return RankLost(self._loss) if self._lost.wait(REASON_SECONDS) and self._loss else error
+        """The cause of an error that a lost peer may have led to."""
+        if isinstance(error, RankLost):
+            return error
+        if isinstance(error, RanksDisagree):
+            return RankLost(str(error))
+        self._lost.wait(REASON_SECONDS)
+        return RankLost(self._loss or str(error))
 
     def _report(self, rank: int, kind: type[R]) -> R:
         """The next report of a peer, which is of that kind unless the peer ends."""
@@ -164,6 +171,6 @@ class Team:
             peer.kill()  # a stopped one would hold up a collective
             line.cut()
         self._ring.close()
+        self._wake()
         if self._ranks is not None:
             self._ranks.abort()
-        self._wake()

@@ -47,7 +47,7 @@ def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf) -> None:
         if projection is not model.lm_head and len(layouts) == 1:
             layout = layouts.pop()
             if not (_is_reordered(layout) and _has_some_columns(projection)):
-                weight = _weight(layout, list(modules.values()), depth, place.device)
+                weight = _weight(layout, size, _bounds(projection), depth, place.device)
         if weight is None:
             projection.weight = place.empty(size, depth)
         else:
@@ -79,6 +79,14 @@ def _projections(model: CausalLM) -> Iterator[tuple[Linear | FusedLinear, dict[s
             yield module, {path: module.weight.shape[0]}
 
 
+def _bounds(projection: Linear | FusedLinear) -> list[int]:
+    """Where this rank's parts of the rows begin and end on disk."""
+    if isinstance(projection, Linear):
+        return [0, projection.weight.shape[0]]
+    slices = [part for kept in projection.outputs.values() for part in kept.slices]
+    return [bound for part in slices for bound in (part.start, part.stop)]
+
+
 def _is_reordered(layout: Layout | None) -> bool:
     return isinstance(layout, Int4Layout) and layout.order is not None
 
@@ -91,14 +99,17 @@ def _has_some_columns(projection: Linear | FusedLinear) -> bool:
 
 
 def _weight(
-    layout: Layout | None, sizes: list[int], depth: int, device: torch.device
+    layout: Layout | None, size: int, bounds: list[int], depth: int, device: torch.device
 ) -> QuantizedWeight | None:
-    """A weight of that layout; None if the kernels do not take it."""
-    size = sum(sizes)
+    """A weight of that layout; None if the kernels do not take it.
+
+    Args:
+        bounds: of the parts of rows, on disk.
+    """
     match layout:
         case Fp8Layout(blocked=True):
             # cuBLAS needs the scales of four blocks side by side.
-            if depth % (4 * FP8_BLOCK) or any(part % FP8_BLOCK for part in sizes):
+            if depth % (4 * FP8_BLOCK) or any(bound % FP8_BLOCK for bound in bounds):
                 return None
             return Fp8Weight(size, depth, device, blocked=True)
         case Fp8Layout(blocked=False):

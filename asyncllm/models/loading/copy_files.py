@@ -14,7 +14,7 @@ from asyncllm.models.loading.quantized_tensors import StoredMatrix
 from asyncllm.models.loading.torch_file import TorchFile
 from asyncllm.models.loading.weight_stream import WeightStream
 from asyncllm.models.quant.formats import fill
-from asyncllm.models.quant.place import Place
+from asyncllm.models.quant.place import Place, Sliced
 
 #: Of tensors that are converted on the device, at once.
 STAGED_BYTES = 1 << 30
@@ -64,13 +64,17 @@ def _copies(
 ) -> Iterator[int]:
     """Copy a file's tensors to their places; yields the bytes of each copy."""
     if stream is not None:
-        plain, sources = _split(sources)
+        plain, rows, sources = _split(sources)
         if not isinstance(reader, TorchFile):
-            yield from stream.copy(file, plain)
+            yield from stream.copy(file, {**plain, **rows})
             yield from _stage(file, reader, sources, device, stream)
             return
         mapped = {name: reader.get_tensor(name).contiguous() for name in plain}
         yield from stream.copy_mapped(mapped, plain)
+        for name, place in rows.items():
+            tensor = reader.get_tensor(name)
+            fill(place, tensor)
+            yield tensor.nbytes
     for stored, target in sources:
         yield _copy(stored, target, file, reader, device)
 
@@ -113,15 +117,29 @@ def _headers(stored: Header | StoredMatrix) -> list[Header]:
     return [stored] if isinstance(stored, Header) else list(stored.tensors.values())
 
 
-def _split(sources: list[Source]) -> tuple[dict[str, Tensor], list[Source]]:
-    """Places by name of tensors that only change their dtype, and the other sources."""
-    plain, rest = {}, []
+def _split(
+    sources: list[Source],
+) -> tuple[dict[str, Tensor], dict[str, Sliced], list[Source]]:
+    """Places by name of tensors, and of rows of tensors, that only change their dtype; the rest."""
+    plain: dict[str, Tensor] = {}
+    rows: dict[str, Sliced] = {}
+    rest: list[Source] = []
     for stored, place in sources:
         if isinstance(stored, Header) and isinstance(place, Tensor) and place.is_contiguous():
             plain[stored.name] = place
+        elif isinstance(stored, Header) and isinstance(place, Sliced) and _has_rows(place):
+            rows[stored.name] = place
         else:
             rest.append(Source(stored, place))
-    return plain, rest
+    return plain, rows, rest
+
+
+def _has_rows(sliced: Sliced) -> bool:
+    """Whether the slices are whole rows of the tensor, in its order."""
+    return all(
+        part.dim == 0 and isinstance(part.place, Tensor) and part.place.is_contiguous()
+        for part in sliced.slices
+    )
 
 
 def _copy(

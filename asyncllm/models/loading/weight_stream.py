@@ -30,6 +30,10 @@ from torch import Tensor
 
 from asyncllm.models.loading.block_file import ALIGNMENT, BlockFile
 from asyncllm.models.loading.checkpoint import DTYPES
+from asyncllm.models.quant.place import Sliced
+
+#: Contiguous places on the device of a tensor, or of some of its rows.
+Target = Tensor | Sliced
 
 
 class Reading(NamedTuple):
@@ -97,8 +101,10 @@ class WeightStream:
     def __exit__(self, *_: object) -> None:
         self._readers.shutdown(cancel_futures=True)
 
-    def copy(self, file: Path, places: Mapping[str, Tensor]) -> Iterator[int]:
+    def copy(self, file: Path, places: Mapping[str, Target]) -> Iterator[int]:
         """Copy tensors of a safetensors file to their places by name, and convert their dtypes.
+
+        Reads only the rows that have a place.
 
         Yields the bytes of each upload; copies are done when the current stream is.
         """
@@ -165,15 +171,24 @@ class _Segment(NamedTuple):
     place: Tensor
 
 
-def blocks_of(file: Path, places: Mapping[str, Tensor], block_bytes: int) -> Iterator[Block]:
-    """The blocks of a safetensors file that hold tensors with a place, in file order."""
+def blocks_of(file: Path, places: Mapping[str, Target], block_bytes: int) -> Iterator[Block]:
+    """The blocks of a safetensors file that hold rows with a place, in file order."""
     with open(file, "rb") as raw:
         header_bytes = int.from_bytes(raw.read(8), "little")
         header = msgspec.json.decode(raw.read(header_bytes))
     segments = []
-    for name, place in places.items():
+    for name, target in places.items():
         begin, end = (8 + header_bytes + at for at in header[name]["data_offsets"])
-        segments.append(_Segment(begin, end, DTYPES[header[name]["dtype"]], place))
+        dtype = DTYPES[header[name]["dtype"]]
+        if isinstance(target, Tensor):
+            segments.append(_Segment(begin, end, dtype, target))
+            continue
+        row_bytes = (end - begin) // target.shape[0]
+        for part in target.slices:
+            rows = begin + part.start * row_bytes, begin + part.stop * row_bytes
+            assert part.dim == 0
+            assert isinstance(part.place, Tensor)
+            segments.append(_Segment(*rows, dtype, part.place))
     return _cut(sorted(segments, key=lambda segment: segment.begin), block_bytes)
 
 

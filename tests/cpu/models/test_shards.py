@@ -72,6 +72,17 @@ def test_quantised_matrices_are_divided(
     _assert_equal_logits(folder, 2)
 
 
+def test_blocks_of_scales_are_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries, keys and values are one matrix there, whose total is a multiple of a block."""
+    sizes = {"hidden_size": 1536, "intermediate_size": 1024, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
+    folder, _ = quantized.make("fp8-blocks", tmp_path, "phi3", **sizes, **heads)
+    monkeypatch.setattr(loader, "can_keep", lambda *_: True)
+    assert "model.layers.0.self_attn.qkv_proj.weight" in _quantized_names(folder, Apart(0, 1))
+    names = _quantized_names(folder, Apart(1, 8))
+    assert "model.layers.0.self_attn.qkv_proj.weight" not in names
+
+
 @pytest.mark.parametrize(
     ("size", "changes", "words"),
     [

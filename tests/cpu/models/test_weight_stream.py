@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from asyncllm.models.loading import copy_files, loader
 from asyncllm.models.loading.block_file import ALIGNMENT, BlockFile
 from asyncllm.models.loading.checkpoint import Header
 from asyncllm.models.loading.weight_stream import Block, Reading, WeightStream, blocks_of
+from asyncllm.models.quant.place import Slice, Sliced
 from asyncllm.models.spec import read_spec
+from asyncllm.parallel.ranks import Apart
 from tests.support.models import quantized, tiny_models
 
 CPU = torch.device("cpu")
@@ -206,3 +209,32 @@ def test_models_are_the_same_with_a_stream(
     assert found.keys() == expected.keys()
     for key, tensor in found.items():
         assert torch.equal(tensor, expected[key]), key
+
+
+@pytest.mark.parametrize("name", ["glm", "qwen3_moe", "phi3", "awq"])
+def test_each_rank_streams_its_share(
+    name: str, tmp_path: Path, stream: WeightStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in tiny_models.FAMILIES:
+        folder = tiny_models.make(name, tmp_path)
+    else:
+        folder, _ = quantized.make(name, tmp_path)
+    spec = read_spec(folder)
+    for rank in range(2):
+        load = partial(loader.load_model, folder, spec, torch.float32, "cpu", ranks=Apart(rank, 2))
+        expected = load().state_dict()
+        with monkeypatch.context() as patch, torch.inference_mode():
+            patch.setattr(loader, "nullcontext", lambda: stream)
+            found = load().state_dict()
+        for key, tensor in found.items():
+            assert torch.equal(tensor, expected[key]), (rank, key)
+
+
+def test_only_rows_with_a_place_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_file({"a": torch.arange(4096.0 * 6).view(6, 4096)}, file)
+    place = torch.empty(2, 4096)
+    target = Sliced(torch.Size((6, 4096)), (Slice(0, 3, place),))
+    blocks = list(blocks_of(file, {"a": target}, 1 << 20))
+    assert sum(part.num_bytes for block in blocks for part in block.parts) == place.nbytes
+    assert sum(block.num_bytes for block in blocks) < 1.2 * place.nbytes

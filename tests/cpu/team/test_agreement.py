@@ -78,7 +78,7 @@ def test_a_step_that_fails_on_one_rank_ends_the_ranks(
     fails: str, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "_AGREE_SECONDS", timedelta(seconds=0.5))
-    monkeypatch.setattr(group, "_TIMEOUT", timedelta(seconds=2))
+    monkeypatch.setattr(group, "_STEP", timedelta(seconds=2))
     work = {rank: fails, 1 - rank: "never"}
     ends = run_ranks(2, lambda ranks: serve(ranks, work[ranks.rank]))
     assert ends[rank] == f"step 1 failed on rank {rank} alone"

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -17,11 +18,21 @@ import pytest
 
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.errors import EngineDead, ModelError
+from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.team import leader
+from asyncllm.parallel import group
 from tests.cpu.llm.test_library import until
 from tests.support.team.ranks import peers
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
+
+
+def plant(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have peers run a program first."""
+    lines = textwrap.indent(textwrap.dedent(program), "    ")
+    guard = 'import sys\nif "asyncllm.executor.team.peer" in sys.orig_argv:\n'
+    (folder / "sitecustomize.py").write_text(guard + lines)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +59,41 @@ async def test_a_lost_rank_is_named(sent: signal.Signals, how: str, busy: bool) 
         for error in errors:
             assert isinstance(error, EngineDead)
             assert f"rank 1 (process {peer.pid}) {how}; its last operation was" in str(error)
+    assert peers() == []
+
+
+async def test_a_step_that_fails_on_rank_zero_alone_ends_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with AsyncLLM(device="cpu", cpu_threads=1, tp=2) as llm:
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr(ModelRunner, "launch", fail)
+        with pytest.raises(EngineDead, match="failed on rank 0 alone"):
+            await asyncio.wait_for(llm.generate("hi", LONG), 15.0)  # 5 s, when it is not busy
+    assert peers() == []
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+async def test_a_rank_that_is_lost_while_ranks_join(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(
+        f"""
+        import os, signal, time, asyncllm.parallel.group as group
+        def join(*args):
+            os.kill(os.getpid(), signal.{how})
+            time.sleep(1000)
+        group.join = join
+        """,
+        tmp_path,
+        monkeypatch,
+    )
+    monkeypatch.setattr(group, "_JOIN", timedelta(seconds=3))
+    with pytest.raises(ModelError, match=r"rank 1 \(process \d+\) (was killed|has been stopped)"):
+        await AsyncLLM(device="cpu", tp=2).start()
     assert peers() == []
 
 
@@ -84,17 +130,16 @@ async def test_what_cannot_be_divided_starts_nothing(
 async def test_a_rank_that_cannot_load_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        textwrap.dedent("""
-            import sys
-            if "asyncllm.executor.team.peer" in sys.orig_argv:
-                import asyncllm.models.spec
-                def refuse(folder):
-                    raise asyncllm.errors.ModelError("planted")
-                asyncllm.models.spec.read_spec = refuse
-        """)
+    plant(
+        """
+        import asyncllm.models.spec
+        def refuse(folder):
+            raise asyncllm.errors.ModelError("planted")
+        asyncllm.models.spec.read_spec = refuse
+        """,
+        tmp_path,
+        monkeypatch,
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with pytest.raises(ModelError, match="rank 1: planted"):
         await AsyncLLM(device="cpu", tp=2).start()
     assert peers() == []

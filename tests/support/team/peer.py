@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import signal
 import time
 
 import msgspec
@@ -36,9 +35,7 @@ def main() -> None:
     while (message := reader.receive()) is not None:
         step += 1
         status.set(message.decode(), step)
-        if message == b"ignore SIGTERM":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        elif message == b"outlive the thread":
+        if message == b"outlive the thread":
             ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG
         elif message == b"log":
             logging.getLogger("peer").warning("hello")

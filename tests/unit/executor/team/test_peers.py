@@ -131,27 +131,23 @@ def test_an_error_in_reporting_does_not_end_the_watch(
     assert caplog.text.count("RuntimeError: no") == 2
 
 
-@pytest.mark.parametrize(
-    ("messages", "end"),
-    [(["hang"], signal.SIGTERM), (["ignore SIGTERM", "hang"], signal.SIGKILL)],
-)
-def test_a_peer_that_does_not_end_is_made_to(messages: list[str], end: signal.Signals) -> None:
+def test_a_peer_that_does_not_end_is_made_to() -> None:
     before = open_fds()
     with Team(1) as team:
-        for message in messages:
-            team.send(message)
+        team.send("hang")
         [peer] = team.peers
         peer.close(timeout=0.01)
-        assert peer.exit_code == -end
+        assert peer.exit_code == -signal.SIGKILL
         assert peer.last_operation().operation == "hang"
         peer.close(timeout=0.01)
     assert open_fds() <= before  # others' may have been closed meanwhile
 
 
-def test_ctrl_c_does_not_reach_a_peer(team: Team) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_peer_leaves_stopping_to_its_parent(sent: signal.Signals, team: Team) -> None:
     for peer in team.peers:
         assert os.getsid(peer.pid) == peer.pid
-        os.kill(peer.pid, signal.SIGINT)
+        os.kill(peer.pid, sent)
     team.send("still here")
 
 
