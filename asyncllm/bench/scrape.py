@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from asyncllm.bench.server import fetch
 from asyncllm.engine.stats import StepFigures
+from asyncllm.server.metrics.scrape import KEPT_SECONDS
 
 Samples = dict[str, float]
 
@@ -15,7 +18,8 @@ _LAG = "asyncllm_result_lag_seconds"
 
 
 def scrape(url: str, api_key: str | None = None) -> Samples:
-    """The metrics of a server; nothing if it has none of ours."""
+    """The metrics of a server as of now; nothing if it has none of ours."""
+    time.sleep(KEPT_SECONDS)  # it may have made a text a moment ago
     try:
         body = fetch(f"{url}/metrics", api_key)
     except OSError:  # URLError is one

@@ -107,7 +107,9 @@ def test_all_cases_against_a_server_that_is_started_for_them(
         assert row.ttft_p50 is not None
         assert row.itl_p99 is not None
         assert row.itl_p50 is not None
-        assert 0 < row.itl_p50 <= row.itl_p99 <= (row.itl_max or 0)
+        # On a busy machine, most events may arrive together with others.
+        assert 0 <= row.itl_p50 <= row.itl_p99 <= (row.itl_max or 0)
+        assert row.itl_max
         assert row.engine is not None
         assert row.engine.steps > 5
         assert 0 < row.engine.busy_share < 1.2

@@ -282,6 +282,7 @@ def test_a_closed_terminal_ends_the_server_and_a_hang_up_signal_does_not() -> No
     for mode in ([], ["supervised"]):
         pid, terminal = pty.fork()
         if pid == 0:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
             os.execv(sys.executable, [*command, *mode])
         said = b""
         while b"is ready on" not in said:
