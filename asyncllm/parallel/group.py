@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -36,10 +36,20 @@ class GroupRanks:
     Args:
         tensors: a backend of PyTorch's for tensors of the model's device.
         host: another, for numbers in host memory.
+        abort: ends the collectives that wait for other ranks, from any thread; there can be no
+            others. Those in host memory end when the processes of the others do.
     """
 
     # PyTorch's stubs leave out the collectives of backends.
-    def __init__(self, rank: int, size: int, tensors: Any, host: Any):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        tensors: Any,
+        host: Any,
+        abort: Callable[[], None] = lambda: None,
+    ):
+        self.abort = abort
         self.rank = rank
         self.size = size
         self.calls = 0
@@ -88,10 +98,14 @@ class GroupRanks:
             where = f"on rank {self.rank} elsewhere than on others"
             raise RanksDisagree(f"step {step} failed {where}")
 
-    def abort(self) -> None:
-        """End the collectives that wait for other ranks, in any thread; there can be no others."""
-        for group in (self._host, self._tensors):
-            group.abort()
+    def close(self) -> None:
+        """Leave the groups, once nothing is under way.
+
+        A store touches its file once more when it ends. So the file must be open until then: its
+        number may be that of another file afterwards.
+        """
+        self._tensors = self._host = None
+        self.abort = lambda: None
 
     def _least(self, values: list[int], timeout: timedelta) -> list[int]:
         numbers = torch.tensor(values)
@@ -121,7 +135,8 @@ def open_store(file: int, size: int) -> Store:
     """A store in an open file without a name, in which ranks find each other.
 
     Args:
-        file: a file descriptor, of the same memfd in every rank's process.
+        file: a file descriptor, of the same memfd in every rank's process; open until the ranks
+            are closed.
     """
     return FileStore(f"/proc/{os.getpid()}/fd/{file}", size)
 
@@ -139,7 +154,10 @@ def join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks
     try:
         return _join(store, rank, size, device)
     except RuntimeError as error:
-        raise RanksBroken(f"rank {rank} does not find the others: {error}") from error
+        reason = str(error)
+    # Neither this error nor its cause may keep the store: see ``GroupRanks.close``.
+    del store
+    raise RanksBroken(f"rank {rank} does not find the others: {reason}")
 
 
 def _join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks:
@@ -150,7 +168,7 @@ def _join(store: Store, rank: int, size: int, device: torch.device) -> GroupRank
 
     options = ProcessGroupNCCL.Options()
     nccl = ProcessGroupNCCL(PrefixStore("tensors", store), rank, size, options)
-    return GroupRanks(rank, size, nccl, host)
+    return GroupRanks(rank, size, nccl, host, nccl.abort)
 
 
 def _gloo(store: Store, rank: int, size: int) -> Any:

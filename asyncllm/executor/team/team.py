@@ -127,7 +127,9 @@ class Team:
             self._monitor = None
         self._ring.close()
         close_peers(self._peers, timeout)
-        self._ranks = None
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
         for line in self._lines:
             line.close()
         self._lines.clear()
