@@ -57,10 +57,9 @@ class Kept(NamedTuple):
         Args:
             order: see ``Reordered``; of this rank's features.
         """
-        if order is not None:
-            return sliced(dim, self.whole, [(self.slices[0].start, Reordered(values, order))])
         if len(self.slices) == 1:
-            return sliced(dim, self.whole, [(self.slices[0].start, values)])
+            place = values if order is None else Reordered(values, order)
+            return sliced(dim, self.whole, [(self.slices[0].start, place)])
         ends = accumulate(part.stop - part.start for part in self.slices)
         if self.size == self.whole:
             return values

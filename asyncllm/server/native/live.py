@@ -7,6 +7,7 @@ It never has text of prompts or answers.
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -149,8 +150,7 @@ class LiveFeed:
 
 def _first(traces: Iterable[RequestTrace], is_own: Callable[[str], bool]) -> list[RequestTrace]:
     """The first MOST_ROWS of the viewer's."""
-    own = (trace for trace in traces if is_own(trace.tenant))
-    return [trace for trace, _ in zip(own, range(MOST_ROWS), strict=False)]
+    return list(islice((trace for trace in traces if is_own(trace.tenant)), MOST_ROWS))
 
 
 LIVE_FEED: Final = web.AppKey("asyncllm_live_feed", LiveFeed)
