@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import logging
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import (
     AllreduceOptions,
-    BroadcastOptions,
     FileStore,
     PrefixStore,
     ProcessGroupGloo,
@@ -20,7 +23,11 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
+from asyncllm.parallel.collectives import Collectives, GroupCollectives
+from asyncllm.parallel.push import open_push
 from asyncllm.parallel.ranks import LOADING, RanksBroken, RanksDisagree
+
+log = logging.getLogger(__name__)
 
 #: How long a rank waits for the others in a step: ranks that are lost are noticed otherwise.
 _STEP: Final = timedelta(hours=1)
@@ -34,22 +41,13 @@ class GroupRanks:
     """``Ranks`` by process groups that belong to nobody else.
 
     Args:
-        tensors: a backend of PyTorch's for tensors of the model's device.
-        host: another, for numbers in host memory.
-        abort: ends the collectives that wait for other ranks, from any thread; there can be no
-            others. Those in host memory end when the processes of the others do.
+        tensors: for tensors of the model's device.
+        host: a backend of PyTorch's for numbers in host memory. Its collectives end when the
+            processes of other ranks do.
     """
 
     # PyTorch's stubs leave out the collectives of backends.
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        tensors: Any,
-        host: Any,
-        abort: Callable[[], None] = lambda: None,
-    ):
-        self.abort = abort
+    def __init__(self, rank: int, size: int, tensors: Collectives, host: Any):
         self.rank = rank
         self.size = size
         self.calls = 0
@@ -58,27 +56,25 @@ class GroupRanks:
 
     def sum(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         with self._call():
-            self._tensors.allreduce([x]).wait()
-        return x if residual is None else residual.add_(x)
+            return self._tensors.sum(x, residual)
 
     def gather(self, x: Tensor) -> Tensor:
-        rows, columns = x.shape
-        parts = x.new_empty(self.size * rows, columns)
         with self._call():
-            self._tensors._allgather_base(parts, x.contiguous()).wait()
-        return parts.view(self.size, rows, columns).transpose(0, 1).reshape(rows, -1)
+            return self._tensors.gather(x)
 
     def broadcast(self, x: Tensor) -> None:
-        options = BroadcastOptions()
-        options.rootRank = 0
         with self._call():
-            self._tensors.broadcast([x], options).wait()
+            self._tensors.broadcast(x)
 
     def least(self, value: int, seconds: float = LOADING) -> int:
         found, *calls = self._least([value, self.calls, -self.calls], timedelta(seconds=seconds))
         if calls != [self.calls, -self.calls]:
             raise RanksBroken(f"rank {self.rank} has done other work than others")
         return found
+
+    def abort(self) -> None:
+        """End the collectives of tensors that wait for other ranks, from any thread."""
+        self._tensors.abort()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -104,8 +100,8 @@ class GroupRanks:
         A store touches its file once more when it ends. So the file must be open until then: its
         number may be that of another file afterwards.
         """
-        self._tensors = self._host = None
-        self.abort = lambda: None
+        self._tensors.close()
+        self._host = None
 
     def _least(self, values: list[int], timeout: timedelta) -> list[int]:
         numbers = torch.tensor(values)
@@ -162,13 +158,36 @@ def join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks
 
 def _join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks:
     host = _gloo(PrefixStore("host", store), rank, size)
+    on_tensors = PrefixStore("tensors", store)
     if device.type != "cuda":
-        return GroupRanks(rank, size, _gloo(PrefixStore("tensors", store), rank, size), host)
+        gloo = GroupCollectives(size, _gloo(on_tensors, rank, size))
+        return GroupRanks(rank, size, gloo, host)
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
-    options = ProcessGroupNCCL.Options()
-    nccl = ProcessGroupNCCL(PrefixStore("tensors", store), rank, size, options)
-    return GroupRanks(rank, size, nccl, host, nccl.abort)
+    group = ProcessGroupNCCL(on_tensors, rank, size, ProcessGroupNCCL.Options())
+    nccl = GroupCollectives(size, group, partial(_abort, group))
+    exchange = partial(_exchange, PrefixStore("push", store), rank, size)
+    push = open_push(rank, size, device, nccl, exchange)
+    if GroupRanks(rank, size, nccl, host).least(push is not None):
+        assert push is not None
+        return GroupRanks(rank, size, push, host)
+    log.info("rank %d: sums go through NCCL alone", rank)
+    return GroupRanks(rank, size, nccl, host)
+
+
+def _abort(group: Any) -> None:
+    """End what NCCL does on the device, at once, and free its memory in a while.
+
+    It waits until the CUDA graphs that it is in are gone, which are those of the caller.
+    """
+    threading.Thread(target=group.abort, name="asyncllm-nccl", daemon=True).start()
+
+
+def _exchange(store: Store, rank: int, size: int, mine: bytes) -> list[bytes]:
+    """What each rank gave, in their order."""
+    store.set(str(rank), base64.b64encode(mine).decode() or "-")
+    theirs = (store.get(str(other)) for other in range(size))
+    return [b"" if value == b"-" else base64.b64decode(value) for value in theirs]
 
 
 def _gloo(store: Store, rank: int, size: int) -> Any:

@@ -15,9 +15,9 @@ import msgspec
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import KernelError
+from asyncllm.kernels.cuda_driver import find_gpu
 from asyncllm.kernels.gpu import PRETEND
 from asyncllm.startup.compile_job import CompileJob, CompileReport
-from asyncllm.startup.cuda_driver import find_gpu
 
 #: How long to wait for the next kernel before giving up; the slowest takes 5 s of CPU time.
 STALL_SECONDS: Final = 60.0

@@ -65,7 +65,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     Returns:
         The forward for steps that are not captured, to run more of them.
     """
-    device = _MetaDevice()
+    device = MetaDevice()
     meta = device.torch_device
     length, page_size, max_rows = wanted_length(config, spec), config.page_size, config.max_num_seqs
     quantization = spec.quantization
@@ -73,7 +73,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     ranks = Apart(0, config.tp)
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
-    spec = _shortened(spec, whole)
+    spec = shortened(spec, whole)
     model = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     heads = model.attention_specs[0].num_kv_heads
     pool = KVPool(spec.num_layers, 1, page_size, heads, spec.head_dim, dtype, meta)
@@ -100,7 +100,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     return eager
 
 
-def _shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
+def shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
     """The spec of two layers, if all are alike; the last one computes less than the others."""
     count = len(model.attention_specs)
     lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count)
@@ -122,7 +122,7 @@ def _shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
     return replace(spec, num_layers=2, config=replace(config, num_hidden_layers=2))
 
 
-class _MetaDevice(CpuDevice):
+class MetaDevice(CpuDevice):
     """Tensors without contents."""
 
     def __init__(self) -> None:

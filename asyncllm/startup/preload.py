@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from asyncllm.startup.cuda_driver import load_driver
+from asyncllm.kernels.cuda_driver import load_driver
 
 
 def preload_cuda(gpu: int = 0) -> None:

@@ -156,13 +156,14 @@ class _MetaAsCuda(TorchFunctionMode):
     """Every function returns ``_OnGpu`` for meta tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return tree_map(_on_gpu, func(*args, **(kwargs or {})))
+        return _on_gpu(func(*args, **(kwargs or {})))
 
 
 def _on_gpu(value: Any) -> Any:
-    if type(value) is Tensor and value.device.type == "meta":
-        return value.as_subclass(_OnGpu)
-    return value
+    if isinstance(value, Tensor):
+        is_meta = type(value) is Tensor and value.device.type == "meta"
+        return value.as_subclass(_OnGpu) if is_meta else value
+    return tree_map(_on_gpu, value) if isinstance(value, tuple | list) else value
 
 
 class _AbsentGpu:

@@ -9,6 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ pytestmark = [
 ]
 
 
-def compile_for(arch: str, cache: Path) -> dict[str, Any]:
+def compile_for(arch: str, cache: Path, known: Iterable[str] = ()) -> dict[str, Any]:
     """See ``launches.compile_modules``; in a process of its own, without Triton's interpreter."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
@@ -35,6 +36,8 @@ def compile_for(arch: str, cache: Path) -> dict[str, Any]:
         [sys.executable, "-m", "tests.support.kernels.launches", arch],
         env=environment,
         cwd=Path(__file__).parents[2],
+        input=json.dumps(list(known)),
+        text=True,
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -66,7 +69,7 @@ def test_compiles(module: str, compiled: dict[str, Any]) -> None:
     kernels = compiled[module]
     assert isinstance(kernels, list), kernels
     assert kernels
-    for name, options, ptx, shared in kernels:
+    for name, _, options, ptx, shared in kernels:
         assert shared <= 227 << 10, name
         assert options["launch_pdl"], name
         write = re.search(r"\b((st|red|atom)\.\S*|cp\.async\.bulk\.tensor\.\dd\.)global\b", ptx)
@@ -75,15 +78,51 @@ def test_compiles(module: str, compiled: dict[str, Any]) -> None:
         assert "griddepcontrol.launch_dependents" in ptx, name
 
 
+@pytest.fixture(scope="module")
+def for_ampere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return compile_for("8.0", tmp_path_factory.mktemp("triton"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arch", "shared_kib"), [("8.0", 163), ("8.6", 99), ("8.9", 99), ("10.0", 227), ("12.0", 99)]
+    ("arch", "shared_kib"), [("8.0", 163), ("8.9", 99), ("10.0", 227), ("12.0", 99)]
 )
 def test_kernels_that_are_not_for_hopper_compile(
-    arch: str, shared_kib: int, tmp_path: Path
+    arch: str, shared_kib: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """And fit. The instructions that overlap kernels are those of Hopper and newer GPUs."""
-    modules = compile_for(arch, tmp_path)
+    ampere = arch == "8.0"
+    modules = request.getfixturevalue("for_ampere") if ampere else compile_for(arch, tmp_path)
+    check_not_for_hopper(modules, arch, shared_kib)
+
+
+@pytest.mark.slow
+def test_kernels_for_a_smaller_ampere_gpu_compile(
+    for_ampere: dict[str, Any], tmp_path: Path
+) -> None:
+    """For 8.6, Triton makes the same of a variant as for 8.0; what is launched there alone is
+    compiled."""
+    known = {
+        key: (ptx, shared) for kernels in for_ampere.values() for _, key, _, ptx, shared in kernels
+    }
+    modules = compile_for("8.6", tmp_path, known)
+    compiled = 0
+    for module, kernels in modules.items():
+        assert isinstance(kernels, list), kernels
+        compiled += sum(ptx is not None for *_, ptx, _ in kernels)
+        modules[module] = [
+            (name, key, options, *((ptx, shared) if ptx else _retargeted(*known[key])))
+            for name, key, options, ptx, shared in kernels
+        ]
+    assert 0 < compiled < 10, "tiles for less shared memory"
+    check_not_for_hopper(modules, "8.6", 99)
+
+
+def _retargeted(ptx: str, shared: int) -> tuple[str, int]:
+    return ptx.replace(".target sm_80", ".target sm_86"), shared
+
+
+def check_not_for_hopper(modules: dict[str, Any], arch: str, shared_kib: int) -> None:
+    """They fit. The instructions that overlap kernels are those of Hopper and newer GPUs."""
     version = float(arch)
     assert ("fp8" in modules) == (version >= 8.9)
     left_out = {name for name in LAUNCHES if name.endswith("_hopper")}
@@ -92,7 +131,7 @@ def test_kernels_that_are_not_for_hopper_compile(
     for module, kernels in modules.items():
         assert isinstance(kernels, list), kernels
         assert kernels, module
-        for name, options, ptx, shared in kernels:
+        for name, _, options, ptx, shared in kernels:
             assert shared <= shared_kib << 10, (name, shared)
             assert options["launch_pdl"] == overlaps, name
             assert ("griddepcontrol" in ptx) == overlaps, name
@@ -112,5 +151,21 @@ def test_kernels_that_branch_on_sums_have_the_same_sum_in_every_lane(
     compiled: dict[str, Any],
 ) -> None:
     """See ``Launcher``."""
-    fuses = {name: options["enable_fp_fusion"] for name, options, *_ in compiled["sampling"]}
+    fuses = {name: options["enable_fp_fusion"] for name, _, options, *_ in compiled["sampling"]}
     assert not fuses["asyncllm.kernels.triton.sampling.topk_topp.filter_kernel"]
+
+
+@pytest.mark.parametrize("module", ["decode", "decode_heads"])
+def test_first_tiles_of_decode_attention_are_on_their_way_before_the_wait(
+    module: str, compiled: dict[str, Any]
+) -> None:
+    """What its programs do before the kernels before them have finished."""
+    (*_, ptx, _), *overlapping = compiled[module]
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    assert wait
+    assert before.count("cp.async.commit_group") >= 2  # K and V
+    for *_, other, _ in overlapping:
+        # Only the extra row waits, and it does nothing else.
+        before, *after = other.split("griddepcontrol.wait")
+        assert len(after) == 1
+        assert "cp.async" not in before

@@ -11,14 +11,20 @@ from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.attention import Attention
 from asyncllm.models.layers.block import PreNormBlock, SandwichNormBlock
 from asyncllm.models.layers.mlp import GatedMLP
+from asyncllm.parallel.ranks import Ranks
 
 
-def layers(model: nn.Module) -> Iterator[tuple[Shape, ...]]:
-    """The projections of each layer, in the order they run, and then of the output."""
+def layers(model: nn.Module, ranks: Ranks) -> Iterator[tuple[Shape, ...]]:
+    """The projections of each layer, in the order they run, and then of the output.
+
+    Args:
+        ranks: what several of them add up is added to the residual by their sum.
+    """
     for block in model.modules():
         if not isinstance(block, PreNormBlock):
             continue
-        into_stream = "" if isinstance(block, SandwichNormBlock) else "residual"
+        adds = ranks.size == 1 and not isinstance(block, SandwichNormBlock)
+        into_stream = "residual" if adds else ""
         projections: list[tuple[object, bool, str]] = []
         attention, mlp = block.self_attn, block.mlp
         if isinstance(attention, Attention):

@@ -9,7 +9,7 @@ import torch
 
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import read_spec
-from asyncllm.startup.kernel_discovery import _shortened
+from asyncllm.startup.kernel_discovery import shortened
 from tests.support.models import tiny_models
 
 
@@ -26,4 +26,4 @@ from tests.support.models import tiny_models
 def test_layers_that_are_alike_run_once(family: str, layers: int, tmp_path: Path) -> None:
     spec = read_spec(tiny_models.make(family, tmp_path))
     model = make_model(spec, torch.bfloat16, torch.device("meta"))
-    assert _shortened(spec, model).num_layers == layers
+    assert shortened(spec, model).num_layers == layers

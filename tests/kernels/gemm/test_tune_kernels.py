@@ -14,6 +14,7 @@ from asyncllm.models.spec import read_spec
 
 pytest.importorskip("triton")
 
+from asyncllm.parallel.ranks import Alone
 from tools.tune_kernels.candidates import candidates
 from tools.tune_kernels.layers import layers
 from tools.tune_kernels.table import save
@@ -47,7 +48,7 @@ def test_candidates_can_run(rows: int, shape: Shape) -> None:
 def test_projections_of_a_model() -> None:
     spec = read_spec(Path(asyncllm.demo.__file__).parent / "model")
     model = make_model(spec, torch.bfloat16, torch.device("meta"), 1)
-    found = list(layers(model))
+    found = list(layers(model, Alone()))
     assert len(found) == spec.config.num_hidden_layers + 1
     qkv, o, gate_up, down = found[0]
     assert (qkv.norm, qkv.epilogue) == (True, "")

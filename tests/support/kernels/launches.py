@@ -1,15 +1,17 @@
 """A launch of every kernel, of the shapes that models have.
 
-As a program, with a compute capability and modules: compiles the kernels of the modules for a GPU
-that need not be here, and prints their names and PTX, or what went wrong, as JSON.
+As a program, with a compute capability: compiles the kernels for a GPU that need not be here, and
+prints their names and PTX, or what went wrong, as JSON. Variants whose hashes stdin lists, as JSON,
+are not compiled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -213,6 +215,15 @@ def launch_masks() -> None:
     mask_scores(half(8, vocab), int64(8), int64(8), int32(slots, mask_width(vocab)))
 
 
+def launch_all_reduce() -> None:
+    from asyncllm.kernels.triton.all_reduce import Channel, rows_of_all, sum_of_all
+
+    channel = Channel(int64(4), int32(64), int32(1), rank=1)
+    sum_of_all(half(3, HIDDEN), half(3, HIDDEN), channel)
+    sum_of_all(torch.empty(3, 1), None, channel)
+    rows_of_all(half(3, HIDDEN), channel)
+
+
 def launch_fp8() -> None:
     from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
     from asyncllm.kernels.triton.gemm.linear import linear
@@ -273,9 +284,18 @@ def compiled(variant: Variant, target: Any) -> tuple[str, int]:
     return kernel.asm["ptx"], kernel.metadata.shared
 
 
-def compile_modules(gpu: Gpu, names: Iterable[str]) -> dict[str, Any]:
-    """Of each, [kernel, options of its compilation, PTX, bytes of shared memory] of what it
-    launches; or an error."""
+def hash_of(variant: Variant) -> str:
+    """All that Triton compiles, except the GPU for which it does."""
+    function = f"{variant.function.__module__}.{variant.function.__name__}"
+    options = {key: value for key, value in variant.options.items() if key != "arch"}
+    parts = variant.signature, variant.constants, variant.attributes, options
+    said = "\n".join([function, *(repr(sorted(map(repr, part.items()))) for part in parts)])
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def compile_modules(gpu: Gpu, names: Iterable[str], known: Container[str]) -> dict[str, Any]:
+    """Of each, [kernel, hash, options of its compilation, PTX, bytes of shared memory] of what it
+    launches; or an error. The last two are None for known hashes."""
     launched: dict[str, Any] = {}
     with recorded_launches(gpu) as variants, torch.device("meta"):
         for name in names:
@@ -293,8 +313,9 @@ def compile_modules(gpu: Gpu, names: Iterable[str]) -> dict[str, Any]:
             launched[name] = [
                 (
                     f"{variant.function.__module__}.{variant.function.__name__}",
+                    hash_of(variant),
                     variant.options,
-                    *compiled(variant, gpu.target),
+                    *((None, None) if hash_of(variant) in known else compiled(variant, gpu.target)),
                 )
                 for variant in found
             ]
@@ -304,5 +325,5 @@ def compile_modules(gpu: Gpu, names: Iterable[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    (gpu,) = gpus_of(sys.argv[1:2])
-    print(json.dumps(compile_modules(gpu, sys.argv[2:] or launches_of(gpu))))
+    (gpu,) = gpus_of(sys.argv[1:])
+    print(json.dumps(compile_modules(gpu, launches_of(gpu), json.load(sys.stdin))))

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from asyncllm.config import EngineConfig
+from asyncllm.kernels.cuda_driver import find_gpu
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.startup import compile_job
 from asyncllm.startup.compile_job import CompileJob, cache_folder
-from asyncllm.startup.cuda_driver import find_gpu
 
 GPU = Gpu((9, 0), "NVIDIA H200", 132)
 

@@ -1,0 +1,78 @@
+"""What ranks do with tensors on their devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
+
+
+class Collectives(Protocol):
+    """Each is called by all ranks, in the same order.
+
+    Raises:
+        RuntimeError: another rank is lost.
+    """
+
+    def sum(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """See ``Ranks.sum``."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See ``Ranks.gather``."""
+
+    def broadcast(self, x: Tensor) -> None:
+        """See ``Ranks.broadcast``."""
+
+    def abort(self) -> None:
+        """End those that wait for other ranks, from any thread; there can be no others."""
+
+    def close(self) -> None:
+        """Leave the others, once nothing is under way."""
+
+
+class GroupCollectives:
+    """By one of PyTorch's process groups: gloo on CPUs, NCCL on GPUs.
+
+    Args:
+        group: PyTorch's stubs leave out the collectives of backends.
+        abort: of ``Collectives``; also frees the group. Those of gloo end by themselves when the
+            processes of other ranks do.
+    """
+
+    def __init__(self, size: int, group: Any, abort: Callable[[], None] = lambda: None):
+        self.abort = abort
+        self._size = size
+        self._group = group
+
+    def sum(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        options = AllreduceOptions()
+        options.asyncOp = False  # on the current stream
+        _wait(self._group.allreduce([x], options))
+        return x if residual is None else residual.add_(x)
+
+    def gather(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape
+        parts = x.new_empty(self._size * rows, columns)
+        options = AllgatherOptions()
+        options.asyncOp = False
+        _wait(self._group._allgather_base(parts, x.contiguous(), options))
+        return parts.view(self._size, rows, columns).transpose(0, 1).reshape(rows, -1)
+
+    def broadcast(self, x: Tensor) -> None:
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.asyncOp = False
+        _wait(self._group.broadcast([x], options))
+
+    def close(self) -> None:
+        self.abort()
+        self._group = None
+        self.abort = lambda: None
+
+
+def _wait(work: Any) -> None:
+    """NCCL gives nothing to wait for where it runs on the current stream."""
+    if work is not None:
+        work.wait()
