@@ -30,8 +30,8 @@ from asyncllm.executor.memory.copies import PageCopier
 from asyncllm.executor.memory.host_pool import HostPool
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.limits import (
-    GRAPHS_LAYER_BYTES,
     GpuMemory,
+    graph_bytes,
     resolve_limits,
     step_tokens,
     wanted_length,
@@ -44,10 +44,9 @@ from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.graphs import GraphedForward
 from asyncllm.executor.step.padded_steps import (
-    FREE_TOKENS,
-    MIXED_TOKENS,
     PaddedSteps,
     captured_tokens,
+    step_sizes,
 )
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.worker import Worker
@@ -227,15 +226,14 @@ def _limits(
     )
     step, captured = measure_step(model, spec, make_backend, size, dtype, device)
     free, total = torch.cuda.mem_get_info(device.torch_device)
-    # Activations of the captured step, and of the same step run once on the stream of captures.
-    graphs = 2 * captured + spec.num_layers * GRAPHS_LAYER_BYTES if config.cuda_graphs else 0
+    graphs = graph_bytes(captured, spec.num_layers) if config.cuda_graphs else 0
     memory = GpuMemory(total, free_before, free, weights, step, graphs)
     share = config.gpu_memory_utilization
     log.info("memory: %s", memory.account(share))
     return resolve(
         cache_bytes=ranks.least(memory.cache_bytes(share)),
         account=memory.account(share),
-        step_sizes=tuple(n for n in MIXED_TOKENS if FREE_TOKENS < n <= largest),
+        step_sizes=step_sizes(largest),
     )
 
 

@@ -1,15 +1,25 @@
-"""The worker of rank 0 when there is no other rank."""
+"""Rank 0: its worker, and what decides when it captures."""
 
 from __future__ import annotations
 
-from asyncllm.config import EngineLimits
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from asyncllm.config import EngineConfig, EngineLimits
+from asyncllm.executor.build import build_worker
 from asyncllm.executor.capture_pace import CapturePace
+from asyncllm.executor.sampling.token_constraint import Grammars
+from asyncllm.executor.startup_bill import StartupBill
+from asyncllm.executor.team.leader import TeamLeader, lead_team
 from asyncllm.executor.worker import Worker
+from asyncllm.models.spec import ModelSpec
 from asyncllm.wire.channel import Channel
 
 
 class Leader:
-    """Runs a worker, and decides when it captures."""
+    """Runs a worker without peers."""
 
     def __init__(self, worker: Worker):
         self._worker = worker
@@ -21,3 +31,23 @@ class Leader:
     def run(self, channel: Channel) -> None:
         """As ``Worker.run``."""
         self._worker.run(CapturePace(channel, lambda: self._worker.has_captures))
+
+
+def build_leader(
+    config: EngineConfig,
+    folder: Path,
+    spec: ModelSpec,
+    progress: Callable[[int, int], None],
+    bill: StartupBill,
+    grammars: Grammars[Any],
+    await_kernels: Callable[[], None],
+) -> Leader | TeamLeader:
+    """Load the model, on all ranks; the arguments are those of ``build_worker``.
+
+    Raises:
+        ModelError: as ``build_worker`` does, or the model cannot be divided among the ranks.
+    """
+    build = partial(build_worker, config, folder, spec, progress, bill, grammars, await_kernels)
+    if config.tp == 1:
+        return Leader(build())
+    return lead_team(config, folder, spec, lambda join: build(join=join))

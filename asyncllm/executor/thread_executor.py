@@ -7,14 +7,14 @@ import logging
 import threading
 import traceback
 import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
-from asyncllm.wire.channel import FLUSH
+from asyncllm.executor.awaited_results import AwaitedResults
+from asyncllm.wire.channel import FLUSH, LeaderChannel
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.thread_channel import ThreadChannel
@@ -37,7 +37,7 @@ class StepWorker(Protocol):
     def limits(self) -> EngineLimits:
         """The engine's."""
 
-    def run(self, channel: ThreadChannel) -> None:
+    def run(self, channel: LeaderChannel) -> None:
         """Answer every plan from the channel with one result, until the channel closes."""
 
 
@@ -51,21 +51,16 @@ class ThreadExecutor:
     def __init__(self, build: Callable[[], StepWorker]):
         self.heartbeat = Heartbeat()
         self._build = build
-        self._handlers: deque[ResultHandler] = deque()  # of the steps in flight
+        self._results = AwaitedResults()
+        self.on_death = self._results.on_death
         self._channel: ThreadChannel | None = None
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._dead: EngineDead | None = None
         self._abandoned = False
-        self._tell_of_death: Callable[[str], None] = lambda cause: None
-
-    def on_death(self, tell: Callable[[str], None]) -> None:
-        """Set who is told, on the loop, when the thread has died, even if no step is in flight."""
-        self._tell_of_death = tell
 
     async def start(self) -> EngineLimits:
         loop = asyncio.get_running_loop()
-        self._channel = channel = ThreadChannel(loop, self._on_result, self.heartbeat)
+        self._channel = channel = ThreadChannel(loop, self._results.arrived, self.heartbeat)
         started: asyncio.Future[EngineLimits] = loop.create_future()
         self._ended = loop.create_future()
         # A daemon, so that a program that forgets to close an engine can still exit; but not from
@@ -78,15 +73,16 @@ class ThreadExecutor:
         )
         self._thread.start()
         self._at_exit = weakref.finalize(self, _end_thread, channel, self._thread)
-        return await started
+        try:
+            return await asyncio.shield(started)
+        except asyncio.CancelledError:
+            await asyncio.gather(started, return_exceptions=True)  # its caller ends ``build``
+            raise
 
     def submit(self, plan: bytes, on_result: ResultHandler) -> None:
-        if self._dead is not None or self._channel is None:
-            dead = self._dead or EngineDead("the executor is not running")
-            asyncio.get_running_loop().call_soon(on_result, dead)
-            return
-        self._handlers.append(on_result)
-        self._channel.send(plan)
+        if self._results.expect(on_result):
+            assert self._channel is not None, "plans come once it has started"
+            self._channel.send(plan)
 
     def flush(self) -> None:
         if self._channel is not None:
@@ -109,25 +105,13 @@ class ThreadExecutor:
             log.error("a step has not ended: its thread is left behind")
         self._at_exit.detach()
         self._thread = None
-        self._on_death(None)
+        self._results.close()
 
-    def _on_result(self, message: bytes) -> None:
-        if self._handlers:  # else it has been closed meanwhile
-            self._handlers.popleft()(message)
-
-    def _on_death(self, cause: BaseException | None) -> None:
-        if cause is not None:
-            log.error("the executor died", exc_info=cause)
-        if isinstance(cause, EngineDead):
-            self._dead = cause
-        else:
-            self._dead = EngineDead(
-                "the executor died; its log has the cause" if cause else "engine closed"
-            )
-        while self._handlers:
-            self._handlers.popleft()(self._dead)
-        if cause is not None:
-            self._tell_of_death(self._dead.message)
+    def _on_death(self, cause: BaseException) -> None:
+        log.error("the executor died", exc_info=cause)
+        if not isinstance(cause, EngineDead):
+            cause = EngineDead("the executor died; its log has the cause")
+        self._results.die(cause)
 
 
 def _thread_main(
@@ -135,7 +119,7 @@ def _thread_main(
     channel: ThreadChannel,
     loop: asyncio.AbstractEventLoop,
     started: asyncio.Future[EngineLimits],
-    on_death: Callable[[BaseException | None], None],
+    on_death: Callable[[BaseException], None],
     ended: asyncio.Future[None],
 ) -> None:
     """The executor thread. Every way out of it is reported to the loop."""

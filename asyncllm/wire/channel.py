@@ -29,3 +29,10 @@ class Channel(Protocol):
 
     def post(self, result: StepResult) -> None:
         """Hand over the result of the oldest plan that has none yet."""
+
+
+class LeaderChannel(Channel, Protocol):
+    """The channel of rank 0: it ends at the event loop."""
+
+    def wake(self) -> None:
+        """Have ``receive`` return FLUSH, after what was sent before; from any thread."""

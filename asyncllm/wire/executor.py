@@ -23,7 +23,13 @@ class Executor(Protocol):
     heartbeat: Heartbeat
 
     async def start(self) -> EngineLimits:
-        """Load the model. Errors of loading are raised here."""
+        """Load the model. Errors of loading are raised here.
+
+        Cancelling it returns when loading has ended; a thread ends when its next progress raises.
+        """
+
+    def on_death(self, tell: Callable[[str], None]) -> None:
+        """Set who is told why it has died, on the loop, even if no step is in flight."""
 
     def submit(self, plan: bytes, on_result: ResultHandler) -> None:
         """Run a plan; never blocks. ``on_result`` is called once, later, on the event loop."""

@@ -37,24 +37,28 @@ class Heartbeat:
     of ``time.monotonic``.
 
     Attributes:
-        operation: of the executor, now.
         in_flight: the steps that it has, the oldest first.
         num_done: steps whose results the engine has taken.
         done_at: when it took the last one; None before the first.
     """
 
-    __slots__ = ("_clock", "done_at", "in_flight", "num_done", "operation")
+    __slots__ = ("_clock", "_operation", "done_at", "in_flight", "num_done")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self.operation = Operation("idle", clock())
+        self._operation = Operation("idle", clock())
         self.in_flight: tuple[StepInFlight, ...] = ()
         self.num_done = 0
         self.done_at: float | None = None
 
+    @property
+    def operation(self) -> Operation:
+        """What the executor does now."""
+        return self._operation
+
     def enter(self, name: OperationName, step: int = -1) -> None:
         """The executor begins to do something else."""
-        self.operation = Operation(name, self._clock(), step)
+        self._operation = Operation(name, self._clock(), step)
 
     def submitted(self, step: int) -> None:
         """The engine gives the executor a step."""

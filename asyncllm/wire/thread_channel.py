@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import StepResult, encode
 
 
 class ThreadChannel:
-    """A ``Channel``: ``send`` on the loop, ``receive`` and ``post`` in the thread.
+    """A ``LeaderChannel``: ``send`` on the loop, ``receive`` and ``post`` in the thread.
 
     ``receive`` blocks with the GIL released. ``post`` wakes the loop once per message.
 
@@ -36,6 +37,9 @@ class ThreadChannel:
     def close(self) -> None:
         """``receive`` returns None once everything sent before has been received."""
         self._inbox.put(None)
+
+    def wake(self) -> None:
+        self._inbox.put(FLUSH)
 
     def receive(self, timeout: float | None = None) -> bytes | None:
         return self._inbox.get(timeout=timeout)

@@ -65,6 +65,12 @@ class GpuMemory(NamedTuple):
         )
 
 
+def graph_bytes(captured: int, num_layers: int) -> int:
+    """Memory of all captured graphs, given the activations of the largest captured step."""
+    # That step keeps its activations, and so does the same step run once on the capturing stream.
+    return 2 * captured + num_layers * GRAPHS_LAYER_BYTES
+
+
 def step_tokens(config: EngineConfig, device: str) -> int:
     """The token budget of a step."""
     default = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS

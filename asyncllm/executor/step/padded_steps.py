@@ -189,6 +189,11 @@ def captured_tokens(model: CausalLM) -> int:
     return min(int(launching * FLOPS / (2 * num_parameters)), MIXED_TOKENS[-1])
 
 
+def step_sizes(largest: int) -> tuple[int, ...]:
+    """``EngineLimits.step_sizes``, given the tokens of the largest captured mixed step."""
+    return tuple(n for n in MIXED_TOKENS if FREE_TOKENS < n <= largest)
+
+
 def row_buckets(max_rows: int) -> list[int]:
     """Row counts of captured decode steps, rising.
 

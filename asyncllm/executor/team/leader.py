@@ -17,9 +17,8 @@ from asyncllm.executor.worker import Worker
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Apart, Ranks, RanksBroken
-from asyncllm.wire.channel import FLUSH, Channel
+from asyncllm.wire.channel import Channel, LeaderChannel
 from asyncllm.wire.messages import StepResult
-from asyncllm.wire.thread_channel import ThreadChannel
 
 #: Builds rank 0's worker, given what joins the ranks of a device.
 BuildWorker = Callable[[Callable[[torch.device], Ranks]], Worker]
@@ -72,13 +71,13 @@ class TeamLeader:
     def limits(self) -> EngineLimits:
         return self._worker.limits
 
-    def run(self, channel: ThreadChannel) -> None:
+    def run(self, channel: LeaderChannel) -> None:
         """As ``Worker.run``.
 
         Raises:
             RankLost: a peer is lost.
         """
-        self._team.on_loss(lambda: channel.send(FLUSH))
+        self._team.on_loss(channel.wake)
         paced = CapturePace(channel, lambda: self._worker.has_captures)
         try:
             self._worker.run(TeamChannel(paced, self._team))

@@ -12,9 +12,8 @@ import msgspec
 from asyncllm.config import EngineConfig
 from asyncllm.executor.team.peer_main import enter_team
 from asyncllm.executor.team.reports import Joining, Ready, ReportLine
-from asyncllm.executor.team.status import PeerStatus
+from asyncllm.executor.team.status import PeerHeartbeat, PeerStatus
 from asyncllm.models.spec import read_spec
-from asyncllm.wire.heartbeat import Heartbeat, OperationName
 from asyncllm.wire.messages import StepResult
 from asyncllm.wire.ring_reader import RingReader
 
@@ -38,19 +37,6 @@ class PeerSettings(msgspec.Struct, frozen=True):
     reports: int
     store: int
     log_level: int
-
-
-class PeerHeartbeat(Heartbeat):
-    """Tells rank 0 what the worker does."""
-
-    __slots__ = ("_status",)
-
-    def __init__(self, status: PeerStatus):
-        super().__init__()
-        self._status = status
-
-    def enter(self, name: OperationName, step: int = -1) -> None:
-        self._status.set(name, step)
 
 
 class RingChannel:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
 import sys
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,6 +15,9 @@ from asyncllm.child_process import die_at_end_of, die_with
 from asyncllm.executor.team.status import PeerStatus
 
 T = TypeVar("T")
+
+#: The signal that makes a peer write its stacks to stderr.
+PRINT_STACKS: Final = signal.SIGUSR1
 
 
 class PeerArguments(NamedTuple):
@@ -26,11 +30,11 @@ class PeerArguments(NamedTuple):
     lifeline: int
 
 
-def enter_team(settings_type: type[T]) -> tuple[T, PeerStatus]:
+def enter_team(settings_type: type[T], name: str = "rank") -> tuple[T, PeerStatus]:
     """To be called first in a peer's main: its settings, and where it says what it does.
 
     From then on the process dies with its parent and takes no notice of Ctrl-C or SIGTERM, which
-    its parent gets as well and drains. Its log lines name its rank.
+    its parent gets as well and drains. Its log lines name its rank, by the word ``name``.
 
     Raises:
         msgspec.ValidationError: the settings are of another type.
@@ -42,8 +46,9 @@ def enter_team(settings_type: type[T]) -> tuple[T, PeerStatus]:
         os.set_inheritable(fd, False)
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(PRINT_STACKS)
     logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s [rank {arguments.rank}] %(name)s: %(message)s"
+        format=f"%(asctime)s %(levelname)s [{name} {arguments.rank}] %(name)s: %(message)s"
     )
     with open(arguments.settings, "rb") as file:
         settings = msgspec.msgpack.decode(file.read(), type=settings_type)

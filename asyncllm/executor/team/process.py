@@ -1,4 +1,4 @@
-"""Peers: processes that rank 0 starts for the other tensor-parallel ranks. Linux only."""
+"""Peers: processes of ranks. Rank 0 starts the others; the server may start rank 0. Linux only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncllm.executor.team.peer_main import PeerArguments
+from asyncllm.executor.team.peer_main import PRINT_STACKS, PeerArguments
 from asyncllm.executor.team.status import LastOperation, PeerStatus, new_status
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class PeerProcess:
             OSError: there are too many processes or open files.
         """
         if sys.platform != "linux":
-            raise NotImplementedError("tensor parallelism needs Linux")
+            raise NotImplementedError("processes of ranks and replicas need Linux")
         self.rank = rank
         #: The end is asked for, so that it is no loss.
         self.closing = False
@@ -92,7 +92,8 @@ class PeerProcess:
 
     def last_operation(self) -> LastOperation:
         """What the peer said last that it does; also after its end."""
-        return self._status.read() if self._status else self._last
+        status = self._status  # another thread may release it
+        return status.read() if status else self._last
 
     def is_stopped(self) -> bool:
         """Whether SIGSTOP or the like has stopped it. A debugger does not count."""
@@ -110,6 +111,10 @@ class PeerProcess:
         names = {number.value: number.name for number in signal.Signals}
         return f"was killed by {names.get(-code, f'signal {-code}')}"
 
+    def print_stacks(self) -> None:
+        """Have it write the stacks of all its threads to stderr, even if it holds the GIL."""
+        self._process.send_signal(PRINT_STACKS)
+
     def kill(self) -> None:
         """Send SIGKILL, unless it has ended."""
         self._process.kill()
@@ -122,8 +127,7 @@ class PeerProcess:
         if self._status is None:
             return
         self._last = self._status.read()
-        self._status.close()
-        self._status = None
+        self._status = None  # its memory goes with the last reader
         os.close(self.pidfd)
         os.close(self._lifeline)
 

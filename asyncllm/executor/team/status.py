@@ -6,7 +6,9 @@ import mmap
 import os
 import struct
 import time
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+from asyncllm.wire.heartbeat import Heartbeat, Operation, OperationName
 
 #: Step, time, and the operation with its length before it. A longer one is cut.
 _FORMAT = struct.Struct("<qd48p")
@@ -58,6 +60,28 @@ class PeerStatus:
 
     def close(self) -> None:
         self._memory.close()
+
+
+class PeerHeartbeat(Heartbeat):
+    """The heartbeat of a peer's worker: what it does is in the memory shared with its parent."""
+
+    __slots__ = ("_status",)
+
+    def __init__(self, status: PeerStatus):
+        super().__init__()
+        self._status = status
+
+    @property
+    def operation(self) -> Operation:
+        return operation_of(self._status.read())
+
+    def enter(self, name: OperationName, step: int = -1) -> None:
+        self._status.set(name, step)
+
+
+def operation_of(last: LastOperation) -> Operation:
+    """What a peer with a worker does now."""
+    return Operation(cast(OperationName, last.operation or "idle"), last.at, last.step)
 
 
 def new_status() -> int:

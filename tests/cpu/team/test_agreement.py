@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from asyncllm.executor.team.leader import TeamChannel
 from asyncllm.executor.team.reports import Done
 from asyncllm.executor.worker import Worker
 from asyncllm.parallel import group
+from asyncllm.parallel.collectives import GroupCollectives
 from asyncllm.parallel.ranks import Ranks, RanksBroken
 from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import StepPlan, StepResult, encode
@@ -84,6 +87,23 @@ def test_a_step_that_fails_on_one_rank_ends_the_ranks(
     assert ends[rank] == f"step 1 failed on rank {rank} alone"
     assert isinstance(ends[1 - rank], str)
     assert "lost the others" in ends[1 - rank]
+
+
+def test_lost_ranks_are_left_without_waiting_for_nccl() -> None:
+    """It waits for the end of the graphs that it is in, which may be the caller's."""
+    graphs_end, aborted = threading.Event(), threading.Event()
+
+    class Nccl:
+        def abort(self) -> None:
+            graphs_end.wait()
+            aborted.set()
+
+    collectives = GroupCollectives(2, Nccl(), partial(group._abort, Nccl()))
+    collectives.abort()
+    assert not aborted.is_set()
+    graphs_end.set()
+    assert aborted.wait(10)
+    collectives.close()
 
 
 def test_a_step_that_fails_elsewhere_on_another_rank_ends_the_ranks() -> None:

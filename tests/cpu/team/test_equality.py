@@ -15,7 +15,7 @@ from asyncllm.engine.requests.mailbox import Collector
 from tests.cpu.llm import test_constraints_engine, test_structured_engine
 from tests.cpu.llm.test_parity import expect_short_outputs
 from tests.support.models.reference import GREEDY, NEW_TOKENS, answers, check
-from tests.support.team.ranks import peers
+from tests.support.team.ranks import executors, peers
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1}
 
@@ -30,6 +30,16 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"tp": 2, "kv_cache_tokens": 640, "page_size": 4, "host_kv_gib": 0.01, "prefill_chunk": 64},
     ),
+    "process, two, host tier": (
+        "llama",
+        {
+            "executor": "process",
+            "tp": 2,
+            "kv_cache_tokens": 640,
+            "page_size": 4,
+            "host_kv_gib": 0.01,
+        },
+    ),
 }
 
 
@@ -40,34 +50,39 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
     family, options = MODES[mode]
     folder = folder_of(family)
     async with AsyncLLM(folder, **OPTIONS, **options) as llm:
-        assert len(peers()) == options["tp"] - 1
+        assert len(peers()) == options.get("tp", 1) - 1
+        assert len(executors()) == ("process" in mode)
         if "preempting" in mode:
             expect_short_outputs(llm)
         longest = llm.limits.max_model_len - NEW_TOKENS
         expected = [answer for answer in answers(folder) if len(answer.prompt) <= longest]
-        for _ in range(2):
+        for turn in range(10):
             together = await asyncio.gather(*(llm.generate(a.prompt, GREEDY) for a in expected))
             for completion, answer in zip(together, expected, strict=True):
                 check(completion, answer)
+            # On a busy machine pages are computed again while their copies are under way.
+            if turn and ("host" not in mode or llm.stats.host_cached_tokens):
+                break
         assert llm.stats.pages_held == 0
         assert (llm.stats.preemptions > 0) == ("preempting" in mode)
         if "host" in mode:
             assert llm.stats.host_pages_used > 0
             assert llm.stats.host_cached_tokens > 0
-    assert peers() == []
+    assert peers() == executors() == []
 
 
 async def test_everything_that_can_be_asked() -> None:
     found = []
-    for size in (1, 2):
-        async with AsyncLLM(device="cpu", cpu_threads=1, dtype="float32", tp=size) as llm:
+    for options in ({}, {"tp": 2}, {"executor": "process"}):
+        async with AsyncLLM(**OPTIONS, **options) as llm:
             found.append(await _everything(llm))
             assert llm.stats.pages_held == 0
-    assert found[0]["sampled"] == found[1]["sampled"]
-    assert found[0]["structured"] == found[1]["structured"]
-    assert found[0]["beams"] == found[1]["beams"]
-    for name in ("embedding", "logprobs", "prompt logprobs"):
-        assert np.allclose(found[0][name], found[1][name], atol=1e-4), name
+    first, *others = found
+    for other in others:
+        for name in ("sampled", "structured", "beams"):
+            assert other[name] == first[name], name
+        for name in ("embedding", "logprobs", "prompt logprobs"):
+            assert np.allclose(other[name], first[name], atol=1e-4), name
 
 
 async def _everything(llm: AsyncLLM) -> dict[str, Any]:
@@ -90,8 +105,9 @@ async def _everything(llm: AsyncLLM) -> dict[str, Any]:
     }
 
 
-async def test_what_is_cancelled_leaves_nothing() -> None:
-    async with AsyncLLM(device="cpu", cpu_threads=1, tp=2) as llm:
+@pytest.mark.parametrize("options", [{"tp": 2}, {"executor": "process"}])
+async def test_what_is_cancelled_leaves_nothing(options: dict[str, Any]) -> None:
+    async with AsyncLLM(device="cpu", cpu_threads=1, **options) as llm:
         long = SamplingParams(max_tokens=1000, ignore_eos=True)
         for _ in range(3):
             tasks = [asyncio.create_task(llm.generate(f"{i} and", long)) for i in range(8)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -22,34 +22,32 @@ from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.team import leader
 from asyncllm.parallel import group
 from tests.cpu.llm.test_library import until
-from tests.support.team.ranks import peers
+from tests.support.team.ranks import executors, peers, plant
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
 
-def plant(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have peers run a program first."""
-    lines = textwrap.indent(textwrap.dedent(program), "    ")
-    guard = 'import sys\nif "asyncllm.executor.team.peer" in sys.orig_argv:\n'
-    (folder / "sitecustomize.py").write_text(guard + lines)
-    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-
-
 @pytest.mark.parametrize(
-    ("sent", "how", "busy"),
+    ("options", "rank", "sent", "busy"),
     [
-        (signal.SIGKILL, "was killed by SIGKILL", False),
-        (signal.SIGSTOP, "has been stopped for 0.5 s", True),
+        ({"tp": 2}, 1, signal.SIGKILL, False),
+        ({"tp": 2}, 1, signal.SIGSTOP, True),
+        ({"executor": "process"}, 0, signal.SIGKILL, True),
+        ({"executor": "process", "tp": 2}, 1, signal.SIGKILL, True),
     ],
 )
-async def test_a_lost_rank_is_named(sent: signal.Signals, how: str, busy: bool) -> None:
-    async with AsyncLLM(device="cpu", cpu_threads=1, tp=2, dtype="float32") as llm:
+async def test_a_lost_rank_is_named(
+    options: dict[str, Any], rank: int, sent: signal.Signals, busy: bool
+) -> None:
+    stopped = sent == signal.SIGSTOP
+    how = "has been stopped for 0.5 s" if stopped else "was killed by SIGKILL"
+    async with AsyncLLM(device="cpu", cpu_threads=1, dtype="float32", **options) as llm:
         streams = []
         if busy:
             streams = [asyncio.create_task(llm.generate(f"{i} and", LONG)) for i in range(4)]
             await asyncio.sleep(0.3)
-        [peer] = peers()
-        peer.send_signal(sent)
+        [lost] = peers() if rank else executors()
+        lost.send_signal(sent)
         started = time.monotonic()
         if not busy:
             await until(lambda: not llm.healthy)
@@ -58,8 +56,8 @@ async def test_a_lost_rank_is_named(sent: signal.Signals, how: str, busy: bool) 
         assert time.monotonic() - started < 20.0  # a second, on a machine that is not busy
         for error in errors:
             assert isinstance(error, EngineDead)
-            assert f"rank 1 (process {peer.pid}) {how}; its last operation was" in str(error)
-    assert peers() == []
+            assert f"rank {rank} (process {lost.pid}) {how}; its last operation was" in str(error)
+    assert peers() == executors() == []
 
 
 async def test_a_step_that_fails_on_rank_zero_alone_ends_soon(
@@ -102,7 +100,8 @@ def test_ranks_do_not_outlive_a_killed_parent() -> None:
         import asyncio
         from asyncllm import AsyncLLM, SamplingParams
         async def main():
-            async with AsyncLLM(device="cpu", cpu_threads=1, tp=2) as llm:
+            options = dict(device="cpu", cpu_threads=1, tp=2, executor="process")
+            async with AsyncLLM(**options) as llm:
                 print("ready", flush=True)
                 await llm.generate("hi", SamplingParams(max_tokens=1900, ignore_eos=True))
         asyncio.run(main())
@@ -111,9 +110,9 @@ def test_ranks_do_not_outlive_a_killed_parent() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"ready\n"
-        ranks = peers(parent.pid)
+        ranks = executors(parent.pid) + peers(parent.pid)
         parent.kill()
-    assert len(ranks) == 1
+    assert len(ranks) == 2
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert alive == []
 
@@ -127,19 +126,22 @@ async def test_what_cannot_be_divided_starts_nothing(
     assert peers() == []
 
 
+@pytest.mark.parametrize(
+    ("options", "words"), [({"tp": 2}, "rank 1: planted"), ({"executor": "process"}, "planted")]
+)
 async def test_a_rank_that_cannot_load_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(
         """
         import asyncllm.models.spec
         def refuse(folder):
-            raise asyncllm.errors.ModelError("planted")
+            raise asyncllm.errors.ModelError("planted", param="dtype")
         asyncllm.models.spec.read_spec = refuse
         """,
         tmp_path,
         monkeypatch,
     )
-    with pytest.raises(ModelError, match="rank 1: planted"):
-        await AsyncLLM(device="cpu", tp=2).start()
-    assert peers() == []
+    with pytest.raises(ModelError, match=f"^{words}"):
+        await AsyncLLM(device="cpu", **options).start()
+    assert peers() == executors() == []

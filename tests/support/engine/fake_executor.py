@@ -55,6 +55,8 @@ class FakeExecutor:
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         loop.call_later(self.step_seconds, self._answer, decoded, on_result)
 
+    def on_death(self, tell: Callable[[str], None]) -> None: ...
+
     def flush(self) -> None:
         self.flushes += 1
 

@@ -1,0 +1,115 @@
+"""The memory of the largest steps, found on the meta device: for a GPU that is not here.
+
+The steps are those that ``asyncllm.executor.memory.profile`` measures on a GPU, and every tensor
+that they allocate is counted for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from asyncllm.attention.paged import PagedBackend
+from asyncllm.config import EngineConfig
+from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.memory.limits import step_tokens, wanted_length
+from asyncllm.executor.memory.profile import StepMemory, StepSize, captured_step, largest_steps
+from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.step.eager import EagerForward
+from asyncllm.executor.step.padded_steps import captured_tokens
+from asyncllm.executor.step.slots import SlotTable
+from asyncllm.kernels.gpu import Gpu
+from asyncllm.models.loading.allocate import kernels_take
+from asyncllm.models.loading.loader import make_model
+from asyncllm.models.spec import read_spec
+from asyncllm.parallel.ranks import Apart
+from asyncllm.startup.kernel_discovery import MetaDevice, shortened
+from asyncllm.startup.triton_prebuild import recorded_launches
+
+#: Bytes of a CUDA allocation are a multiple of this.
+BLOCK: Final = 512
+
+
+def step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gpu) -> StepMemory:
+    """The memory of a rank's largest steps, beside weights and KV pages.
+
+    In a process of its own: see ``recorded_launches``.
+
+    Args:
+        folder: of the model; only its configuration is read.
+
+    Raises:
+        ModelError: the model cannot be served, or not with this configuration.
+    """
+    with recorded_launches(gpu):
+        return _step_memory(folder, config, dtype, gpu)
+
+
+def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gpu) -> StepMemory:
+    spec, device = read_spec(folder), MetaDevice()
+    meta, length, page_size = device.torch_device, wanted_length(config, spec), config.page_size
+    ranks, max_rows = Apart(0, config.tp), config.max_num_seqs
+    keep = spec.quantization is not None and kernels_take(spec.quantization, dtype, gpu)
+    whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
+    captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
+    spec = shortened(spec, whole)  # layers run one after the other, in the same memory
+    model = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
+    heads = model.attention_specs[0].num_kv_heads
+    pool = KVPool(spec.num_layers, 1, page_size, heads, spec.head_dim, dtype, meta)
+    size = StepSize(max_rows, step_tokens(config, "cuda"), length, captured, page_size)
+    with _Allocations() as allocations:
+        sampler = Sampler(max_rows, spec.vocab_size, device)
+        table = SlotTable(max_rows, -(-length // page_size), device)
+        backend = PagedBackend(pool, device.upload)
+        forward = EagerForward(model, backend, sampler, table, page_size, device)
+        for step in largest_steps(size, spec.vocab_size, table, sampler):
+            forward(step)
+        largest = allocations.peak
+        before = allocations.peak = allocations.held
+        if captured:
+            forward(captured_step(size, table, sampler))
+    return StepMemory(largest, allocations.peak - before)
+
+
+class _Allocations(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made, until nothing uses them.
+
+    Attributes:
+        held, peak: bytes now, and the most so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held = 0
+        self.peak = 0
+        self._storages: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        made = func(*args, **(kwargs or {}))
+        for tensor in _tensors(made):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given and storage._cdata not in self._storages:
+                self._add(storage)
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, -(-storage.nbytes() // BLOCK) * BLOCK
+
+        def freed(_: object) -> None:
+            del self._storages[key]
+            self.held -= size
+
+        self._storages[key] = weakref.ref(storage, freed)
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    leaves = tree_leaves(values)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_meta]
