@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple, Protocol, Self
 
+from asyncllm.cache.changes import CacheChanges
 from asyncllm.cache.node import NO_PAGE, Node, pending_below
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.radix import Match, PrefixTree
@@ -112,7 +113,7 @@ class KVCacheManager:
 
     def reset(self) -> None:
         """Free all pages and forget what they hold. Nobody may hold any, nor may copies run."""
-        dropped, pins = self._tree.num_dropped, self.pins
+        dropped, pins, changes = self._tree.num_dropped, self.pins, self._tree.changes
         self._pages = PageAllocator(self.num_pages)
         self._host_pages = PageAllocator(self._host_pages.num_pages)
         self._tree = PrefixTree(self.page_size, self._pages, self._host_pages, self._most_pinned)
@@ -120,6 +121,13 @@ class KVCacheManager:
         # These only grow.
         self._tree.num_dropped = dropped
         self.pins.num_pins, self.pins.num_evicted = pins.num_pins, pins.num_evicted
+        if changes is not None:
+            changes.cleared()
+            self._tree.changes = changes
+
+    def report_to(self, changes: CacheChanges) -> None:
+        """Have it told of each page that comes and goes, from now on; the cache is empty."""
+        self._tree.changes = changes
 
     # -- one sequence ----------------------------------------------------------------------------
 

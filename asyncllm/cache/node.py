@@ -40,6 +40,7 @@ class Node(msgspec.Struct, eq=False, gc=False):
         saving: a copy of the device page to the host page is under way.
         ahead: the device page may be evicted at once, see ``HostTier``.
         pin: the one that keeps its device page longest; it may have ended.
+        digest: of ``changes.announce``; the cache does not use it.
         linked: ``match`` finds it. An unlinked node has no children, and its pages are free after
             its last lock.
     """
@@ -59,6 +60,7 @@ class Node(msgspec.Struct, eq=False, gc=False):
     saving: bool = False
     ahead: bool = False
     pin: Pin | None = None
+    digest: int = 0
     linked: bool = True
     children: dict[bytes, Node] = msgspec.field(default_factory=dict)
 

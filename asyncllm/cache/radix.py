@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
+from asyncllm.cache.changes import CacheChanges
 from asyncllm.cache.host_tier import HostTier
 from asyncllm.cache.node import COLD, NO_PAGE, Node, take_apart
 from asyncllm.cache.pages import PageAllocator
@@ -69,6 +70,7 @@ class PrefixTree:
         self._host = HostTier(host_pages, pages.num_pages)
         self._roots: dict[bytes, Node] = {}
         self._clock = 0
+        self.changes: CacheChanges | None = None
         self.pins = Pins(most_pinned)
         self.leaves = EvictionOrder(self.pins)
 
@@ -149,6 +151,8 @@ class PrefixTree:
             parent.on_device += 1
             added.append(node)
             parent = node
+        if ready and self.changes is not None:
+            self.changes.stored(reversed(added))
         return added
 
     def lock(self, node: Node) -> None:
@@ -177,6 +181,8 @@ class PrefixTree:
     def set_ready(self, node: Node) -> None:
         """The device page holds its KV now."""
         node.ready = True
+        if self.changes is not None:
+            self.changes.stored((node,))
         if node.host != NO_PAGE:
             self._host.used(node)
         if node.locks == 0:
@@ -202,8 +208,7 @@ class PrefixTree:
         """Unlink ``node`` and all below it; present users may go on using them."""
         if not node.linked:
             return
-        self._unlink(node)
-        for below in take_apart(node):
+        for below in self._unlink(node):
             self.pins.drop(below)
             if below.locks == 0 and below.ready:
                 self.num_cached -= below.page != NO_PAGE
@@ -303,11 +308,11 @@ class PrefixTree:
 
     def _remove(self, node: Node) -> None:
         """Remove a node without device pages below it, and all nodes below it."""
-        self._unlink(node)
-        for below in take_apart(node):
+        for below in self._unlink(node):
             self._free(below)
 
-    def _unlink(self, node: Node) -> None:
+    def _unlink(self, node: Node) -> list[Node]:
+        """Nobody finds ``node`` and all nodes below it any more; returns them."""
         parent = node.parent
         assert parent is not None, "roots are not unlinked"
         del parent.children[node.key]
@@ -318,6 +323,10 @@ class PrefixTree:
             self._host.offer(parent)
         elif not parent.children and parent.locks == 0:
             self._roots.pop(parent.key, None)
+        nodes = take_apart(node)
+        if self.changes is not None:
+            self.changes.removed(nodes)
+        return nodes
 
     def _free(self, node: Node) -> None:
         """An unlinked node's pages go back."""
