@@ -16,6 +16,7 @@ class Record(msgspec.Struct):
     """What happened to one request. Times are seconds of the run's clock; -1.0: not yet.
 
     Attributes:
+        id: of the request.
         group: of the workload; "" if it has no groups.
         started: of its first step.
         num_cached: prompt tokens found in the prefix cache at the first admission.
@@ -26,6 +27,7 @@ class Record(msgspec.Struct):
         outcome: "dropped" if it was ended from outside, "" if the run ended first.
     """
 
+    id: int
     group: str
     arrival: float
     deadline: float

@@ -12,11 +12,11 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
-from asyncllm.replay.figures import Figures
+from asyncllm.replay.figures import Figures, Record
 from asyncllm.replay.run import Run, StepRows
 from asyncllm.replay.variants import BASELINE, Variant
 from asyncllm.replay.verify import Replayed, named_policy
-from asyncllm.replay.workload import Workload
+from asyncllm.replay.workload import LiveRequest, Workload
 from asyncllm.sim.profile import StepShape
 from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.wire.messages import StepPlan, unpack
@@ -123,6 +123,7 @@ class Simulation:
         lengths: of the requests to serve: tokens at which they end by themselves, or None.
         aborts: (time, id) of requests that are ended from outside.
         enforce_deadlines: refuse requests whose deadline cannot be met, and end late ones.
+        scheduled: requests arrive at the times of their events; False: when ``arrive`` says.
     """
 
     def __init__(
@@ -135,52 +136,73 @@ class Simulation:
         lengths: Mapping[int, int | None],
         aborts: Iterable[tuple[float, int]] = (),
         enforce_deadlines: bool = False,
+        scheduled: bool = True,
     ):
         self._run = Run(workload, limits, policy)
         self._steps_in_flight = limits.steps_in_flight
         self._device = device
         self._lengths = lengths
-        requests = workload.requests.values()
-        self._arrivals = deque((r.event.now, r.event.id) for r in requests if r.event.id in lengths)
+        requests = workload.requests.values() if scheduled else ()
+        self._arrivals = [(r.event.now, r.event.id) for r in requests if r.event.id in lengths]
+        heapify(self._arrivals)
         self._aborts = list(aborts)
         heapify(self._aborts)
         self._enforce_deadlines = enforce_deadlines
         self._next_step = 0
-        self._num_ended = 0
+
+    @property
+    def figures(self) -> Figures:
+        return self._run.figures
+
+    @property
+    def live(self) -> Mapping[int, LiveRequest]:
+        """The requests that have arrived and have not ended, by id."""
+        return self._run.live
+
+    @property
+    def next_event(self) -> float:
+        """The time of the next event; NEVER if there is none."""
+        arrival = self._arrivals[0][0] if self._arrivals else NEVER
+        abort = self._aborts[0][0] if self._aborts else NEVER
+        return min(self._device.next_report, arrival, abort)
+
+    def arrive(self, now: float, id: int) -> None:
+        """A request will enter the queue at ``now``, which is not past."""
+        heappush(self._arrivals, (now, id))
 
     def run(self, ended: Callable[[int], None] | None = None) -> Figures:
         """Until all requests have ended; ``ended`` is told how many have."""
-        while True:
-            report = self._device.next_report
-            arrival = self._arrivals[0][0] if self._arrivals else NEVER
-            abort = self._aborts[0][0] if self._aborts else NEVER
-            now = min(report, arrival, abort)
-            if now == NEVER:
-                break
-            if now == report:
-                self._apply(now)
-                if ended is not None:
-                    ended(self._num_ended)
-            elif now == arrival:
-                self._arrive(now)
-            else:
-                _, id = heappop(self._aborts)
-                self._num_ended += self._run.finish(id, now) is not None
-            self._fill(now)
-        return self._run.figures
+        num_ended = 0
+        while self.next_event < NEVER:
+            num_ended += len(self.advance())
+            if ended is not None:
+                ended(num_ended)
+        return self.figures
 
-    def _arrive(self, now: float) -> None:
-        _, id = self._arrivals.popleft()
+    def advance(self) -> list[Record]:
+        """Let the next event happen; returns the requests that ended by it."""
+        now = self.next_event
+        if now == self._device.next_report:
+            ended = self._apply(now)
+        elif self._arrivals and now == self._arrivals[0][0]:
+            ended = self._arrive(now)
+        else:
+            ended = self._finish(heappop(self._aborts)[1], now)
+        return ended + self._fill(now)
+
+    def _arrive(self, now: float) -> list[Record]:
+        _, id = heappop(self._arrivals)
         if not self._enforce_deadlines:
             self._run.add(id, now)
-        else:
-            deadline = self._run.offer(id, now)
-            if deadline is None:
-                self._num_ended += 1
-            elif deadline < FOREVER:
-                heappush(self._aborts, (deadline, id))
+            return []
+        deadline = self._run.offer(id, now)
+        if deadline is None:
+            return [self.figures.records[-1]]
+        if deadline < FOREVER:
+            heappush(self._aborts, (deadline, id))
+        return []
 
-    def _apply(self, now: float) -> None:
+    def _apply(self, now: float) -> list[Record]:
         decode_steps = self._run.next_decode_steps
         for live in self._run.next_rows:
             length = self._lengths[live.seq.id]
@@ -188,14 +210,18 @@ class Simulation:
             if 0 <= after < decode_steps:
                 live.stop_next(after)
         seconds, copied = self._device.report()
-        self._num_ended += len(self._run.apply(now, seconds, copied=copied))
+        return [live.record for live in self._run.apply(now, seconds, copied=copied)]
 
-    def _fill(self, now: float) -> None:
+    def _finish(self, id: int, now: float) -> list[Record]:
+        live = self._run.finish(id, now)
+        return [] if live is None else [live.record]
+
+    def _fill(self, now: float) -> list[Record]:
         while self._run.num_in_flight < self._steps_in_flight:
             planned = self._run.plan(self._next_step, now)
             if planned is None:
                 break
             self._next_step += 1
             self._device.submit(planned.message, self._run.planned_rows, now)
-        for seq in self._run.scheduler.missed_deadlines():
-            self._num_ended += self._run.finish(seq.id, now) is not None
+        missed = self._run.scheduler.missed_deadlines()
+        return [record for seq in missed for record in self._finish(seq.id, now)]

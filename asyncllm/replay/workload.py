@@ -71,7 +71,9 @@ class LiveRequest:
         self.seq.tenant = request.tenant
         self.seq.deadline = FOREVER if event.deadline is None else event.deadline
         self.seq.salt = str(salt).encode()
-        self.record = Record(request.group, request.arrival, self.seq.deadline, self.seq.num_prompt)
+        self.record = Record(
+            event.id, request.group, request.arrival, self.seq.deadline, self.seq.num_prompt
+        )
 
     @property
     def num_output(self) -> int:

@@ -77,8 +77,90 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     def stored_params(self) -> int:
         return self.params + self.expert_params + self.head_params + self.embedding_params
 
+    def work(self, itemsize: int) -> Work:
+        """What its steps read and compute, with weights and KV of ``itemsize`` bytes."""
+        return Work(
+            kernels=KERNELS_PER_LAYER * self.num_layers + KERNELS_PER_STEP,
+            weight_bytes=(self.params + self.head_params) * itemsize,
+            expert_bytes=self.expert_params * itemsize,
+            token_expert_bytes=self.expert_params_per_token * itemsize,
+            kv_bytes=2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize,
+            token_flops=2 * (self.params + self.expert_params_per_token),
+            sample_flops=2 * self.head_params,
+            pair_flops=4 * self.num_layers * self.num_heads * self.head_dim,
+        )
 
-class SimCost:
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What steps of a model read and compute on one device, of any kind.
+
+    Attributes:
+        kernels: of one step.
+        weight_bytes: what every step reads.
+        expert_bytes, token_expert_bytes: of all experts, and of those that one token uses.
+        kv_bytes: of the KV of one token.
+        token_flops, sample_flops: of the matmuls of one token, and of the logits of one row.
+        pair_flops: of attention of one query and one key.
+        windows: positions that layers see, and the share of the layers that see so many.
+    """
+
+    kernels: int
+    weight_bytes: float
+    expert_bytes: float = 0.0
+    token_expert_bytes: float = 0.0
+    kv_bytes: int
+    token_flops: float
+    sample_flops: float
+    pair_flops: float
+    windows: tuple[tuple[float, float], ...] = ((math.inf, 1.0),)
+
+
+class Roofline:
+    """The step times of some work on one device, by bandwidth and arithmetic alone."""
+
+    def __init__(self, work: Work, gpu: Gpu):
+        # A step that computes nothing.
+        self.base_seconds = gpu.kernel_seconds * work.kernels
+        # Reading: the weights of every step, all experts, one token's experts, one cached token.
+        self.weight_seconds = work.weight_bytes / gpu.bandwidth
+        self.expert_seconds = work.expert_bytes / gpu.bandwidth
+        self.token_expert_seconds = work.token_expert_bytes / gpu.bandwidth
+        self.read_seconds = work.kv_bytes / gpu.bandwidth
+        # Arithmetic: one token, the logits of one row, attention of one query and one key.
+        self.token_seconds = work.token_flops / gpu.flops
+        self.sample_seconds = work.sample_flops / gpu.flops
+        self.pair_seconds = work.pair_flops / gpu.attention_flops
+        self._windows = work.windows
+
+    def step(
+        self, starts: np.ndarray, lengths: np.ndarray, num_samples: int, decode_steps: int = 1
+    ) -> float:
+        """The seconds of a step; see ``SimCost.seconds``."""
+        # fsum is exact, so the same on every machine.
+        return math.fsum(
+            self._once(starts + after, lengths, num_samples) for after in range(decode_steps)
+        )
+
+    def matmuls(self, tokens: int, num_samples: int) -> float:
+        """The seconds of all but attention."""
+        weights = self.weight_seconds + min(tokens * self.token_expert_seconds, self.expert_seconds)
+        arithmetic = tokens * self.token_seconds + num_samples * self.sample_seconds
+        return self.base_seconds + max(weights, arithmetic)
+
+    def _once(self, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> float:
+        ends = starts + lengths
+        seconds = self.matmuls(int(lengths.sum()), num_samples)
+        for window, share in self._windows:
+            # Token i of a row sees start + i + 1 keys. Decode rows are bound by reading cached
+            # tokens, all but the shortest chunks by arithmetic.
+            pairs = lengths * np.minimum(starts + ends + 1, 2 * window)
+            read = np.minimum(ends, window + lengths)
+            rows = np.maximum(read * self.read_seconds, pairs * (self.pair_seconds / 2))
+            seconds += share * math.fsum(rows.tolist())
+        return seconds
+
+
+class SimCost(Roofline):
     """The step times of one model on one device.
 
     Attributes:
@@ -88,28 +170,16 @@ class SimCost:
 
     def __init__(self, shape: Shape, gpu: Gpu, itemsize: int, profile: Profile | None = None):
         """``itemsize``: bytes of a weight, and of an element of the KV."""
-        byte_seconds = itemsize / gpu.bandwidth
-        pair_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim
-        kernels = KERNELS_PER_LAYER * shape.num_layers + KERNELS_PER_STEP
+        work = shape.work(itemsize)
+        super().__init__(work, gpu)
         self.weight_bytes = shape.stored_params * itemsize
-        self.kv_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize
+        self.kv_bytes = work.kv_bytes
         self._copy_bandwidth = gpu.copy_bandwidth
-        # A step that computes nothing.
-        self.base_seconds = gpu.kernel_seconds * kernels
-        # Reading: the weights of every step, all experts, one token's experts, one cached token.
-        self.weight_seconds = (shape.params + shape.head_params) * byte_seconds
-        self.expert_seconds = shape.expert_params * byte_seconds
-        self.token_expert_seconds = shape.expert_params_per_token * byte_seconds
-        self.read_seconds = self.kv_bytes / gpu.bandwidth
-        # Arithmetic: one token, the logits of one row, attention of one query and one key.
-        self.token_seconds = 2 * (shape.params + shape.expert_params_per_token) / gpu.flops
-        self.sample_seconds = 2 * shape.head_params / gpu.flops
-        self.pair_seconds = pair_flops / gpu.attention_flops
         self.profile = profile
         self._times = None
         if profile is not None:
             self._times = profile.steps.extended(
-                lambda rows: self._matmuls(rows, rows), lambda tokens: self._matmuls(tokens, 1)
+                lambda rows: self.matmuls(rows, rows), lambda tokens: self.matmuls(tokens, 1)
             )
 
     def seconds(
@@ -124,10 +194,7 @@ class SimCost:
         """
         if self._times is not None:
             return self._times.seconds(StepShape.of(starts, lengths, num_samples), decode_steps)
-        # fsum is exact, so the same on every machine.
-        return math.fsum(
-            self._roofline(starts + after, lengths, num_samples) for after in range(decode_steps)
-        )
+        return self.step(starts, lengths, num_samples, decode_steps)
 
     def timing(
         self,
@@ -138,33 +205,15 @@ class SimCost:
         decode_steps: int = 1,
     ) -> StepTiming:
         """The times of step number ``step``: as measured, no two steps take equally long."""
-        seconds = self.seconds(starts, lengths, num_samples, decode_steps)
-        if self.profile is None:
-            return StepTiming(seconds)
-        shape, host = StepShape.of(starts, lengths, num_samples), self.profile.host
-        return StepTiming(
-            seconds * self.profile.ratio(shape.kind, step),
-            gap=self.profile.gap(shape.kind),
-            idle=host.idle(shape.tokens),
-            loop=host.step + host.token * num_samples * decode_steps,
-        )
+        if self.profile is None or self._times is None:
+            return StepTiming(self.seconds(starts, lengths, num_samples, decode_steps))
+        shape = StepShape.of(starts, lengths, num_samples)
+        seconds = self._times.seconds(shape, decode_steps)
+        return self.profile.timing(step, shape, seconds, decode_steps)
 
     def copy_seconds(self, num_pages: int, page_size: int) -> float:
         """The time to copy pages in one direction."""
         return num_pages * page_size * self.kv_bytes / self._copy_bandwidth
-
-    def _roofline(self, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> float:
-        ends = starts + lengths
-        # Token i of a row sees start + i + 1 keys. Decode rows are bound by reading cached tokens,
-        # all but the shortest chunks by arithmetic.
-        pairs = lengths * (starts + ends + 1)
-        attention = np.maximum(ends * self.read_seconds, pairs * (self.pair_seconds / 2))
-        return self._matmuls(int(lengths.sum()), num_samples) + math.fsum(attention.tolist())
-
-    def _matmuls(self, tokens: int, num_samples: int) -> float:
-        weights = self.weight_seconds + min(tokens * self.token_expert_seconds, self.expert_seconds)
-        arithmetic = tokens * self.token_seconds + num_samples * self.sample_seconds
-        return self.base_seconds + max(weights, arithmetic)
 
 
 def _dense(layers: int, hidden: int, heads: int, mlp: int, vocab: int, *, tied: bool) -> Shape:

@@ -78,6 +78,9 @@ class SimExecutor:
         if self._dead is not None:
             asyncio.get_running_loop().call_soon(on_result, self._dead)
 
+    def on_death(self, tell: Callable[[str], None]) -> None:
+        """It dies of plans only, whose handlers are told."""
+
     def flush(self) -> None:
         """Results are never held back."""
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from asyncllm.errors import ModelError
+from asyncllm.sim.timeline import StepTiming
 
 FORMAT: Final = 1
 #: The shares of consecutive steps are spread evenly, in any stretch of steps.
@@ -53,6 +54,7 @@ class StepShape(msgspec.Struct, frozen=True):
     Attributes:
         decode: every row has one token and samples.
         rows, tokens: the step's, not padded.
+        samples: rows that sample.
         kv_tokens: positions that rows of one token read.
         chunk_starts, chunk_lengths: of the other rows.
     """
@@ -60,6 +62,7 @@ class StepShape(msgspec.Struct, frozen=True):
     decode: bool
     rows: int
     tokens: int
+    samples: int
     kv_tokens: int
     chunk_starts: np.ndarray
     chunk_lengths: np.ndarray
@@ -73,6 +76,7 @@ class StepShape(msgspec.Struct, frozen=True):
             decode=num_samples == len(lengths) and bool(single.all()),
             rows=len(lengths),
             tokens=int(lengths.sum()),
+            samples=num_samples,
             kv_tokens=int((starts[single] + 1).sum()),
             chunk_starts=starts[chunks],
             chunk_lengths=lengths[chunks],
@@ -209,6 +213,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[Kind, ...]
     host: HostTimes
     measured: tuple[dict[str, Any], ...] = ()
+
+    def timing(
+        self, step: int, shape: StepShape, seconds: float, decode_steps: int = 1
+    ) -> StepTiming:
+        """The times of step number ``step``, that takes ``seconds`` as a rule."""
+        kind, host = shape.kind, self.host
+        return StepTiming(
+            seconds * self.ratio(kind, step),
+            gap=self.gap(kind),
+            idle=host.idle(shape.tokens),
+            loop=host.step + host.token * shape.samples * decode_steps,
+        )
 
     def ratio(self, kind: str, step: int) -> float:
         """What to multiply the seconds of a step with: as much as that of a real one may differ.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from asyncllm.models.config.base import Config
 from asyncllm.models.config.opt import OPTConfig
 from asyncllm.models.config.qwen import Qwen3Config, Qwen3MoeConfig
 from asyncllm.models.spec import ModelSpec, SamplingDefaults, read_spec
-from asyncllm.sim.cost import H200, SHAPES, SimCost, shape_of
+from asyncllm.sim.cost import H200, SHAPES, Roofline, SimCost, shape_of
 from asyncllm.sim.executor import build_sim
 from asyncllm.sim.profile import shipped
 from tests.support.engine.sim_driver import COST, EOS
@@ -75,6 +77,17 @@ def test_every_row_adds_to_the_cost() -> None:
     base = step_ms(COST, [(0, 1)])
     added = [step_ms(COST, [(0, 1), row]) - base for row in rows]
     assert all(cost > 0 for cost in added)
+
+
+def test_windows_bound_what_layers_see() -> None:
+    work = SHAPES["h200-8b"].work(2)
+    half = msgspec.structs.replace(work, windows=((1024, 0.5), (math.inf, 0.5)))
+    whole, windowed = Roofline(work, H200), Roofline(half, H200)
+    for start, length in ((100, 1), (0, 500), (20_000, 1), (20_000, 500)):
+        step = np.array([start]), np.array([length]), 1
+        attention = whole.step(*step) - whole.matmuls(length, 1)
+        seen = windowed.step(*step) - windowed.matmuls(length, 1)
+        assert seen == pytest.approx(attention * (1.0 if start < 1024 else 0.53), rel=0.06)
 
 
 def spec_of(config: Config) -> ModelSpec:

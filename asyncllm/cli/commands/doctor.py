@@ -1,0 +1,235 @@
+"""``asyncllm doctor``: what fits on which GPUs, and how fast it will be, before one is rented."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Final
+
+from asyncllm.cli.options import add_model, add_options, config_from_args, usage_error
+from asyncllm.cli.values import list_of, positive
+from asyncllm.config import EngineConfig
+from asyncllm.errors import BadRequest, ModelError
+from asyncllm.option_names import name_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncllm.models.spec import ModelSpec
+    from asyncllm.planning.load import LoadPlan
+    from asyncllm.planning.plan import Plan
+    from asyncllm.planning.predict import Prediction
+
+#: The options of serving that change what fits or how fast it is.
+OPTIONS: Final = (
+    *("revision", "dtype", "max_model_len", "kv_cache_tokens", "gpu_memory_utilization"),
+    *("page_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "itl_target_ms"),
+    *("prefix_caching", "policy", "cuda_graphs", "max_decode_steps"),
+)
+_MEMORY: Final = (
+    "Memory: weights are exact, from the model's own layers. A step is the sum of its tensors and "
+    "16 % for the allocator's gaps, graphs are a rule from measurements. With Qwen3-8B on an H200 "
+    "it is 1.03 GiB for 1.02, and the KV cache 790,624 tokens for 790,608."
+)
+_LOAD_HEAD: Final = (
+    *("", "TTFT p50", "p99", "ITL p50", "p99", "per token", "tokens/s", "requests/s"),
+    *("cached %", "preempted"),
+)
+_GROWING: Final = "Requests come faster than they are served: waiting has no end."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Say whether a model fits on given GPUs, how large the KV cache will be, and how fast "
+        "requests are answered. It needs no GPU and no weights, only the model's config.json. The "
+        "real scheduler serves the load on a simulated device."
+    )
+    parser.epilog = """\
+examples:
+  asyncllm doctor Qwen/Qwen3-32B --gpu h200,h100 --tp 1,2,4
+  asyncllm doctor Qwen/Qwen3-8B --gpu h200 --load rate=10,input=2000,output=200"""
+    add_model(parser)
+    parser.add_argument(
+        "--gpu",
+        type=list_of(str),
+        metavar="LIST",
+        help="kinds of GPUs, such as h200, h100, a100-80, l40s, rtx4090; this machine's by default",
+    )
+    parser.add_argument(
+        "--tp",
+        dest="tps",  # EngineConfig.tp is a single one
+        type=list_of(positive(int)),
+        default=[1],
+        metavar="LIST",
+        help="GPUs that share the model, as of serve --tp; with several numbers, each is planned "
+        "(default: 1)",
+    )
+    parser.add_argument(
+        "--dp",
+        dest="replicas",
+        type=positive(int),
+        default=1,
+        metavar="INT",
+        help="replicas, each on as many GPUs (default: 1)",
+    )
+    parser.add_argument(
+        "--load",
+        type=_load,
+        action="append",
+        default=[],
+        help="requests to predict for: rate=10,input=2000,output=200 (requests a second, and "
+        "tokens of each) or concurrency=64,input=100-1024,output=200; with prefix=500, prompts "
+        "begin alike, and requests=300 says how many are simulated. Or the name of a case of bench "
+        "serve, such as c32, or a trace of serve --trace. May be repeated",
+    )
+    parser.add_argument(
+        "--lengths",
+        type=list_of(positive(int)),
+        metavar="LIST",
+        help="tokens of sequences that are counted (default: 1024,4096,16384)",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_options(parser, EngineConfig, OPTIONS, "as the model will be served")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_from_args(args, EngineConfig)
+
+    import msgspec
+
+    from asyncllm.llm.load import name_of
+    from asyncllm.planning.plan import LENGTHS, Placement, make_plan
+
+    folder, spec = _model(config)
+    plans: dict[str, Plan] = {}
+    errors: dict[str, ModelError] = {}
+    for where in [Placement(gpu, tp, args.replicas) for gpu in _gpus(args) for tp in args.tps]:
+        try:
+            plans[str(where)] = make_plan(
+                config, folder, spec, where, args.load, args.lengths or LENGTHS
+            )
+        except ModelError as error:
+            errors[str(where)] = error
+    if not plans and len(errors) == 1:
+        raise next(iter(errors.values()))
+    model = name_of(config.model)
+    if args.json:
+        messages = {name: error.message for name, error in errors.items()}
+        found = {"model": model, "plans": list(plans.values()), "errors": messages}
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        print(_report(model, plans))
+    for name, refused in errors.items():
+        text = name_options(refused.message, refused.param)
+        print(f"asyncllm: {name}: {text}", file=sys.stderr)
+    return 0 if plans else 1
+
+
+def _load(text: str) -> LoadPlan:
+    from asyncllm.planning.load import LoadPlan
+
+    try:
+        return LoadPlan.parse(text)
+    except BadRequest as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+
+
+def _gpus(args: argparse.Namespace) -> list[str]:
+    """The names of --gpu, or that of the GPU here; an unknown one is a usage error."""
+    from asyncllm.planning.gpus import find_planned, gpu_here
+
+    try:
+        names: list[str] = args.gpu or [gpu_here()]
+        for name in names:
+            find_planned(name)
+    except BadRequest as error:
+        usage_error(args, f"--gpu: {error.message}")
+    return names
+
+
+def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:
+    """The folder of the model and its spec; its weights are not downloaded."""
+    from asyncllm import demo
+    from asyncllm.models.loading.hub import resolve_folder
+    from asyncllm.models.spec import read_spec
+
+    if config.model is None:
+        folder = demo.path()
+    else:
+        folder = resolve_folder(config.model, config.revision, weights=False)
+    return folder, read_spec(folder)
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def _report(model: str, plans: dict[str, Plan]) -> str:
+    """A column for each placement, and what the figures rest on."""
+    from asyncllm.terminal import table, wrapped
+
+    columns = [_cells(plan) for plan in plans.values()]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[name, *(column.get(name, "-") for column in columns)] for name in names]
+    parts = [f"{model}, each GPU:", table(["", *plans], rows), ""]
+    for number, load in enumerate(next(iter(plans.values())).predictions if plans else []):
+        found = {where: plan.predictions[number] for where, plan in plans.items()}
+        parts.append(f"{load.load}, {load.requests:,} requests, times in ms:")
+        parts.append(table(_LOAD_HEAD, [_load_row(where, one) for where, one in found.items()]))
+        parts.append("")
+    notes: dict[str, list[str]] = {_MEMORY: list(plans)}
+    for where, plan in plans.items():
+        growing = [p.load for p in plan.predictions if p.is_growing]
+        for note in plan.notes + [f"{load}: {_GROWING}" for load in growing]:
+            notes.setdefault(note, []).append(where)
+    for note, places in notes.items():
+        whose = "" if len(places) == len(plans) else f"{', '.join(places)}: "
+        parts.append(wrapped(f"* {whose}{note}"))
+    return "\n".join(parts)
+
+
+def _cells(plan: Plan) -> dict[str, str]:
+    """Texts of a plan's figures by their names."""
+    memory = plan.memory
+    cells = {
+        "memory, GiB": _gib(memory.total),
+        "to be used": _gib(memory.usable),
+        "weights": _gib(memory.weights),
+        "largest step": _gib(memory.step),
+        "CUDA graphs": _gib(memory.graphs),
+        "left for the KV cache": _gib(memory.cache),
+        "KV cache, tokens": f"{plan.kv_tokens:,}",
+        f"pages of {plan.kv_tokens // plan.pages}": f"{plan.pages:,}",
+        "KiB of a token": f"{plan.kv_bytes_per_token / 2**10:,.1f}",
+    }
+    for length, count in plan.sequences.items():
+        if length < plan.longest:
+            cells[f"sequences of {length:,} at once"] = f"{count:,}"
+    cells["longest sequence"] = f"{plan.longest:,}"
+    cells["so many of them at once"] = f"{plan.sequences[plan.longest]:,}"
+    cells["times"] = "measured" if plan.is_measured else "estimated"
+    cells["a token of one request, ms"] = _ms(plan.decode_seconds)
+    if plan.sums_per_step:
+        cells["of that, between ranks"] = _ms(plan.rank_seconds)
+    return cells
+
+
+def _load_row(where: str, found: Prediction) -> list[str]:
+    times = (found.ttft_p50, found.ttft_p99, found.itl_p50, found.itl_p99, found.tpot_p50)
+    return [
+        where,
+        *map(_ms, times),
+        f"{found.tokens_per_second:,.0f}",
+        f"{found.requests_per_second:,.1f}",
+        f"{100 * found.cached_share:.0f}",
+        f"{found.preemptions:,}",
+    ]
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.2f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:,.1f}"

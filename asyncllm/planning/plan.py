@@ -1,0 +1,165 @@
+"""What fits on given GPUs, and how fast it will be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from asyncllm.config import EngineConfig
+from asyncllm.models.spec import ModelSpec
+from asyncllm.planning.all_reduce import is_measured
+from asyncllm.planning.cost import PredictedCost
+from asyncllm.planning.gpus import find_planned
+from asyncllm.planning.load import LoadPlan
+from asyncllm.planning.memory import MemoryPlan, plan_memory
+from asyncllm.planning.predict import Prediction, predict
+from asyncllm.planning.rank import RankModel, rank_model
+
+#: Context lengths for which sequences are counted, as far as the model has them.
+LENGTHS: Final = (1024, 4096, 16384)
+
+_MEASURED: Final = (
+    "Step times are measured: this model on one H200. In eight loads of 0.6B and 8B, simulated "
+    "tokens/s and times per token were within 3 % of those measured over HTTP, the median TTFT "
+    "within 11 % (8B with 256 clients: 30 % too low), p99 of TTFT and ITL within 20 %."
+)
+_ESTIMATED: Final = (
+    "Step times are estimated from those of Qwen3-0.6B and 8B on one H200. How far off that can "
+    "be: from 0.6B's times alone, 8B's time per token comes out within 6 %, tokens/s within 3 %, "
+    "median TTFT within 10 % (256 clients: 44 %); from 8B's alone, 0.6B's within 5, 5 and 15 % "
+    "(256 clients: 23, 18 and 71 %)."
+)
+_HOST: Final = (
+    "Times of HTTP and of the event loop are those of the machine on which that was measured."
+)
+_OTHER_GPU: Final = (
+    "Nothing was measured on {}: it is taken to reach the same shares of its data sheet as the "
+    "H200 (bandwidth 89 %, 16-bit matmuls 65 %)."
+)
+_TP: Final = (
+    "With tp 2 on H200s, single tokens of 0.6B and 8B were measured to take 9 to 10 % longer "
+    "than is predicted; nothing else with tp > 1 was measured. Sums over the ranks take {}."
+)
+_SUMS_MEASURED: Final = "what they were measured to take on two H200s"
+_SUMS_ESTIMATED: Final = "an estimate, from what they were measured to take on two H200s"
+_SUMS_PCIE: Final = "a guess: nothing was measured over PCIe"
+_DP: Final = (
+    "Replicas are taken to share the requests evenly; routing is not simulated, and they do not "
+    "slow each other down."
+)
+_EXPERTS: Final = (
+    "Nothing was measured of models with experts: they run more kernels than is counted, so they "
+    "take longer than is estimated."
+)
+_KEPT: Final = "{} weights are read as they are stored; arithmetic counts as in 16 bits."
+_EXPANDED: Final = "{} weights are expanded to 16 bits, as this GPU has no kernels for them."
+
+
+class Placement(NamedTuple):
+    """So many GPUs of a kind: ``dp`` replicas, each on ``tp`` of them."""
+
+    gpu: str
+    tp: int = 1
+    dp: int = 1
+
+    def __str__(self) -> str:
+        ways = [f"{name} {n}" for name, n in (("tp", self.tp), ("dp", self.dp)) if n > 1]
+        return f"{self.tp * self.dp} x {self.gpu}" + (f" ({', '.join(ways)})" if ways else "")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A model on some GPUs. Memory is in bytes, of each GPU; times are in seconds.
+
+    Attributes:
+        kv_bytes_per_token: on each GPU.
+        kv_tokens, pages: of each replica's KV cache.
+        longest: sequence, prompt and output.
+        sequences: how many of a length run at once in a replica, by length.
+        decode_seconds: of a decode step of one row, with 1,024 tokens cached.
+        sums_per_step: over the ranks.
+        rank_seconds: what the ranks exchange in that decode step.
+        is_measured: whether step times are this model's, measured on this GPU.
+        notes: what figures rest on, and how far off they may be.
+    """
+
+    gpu: str
+    tp: int
+    dp: int
+    memory: MemoryPlan
+    kv_bytes_per_token: int
+    kv_tokens: int
+    pages: int
+    longest: int
+    sequences: dict[int, int]
+    decode_seconds: float
+    sums_per_step: int
+    rank_seconds: float
+    is_measured: bool
+    predictions: list[Prediction]
+    notes: list[str]
+
+
+def make_plan(
+    config: EngineConfig,
+    folder: Path,
+    spec: ModelSpec,
+    where: Placement,
+    loads: Sequence[LoadPlan] = (),
+    lengths: Sequence[int] = LENGTHS,
+) -> Plan:
+    """Plan for a model; only its configuration is read.
+
+    Args:
+        config: as it will be served; its ``tp`` is that of ``where``.
+
+    Raises:
+        ModelError: the model cannot be divided, or does not fit, as at the start.
+        BadRequest: there is no such GPU, or a load does not suit the model.
+        TraceError, OSError: a trace cannot be read.
+    """
+    config = msgspec.structs.replace(config, tp=where.tp)
+    gpu = find_planned(where.gpu)
+    rank = rank_model(config, spec, gpu.for_kernels)
+    memory, limits = plan_memory(config, folder, rank, gpu)
+    cost = PredictedCost(rank, gpu, where.tp)
+    capacity = limits.num_pages * limits.page_size
+    shown = [*(n for n in lengths if n < limits.max_model_len), limits.max_model_len]
+    one = np.array([min(1024, limits.max_model_len - 1)]), np.array([1])
+    return Plan(
+        gpu=where.gpu,
+        tp=where.tp,
+        dp=where.dp,
+        memory=memory,
+        kv_bytes_per_token=rank.work.kv_bytes,
+        kv_tokens=capacity,
+        pages=limits.num_pages,
+        longest=limits.max_model_len,
+        sequences={n: min(capacity // n, limits.max_num_seqs) for n in shown},
+        decode_seconds=cost.seconds(*one, 1),
+        sums_per_step=rank.num_sums,
+        rank_seconds=cost.rank_seconds(1, 1),
+        is_measured=cost.is_measured,
+        predictions=[predict(load, limits, cost, config.policy, where.dp) for load in loads],
+        notes=_notes(where, rank, cost),
+    )
+
+
+def _notes(where: Placement, rank: RankModel, cost: PredictedCost) -> list[str]:
+    gpu, quantization = find_planned(where.gpu), rank.spec.quantization
+    notes = [_MEASURED if cost.is_measured else _ESTIMATED, _HOST]
+    if gpu.title != "NVIDIA H200":
+        notes.append(_OTHER_GPU.format(gpu.title))
+    if where.tp > 1:
+        known = _SUMS_MEASURED if is_measured(gpu, where.tp) else _SUMS_ESTIMATED
+        notes.append(_TP.format(known if gpu.has_nvlink else _SUMS_PCIE))
+    if where.dp > 1:
+        notes.append(_DP)
+    if rank.work.expert_bytes:
+        notes.append(_EXPERTS)
+    if quantization is not None:
+        notes.append((_KEPT if rank.is_kept else _EXPANDED).format(quantization.method))
+    return notes

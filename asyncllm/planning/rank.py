@@ -1,0 +1,135 @@
+"""What one rank of a model has to hold, read and compute: from its layers, on the meta device."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from asyncllm.config import EngineConfig
+from asyncllm.executor.memory.limits import step_tokens, wanted_length
+from asyncllm.executor.step.padded_steps import captured_tokens
+from asyncllm.kernels.gpu import Gpu
+from asyncllm.models.base import CausalLM
+from asyncllm.models.config.base import MoeConfig
+from asyncllm.models.layers.embedding import Embedding, TokenEmbedding
+from asyncllm.models.layers.linear import RowLinear
+from asyncllm.models.layers.moe import Experts, SparseMoE
+from asyncllm.models.loading.allocate import kernels_take
+from asyncllm.models.loading.loader import make_model
+from asyncllm.models.quant.weight import QuantizedWeight
+from asyncllm.models.spec import ModelSpec
+from asyncllm.parallel.ranks import Apart
+from asyncllm.sim.cost import KERNELS_PER_LAYER, KERNELS_PER_STEP, Work
+
+
+class RankModel(NamedTuple):
+    """One rank's share of a model.
+
+    Attributes:
+        spec: with this rank's K and V heads.
+        weight_bytes: of all its parameters and tables.
+        captured_tokens: of the largest mixed step that is captured; 0: none is.
+        num_sums: how often a step adds up over the ranks, ``sum_bytes`` for each token.
+        logit_bytes: of the logits of one row.
+        is_kept: whether the weights stay quantised; None if they are not.
+    """
+
+    spec: ModelSpec
+    work: Work
+    weight_bytes: int
+    captured_tokens: int
+    num_sums: int
+    sum_bytes: int
+    logit_bytes: int
+    is_kept: bool | None
+
+
+def torch_dtype(config: EngineConfig, gpu: Gpu) -> torch.dtype:
+    """The type that the model computes in on that GPU."""
+    if config.dtype == "auto":
+        return torch.bfloat16 if gpu.has_bfloat16 else torch.float16
+    found: torch.dtype = getattr(torch, config.dtype)
+    return found
+
+
+def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
+    """The share of each of ``config.tp`` ranks; all have shares of the same size.
+
+    Raises:
+        ModelError: the model cannot be divided among so many ranks, or has fewer positions than
+            ``max_model_len``.
+    """
+    dtype, length = torch_dtype(config, gpu), wanted_length(config, spec)
+    ranks = Apart(0, config.tp)
+    quantization = spec.quantization
+    keep = None if quantization is None else kernels_take(quantization, dtype, gpu)
+    meta = torch.device("meta")
+    model = make_model(spec, dtype, meta, length, keep=bool(keep), ranks=ranks)
+    own = replace(spec, num_kv_heads=model.attention_specs[0].num_kv_heads)
+    captured = min(captured_tokens(model), step_tokens(config, "cuda")) if config.cuda_graphs else 0
+    sums = sum(
+        getattr(module, "ranks", None) is ranks and isinstance(module, RowLinear | SparseMoE)
+        for module in model.modules()
+    )
+    embeddings = sum(isinstance(module, TokenEmbedding) for module in model.modules())
+    tensors = [*model.parameters(), *model.buffers()]
+    return RankModel(
+        spec=own,
+        work=_work(model, own, dtype.itemsize),
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        captured_tokens=captured,
+        num_sums=sums + embeddings if config.tp > 1 else 0,
+        sum_bytes=spec.hidden_size * dtype.itemsize,
+        logit_bytes=spec.vocab_size * dtype.itemsize,
+        is_kept=keep,
+    )
+
+
+class _Weights(NamedTuple):
+    """Elements, and the bytes that they take."""
+
+    elements: int = 0
+    num_bytes: int = 0
+
+
+def _work(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
+    """What the steps of a model read and compute."""
+    sizes: dict[str, _Weights] = {}
+    for module in model.modules():
+        kind = _kind(module, model)
+        found = sizes.get(kind, _Weights())
+        own = [p for p in module.parameters(recurse=False) if p.dim() > 0]
+        count = sum(p.numel() for p in own)
+        if isinstance(module, QuantizedWeight):
+            count = module.shape.numel()
+        sizes[kind] = _Weights(found.elements + count, found.num_bytes + sum(p.nbytes for p in own))
+    rest, head = sizes.get("rest", _Weights()), sizes.get("head", _Weights())
+    experts = sizes.get("experts", _Weights())
+    config = spec.config
+    used = config.num_experts_per_tok / config.experts if isinstance(config, MoeConfig) else 0.0
+    windows = Counter(attention.window or math.inf for attention in model.attention_specs)
+    attention = model.attention_specs
+    return Work(
+        kernels=KERNELS_PER_LAYER * spec.num_layers + KERNELS_PER_STEP,
+        weight_bytes=rest.num_bytes + head.num_bytes,
+        expert_bytes=experts.num_bytes,
+        token_expert_bytes=used * experts.num_bytes,
+        kv_bytes=spec.kv_bytes_per_token(itemsize),
+        token_flops=2 * (rest.elements + used * experts.elements),
+        sample_flops=2 * head.elements,
+        pair_flops=4 * sum(layer.num_heads * layer.head_dim for layer in attention),
+        windows=tuple((window, n / len(attention)) for window, n in windows.items()),
+    )
+
+
+def _kind(module: torch.nn.Module, model: CausalLM) -> str:
+    """What a module's own weights are for: "head", "experts", a table's "rows", or "rest"."""
+    if isinstance(module, Experts):
+        return "experts"
+    if module is model.lm_head or (model.lm_head is None and isinstance(module, TokenEmbedding)):
+        return "head"
+    return "rows" if isinstance(module, Embedding) else "rest"

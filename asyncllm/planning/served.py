@@ -1,0 +1,54 @@
+"""A simulated server: its device, and its event loop, which reads the requests."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from asyncllm.config import EngineLimits
+from asyncllm.replay.simulate import Device
+from asyncllm.sim.profile import HostTimes
+from asyncllm.sim.timeline import StepTiming
+
+
+class StepCost(Protocol):
+    """Step times; see ``asyncllm.sim.cost.SimCost``."""
+
+    def timing(
+        self,
+        step: int,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        num_samples: int,
+        decode_steps: int = 1,
+    ) -> StepTiming: ...
+
+    def copy_seconds(self, num_pages: int, page_size: int) -> float: ...
+
+
+class Reading:
+    """An event loop that reads one request after the other, over HTTP."""
+
+    def __init__(self, host: HostTimes):
+        self._host = host
+        self._until = 0.0
+
+    def enters(self, now: float, num_prompt: int) -> float:
+        """When a request that is sent now enters the queue.
+
+        The way back to the client is included, though it comes later: no client can tell.
+        """
+        reading = self._host.request + self._host.prompt_token * num_prompt
+        self._until = max(now, self._until) + reading
+        return self._until + max(0.0, self._host.client - reading)
+
+
+def device_of(cost: StepCost, limits: EngineLimits) -> Device:
+    """A simulated device with these step times."""
+    return Device(
+        lambda step, rows: cost.timing(
+            step, rows.starts, rows.lengths, rows.num_samples, rows.decode_steps
+        ),
+        lambda count: cost.copy_seconds(count, limits.page_size),
+    )

@@ -1,0 +1,71 @@
+"""What one rank of a model holds, reads and computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncllm.config import EngineConfig
+from asyncllm.errors import ModelError
+from asyncllm.models.spec import read_spec
+from asyncllm.planning.gpus import GPUS
+from asyncllm.planning.rank import RankModel, rank_model
+from asyncllm.sim.cost import SHAPES
+from tests.support.models.configs import (
+    FP8,
+    QWEN3_8B,
+    QWEN3_30B_A3B,
+    config_folder,
+)
+
+
+def rank_of(
+    folder: Path, config: dict[str, Any], tp: int = 1, gpu: str = "h200", **changes: Any
+) -> RankModel:
+    spec = read_spec(config_folder(folder, config, **changes))
+    return rank_model(EngineConfig(tp=tp), spec, GPUS[gpu].for_kernels)
+
+
+def test_the_whole_model_is_that_of_the_simulated_device(tmp_path: Path) -> None:
+    rank, shape = rank_of(tmp_path, QWEN3_8B), SHAPES["h200-8b"]
+    work, known = rank.work, shape.work(2)
+    assert rank.weight_bytes == pytest.approx(2 * shape.stored_params, rel=1e-3)
+    assert work.weight_bytes == pytest.approx(known.weight_bytes, rel=1e-3)
+    assert work.token_flops == pytest.approx(known.token_flops, rel=1e-3)
+    assert (work.kernels, work.kv_bytes) == (known.kernels, known.kv_bytes)
+    assert (work.sample_flops, work.pair_flops) == (known.sample_flops, known.pair_flops)
+    assert rank.num_sums == 0
+
+
+def test_ranks_share_everything(tmp_path: Path) -> None:
+    whole, half = rank_of(tmp_path, QWEN3_8B), rank_of(tmp_path, QWEN3_8B, tp=2)
+    assert half.weight_bytes == pytest.approx(whole.weight_bytes / 2, rel=1e-3)
+    assert half.work.kv_bytes == whole.work.kv_bytes // 2
+    assert half.work.token_flops == pytest.approx(whole.work.token_flops / 2, rel=1e-3)
+    assert half.spec.num_kv_heads == 4
+    assert half.num_sums == 2 * 36 + 1, "attention, MLP; the embedding"
+    assert rank_of(tmp_path, QWEN3_8B, tp=16).spec.num_kv_heads == 1, "two ranks have the same"
+
+
+def test_experts(tmp_path: Path) -> None:
+    rank = rank_of(tmp_path, QWEN3_30B_A3B, tp=4)
+    assert rank.work.token_expert_bytes == rank.work.expert_bytes * 8 / 128
+    assert 4 * rank.weight_bytes == pytest.approx(2 * 30.5e9, rel=0.02)
+    assert rank.num_sums == 2 * 48 + 1
+
+
+def test_what_cannot_be_divided_is_said_as_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="tp 3 does not divide num_attention_heads 32"):
+        rank_of(tmp_path, QWEN3_8B, tp=3)
+
+
+def test_quantised_weights_where_kernels_take_them(tmp_path: Path) -> None:
+    plain = rank_of(tmp_path, QWEN3_8B)
+    kept = rank_of(tmp_path, QWEN3_8B, quantization_config=FP8)
+    assert kept.is_kept
+    assert 0.5 < kept.weight_bytes / plain.weight_bytes < 0.6, "not the embeddings"
+    assert kept.work.token_flops == pytest.approx(plain.work.token_flops, rel=1e-3)
+    expanded = rank_of(tmp_path, QWEN3_8B, gpu="a100-80", quantization_config=FP8)
+    assert (expanded.is_kept, expanded.weight_bytes) == (False, plain.weight_bytes)
