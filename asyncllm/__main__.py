@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "batch": "answer a batch file of OpenAI's requests",
     "bench": "measure how fast a model is",
     "replay": "run the scheduler again on what serve --trace recorded",
+    "doctor": "say what fits on which GPUs and how fast it will be, without one",
     "models": "list the families of models that are served, or what one model needs",
     "kernels": "compile GPU kernels ahead of time",
 }

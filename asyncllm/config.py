@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from os import PathLike, fspath
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from asyncllm.errors import BadRequest
-from asyncllm.suggest import did_you_mean
 from asyncllm.types import MAX_CACHE_TTL
-from asyncllm.validate import check_kind, check_types
+from asyncllm.validate import check_tcp_endpoint, check_types
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
+ExecutorName = Literal["thread", "process"]
 #: Besides files that ``asyncllm replay --calibrate`` wrote.
 SIM_PROFILES: Final = ("auto", "h200-8b", "h200-0.6b")
 
@@ -88,6 +87,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "device",
         ),
     ] = 1
+    dp: Annotated[
+        int,
+        doc(
+            "replicas of the model, each with GPUs and a KV cache of its own (data parallelism); "
+            "a request goes where its prefix is cached",
+            "device",
+        ),
+    ] = 1
+    executor: Annotated[
+        ExecutorName,
+        doc(
+            "what runs the steps: a thread of the server, or a process of its own, which leaves "
+            "the server's Python to HTTP (Linux)",
+            "device",
+        ),
+    ] = "thread"
     sim_profile: Annotated[
         str,
         doc(
@@ -195,6 +210,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         doc("folder of compiled Triton kernels; Triton's own by default", "device", "FOLDER"),
     ] = None
+    kv_events: Annotated[
+        str | None,
+        doc(
+            "publish what the prefix cache holds at this address, such as tcp://*:5557, for "
+            "routers; replays are at the next port; needs the extra 'kv-events'",
+            "memory",
+            "ENDPOINT",
+        ),
+    ] = None
+    kv_events_topic: Annotated[str, doc("topic of --kv-events, such as kv@pod@model", "memory")] = (
+        ""
+    )
     trace: Annotated[
         str | None,
         doc("record scheduling in this file, for asyncllm replay", "for developers", "FILE"),
@@ -217,8 +244,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest(
                 "the simulated device has no tensor parallelism: tp must be 1", param="tp"
             )
-        at_least_one = ("tp", "page_size", "max_num_seqs", "max_waiting", "max_waiting_tokens")
+        if self.executor == "process" and self.device == "sim":
+            raise BadRequest(
+                "the simulated device runs on the event loop: executor must be thread",
+                param="executor",
+            )
+        if self.kv_events is not None:
+            check_tcp_endpoint("kv_events", self.kv_events)
+            if not self.prefix_caching:
+                raise BadRequest("kv_events needs prefix_caching", param="kv_events")
+        at_least_one = ("tp", "dp", "page_size", "max_num_seqs", "max_waiting")
         optional = (
+            "max_waiting_tokens",
             "max_model_len",
             "kv_cache_tokens",
             "max_num_batched_tokens",
@@ -226,6 +263,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "max_decode_steps",
             "cpu_threads",
         )
+        if self.dp > 256:
+            raise BadRequest("dp must be at most 256", param="dp")
         for name in at_least_one + optional:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -306,32 +345,3 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int = 0
     max_cache_ttl: float = 3600.0
     max_pinned_share: float = 0.25
-
-
-def engine_config(
-    model: str | PathLike[str] | None, config: EngineConfig | None, options: dict[str, Any]
-) -> EngineConfig:
-    """The configuration, from the arguments of ``AsyncLLM``.
-
-    Raises:
-        BadRequest: an argument is of the wrong type, or an option is unknown or has a bad value.
-    """
-    if isinstance(model, EngineConfig):
-        raise BadRequest(
-            "model must be a folder or hub id; use config=EngineConfig(...)", param="model"
-        )
-    if model is not None and not isinstance(model, (str, PathLike)):
-        raise BadRequest(f"model must be str or Path, not {type(model).__name__}", param="model")
-    check_kind("config", config, EngineConfig)
-    if config is not None:
-        if model is not None or options:
-            raise BadRequest("give either config or model and options, not both", param="config")
-        return config
-    known = EngineConfig.__struct_fields__
-    for name in options:
-        if name not in known:
-            raise BadRequest(f"unknown option {name!r}{did_you_mean(name, known)}", param=name)
-    paths = {"model": model, **options}
-    return EngineConfig(
-        **{k: fspath(v) if isinstance(v, PathLike) else v for k, v in paths.items()}
-    )

@@ -6,12 +6,13 @@ import re
 from typing import Final
 
 from asyncllm.config import EngineConfig
+from asyncllm.ray_config import RayConfig
 from asyncllm.server_config import ServerConfig
 from asyncllm.types import SamplingParams
 
 _FIELDS: Final = {
     name
-    for struct in (EngineConfig, ServerConfig, SamplingParams)
+    for struct in (EngineConfig, ServerConfig, RayConfig, SamplingParams)
     for name in struct.__struct_fields__
 }
 #: Quoted names are those of a user's file.

@@ -1,15 +1,19 @@
-"""Type checks for structs that users construct; msgspec only checks what it decodes."""
+"""Checks for structs that users construct; msgspec only checks what it decodes."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from asyncllm.errors import BadRequest
 
 T = TypeVar("T")
+
+#: An IPv6 address is in brackets.
+_TCP_ENDPOINT: Final = re.compile(r"tcp://(?:\*|[\w.-]+|\[[\da-fA-F:.]+\]):(\d{1,5})")
 
 
 @cache
@@ -55,3 +59,18 @@ def check_kind(name: str, value: object, kind: type[T]) -> T | None:
     raise BadRequest(
         f"{name} must be {kind.__name__}, not {type(value).__name__}{hint}", param=name
     )
+
+
+def check_tcp_endpoint(name: str, value: str) -> None:
+    """Check the address of a ZMQ socket, whose next port is used, too.
+
+    Raises:
+        BadRequest: it is none, or has no next port; ``param`` is ``name``.
+    """
+    found = _TCP_ENDPOINT.fullmatch(value)
+    if found is None or not 0 < int(found[1]) < 65535:
+        raise BadRequest(
+            f"{name} must be tcp://HOST:PORT or tcp://*:PORT, with a port from 1 to 65534, not "
+            f"{value!r}",
+            param=name,
+        )

@@ -15,7 +15,7 @@ from asyncllm.bench.report import OfflineRow, Report
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import AsyncLLMError
 from asyncllm.terminal import case_progress
-from asyncllm.types import SamplingParams, SchedulingParams
+from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
 
 if TYPE_CHECKING:
     from asyncllm.engine.stats import StepFigures
@@ -94,7 +94,7 @@ async def _run(
         for count in work.max_tokens
     ]
     scheduling = SchedulingParams(cache_salt=uuid4().hex)
-    collectors = [Collector() for _ in prompts]
+    collectors = [_Timed(clock) for _ in prompts]
     ids: list[int] = []
     before = llm.stats.snapshot()
     started = clock()
@@ -112,7 +112,23 @@ async def _run(
         raise AsyncLLMError("the model did not generate as many tokens as it was asked for")
     traces = [trace for trace in map(llm.trace, ids) if trace is not None]
     ttfts = [t.first_token - t.arrived for t in traces if t.first_token is not None]
+    if not traces:  # replicas (dp) keep theirs
+        ttfts = [c.first_at - started for c in collectors if c.first_at is not None]
     return _Repetition(seconds, statistics.median(ttfts), lengths, engine)
+
+
+class _Timed(Collector):
+    """Notes when the first token was delivered."""
+
+    def __init__(self, clock: Callable[[], float]):
+        super().__init__()
+        self.first_at: float | None = None
+        self._clock = clock
+
+    def emit(self, delta: TokenDelta) -> None:
+        if self.first_at is None:
+            self.first_at = self._clock()
+        super().emit(delta)
 
 
 async def _watch(show: Callable[[], None]) -> None:

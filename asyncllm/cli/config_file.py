@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from asyncllm.config import EngineConfig
+from asyncllm.ray_config import RayConfig
 from asyncllm.server_config import ServerConfig
 from asyncllm.suggest import did_you_mean
 from asyncllm.types import SamplingParams
@@ -20,7 +21,9 @@ _DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
     ".toml": msgspec.toml.decode,
     ".json": msgspec.json.decode,
 }
-_STRUCTS: Final = (EngineConfig, ServerConfig, SamplingParams)
+#: Those of the engine and the server, which any command's file may have.
+_SHARED: Final = (EngineConfig, ServerConfig, RayConfig)
+_STRUCTS: Final = (*_SHARED, SamplingParams)
 
 
 def add_config_file(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +47,7 @@ def apply_file(parser: argparse.ArgumentParser, args: argparse.Namespace, path: 
     # Only options generated from structs have no default in the parser.
     own = {a.dest for a in parser._actions if a.default is argparse.SUPPRESS}
     fields = [field for struct in _STRUCTS for field in struct.__struct_fields__]
-    shared = {*EngineConfig.__struct_fields__, *ServerConfig.__struct_fields__}
+    shared = {name for struct in _SHARED for name in struct.__struct_fields__}
     known = {name.replace("_", "-"): name for name in fields if name in own | shared}
     for key, value in _read(parser, path).items():
         name = known.get(key.replace("_", "-"))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
+
+#: Numbers of tokens or turns, which a load draws from.
+_SPAN: Final = re.compile(r"([1-9]\d{0,6})(?:-([1-9]\d{0,6}))?")
 
 T = TypeVar("T", int, float, str)
 N = TypeVar("N", int, float)
@@ -28,3 +32,11 @@ def positive(kind: Callable[[str], N]) -> Callable[[str], N]:
         return value
 
     return parse
+
+
+def span(text: str) -> tuple[int, int]:
+    """The least and the most of what is written as 200 or 100-400."""
+    found = _SPAN.fullmatch(text)
+    if found is None or int(found[1]) > int(found[2] or found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, nor a range such as 100-400")
+    return int(found[1]), int(found[2] or found[1])

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, overload
 from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.requests.mailbox import Mailbox
 from asyncllm.engine.token_constraints import is_prepared, prepare
+from asyncllm.errors import BadRequest
 from asyncllm.llm.beam_search import BeamSearch
 from asyncllm.llm.embedding import embed
 from asyncllm.llm.generation import Batch, Intake, collect, read_request, tenant_of
+from asyncllm.llm.replicas.engine import ReplicaSearch, ReplicatedEngine
 from asyncllm.llm.served_model import ServedModel
 from asyncllm.server_config import ServerConfig
 from asyncllm.text.bad_words import bad_word_ids
@@ -48,8 +50,9 @@ class AsyncLLM(ServedModel):
                 print(delta.text, end="")
 
     It installs no signal handlers, and starts no process but one that compiles missing GPU kernels
-    while the model loads; several can live in one process. (Only the number of CPU threads is
-    shared by the process.) All methods belong to the event loop it was
+    while the model loads, and those of ``executor="process"``, of ranks and of replicas (``dp``),
+    which do all but the methods under "HTTP" below; several can live in one process. (Only the
+    number of CPU threads is shared by the process.) All methods belong to the event loop it was
     started on. Cancelling a task that awaits ``generate`` or iterates ``stream`` cancels the
     request. Close it: an engine that is only dropped keeps its thread and its memory.
     """
@@ -123,7 +126,7 @@ class AsyncLLM(ServedModel):
         params: BeamSearchParams,
         scheduling: SchedulingParams | None = None,
         reservation: Reservation | None = None,
-    ) -> BeamSearch:
+    ) -> BeamSearch | ReplicaSearch:
         """A search that was accepted and is still to be run.
 
         Args:
@@ -134,6 +137,8 @@ class AsyncLLM(ServedModel):
             QueueFull: too much is waiting already, and there is no reservation.
         """
         parts = self._own
+        if isinstance(parts.engine, ReplicatedEngine):
+            return ReplicaSearch(parts.engine, prompt_ids, params, scheduling, reservation)
         return BeamSearch(
             parts.engine, parts.tokenizer, prompt_ids, params, scheduling, reservation
         )
@@ -189,8 +194,8 @@ class AsyncLLM(ServedModel):
             BadRequest: a constraint is invalid.
         """
         parts = self._own
-        if is_prepared(params):
-            return params
+        if is_prepared(params) or isinstance(parts.engine, ReplicatedEngine):
+            return params  # replicas prepare them
         words = await bad_word_ids(parts.tokenizer, params.bad_words)
         grammar = None
         if params.grammar is not None:
@@ -250,7 +255,7 @@ class AsyncLLM(ServedModel):
         """
         from asyncllm.server.app import create_app
 
-        return create_app(self, _checked(server))
+        return create_app(self, self.checked(server))
 
     def asgi_app(self, server: ServerConfig | None = None) -> AsgiApp:
         """The HTTP API for ASGI, as in ``app.mount("/llm", llm.asgi_app())`` of FastAPI.
@@ -261,7 +266,7 @@ class AsyncLLM(ServedModel):
         from asyncllm.server.embedded.asgi import AsgiApp
         from asyncllm.server.embedded.exchange import InProcess
 
-        return AsgiApp(self, InProcess(self, _checked(server)))
+        return AsgiApp(self, InProcess(self, self.checked(server)))
 
     def httpx_client(self, server: ServerConfig | None = None) -> httpx2.AsyncClient:
         """A client of the HTTP API without a socket: ``AsyncOpenAI(http_client=...)`` takes it.
@@ -272,9 +277,15 @@ class AsyncLLM(ServedModel):
         from asyncllm.server.embedded.exchange import InProcess
         from asyncllm.server.embedded.httpx_transport import async_client
 
-        return async_client(InProcess(self, _checked(server)))
+        return async_client(InProcess(self, self.checked(server)))
 
+    def checked(self, server: ServerConfig | None) -> ServerConfig:
+        """The configuration of an HTTP API of this model, the defaults for None.
 
-def _checked(server: ServerConfig | None) -> ServerConfig:
-    check_kind("server", server, ServerConfig)
-    return server or ServerConfig()
+        Raises:
+            BadRequest: it is of another type, or the model has replicas.
+        """
+        check_kind("server", server, ServerConfig)
+        if self.config.dp > 1:
+            raise BadRequest("dp: replicas have no HTTP API here; use asyncllm serve", param="dp")
+        return server or ServerConfig()

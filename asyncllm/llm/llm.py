@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 
-from asyncllm.config import EngineConfig, engine_config
+from asyncllm.config import EngineConfig
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
+from asyncllm.llm.options import engine_config
 from asyncllm.server_config import ServerConfig
 from asyncllm.terminal import progress_bar
 from asyncllm.types import SamplingParams, is_single
@@ -216,8 +217,7 @@ class LLM:
         from asyncllm.server.embedded.exchange import InProcess
         from asyncllm.server.embedded.httpx_transport import client
 
-        check_kind("server", server, ServerConfig)
-        return client(InProcess(self._llm, server or ServerConfig()), self._thread)
+        return client(InProcess(self._llm, self._llm.checked(server)), self._thread)
 
     @property
     def limits(self) -> EngineLimits:

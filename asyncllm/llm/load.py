@@ -10,19 +10,25 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from asyncllm import demo
+from asyncllm.cache.changes import CacheChanges
+from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineConfig
 from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
+from asyncllm.executor.process.executor import ProcessExecutor
+from asyncllm.executor.process.grammars import RemoteGrammars
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.thread_executor import StepWorker, ThreadExecutor
 from asyncllm.llm.compile_ahead import CompileAhead
+from asyncllm.llm.replicas.engine import ReplicatedEngine
 from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.registry import is_multimodal
 from asyncllm.models.sentence_transformers import read_embedding_params
@@ -41,6 +47,9 @@ from asyncllm.types import SamplingParams
 from asyncllm.types.embedding import EmbeddingParams
 from asyncllm.wire.executor import Executor
 
+if TYPE_CHECKING:
+    from asyncllm.engine.kv_events import KVEventPublisher
+
 log = logging.getLogger(__name__)
 
 #: The name under which the built-in model is served.
@@ -54,12 +63,13 @@ class Loaded(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     chat_reader: ChatReader
-    structured: StructuredOutput
+    structured: StructuredOutput | RemoteGrammars
     default_params: SamplingParams
     default_embedding: EmbeddingParams
-    executor: Executor
-    engine: Engine
+    executor: Executor | ReplicatedEngine
+    engine: Engine | ReplicatedEngine
     recorded: RecordedScheduler | None
+    kv_events: KVEventPublisher | None
     startup: StartupBill
 
     async def aclose(self) -> None:
@@ -68,6 +78,8 @@ class Loaded(msgspec.Struct, frozen=True):
             await self.engine.aclose()
             if self.recorded is not None:
                 self.recorded.stop_recording("the engine was closed")
+            if self.kv_events is not None:
+                self.kv_events.close()
         finally:
             try:
                 await self.executor.close()
@@ -107,68 +119,134 @@ async def load(
     abandoned = threading.Event()
 
     def report(done: int, total: int) -> None:
-        """Called in the executor thread for each tensor; stops loading when abandoned."""
+        """Called for each tensor, in the executor thread if there is one: there it ends loading."""
         if abandoned.is_set():
             raise EngineDead("loading was abandoned")
         if progress is not None:
             progress(done, total)
 
+    kv_events = _kv_events(config)
     kernels = CompileAhead(config, folder)
     bill = StartupBill()
-    structured = StructuredOutput()
-    loop, imported = asyncio.get_running_loop(), asyncio.Event()
+    imported = asyncio.Event()
 
     async def load_text() -> tuple[Tokenizer, ChatTemplate | None, ChatReader]:
         # Loading the tokenizer needs the GIL all the time, as imports do; reading weights does not.
         await imported.wait()
         return await run_in_daemon(_load_text, text_folder, config, template_source)
 
-    report_import = partial(loop.call_soon_threadsafe, imported.set)
-    parts = config, folder, spec, report, bill, structured, kernels.wait, report_import
-    executor, clock = _executor(config, spec, partial(_build_worker, *parts))
+    report_import = partial(asyncio.get_running_loop().call_soon_threadsafe, imported.set)
+    parts = config, folder, spec, text_folder, report, bill, kernels.wait, report_import
+    executor, structured, clock = _executor(*parts)
     weights = asyncio.ensure_future(executor.start())
     weights.add_done_callback(lambda _: imported.set())
     text = asyncio.ensure_future(load_text())
     try:
         tokenizer, template, reader = await text
-        limits = await weights
+        limits = await asyncio.shield(weights)  # so that loading is told before it is cancelled
         recorded = None
         if config.trace is not None:
             recorded = RecordedScheduler.create(limits, policy)
             recorded.record_to(config.trace)
     except BaseException:
         abandoned.set()
+        weights.cancel()
         kernels.stop()
         await asyncio.wait([text, weights])
         for part in (text, weights):
             if not part.cancelled():
                 part.exception()
         await executor.close()
+        if kv_events is not None:
+            kv_events.close()
         raise
     finally:
         kernels.close()
     structured.open(tokenizer, limits.vocab_size, limits.eos_token_ids)
     scheduler = recorded or Scheduler.create(limits, policy)
+    if kv_events is not None:
+        _publish(scheduler.cache, kv_events)
     engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
     engine.start()
-    if isinstance(executor, ThreadExecutor):
-        executor.on_death(engine.give_up)
+    executor.on_death(engine.give_up)
     # A full collection that traverses everything loaded takes 60 ms. Closing undoes this, so that
     # reference cycles left behind are then collected.
     gc.collect()
     gc.freeze()
     text_parts = tokenizer, template, reader, structured
-    return Loaded(spec, *text_parts, defaults, default_embedding, executor, engine, recorded, bill)
+    return Loaded(
+        spec, *text_parts, defaults, default_embedding, executor, engine, recorded, kv_events, bill
+    )
+
+
+def _kv_events(config: EngineConfig) -> KVEventPublisher | None:
+    if config.kv_events is None:
+        return None
+    try:
+        from asyncllm.engine.kv_events import KVEventPublisher
+    except ImportError as error:
+        raise ModelError(
+            f"kv_events needs pyzmq ({error}): pip install 'asyncllm-server[kv-events]'",
+            param="kv_events",
+        ) from None
+    return KVEventPublisher(config.kv_events, config.kv_events_topic, config.page_size)
+
+
+def _publish(cache: KVCacheManager, kv_events: KVEventPublisher) -> None:
+    """Publish the cache's changes, in a turn of the loop of their own: steps come first."""
+    loop = asyncio.get_running_loop()
+
+    def notify() -> None:
+        loop.call_soon(lambda: kv_events.publish(changes.take()))
+
+    changes = CacheChanges(notify)
+    cache.report_to(changes)
+
+
+async def load_replicas(config: EngineConfig) -> Loaded:
+    """Replicas in processes of their own; texts become tokens here. Raises like ``load``."""
+    template_source = None
+    if config.chat_template is not None:
+        template_source = await asyncio.to_thread(read_template, config.chat_template)
+    folder = await _find(config.model, config.revision)
+    text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
+    spec = read_spec(folder)
+    parts = _default_params(spec), read_embedding_params(folder)
+    text = await run_in_daemon(_load_text, text_folder, config, template_source)
+    engine = ReplicatedEngine(config)
+    bill, structured = StartupBill(), StructuredOutput()
+    try:
+        with bill.phase("replicas"):
+            await engine.start()
+    except BaseException:
+        text[0].close()
+        structured.close()
+        raise
+    # Each replica publishes its own KV events.
+    return Loaded(spec, *text, structured, *parts, engine, engine, None, None, bill)
 
 
 def _executor(
-    config: EngineConfig, spec: ModelSpec, build: Callable[[], StepWorker]
-) -> tuple[Executor, Callable[[], float]]:
-    """The executor, and the clock of its times."""
+    config: EngineConfig,
+    folder: Path,
+    spec: ModelSpec,
+    text_folder: Path,
+    report: Callable[[int, int], None],
+    bill: StartupBill,
+    await_kernels: Callable[[], None],
+    report_import: Callable[[], object],
+) -> tuple[Executor, StructuredOutput | RemoteGrammars, Callable[[], float]]:
+    """The executor, what compiles grammars for it, and the clock of its times."""
+    if config.executor == "process":
+        report_import()  # there, and not in this process
+        process = ProcessExecutor(config, folder, text_folder, report, bill, await_kernels)
+        return process, process.grammars, time.perf_counter
+    structured = StructuredOutput()
     if config.device == "sim":
         clock = virtual_time.clock_of(asyncio.get_running_loop())
-        return build_sim(config, spec, clock), clock
-    return ThreadExecutor(build), time.perf_counter
+        return build_sim(config, spec, clock), structured, clock
+    parts = config, folder, spec, report, bill, structured, await_kernels, report_import
+    return ThreadExecutor(partial(_build_worker, *parts)), structured, time.perf_counter
 
 
 def _default_params(spec: ModelSpec) -> SamplingParams:
@@ -213,13 +291,7 @@ def _build_worker(
 ) -> StepWorker:
     # Imported here, in the executor thread: it brings torch, which takes seconds.
     with bill.phase("import"):
-        from asyncllm.executor.build import build_worker
-        from asyncllm.executor.leader import Leader
+        from asyncllm.executor.leader import build_leader
 
     report_import()
-    build = partial(build_worker, config, folder, spec, report, bill, structured, await_kernels)
-    if config.tp == 1:
-        return Leader(build())
-    from asyncllm.executor.team.leader import lead_team
-
-    return lead_team(config, folder, spec, lambda join: build(join=join))
+    return build_leader(config, folder, spec, report, bill, structured, await_kernels)

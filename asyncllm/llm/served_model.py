@@ -9,14 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from asyncllm.config import EngineConfig, EngineLimits, PolicyName, engine_config
+from asyncllm.config import EngineConfig, EngineLimits, PolicyName
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.requests.view import LiveView
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.vitals import Vitals
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotReady
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.llm.load import Loaded, load, name_of
+from asyncllm.llm.load import Loaded, load, load_replicas, name_of
+from asyncllm.llm.options import engine_config
 from asyncllm.models.spec import ModelSpec
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
@@ -47,7 +48,8 @@ class ServedModel:
             model: folder or hub id; the built-in demo model when None.
             config: the whole configuration, instead of ``model`` and ``options``.
             policy: which request is served next: a policy of your own, or the name of one.
-            progress: called from a thread with bytes of weights loaded so far, and in all.
+            progress: called with bytes of weights loaded so far, and in all; from a thread, or from
+                the loop with ``executor="process"``.
             options: fields of ``EngineConfig``.
 
         Raises:
@@ -57,6 +59,8 @@ class ServedModel:
             options["policy"], policy = policy, None
         check_kind("policy", policy, Policy)
         self.config = config = engine_config(model, config, options)
+        if config.dp > 1 and policy is not None:
+            raise BadRequest("dp: replicas take the name of a policy", param="policy")
         self.created = int(time.time())
         self._model_name = name_of(config.model)
         self._policy = policy or POLICIES[config.policy]()
@@ -80,7 +84,10 @@ class ServedModel:
                 raise EngineDead("the engine is closed")
             if self._parts is None:
                 self._loop = asyncio.get_running_loop()
-                self._parts = await load(self.config, self._policy, self._progress)
+                if self.config.dp > 1:
+                    self._parts = await load_replicas(self.config)
+                else:
+                    self._parts = await load(self.config, self._policy, self._progress)
         return self
 
     async def aclose(self) -> None:

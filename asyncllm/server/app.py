@@ -61,6 +61,12 @@ ROUTES: Final = (
     *native_routes.PAGE_ROUTES,
 )
 
+#: Paths that begin with these get errors in a shape of their own.
+ROOTS: Final[dict[str, ErrorWriter]] = {
+    anthropic_routes.ROOT: anthropic_error_response,
+    ollama_routes.ROOT: ollama_error_response,
+}
+
 
 def create_app(llm: Model, config: ServerConfig) -> web.Application:
     """All routes, for ``serve`` or for ``add_subapp`` of a host application.
@@ -112,11 +118,7 @@ def create_app(llm: Model, config: ServerConfig) -> web.Application:
     anthropic_routes.add_header(app)
     add_headers(app, anthropic_routes.HANDLERS)
     app[ERROR_WRITERS] = {route.handler: route.write_error for route in routes}
-    roots: dict[str, ErrorWriter] = {
-        anthropic_routes.ROOT: anthropic_error_response,
-        ollama_routes.ROOT: ollama_error_response,
-    }
-    app[ERROR_ROOTS] = roots
+    app[ERROR_ROOTS] = ROOTS
     if page is not None:
         add_live(app)
         app[PAGE] = page

@@ -12,15 +12,14 @@ from asyncllm.event_loop import new_event_loop
 from asyncllm.executor.startup_bill import process_seconds
 from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
+from asyncllm.server.arrivals.ways import arrivals_of
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.connection import Listener
-from asyncllm.server.http.hand_over import add_hand_over
 from asyncllm.server.reload import RELOADER, reload_when_told
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
 from asyncllm.server.watchdog import WATCHDOG
-from asyncllm.supervise.listening import listen, url_of
 from asyncllm.supervise.signals import DEAD, GRACE_SECONDS
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from asyncllm.server.arrivals.ways import Arrivals
     from asyncllm.server.model import Model
     from asyncllm.server.reload import Options
     from asyncllm.server_config import ServerConfig
@@ -93,14 +93,12 @@ async def serve(
     app[WATCHDOG].ending = shutdown
     listener = Listener(app, request_seconds=config.request_seconds, close_seconds=CLOSE_SECONDS)
     tls = _load_tls(config)
-    sockets = listen(config.host, config.port) if parent is None else parent.sockets
-    if sockets is None:
+    arrivals = arrivals_of(config, parent)
+    if arrivals is None:
         return 1
-    if parent is not None:
-        service = app[SERVICE]
-        add_hand_over(app, parent, lambda: not llm.healthy and not service.draining)
-        parent.take_over()
-    await listener.start(sockets, tls)
+    service = app[SERVICE]
+    arrivals.prepare(app, lambda: not llm.healthy and not service.draining)
+    await arrivals.begin(listener, tls)
     reloader = app[RELOADER]
     reloader.tls = tls
     if options is not None:
@@ -114,11 +112,7 @@ async def serve(
         if (error := loading.exception()) is not None:
             _log_load_error(error)
             return 1
-        if parent is not None:
-            parent.ready()
-            asyncio.get_running_loop().add_reader(parent.fileno(), _adopt, parent, listener)
-        url = url_of(*listener.address, scheme="https" if tls else "http")
-        return await _serve_until(shutdown, llm, app, url)
+        return await _serve_until(shutdown, llm, app, arrivals)
     finally:
         shutdown.closing()
         reloading.cancel()
@@ -126,16 +120,14 @@ async def serve(
         await asyncio.wait([loading])
         await listener.aclose()
         await llm.aclose()
-        if parent is not None:
-            asyncio.get_running_loop().remove_reader(parent.fileno())
-            parent.close()
+        arrivals.close()
 
 
 async def _serve_until(
     shutdown: Shutdown,
     llm: Model,
     app: web.Application,
-    url: str,
+    arrivals: Arrivals,
 ) -> int:
     """The model is loaded: serve, drain; returns an exit code."""
     service = app[SERVICE]
@@ -146,11 +138,9 @@ async def _serve_until(
     age = process_seconds()
     since = "" if age is None else f"\nready {age:.2f} s after the process began"
     log.info("start-up:\n%s%s", llm.startup, since)
-    print(
-        f"asyncllm is ready on {url} "
-        f"(model {service.model_names[0]}, {limits.device}, {limits.dtype}, "
-        f"context {limits.max_model_len}, KV cache {limits.num_pages * limits.page_size} tokens)",
-        flush=True,
+    arrivals.ready(
+        f"model {service.model_names[0]}, {limits.device}, {limits.dtype}, "
+        f"context {limits.max_model_len}, KV cache {limits.num_pages * limits.page_size} tokens"
     )
     stopped = asyncio.ensure_future(llm.stopped())
     reporting = asyncio.ensure_future(log_throughput(llm.stats))
@@ -164,6 +154,7 @@ async def _serve_until(
         app[WATCHDOG].engine_died(stopped.result())
         return DEAD
     stopped.cancel()
+    arrivals.leaving()
     await _drain(service, shutdown.hurry)
     return 0
 
@@ -188,11 +179,6 @@ async def _first_of(
     waiting = asyncio.ensure_future(event.wait())
     await asyncio.wait([future, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-
-
-def _adopt(parent: Parent, listener: Listener) -> None:
-    for connection, request in parent.handed_over():
-        listener.adopt(connection, request)
 
 
 def _load_tls(config: ServerConfig) -> Tls | None:

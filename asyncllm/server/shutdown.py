@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -111,6 +112,8 @@ class Shutdown:
         self.closing()
         if result == [DEAD]:  # a thread or a GPU that hangs can hold the interpreter's end up, too
             self._leave()
+        # The interpreter would collect all there is, twice, before the system frees it anyway.
+        gc.freeze()
         # The interpreter waits for threads without a limit when it exits, in this thread.
         threading.Thread(target=self._watch_exit, name="asyncllm-exit", daemon=True).start()
         if errors:

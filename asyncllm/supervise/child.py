@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -10,11 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 #: What the serving process tells its parent: it wants to accept connections, for which it needs
-#: the parent's word; and it has loaded the model.
+#: the parent's word; and it has loaded the model, followed by a line about it.
 ACCEPT: Final = b"a"
 READY: Final = b"r"
-#: In both directions, with two file descriptors: a connection, and a file with its request.
+#: It drains: others should get the requests that come now.
+LEAVING: Final = b"l"
+#: In both directions, with two file descriptors: a connection, and a file with its request. To one
+#: of several servers it goes with the number of the connection, see ``front_channel``.
 HAND_OVER: Final = b"h"
+#: Most bytes of a message.
+MESSAGE_BYTES: Final = 16 * 1024
 
 
 class Parent:
@@ -23,22 +29,32 @@ class Parent:
     Attributes:
         sockets: listening; both processes have them.
         restarts: how many servers have died before this one.
+        replica: which of several servers this is, and that one does not accept connections; None
+            for the only one.
+        channel: to the parent; it keeps the boundaries of messages.
     """
 
-    def __init__(self, sockets: Sequence[socket.socket], channel: socket.socket, restarts: int):
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        channel: socket.socket,
+        restarts: int,
+        replica: int | None = None,
+    ):
         self.sockets = sockets
         self.restarts = restarts
-        self._channel = channel
+        self.replica = replica
+        self.channel = channel
 
     def take_over(self) -> None:
         """Returns when the parent has stopped accepting connections; it does that at once."""
         self._tell(ACCEPT)
         with suppress(OSError):
-            self._channel.recv(1)
+            self.channel.recv(1)
 
-    def ready(self) -> None:
-        """The model is loaded."""
-        self._tell(READY)
+    def ready(self, about: str) -> None:
+        """The model is loaded; ``about`` says what it is, in a line."""
+        self._tell(READY + about.encode()[: MESSAGE_BYTES - 1])
 
     def hand_over(self, connection: int, request: int) -> None:
         """Give the parent a connection for the next server, and a file with its request.
@@ -47,29 +63,50 @@ class Parent:
             OSError: it cannot take any more.
         """
         flags = socket.MSG_DONTWAIT
-        socket.send_fds(self._channel, [HAND_OVER], [connection, request], flags)
+        socket.send_fds(self.channel, [HAND_OVER], [connection, request], flags)
 
     def handed_over(self) -> Iterator[tuple[socket.socket, bytes]]:
         """The connections from the server before that have come by now, and their requests."""
-        while True:
-            try:
-                message, files, _, _ = socket.recv_fds(self._channel, 64, 2, socket.MSG_DONTWAIT)
-            except OSError:
-                return
-            if message != HAND_OVER or len(files) != 2:
-                return
-            with open(files[1], "rb") as file:
-                file.seek(0)
-                request = file.read()
-            yield socket.socket(fileno=files[0]), request
+        for message, files in received(self.channel):
+            if message == HAND_OVER and len(files) == 2:
+                yield taken(files)
 
     def fileno(self) -> int:
         """Readable when ``handed_over`` has something."""
-        return self._channel.fileno()
+        return self.channel.fileno()
 
     def close(self) -> None:
-        self._channel.close()
+        self.channel.close()
 
     def _tell(self, message: bytes) -> None:
         with suppress(OSError):  # the parent is gone, and this process is about to be
-            self._channel.send(message)
+            self.channel.send(message)
+
+
+def received(channel: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
+    """The messages that have come by now, with their file descriptors.
+
+    A message has none if this process could not take all of them: it has too many open files.
+    """
+    while True:
+        try:
+            message, files, flags, _ = socket.recv_fds(
+                channel, MESSAGE_BYTES, 2, socket.MSG_DONTWAIT
+            )
+        except OSError:
+            return
+        if not message:
+            return
+        if flags & socket.MSG_CTRUNC:
+            for file in files:
+                os.close(file)
+            files = []
+        yield message, files
+
+
+def taken(files: list[int]) -> tuple[socket.socket, bytes]:
+    """A connection, and the content of the file with its request."""
+    with open(files[1], "rb") as file:
+        file.seek(0)
+        request = file.read()
+    return socket.socket(fileno=files[0]), request

@@ -107,8 +107,12 @@ class Outage:
 
     def refuse(self, client: socket.socket) -> None:
         """Answer a connection whose request was read before; without TLS."""
+        self.finish(client, self._answer(with_body=True))
+
+    def finish(self, client: socket.socket, last: bytes) -> None:
+        """Write this to a connection, and close it; without TLS."""
         client.setblocking(False)
-        self._begin(client, self._write(client, self._answer(with_body=True)))
+        self._begin(client, self._write(client, last))
 
     def _begin(self, client: socket.socket, work: Generator[int, None, None]) -> None:
         self._clients[client] = (work, time.monotonic() + CLIENT_SECONDS)

@@ -1,4 +1,4 @@
-"""Supervisor: holds the listening sockets and keeps a serving process alive.
+"""Supervisor: holds the listening sockets and keeps serving processes alive.
 
 It imports neither torch nor asyncio, so it takes little memory and starts a server by ``fork``.
 """
@@ -11,18 +11,20 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.supervise.child import ACCEPT, HAND_OVER, READY, Parent
-from asyncllm.supervise.held import Held
-from asyncllm.supervise.outage import Outage
+from asyncllm.supervise.child import ACCEPT, LEAVING, MESSAGE_BYTES, READY, Parent
+from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.poller import Poller
-from asyncllm.supervise.restarts import Restarts
+from asyncllm.supervise.server import Server
 from asyncllm.supervise.signals import DEAD, FORWARDED_STOP, GRACE_SECONDS, SAME_SECONDS, STOPS
 from asyncllm.supervise.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from asyncllm.supervise.door import MakesDoor
 
 log = logging.getLogger(__name__)
 
@@ -42,26 +44,28 @@ class Supervisor:
         sockets: Sequence[socket.socket],
         drain_seconds: float,
         tls: tuple[str, str] | None = None,
+        *,
+        num_servers: int = 1,
+        make_door: MakesDoor = SingleDoor,
     ):
         """
         Args:
             drain_seconds: a server ends in this time and GRACE_SECONDS after the first signal, and
                 in GRACE_SECONDS after the second.
             tls: files of a certificate and its key.
+            make_door: makes what answers the port.
         """
         self._sockets = sockets
         self._limits = (drain_seconds + GRACE_SECONDS, GRACE_SECONDS)
         self._poller = Poller()
-        self._outage = Outage(self._poller, sockets, self._retry_seconds, tls)
-        self._held = Held(self._outage)
-        self._restarts = Restarts()
+        self._door = make_door(self._poller, sockets, self._retry_seconds, tls)
         self._terminal = Terminal()
-        self._child: _Child | None = None
-        self._start_at: float | None = None
+        self._servers = [Server(index) for index in range(num_servers)]
         self._signals = 0
         self._signalled_at = -SAME_SECONDS
         self._kill_at: float | None = None
         self._exit_code: int | None = None
+        self._worst_code = 0
         self._wakeup, self._woken = socket.socketpair()
 
     def run(self) -> int | Parent:
@@ -77,25 +81,23 @@ class Supervisor:
         for number in _HANDLED:
             signal.signal(number, _wake)
         self._poller.add(self._wakeup, self._on_wakeup)
-        self._outage.open()
-        self._start_at = time.monotonic()
+        self._door.open()
+        for server in self._servers:
+            server.start_at = time.monotonic()
         while self._exit_code is None:
             now = time.monotonic()
-            if self._start_at is not None and now >= self._start_at:
-                self._start_at = None
-                parent = self._start()
-                if parent is not None:
-                    return parent
-            if self._kill_at is not None and now >= self._kill_at and self._child is not None:
-                log.error("the server does not end: killing it")
+            for server in self._servers:
+                if server.start_at is not None and now >= server.start_at:
+                    server.start_at = None
+                    parent = self._start(server)
+                    if parent is not None:
+                        return parent
+            if self._kill_at is not None and now >= self._kill_at:
                 self._kill_at = None
-                os.kill(self._child.pid, signal.SIGKILL)
-            self._outage.expire()
-            self._held.expire()
-            if self._child is not None and self._child.is_ready:
-                self._held.send(self._child.channel)
-            deadlines = (self._outage.deadline, self._held.deadline)
-            times = (self._start_at, self._kill_at, *deadlines)
+                self._kill()
+            self._door.act()
+            times = [self._kill_at, self._door.deadline]
+            times += [server.start_at for server in self._servers]
             next_at = min((at for at in times if at is not None), default=None)
             self._poller.wait(None if next_at is None else next_at - time.monotonic())
         self._close()
@@ -103,9 +105,13 @@ class Supervisor:
             listening.close()
         return self._exit_code
 
-    def _start(self) -> Parent | None:
+    def _start(self, server: Server) -> Parent | None:
         """Fork; returns a ``Parent`` in the new process."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            self._cannot_start(server, error)
+            return None
         sys.stdout.flush()
         sys.stderr.flush()
         me = os.getpid()
@@ -114,22 +120,28 @@ class Supervisor:
         try:
             pid = os.fork()
         except OSError as error:
-            log.error("cannot start the server, will keep trying: %s", error)
+            self._cannot_start(server, error)
             pid = -1
         if pid == 0:
             ours.close()
             self._leave(me)
-            return Parent(self._sockets, theirs, self._restarts.count)
+            replica = None if len(self._servers) == 1 else server.index
+            return Parent(self._sockets, theirs, server.restarts.count, replica)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         theirs.close()
         if pid < 0:
             ours.close()
-            self._start_at = time.monotonic() + FORK_SECONDS
             return None
         ours.setblocking(False)
-        self._child = _Child(pid, ours)
-        self._poller.add(ours, self._on_message)
+        server.began(pid, ours)
+        self._poller.add(ours, partial(self._on_message, server))
+        self._door.began(server)
         return None
+
+    def _cannot_start(self, server: Server, error: OSError) -> None:
+        """The system allows no new process, or no file descriptor for it."""
+        log.error("cannot start %s, will keep trying: %s", self._name(server), error)
+        server.start_at = time.monotonic() + FORK_SECONDS
 
     def _leave(self, parent: int) -> None:
         """Become a serving process: give up all that is the parent's, and die with it."""
@@ -147,33 +159,32 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         self._wakeup.close()
         self._woken.close()
-        self._outage.drop()
-        self._held.drop()
+        self._door.drop()
+        self._poller.close()
+        for server in self._servers:
+            server.ended()
 
-    # -- what the server says --------------------------------------------------------------------
+    # -- what the servers say --------------------------------------------------------------------
 
-    def _on_message(self) -> None:
-        child = self._child
-        while child is not None:
+    def _on_message(self, server: Server) -> None:
+        while server.channel is not None:
             try:
-                message, files, _, _ = socket.recv_fds(child.channel, 64, 2)
+                message, files, _, _ = socket.recv_fds(server.channel, MESSAGE_BYTES, 2)
             except OSError:
                 return
             if not message:  # it ends; SIGCHLD says how
-                self._poller.remove(child.channel)
+                self._poller.remove(server.channel)
                 return
             if message == ACCEPT:
-                child.accepts = True
-                self._outage.close()
-                child.channel.send(ACCEPT)
-                if child.hung_up:
-                    os.kill(child.pid, signal.SIGHUP)
-            elif message == READY:
-                child.is_ready = True
-                self._restarts.ready()
-            elif message == HAND_OVER and len(files) == 2:
-                child.is_ready = False  # it is about to end
-                self._held.add(files)
+                server.accepts = True
+            elif message.startswith(READY):
+                server.is_ready = True
+                server.restarts.ready()
+            elif message == LEAVING:
+                server.is_ready = False
+            self._door.said(server, message, files)
+            if message == ACCEPT and server.hung_up and server.pid is not None:
+                os.kill(server.pid, signal.SIGHUP)
 
     def _reap(self) -> None:
         """Collect all children that have ended: as process 1 of a container, strangers too."""
@@ -184,40 +195,53 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            if self._child is not None and pid == self._child.pid:
-                self._ended(os.waitstatus_to_exitcode(status))
+            for server in self._servers:
+                if pid == server.pid:
+                    self._ended(server, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, code: int) -> None:
-        """The server has ended, with this code or by the signal of this number, negated."""
-        assert self._child is not None
-        self._on_message()  # its last words
-        self._poller.remove(self._child.channel)
-        self._child.channel.close()
-        self._child = None
+    def _ended(self, server: Server, code: int) -> None:
+        """A server has ended, with this code or by the signal of this number, negated."""
+        self._on_message(server)  # its last words
+        assert server.channel is not None
+        self._poller.remove(server.channel)
+        server.ended()
+        self._door.lost(server)
         if self._signals:
             asked = code in (-FORWARDED_STOP, *(-number for number in STOPS))
-            self._exit_code = 0 if asked else _exit_code(code)
+            self._leaves(0 if asked else _exit_code(code))
         elif code == 0:
-            self._exit_code = 0  # somebody has stopped it
+            self._leaves(0)  # somebody has stopped it
         else:
-            self._restart(code)
+            self._restart(server, code)
 
-    def _restart(self, code: int) -> None:
-        delay = self._restarts.delay()
+    def _leaves(self, code: int) -> None:
+        """A server will not be started again; with the last one, all is over."""
+        self._worst_code = self._worst_code or code
+        if all(server.pid is None and server.start_at is None for server in self._servers):
+            self._exit_code = self._worst_code
+
+    def _restart(self, server: Server, code: int) -> None:
+        name = self._name(server)
+        delay = server.restarts.delay()
         if delay is None:
-            if self._restarts.count:
-                log.error("the server has ended %s again and again: giving up", _cause(code))
-            elif code < 0:
-                log.error("the server has ended %s before it was ready", _cause(code))
-            self._exit_code = _exit_code(code)
+            if server.restarts.count:
+                log.error("%s has ended %s again and again: giving up", name, _cause(code))
+                self._leaves(_exit_code(code))
+                return
+            if code < 0:
+                log.error("%s has ended %s before it was ready", name, _cause(code))
+            self._exit_code = _exit_code(code)  # the other servers would fail in the same way
             return
         when = f"in {delay:.0f} s" if delay else "now"
-        log.error("the server has ended %s: starting it again %s", _cause(code), when)
-        self._start_at = time.monotonic() + delay
-        self._outage.open()
+        log.error("%s has ended %s: starting it again %s", name, _cause(code), when)
+        server.start_at = time.monotonic() + delay
+
+    def _name(self, server: Server) -> str:
+        return "the server" if len(self._servers) == 1 else f"replica {server.index}"
 
     def _retry_seconds(self) -> float:
-        return 0.0 if self._start_at is None else self._start_at - time.monotonic()
+        starts = [server.start_at for server in self._servers if server.start_at is not None]
+        return min(starts) - time.monotonic() if starts else 0.0
 
     # -- signals ---------------------------------------------------------------------------------
 
@@ -231,11 +255,11 @@ class Supervisor:
                 self._stop()
 
     def _hang_up(self) -> None:
-        child = self._child
-        if child is not None and child.accepts:
-            os.kill(child.pid, signal.SIGHUP)
-        elif child is not None:
-            child.hung_up = True
+        for server in self._servers:
+            if server.pid is not None and server.accepts:
+                os.kill(server.pid, signal.SIGHUP)
+            else:
+                server.hung_up = server.pid is not None
 
     def _stop(self) -> None:
         now = time.monotonic()
@@ -243,24 +267,21 @@ class Supervisor:
             return
         self._signalled_at = now
         self._signals += 1
-        if self._child is None:
+        for server in self._servers:
+            server.start_at = None
+            if server.pid is not None:
+                os.kill(server.pid, FORWARDED_STOP)
+        if all(server.pid is None for server in self._servers):
             self._exit_code = 0
-            return
-        os.kill(self._child.pid, FORWARDED_STOP)
         seconds = self._limits[self._signals - 1] if self._signals <= len(self._limits) else 0.0
         kill_at = now + seconds + KILL_SECONDS
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
-
-class _Child:
-    """A serving process."""
-
-    def __init__(self, pid: int, channel: socket.socket):
-        self.pid = pid
-        self.channel = channel
-        self.accepts = False
-        self.is_ready = False
-        self.hung_up = False  # a SIGHUP came before it could take it
+    def _kill(self) -> None:
+        for server in self._servers:
+            if server.pid is not None:
+                log.error("%s does not end: killing it", self._name(server))
+                os.kill(server.pid, signal.SIGKILL)
 
 
 def _wake(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""``asyncllm bench offline | serve``: measure how fast a model is, and compare."""
+"""``asyncllm bench offline | serve | fleet``: measure how fast a model is, and compare."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from asyncllm.cli.bench_cases import (
     online_cases,
     read_prompts,
 )
+from asyncllm.cli.bench_fleet import add_fleet
 from asyncllm.cli.options import (
     BATCH_DEFAULTS,
     add_config_options,
@@ -53,6 +54,7 @@ def configure(parser: CommandParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_offline(actions)
     _add_serve(actions)
+    add_fleet(actions)
 
 
 def _add_offline(actions: Commands) -> None:

@@ -9,10 +9,12 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncllm.cli.options import add_config_options, add_model, config_from_args
+from asyncllm.cli.options import add_config_options, add_model, config_from_args, usage_error
 from asyncllm.cli.parser import UsageError
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
+from asyncllm.option_names import name_options
+from asyncllm.ray_config import RayConfig
 from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import listen
@@ -27,20 +29,60 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = "Serve a model over HTTP, with OpenAI's API."
     add_model(parser)
-    add_config_options(parser, EngineConfig, ServerConfig)
+    add_config_options(parser, EngineConfig, ServerConfig, RayConfig)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     engine, server = _options(args)
     configure_logging(server)
+    ray = config_from_args(args, RayConfig)
+    if ray.ray:
+        return _serve_on_ray(args, engine, server, ray)
+    if engine.dp > 1:
+        _check_replicas(args, server)
     if not server.supervise or not _can_fork():
         return _serve(args, engine, server)
     sockets = listen(server.host, server.port)
     if sockets is None:
         return 1
-    parent = Supervisor(sockets, server.drain_seconds, server.tls).run()
+    if engine.dp == 1:
+        supervisor = Supervisor(sockets, server.drain_seconds, server.tls)
+    else:
+        from asyncllm.front.front import Front
+
+        door = partial(Front, num_replicas=engine.dp, request_seconds=server.request_seconds)
+        supervisor = Supervisor(
+            sockets, server.drain_seconds, num_servers=engine.dp, make_door=door
+        )
+    parent = supervisor.run()
     return parent if isinstance(parent, int) else _serve(args, engine, server, parent)
+
+
+def _serve_on_ray(
+    args: argparse.Namespace, engine: EngineConfig, server: ServerConfig, config: RayConfig
+) -> int:
+    if engine.dp > 1:
+        usage_error(args, "--dp: with --ray, the replicas are Ray's")
+    try:
+        from asyncllm.ray.local import run as serve
+    except ImportError as error:
+        usage_error(args, f"--ray needs asyncllm-server[ray]: {error}")
+    try:
+        return serve(engine, server, config)
+    except BadRequest as error:
+        usage_error(args, name_options(error.message, error.param))
+
+
+def _check_replicas(args: argparse.Namespace, server: ServerConfig) -> None:
+    """Exit with a usage error if replicas cannot be served like this."""
+    if server.tls is not None:
+        # A connection under TLS cannot pass to another process.
+        usage_error(args, "--tls-cert: with --dp above 1, let a proxy before the server do TLS")
+    if not server.supervise:
+        usage_error(args, "--no-supervise: replicas (--dp above 1) need the parent process")
+    if not _can_fork():
+        usage_error(args, "--dp: replicas need Linux, and a program without threads or torch")
 
 
 def _options(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
@@ -75,7 +117,12 @@ def _serve(
     # What start-up makes is there to stay; ``collect_when_quiet`` turns collections on again.
     gc.disable()
     try:
-        if engine.gpu is not None:
+        started_with = engine
+        if parent is not None and parent.replica is not None:
+            from asyncllm.startup.replica_config import replica_config
+
+            engine = replica_config(engine, parent.replica)
+        if engine.gpu is not None and engine.executor == "thread":
             from asyncllm.startup.preload import preload_cuda
 
             preload_cuda(engine.gpu)
@@ -84,13 +131,15 @@ def _serve(
         from asyncllm.server.reload import Options, merged
         from asyncllm.server.run import run as serve
 
+        start = Options(started_with, server)
+
         def read() -> Options:
             return Options(*_read_again(args))
 
-        start = Options(engine, server)
         if parent is not None and parent.restarts:  # as it is since the latest reload
             server = merged(server, read().server)
-        bar = LoadingBar() if server.log_format == "text" else None
+        shows_bar = server.log_format == "text" and (parent is None or not parent.replica)
+        bar = LoadingBar() if shows_bar else None
         return serve(
             partial(AsyncLLM, config=engine, progress=bar),
             server,

@@ -152,6 +152,8 @@ class MessageReply(SingleReply):
     def failure(self, error: Exception) -> bytes:
         return named_event(anthropic_error(error))
 
+    lost = failure
+
     def body(self, outputs: list[TokenDelta]) -> bytes:
         self.frames(0, outputs[0])
         self._message.usage = self._usage()

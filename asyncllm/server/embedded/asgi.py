@@ -24,7 +24,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 #: Headers of an answer that the ASGI server writes itself.
-_OF_THE_SERVER: Final = frozenset(
+OF_THE_SERVER: Final = frozenset(
     (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding")
 )
 #: What a path may have unquoted (RFC 3986).
@@ -86,7 +86,7 @@ class AsgiApp:
 
     async def _pass_on(self, exchange: Exchange, send: Send) -> None:
         status, headers = await exchange.head()
-        kept = [header for header in headers if header[0].lower() not in _OF_THE_SERVER]
+        kept = [header for header in headers if header[0].lower() not in OF_THE_SERVER]
         await send({"type": "http.response.start", "status": status, "headers": kept})
         async for part in exchange.body():
             await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -115,7 +115,7 @@ class _Request:
         first = await self._receive()
         headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
         headers = _framed(headers, first)
-        self._exchange.send_head(scope["method"].encode("latin-1"), _target(scope), headers)
+        self._exchange.send_head(scope["method"].encode("latin-1"), target_of(scope), headers)
         self._task = asyncio.create_task(self._run(first))
 
     def stop(self) -> None:
@@ -151,7 +151,7 @@ def _framed(headers: Headers, first: Message) -> Headers:
     return kept
 
 
-def _target(scope: Message) -> bytes:
+def target_of(scope: Message) -> bytes:
     """Path and query as in a request line, without the path that we are mounted at."""
     root: str = scope.get("root_path", "")
     path: str = scope["path"]

@@ -9,6 +9,7 @@ import h11
 from aiohttp import web
 
 from asyncllm.server.app import create_app
+from asyncllm.server.arrivals.routed import add_number
 from asyncllm.server.embedded.pipe import Pipe
 from asyncllm.server.http.connection import connector
 
@@ -41,9 +42,15 @@ class InProcess:
     same parser, limits, middlewares, and rules for slow and for leaving clients.
     """
 
-    def __init__(self, llm: Model, config: ServerConfig):
-        """Starting and closing the model stays with the caller. Raises like ``create_app``."""
+    def __init__(self, llm: Model, config: ServerConfig, replica: int | None = None):
+        """Starting and closing the model stays with the caller. Raises like ``create_app``.
+
+        Args:
+            replica: which of several this is, if there are several.
+        """
         self._app = app = create_app(llm, config)
+        if replica is not None:
+            add_number(app, replica)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)
         self._request_seconds = config.request_seconds
         self._starting = asyncio.Lock()

@@ -13,8 +13,6 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncllm.server.http.hand_over import Received
-
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Sequence
@@ -101,22 +99,33 @@ class Acceptor:
                     task.cancel()
             await asyncio.wait(self._attaching)
 
-    def adopt(self, connection: socket.socket, request: bytes) -> None:
-        """Serve a connection that another process has accepted, and has read a request from."""
-        self._start(self._adopt(connection, request))
+    def adopt(
+        self,
+        connection: socket.socket,
+        connect: Callable[[], asyncio.Protocol],
+        failed: Callable[[], None],
+    ) -> None:
+        """Serve a connection that another process has accepted.
 
-    async def _adopt(self, connection: socket.socket, request: bytes) -> None:
+        Args:
+            connect: makes its protocol.
+            failed: called if the connection cannot be served.
+        """
+        self._start(self._adopt(connection, connect, failed))
+
+    async def _adopt(
+        self,
+        connection: socket.socket,
+        connect: Callable[[], asyncio.Protocol],
+        failed: Callable[[], None],
+    ) -> None:
         connection.setblocking(False)
         try:
-            _, protocol = await self._loop.connect_accepted_socket(self._connect, connection)
+            await self._loop.connect_accepted_socket(connect, connection)
         except Exception:
-            log.exception("a connection of the server before could not be served")
+            log.exception("a connection of another process could not be served")
             connection.close()
-            return
-        if isinstance(received := getattr(protocol, "received", None), Received):
-            received.is_second = True
-        if isinstance(protocol, asyncio.Protocol):
-            protocol.data_received(request)
+            failed()
 
     def _start(self, attaching: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(attaching)

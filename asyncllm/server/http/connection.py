@@ -14,7 +14,7 @@ from asyncllm.server.http.acceptor import Acceptor
 from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, Cuts, Patience, unsent
 from asyncllm.server.http.errors import HttpError, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
-from asyncllm.server.http.hand_over import HAND_OVER, Received, Room
+from asyncllm.server.http.hand_over import HAND_OVER, HandOver, Received, Room
 from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, request_id
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
 
@@ -39,16 +39,24 @@ class Connection(web.RequestHandler):
     """One client's connection. It answers malformed requests itself.
 
     Attributes:
+        first: bytes of the client that were read before.
         half_closed: watches the client once it has closed its side.
     """
 
-    __slots__ = ("_cuts", "_num_answered", "half_closed")
+    __slots__ = ("_cuts", "_num_answered", "first", "half_closed")
 
     def __init__(self, manager: web.Server, cuts: Cuts, **options: Any):
         super().__init__(manager, **options)
         self._cuts = cuts
         self._num_answered = 0
+        self.first = b""
         self.half_closed: HalfClosed | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self.first:  # before the transport reads on
+            self.data_received(self.first)
+            self.first = b""
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio has it return a bool
         """The client has closed its side; True keeps the connection, for the pending answer."""
@@ -198,6 +206,10 @@ def _not_http(error: BaseException | None, status: int) -> HttpError:
     return HttpError("not a valid HTTP request" + (f": {what}" if what else ""), status)
 
 
+#: What connections are, if not simply ``Connection``.
+KIND: Final[web.AppKey[type[Connection]]] = web.AppKey("asyncllm_connection_kind", type)
+
+
 def connector(
     server: web.Server, app: web.Application, request_seconds: float
 ) -> Callable[[], Connection]:
@@ -207,7 +219,9 @@ def connector(
         request_seconds: a connection without a whole request header is closed after this.
     """
     hand_over = app.get(HAND_OVER)
-    kind = Connection if hand_over is None else partial(KeptConnection, room=hand_over.room)
+    kind: Callable[..., Connection] = app.get(KIND, Connection)
+    if isinstance(hand_over, HandOver):
+        kind = partial(KeptConnection, room=hand_over.room)
     return partial(
         kind,
         server,
@@ -251,13 +265,32 @@ class Listener:
         """Accept connections; ``sockets`` listen, do not block, and belong to this object now."""
         await self._runner.setup()
         assert self._runner.server is not None
-        connect = connector(self._runner.server, self._app, self._request_seconds)
-        self._acceptor = Acceptor(sockets, connect, self._waits, tls)
+        self._connect = connector(self._runner.server, self._app, self._request_seconds)
+        self._acceptor = Acceptor(sockets, self._connect, self._waits, tls)
 
-    def adopt(self, connection: socket.socket, request: bytes) -> None:
-        """Serve a connection that another process has accepted, and has read a request from."""
+    def adopt(
+        self,
+        connection: socket.socket,
+        request: bytes,
+        attached: Callable[[Connection], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """Serve a connection that another process has accepted, and has read a request from.
+
+        Args:
+            attached: called with its protocol, before that gets the request.
+            failed: called if the connection cannot be served.
+        """
         assert self._acceptor is not None
-        self._acceptor.adopt(connection, request)
+        connect = self._connect
+
+        def connect_it() -> Connection:
+            protocol = connect()
+            protocol.first = request
+            attached(protocol)
+            return protocol
+
+        self._acceptor.adopt(connection, connect_it, failed)
 
     @property
     def address(self) -> tuple[str, int]:

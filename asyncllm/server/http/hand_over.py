@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aiohttp import web
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from asyncllm.supervise.child import Parent
@@ -74,6 +75,13 @@ class Received:
         return head + end + body if is_whole else None
 
 
+class PassesOn(Protocol):
+    """What a request that the engine took with it can be given to."""
+
+    def pass_on(self, request: web.Request) -> bool:
+        """Give a request's connection away; False if it must be answered here."""
+
+
 class HandOver:
     """Gives connections to the parent process."""
 
@@ -115,6 +123,12 @@ class HandOver:
         return False
 
 
+def is_second(protocol: asyncio.BaseProtocol) -> None:
+    """The connection is one that was handed over."""
+    if isinstance(received := getattr(protocol, "received", None), Received):
+        received.is_second = True
+
+
 async def forget(request: web.Request, response: web.StreamResponse) -> None:
     """An ``on_response_prepare`` signal: an answer begins, so nothing has to be kept."""
     received: Received | None = getattr(request.protocol, "received", None)
@@ -122,7 +136,7 @@ async def forget(request: web.Request, response: web.StreamResponse) -> None:
         received.drop()
 
 
-HAND_OVER: Final = web.AppKey("asyncllm_hand_over", HandOver)
+HAND_OVER: Final = web.AppKey("asyncllm_hand_over", PassesOn)
 
 
 def add_hand_over(app: web.Application, parent: Parent, has_died: Callable[[], bool]) -> None:

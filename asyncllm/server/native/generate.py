@@ -71,6 +71,8 @@ class GenerateReply:
     def failure(self, error: Exception) -> bytes:
         return error_frame(error) + DONE
 
+    lost = failure
+
     def body(self, outputs: list[TokenDelta]) -> bytes:
         answer = self._answer(outputs[0])
         if self.explain is not None:

@@ -112,6 +112,8 @@ class OllamaReply(SingleReply):
     def failure(self, error: Exception) -> bytes:
         return ollama_error(error) + b"\n"
 
+    lost = failure
+
     def body(self, outputs: list[TokenDelta]) -> bytes:
         [output] = outputs
         message = message_of(self.read(output))

@@ -125,6 +125,8 @@ class OpenAIReply(ABC):
     def failure(self, error: Exception) -> bytes:
         return error_frame(error) + DONE
 
+    lost = failure
+
     def whole(self, choices: Sequence[msgspec.Struct], **more: Any) -> bytes:
         """The answer of a request that does not stream."""
         if self.explain is not None:

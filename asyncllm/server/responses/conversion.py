@@ -150,11 +150,16 @@ def logprobs_of(body: ResponsesRequest) -> int | None:
 
 
 def response_of(
-    body: ResponsesRequest, chat: ChatRequest, params: SamplingParams, model: str
+    body: ResponsesRequest,
+    chat: ChatRequest,
+    params: SamplingParams,
+    model: str,
+    replica: int | None = None,
 ) -> Response:
-    """The response before it is generated."""
+    """The response before it is generated; of one of several replicas, its id names it."""
+    id = uuid.uuid4().hex
     return Response(
-        id=f"resp_{uuid.uuid4().hex}",
+        id=f"resp_{id}" if replica is None else f"resp_{id[:-2]}{replica:02x}",
         created_at=int(time.time()),
         status="queued" if body.background else "in_progress",
         background=bool(body.background),

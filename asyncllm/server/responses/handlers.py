@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, NotFound
+from asyncllm.server.arrivals.routed import REPLICA
 from asyncllm.server.chat.adapter import open_chat, renamed
 from asyncllm.server.http.answer import encode, json_response
 from asyncllm.server.http.api_keys import tenant_of
@@ -91,7 +92,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     with renamed(conversion.NAMES):
         opened = await _open(request, body, chat)
         reply = ResponseReply(
-            conversion.response_of(body, chat, opened.job.params, model),
+            conversion.response_of(body, chat, opened.job.params, model, request.app.get(REPLICA)),
             opened.conversation,
             streams=bool(body.stream),
             keep=keep,

@@ -13,7 +13,7 @@ from asyncllm.server.openai.content_logprobs import ContentLogprobs
 from asyncllm.server.openai.logprobs import token_logprobs
 from asyncllm.server.responses import schemas
 from asyncllm.server.responses.items import EventWriter, OpenItem, open_item
-from asyncllm.server.streaming.frames import EVENT_STREAM
+from asyncllm.server.streaming.frames import EVENT_STREAM, named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments
 from asyncllm.types import FinishReason
 
@@ -103,6 +103,10 @@ class ResponseReply(SingleReply):
         )
         self._keep(self.response)
         return frames + self._lifecycle(schemas.ResponseFailed)
+
+    def lost(self, error: Exception) -> bytes:
+        message = error_body(error)["error"]["message"]
+        return named_event(schemas.StreamError(sequence_number=0, message=message))
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
         self.frames(0, outputs[0])

@@ -183,6 +183,14 @@ class NumberedEvent(Answer, kw_only=True, tag_field="type"):
     sequence_number: int
 
 
+class StreamError(NumberedEvent, kw_only=True, tag="error"):
+    """The stream ends; of the response, no more is known. It has no place among the numbers."""
+
+    message: str
+    code: str = "server_error"
+    param: None = None
+
+
 class LifecycleEvent(NumberedEvent, kw_only=True):
     response: Response
 

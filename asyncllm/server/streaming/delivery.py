@@ -66,6 +66,9 @@ class Reply(Protocol):
     def failure(self, error: Exception) -> bytes:
         """Frames that end an answer that failed."""
 
+    def lost(self, error: Exception) -> bytes:
+        """The same for a process that dies: made before the answer, and nothing changes by it."""
+
     def body(self, outputs: list[TokenDelta]) -> bytes:
         """The whole answer of a request that does not stream."""
 

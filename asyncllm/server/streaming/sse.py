@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, web
 
+from asyncllm.server.arrivals.routed import leave_last_words
 from asyncllm.server.http.cuts import CUTS, GIVE_UP_BYTES, MERGE_BYTES, Patience
 from asyncllm.server.http.half_close import look_closer
 from asyncllm.server.http.middleware import ARRIVED, request_id
@@ -79,6 +80,7 @@ class EventStream(ClientDelivery):
             asyncio.get_running_loop().call_soon(self._flush)
 
     async def respond(self) -> web.StreamResponse:
+        leave_last_words(self._request, self._reply.lost)
         headers = {**HEADERS, "Content-Type": self._reply.content_type}
         response = _Stream(headers=headers)
         if not self._chunked:

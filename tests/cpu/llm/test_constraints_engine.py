@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncllm import LLM, AsyncLLM, BadRequest, SamplingParams
+from asyncllm.engine.engine import Engine
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import ConstraintError
 from asyncllm.text.bad_words import bad_word_ids
@@ -67,7 +68,9 @@ async def test_the_way_steps_run_does_not_show(monkeypatch: pytest.MonkeyPatch) 
             if mode in ("default", "multi-step"):
                 assert await answers(llm, together=False) == found[mode]
             if mode == "multi-step":
-                steps = llm._started.engine.history._steps
+                engine = llm._started.engine
+                assert isinstance(engine, Engine)
+                steps = engine.history._steps
                 assert sum(step.num_tokens == 3 * step.num_rows for step in steps) > 10
             if mode == "preempting":
                 assert llm.stats.preemptions > 0

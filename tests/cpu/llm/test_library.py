@@ -85,7 +85,6 @@ async def test_cancelling_the_task_cancels_the_request() -> None:
 
 
 def large_things() -> list[KVPool | CausalLM]:
-    gc.unfreeze()  # the tests' start took all that there was out of the collector's sight
     # By type(): isinstance() wakes up lazy objects among what the collector tracks.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), KVPool | CausalLM)]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM
+from asyncllm.engine.engine import Engine
 from asyncllm.engine.requests.mailbox import Collector
 from tests.support.models import tiny_models
 from tests.support.models.reference import GREEDY, NEW_TOKENS, answers, check
@@ -115,4 +116,5 @@ async def test_pages_that_went_through_the_host_are_the_same(
 def expect_short_outputs(llm: AsyncLLM) -> None:
     """Otherwise no more would be admitted than fit, and nobody preempted."""
     engine = llm._started.engine
+    assert isinstance(engine, Engine)
     engine._scheduler._forecast._output = 0.0

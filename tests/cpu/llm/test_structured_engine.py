@@ -235,7 +235,9 @@ async def test_what_was_compiled_stays_as_long_as_its_request(
         await llm.prepare(SamplingParams(grammar=Regex(pattern), max_tokens=60))
         for pattern in patterns
     ]
-    compiler = llm._started.structured._compiler
+    structured = llm._started.structured
+    assert isinstance(structured, StructuredOutput)
+    compiler = structured._compiler
     assert compiler is not None
     compiler._kept.clear()  # all others are forgotten
 

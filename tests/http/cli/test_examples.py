@@ -39,7 +39,14 @@ RUNS = {
     "bench_grammar.py": Run("--quick", r"vocabulary of 4000(.|\n)* a Python thread keeps \d+%"),
     "bench_live.py": Run("--quick", r"page open +\d+ tokens/s(.|\n)*event loop: [+-]\d"),
     "bench_loading.py": Run("--quick --device cpu", r"direct: +\d(.|\n)*load_model, bfloat16 +\d"),
+    "bench_ray.py": Run(  # the others take as long as all tests of Ray
+        "--ways alone --streams 2 --tokens 20", r"alone: \d+ us of CPU time .*server \d"
+    ),
     "bench_ring.py": Run("--quick", r" 200 B +1 +\d+\.\d(.|\n)* 400 KB +3( +\d+\.\d){3}"),
+    "bench_replicas.py": Run(
+        "hits --chats 6 --turns 2 --connections 3 --replicas 2",
+        r"2 replicas: +\d.*of one replica's",
+    ),
     "bench_restart.py": Run("--runs 1 --device sim", r"first token\n +\d+\.\d\d\n.*VmRSS"),
     "bench_scheduler.py": Run(
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
@@ -68,6 +75,8 @@ SERVERS = {
     "embed_in_aiohttp.py": r"Running on (http://\S+:\d+)",
     "embed_in_fastapi.py": r"running on (http://\S+:\d+)",
 }
+#: They measure what only GPUs do; ``--help`` alone is tried.
+FOR_GPUS = {"bench_all_reduce.py"}
 
 
 def environment() -> dict[str, str]:
@@ -113,7 +122,7 @@ def url() -> Iterator[str]:
 
 
 def test_every_script_is_run_here() -> None:
-    assert scripts() == sorted({*RUNS, *SERVERS})
+    assert scripts() == sorted({*RUNS, *SERVERS, *FOR_GPUS})
 
 
 @pytest.mark.parametrize("script", RUNS)
@@ -134,7 +143,7 @@ def test_a_script(script: str, tmp_path: Path, request: pytest.FixtureRequest) -
     assert re.search(run.output, done.stdout, re.MULTILINE), done.stdout[-2000:]
 
 
-@pytest.mark.parametrize("script", [*RUNS, *SERVERS])
+@pytest.mark.parametrize("script", [*RUNS, *SERVERS, *FOR_GPUS])
 def test_help_of_a_script(script: str) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / script), "--help"],

@@ -9,6 +9,7 @@ import json
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -84,12 +85,18 @@ def likely(
     As bodies are made, nearly all break a rule that is not of one field alone, or name a model that
     is not there. The description also takes 1.0 for an integer.
     """
-    required = {field.encode_name for field in msgspec.structs.fields(kind) if field.required}
+    required = required_of(kind)
     kept = (names | required | {"prompt", "messages"}) - {"model"}
     fields = {name: value for name, value in body.items() if name in kept}
     if "model" in required:
         fields["model"] = model
     return with_integers(fields)
+
+
+@cache
+def required_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+    fields = msgspec.structs.fields(kind)
+    return frozenset(field.encode_name for field in fields if field.required)
 
 
 def repeatably(examples: int) -> settings:

@@ -68,6 +68,8 @@ class Texts:
     def failure(self, error: Exception) -> bytes:
         return str(error).encode()
 
+    lost = failure
+
     def body(self, outputs: list[TokenDelta]) -> bytes:
         raise AssertionError
 

@@ -143,7 +143,7 @@ def test_disconnected_while_running(server: Server, stream: bool, n: int, reset:
     if reset:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     client.close()
-    server.until(lambda: server.llm.stats.pages_held == 0, seconds=0.5)
+    server.until(lambda: server.llm.stats.pages_held == 0)
     assert len(server.llm.aborted) == aborted + n
 
 
@@ -155,7 +155,7 @@ def test_disconnected_while_queued(server: Server, stream: bool) -> None:
     for client in clients:
         client.close()
     # No step runs: nothing but the connection itself tells.
-    server.until(lambda: server.llm.stats.waiting == 0, seconds=0.5)
+    server.until(lambda: server.llm.stats.waiting == 0)
     server.call(server.llm.resume)
 
 

@@ -222,7 +222,10 @@ class FakeQueue:
 
 
 class FakeLLM:
-    """Deterministic; ``hold()`` stops its steps, ``fail`` makes the next step fail with it."""
+    """Deterministic; ``hold()`` stops its steps, ``fail`` makes the next step fail with it.
+
+    Setting ``death`` ends the engine; so does time, after ``life_seconds``.
+    """
 
     model_name = "fake"
     created = 1_700_000_000
@@ -281,6 +284,7 @@ class FakeLLM:
         self._load_seconds = load_seconds
         self._load_error = load_error
         self._life_seconds = life_seconds
+        self.death = asyncio.Event()
         self._known: dict[int, _Sequence] = {}
         self._running: dict[int, _Sequence] = {}
         self._waiting: dict[int, _Sequence] = {}
@@ -296,7 +300,8 @@ class FakeLLM:
         self.ready = True
 
     async def stopped(self) -> str:
-        await asyncio.sleep(self._life_seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.death.wait(), self._life_seconds)
         self.give_up("planted death")
         return "planted death"
 

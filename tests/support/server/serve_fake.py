@@ -1,38 +1,56 @@
 """A fake server: ``python -m tests.support.server.serve_fake PORT DRAIN_SECONDS FAKE_OPTIONS``.
 
-FAKE_OPTIONS may have ``server``, further fields of the server's configuration, and ``first_life``,
-the life_seconds of the first server. One more argument, ``supervised``, runs it under the parent
-process of ``asyncllm serve``.
+FAKE_OPTIONS may have ``server``, further fields of the server's configuration, ``first``, those
+that are others before the first restart, and ``replicas``, how many servers there are. One more
+argument, ``supervised``, runs it under the parent process of ``asyncllm serve``. SIGUSR1 ends its
+engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import signal
 import sys
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from asyncllm.front.front import Front
 from asyncllm.server_config import ServerConfig
+from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncllm.supervise.door import MakesDoor
 
 
 def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> int:
     fields: dict[str, Any] = json.loads(options)
     given = fields.pop("server", {})
-    first_life = fields.pop("first_life", None)
+    first = fields.pop("first", {})
+    replicas = fields.pop("replicas", 1)
     config = ServerConfig(port=int(port), drain_seconds=float(drain_seconds), **given)
     parent = None
     if supervised:
         logging.basicConfig(format="%(message)s")
         sockets = listen(config.host, config.port)
         assert sockets is not None
-        outcome = Supervisor(sockets, config.drain_seconds, config.tls).run()
+        door: MakesDoor = SingleDoor
+        if replicas > 1:
+            door = partial(Front, num_replicas=replicas, request_seconds=config.request_seconds)
+        supervisor = Supervisor(
+            sockets, config.drain_seconds, config.tls, num_servers=replicas, make_door=door
+        )
+        outcome = supervisor.run()
         if isinstance(outcome, int):
             return outcome
         parent = outcome
-        if first_life is not None and not parent.restarts:
-            fields["life_seconds"] = first_life
+        if not parent.restarts:
+            fields |= first
 
     # The parent imports as little as that of ``asyncllm serve``.
     from asyncllm.errors import ModelError
@@ -42,7 +60,15 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
     errors = {"expected": ModelError("no such model"), "bug": KeyError("oops")}
     if "load_error" in fields:
         fields["load_error"] = errors[fields["load_error"]]
-    return run(lambda: FakeLLM(**fields), config, parent=parent)
+
+    def make() -> FakeLLM:
+        llm, loop = FakeLLM(**fields), asyncio.get_running_loop()
+        deaths.append(lambda: loop.call_soon_threadsafe(llm.death.set))
+        return llm
+
+    deaths: list[Callable[[], object]] = []  # the main thread, which is not the loop's, calls it
+    signal.signal(signal.SIGUSR1, lambda *_: deaths[0]())
+    return run(make, config, parent=parent)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from asyncllm.server_config import ServerConfig
 from asyncllm.wire.messages import StepResult, decode_plan, pack
 
 if TYPE_CHECKING:
-    from asyncllm.wire.thread_channel import ThreadChannel
+    from asyncllm.wire.channel import LeaderChannel
 
 FOREVER = 3600.0
 
@@ -56,7 +56,7 @@ class HangingWorker:
         self._where = where
         self._slow_seconds = slow_seconds
 
-    def run(self, channel: ThreadChannel) -> None:
+    def run(self, channel: LeaderChannel) -> None:
         while (message := channel.receive()) is not None:
             if not message:
                 continue
@@ -80,17 +80,22 @@ class HangingLLM(AsyncLLM):
     async def start(self) -> Any:
         await super().start()
         loop = asyncio.get_running_loop()
-        if self._where == "loop":
-            loop.call_later(0.1, time.sleep, FOREVER)
-        elif self._where == "spinning loop":
-            loop.call_later(0.1, _spin)
-        elif self._where == "thread pool":
+        if self._where == "thread pool":
             loop.run_in_executor(None, time.sleep, FOREVER)
         elif self._where == "thread":
             threading.Thread(target=time.sleep, args=(FOREVER,), name="straggler").start()
         elif self._where == "exit":
             atexit.register(time.sleep, FOREVER)
         return self
+
+    async def stopped(self) -> str:
+        """Called when the server is ready."""
+        if self._where in ("loop", "spinning loop"):
+            print("hanging", flush=True)
+            if self._where == "loop":
+                time.sleep(FOREVER)  # noqa: ASYNC251
+            _spin()
+        return await super().stopped()
 
     async def aclose(self) -> None:
         if self._where == "closing":

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from asyncllm.supervise.tls import Tls
 
 T = TypeVar("T")
+#: Seconds for a server to start, to answer or to end, on a machine that is very busy.
+PATIENCE = 40.0
 
 
 @dataclass
@@ -86,9 +88,9 @@ class Server:
         async def on_loop() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(5)
+        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(PATIENCE)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 3.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
         end = time.monotonic() + seconds
         while not self.call(condition):
             assert time.monotonic() < end, "it never happened"
@@ -105,12 +107,11 @@ class Server:
     ) -> Answer:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        connection.request(method, self.prefix + path, body, headers or {})
-        response = connection.getresponse()
-        answer = Answer(response.status, response.headers, response.read())
-        connection.close()
-        return answer
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        with closing(connection):
+            connection.request(method, self.prefix + path, body, headers or {})
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> Answer:
         return self.request("GET", path, headers=headers)
@@ -182,12 +183,12 @@ def serving(
 
     thread = threading.Thread(target=run)
     thread.start()
-    server, stop = started.result(10)
+    server, stop = started.result(PATIENCE)
     try:
         yield server
     finally:
         stop()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
@@ -222,4 +223,4 @@ class ServerProcess:
             self.process.send_signal(signal.SIGTERM)
         assert self.process.stdout is not None
         self.process.stdout.close()
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE)

@@ -64,3 +64,19 @@ def test_the_loading_bar_is_for_large_models(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert ("loading 100%" in captured.err) is drawn
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--tls-cert a --tls-key b", "--tls-cert: with --dp above 1"),
+        ("--no-supervise", "--no-supervise: replicas"),
+    ],
+)
+def test_what_replicas_cannot_do(
+    options: str, message: str, capsys: pytest.CaptureFixture[str], served: list[Any]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(f"serve --dp 2 {options}".split())
+    assert message in capsys.readouterr().err
+    assert not served

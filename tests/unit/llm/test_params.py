@@ -107,6 +107,8 @@ def test_whole_numbers_are_fine_where_fractions_are() -> None:
         ("load_format", "x"),
         ("page_size", "16"),
         ("page_size", 0),
+        ("dp", 0),
+        ("dp", 257),
         ("steps_in_flight", 3),
         ("gpu_memory_utilization", 1.5),
         ("max_cache_ttl_s", -1.0),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -16,6 +14,8 @@ from asyncllm.server.run import serve
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
+
+pytestmark = pytest.mark.usefixtures("freezing")
 
 
 class Cycle:
@@ -32,50 +32,40 @@ def old_garbage() -> weakref.ref[Cycle]:
     return weakref.ref(cycle)
 
 
-@contextmanager
-def frozen_as_before() -> Iterator[None]:
-    """What the suite has frozen stays so."""
-    yield
-    gc.freeze()
-
-
 @pytest.mark.parametrize("num_requests", [FEW_REQUESTS, FEW_REQUESTS + 1])
 async def test_garbage_is_collected_when_few_requests_run(num_requests: int) -> None:
     before = gc.get_threshold()
-    with frozen_as_before():
-        collecting = asyncio.create_task(collect_when_quiet(lambda: num_requests, 0.01))
-        await asyncio.sleep(0)
-        assert gc.get_threshold() == (*before[:2], MOST)
-        assert gc.get_freeze_count() > 0
-        garbage = old_garbage()
-        await asyncio.sleep(0.1)
-        assert (garbage() is None) == (num_requests <= FEW_REQUESTS)
-        collecting.cancel()
-        await asyncio.wait([collecting])
-        assert gc.get_threshold() == before
-        assert gc.get_freeze_count() == 0
+    collecting = asyncio.create_task(collect_when_quiet(lambda: num_requests, 0.01))
+    await asyncio.sleep(0)
+    assert gc.get_threshold() == (*before[:2], MOST)
+    assert gc.get_freeze_count() > 0
+    garbage = old_garbage()
+    await asyncio.sleep(0.1)
+    assert (garbage() is None) == (num_requests <= FEW_REQUESTS)
+    collecting.cancel()
+    await asyncio.wait([collecting])
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
 
 
 async def test_collections_that_loading_turned_off_are_on_again() -> None:
     gc.disable()
     try:
-        with frozen_as_before():
-            collecting = asyncio.create_task(collect_when_quiet(lambda: 0, 0.01))
-            await asyncio.sleep(0)
-            assert gc.isenabled()
-            collecting.cancel()
-            await asyncio.wait([collecting])
+        collecting = asyncio.create_task(collect_when_quiet(lambda: 0, 0.01))
+        await asyncio.sleep(0)
+        assert gc.isenabled()
+        collecting.cancel()
+        await asyncio.wait([collecting])
     finally:
         gc.enable()
 
 
 async def test_nothing_is_collected_for_little() -> None:
     full = gc.get_stats()[2]["collections"]
-    with frozen_as_before():
-        collecting = asyncio.create_task(collect_when_quiet(lambda: 0, 0.001))
-        await asyncio.sleep(0.05)
-        collecting.cancel()
-        await asyncio.wait([collecting])
+    collecting = asyncio.create_task(collect_when_quiet(lambda: 0, 0.001))
+    await asyncio.sleep(0.05)
+    collecting.cancel()
+    await asyncio.wait([collecting])
     assert gc.get_stats()[2]["collections"] == full + 1, "the one at the beginning"
 
 
@@ -85,16 +75,15 @@ async def test_the_server_process_does_so_while_it_serves(
     before = gc.get_threshold()
     shutdown = Shutdown(drain_seconds=1.0)
     monkeypatch.setattr(shutdown, "closing", lambda: None)  # else it would end this process
-    with frozen_as_before():
-        serving = asyncio.create_task(serve(FakeLLM(), ServerConfig(port=0), shutdown))
-        while "asyncllm is ready" not in capsys.readouterr().out:
-            await asyncio.sleep(0.01)
-            assert not serving.done()
+    serving = asyncio.create_task(serve(FakeLLM(), ServerConfig(port=0), shutdown))
+    while "asyncllm is ready" not in capsys.readouterr().out:
         await asyncio.sleep(0.01)
-        assert gc.get_threshold() == (*before[:2], MOST)
-        shutdown.stop.set()
-        assert await serving == 0
-        assert gc.get_threshold() == before
+        assert not serving.done()
+    await asyncio.sleep(0.01)
+    assert gc.get_threshold() == (*before[:2], MOST)
+    shutdown.stop.set()
+    assert await serving == 0
+    assert gc.get_threshold() == before
 
 
 async def test_the_library_freezes_what_is_loaded_and_changes_no_threshold() -> None:
@@ -104,4 +93,3 @@ async def test_the_library_freezes_what_is_loaded_and_changes_no_threshold() -> 
         assert gc.get_freeze_count() > 0
     assert gc.get_threshold() == thresholds
     assert gc.get_freeze_count() == 0
-    gc.freeze()  # as it was before: see conftest

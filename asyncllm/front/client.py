@@ -1,0 +1,105 @@
+"""A client's connection, as the front knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncllm.front.request import read_head
+
+if TYPE_CHECKING:
+    import socket
+
+    from asyncllm.front.request import Head
+    from asyncllm.front.router import Placed
+
+#: Of a request's bytes, the front waits for so many. A longer one is routed by its beginning, and
+#: cannot move to another replica.
+MOST_BYTES = 2**20
+#: A head that is longer than this is left to a replica.
+MOST_HEAD = 64 * 1024
+
+
+class Room:
+    """Bounds the bytes of all requests that are being read, or could still move."""
+
+    def __init__(self, most: int):
+        self.left = most
+
+
+class Client:
+    """It belongs to the front, which reads its next request, or to a replica, which answers that.
+
+    Attributes:
+        number: names the connection between the front and its replicas.
+        data: the request, as far as it was read; empty once its answer has begun.
+        head: of that request; None before it has ended.
+        placed: at which replica it is; None while it is here.
+        has_begun: the replica has begun to answer, or has more of the client than ``data``.
+        last_words: end the answer, should the replica die.
+        has_moved: another replica was given the request before.
+    """
+
+    __slots__ = (
+        "data",
+        "has_begun",
+        "has_moved",
+        "head",
+        "last_words",
+        "number",
+        "placed",
+        "room",
+        "socket",
+    )
+
+    def __init__(self, connection: socket.socket, number: int, room: Room):
+        self.socket = connection
+        self.number = number
+        self.room = room
+        self.placed: Placed | None = None
+        self.data = b""
+        self.reset()
+
+    def reset(self) -> None:
+        """The next request begins."""
+        self.drop()
+        self.head: Head | None = None
+        self.has_begun = False
+        self.has_moved = False
+        self.last_words = b""
+
+    def drop(self) -> None:
+        """Keep nothing of this request any more."""
+        self.room.left += len(self.data)
+        self.data = b""
+
+    def close(self) -> None:
+        self.drop()
+        self.socket.close()
+
+    def add(self, data: bytes) -> None:
+        self.room.left -= len(data)
+        self.data += data
+        if self.head is None:
+            self.head = read_head(self.data)
+
+    def is_enough(self) -> bool:
+        """Whether a replica can be chosen."""
+        if self.head is None:
+            return len(self.data) > MOST_HEAD
+        if self.room.left < 0:
+            return True
+        wanted = self.head.body_bytes
+        if wanted is None:
+            return True
+        return len(self.data) >= self.head.num_bytes + min(wanted, MOST_BYTES)
+
+    def is_whole(self) -> bool:
+        """Whether ``data`` is one request, with no byte missing or too many."""
+        head = self.head
+        if head is None or head.body_bytes is None:
+            return False
+        return len(self.data) == head.num_bytes + head.body_bytes
+
+    @property
+    def body(self) -> bytes:
+        return b"" if self.head is None else self.data[self.head.num_bytes :]

@@ -1,0 +1,49 @@
+"""Things that wait, each for the same time."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+T = TypeVar("T")
+
+
+class Expiring(Generic[T]):
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._deadlines: dict[T, float] = {}
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._deadlines
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._deadlines)
+
+    def add(self, item: T) -> None:
+        """It waits from now on; nothing changes if it waits already."""
+        self._deadlines.setdefault(item, time.monotonic() + self._seconds)
+
+    def discard(self, item: T) -> None:
+        self._deadlines.pop(item, None)
+
+    def clear(self) -> None:
+        self._deadlines.clear()
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``due`` has something."""
+        return next(iter(self._deadlines.values()), None)
+
+    def due(self) -> list[T]:
+        """Those that have waited long enough; they wait no more."""
+        now, found = time.monotonic(), []
+        for item, deadline in self._deadlines.items():
+            if deadline > now:
+                break
+            found.append(item)
+        for item in found:
+            del self._deadlines[item]
+        return found

@@ -1,0 +1,139 @@
+"""One replica, as the front knows it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import socket
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from asyncllm.supervise.child import HAND_OVER
+from asyncllm.supervise.front_channel import INLINE_BYTES, PING, numbered
+
+if TYPE_CHECKING:
+    from asyncllm.supervise.server import Server
+
+log = logging.getLogger(__name__)
+
+#: Pings without an answer until a replica gets no new requests.
+MOST_MISSED: Final = 2
+
+_FULL: Final = (errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class Parcel(NamedTuple):
+    """A connection to hand over, and what was read from it."""
+
+    number: int
+    connection: socket.socket
+    request: bytes
+
+
+class Replica:
+    """Gives connections to the server at one place, and notices when it does not react.
+
+    Attributes:
+        server: its process, if it has one.
+        about: what it serves, in a line; empty until it was ready.
+    """
+
+    def __init__(self) -> None:
+        self.server: Server | None = None
+        self.about = ""
+        self._unsent: deque[Parcel] = deque()
+        self._missed = 0
+
+    def began(self, server: Server) -> None:
+        self.server = server
+        self._missed = 0
+
+    def lost(self) -> None:
+        for parcel in self._unsent:
+            if not parcel.number:
+                parcel.connection.close()
+        self._unsent.clear()
+        self.server = None
+
+    @property
+    def accepts(self) -> bool:
+        """Whether it answers requests, if only to say that it is loading."""
+        return self.server is not None and self.server.accepts and self._missed <= MOST_MISSED
+
+    @property
+    def is_ready(self) -> bool:
+        return self.accepts and self.server is not None and self.server.is_ready
+
+    @property
+    def is_behind(self) -> bool:
+        """It does not take messages as fast as they come: call ``flush`` soon."""
+        return bool(self._unsent)
+
+    def hand_over(self, parcel: Parcel) -> None:
+        """Send it, now or later. With number 0, the connection belongs to this object now."""
+        self._unsent.append(parcel)
+        if len(self._unsent) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        channel = None if self.server is None else self.server.channel
+        while self._unsent and channel is not None:
+            number, connection, request = self._unsent[0]
+            try:
+                _send(channel, number, connection, request)
+            except OSError as error:
+                if error.errno in _FULL:
+                    return
+                # It is dead, as the front will be told soon.
+                return
+            self._unsent.popleft()
+            if not number:
+                connection.close()
+
+    def ping(self) -> None:
+        """Ask whether its event loop runs; to be called once a second.
+
+        A replica that was stopped (SIGSTOP) is killed: nobody else can have its requests before.
+        """
+        server = self.server
+        if server is None or server.channel is None or server.pid is None or not server.accepts:
+            return
+        if self._missed >= MOST_MISSED and _is_stopped(server.pid):
+            log.error("replica %d is stopped: killing it", server.index)
+            os.kill(server.pid, signal.SIGKILL)
+        self._missed += 1
+        server.tell(PING)
+
+    def answered(self) -> None:
+        """It has answered a ping."""
+        self._missed = 0
+
+
+def _send(channel: socket.socket, number: int, connection: socket.socket, request: bytes) -> None:
+    """
+    Raises:
+        OSError: it cannot take it now, or ever.
+    """
+    if len(request) <= INLINE_BYTES:
+        message = numbered(HAND_OVER, number) + request
+        socket.send_fds(channel, [message], [connection.fileno()])
+        return
+    file = os.memfd_create("request", os.MFD_CLOEXEC)
+    try:
+        with open(file, "wb", closefd=False) as writable:
+            writable.write(request)
+        fds = [connection.fileno(), file]
+        socket.send_fds(channel, [numbered(HAND_OVER, number)], fds)
+    finally:
+        os.close(file)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:  # it has ended
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"

@@ -1,0 +1,1 @@
+"""``AsyncLLM(model, dp=N)``: replicas in processes of their own."""

@@ -1,0 +1,1 @@
+"""How connections come to the process."""

@@ -1,0 +1,142 @@
+"""How connections come to the process: by its own port, its parent's, or one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from asyncllm.server.arrivals.routed import add_routing, adopt
+from asyncllm.server.http.hand_over import add_hand_over, is_second
+from asyncllm.supervise.front_channel import FrontChannel
+from asyncllm.supervise.listening import listen, url_of
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from aiohttp import web
+
+    from asyncllm.server.http.connection import Listener
+    from asyncllm.server_config import ServerConfig
+    from asyncllm.supervise.child import Parent
+    from asyncllm.supervise.tls import Tls
+
+
+class Arrivals(Protocol):
+    """Methods are called in this order."""
+
+    def prepare(self, app: web.Application, has_died: Callable[[], bool]) -> None:
+        """
+        Args:
+            has_died: whether requests that are not answered yet should go elsewhere.
+        """
+
+    async def begin(self, listener: Listener, tls: Tls | None) -> None:
+        """Connections come from now on."""
+
+    def ready(self, about: str) -> None:
+        """The model is loaded; ``about`` says what it is, in a line."""
+
+    def leaving(self) -> None:
+        """The server drains."""
+
+    def close(self) -> None:
+        """Take nothing more from a parent."""
+
+
+def arrivals_of(config: ServerConfig, parent: Parent | None) -> Arrivals | None:
+    """None, after a line in the log, if the port cannot be listened on."""
+    if parent is None:
+        sockets = listen(config.host, config.port)
+        return None if sockets is None else OwnPort(sockets)
+    return InheritedPort(parent) if parent.replica is None else FromFront(parent)
+
+
+class OwnPort:
+    """Nobody else has the port."""
+
+    def __init__(self, sockets: Sequence[socket.socket]):
+        self._sockets = sockets
+        self._url = ""
+
+    def prepare(self, app: web.Application, has_died: Callable[[], bool]) -> None:
+        pass
+
+    async def begin(self, listener: Listener, tls: Tls | None) -> None:
+        await listener.start(self._sockets, tls)
+        self._url = url_of(*listener.address, scheme="https" if tls else "http")
+
+    def ready(self, about: str) -> None:
+        print(f"asyncllm is ready on {self._url} ({about})", flush=True)
+
+    def leaving(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class InheritedPort(OwnPort):
+    """A parent process holds the port, and requests of the server that was here before."""
+
+    def __init__(self, parent: Parent):
+        super().__init__(parent.sockets)
+        self._parent = parent
+        self._listener: Listener | None = None
+
+    def prepare(self, app: web.Application, has_died: Callable[[], bool]) -> None:
+        add_hand_over(app, self._parent, has_died)
+
+    async def begin(self, listener: Listener, tls: Tls | None) -> None:
+        self._parent.take_over()
+        await super().begin(listener, tls)
+        self._listener = listener
+
+    def ready(self, about: str) -> None:
+        super().ready(about)
+        self._parent.ready(about)
+        asyncio.get_running_loop().add_reader(self._parent.fileno(), self._adopt)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._parent.fileno())
+        self._parent.close()
+
+    def _adopt(self) -> None:
+        assert self._listener is not None
+        for connection, request in self._parent.handed_over():
+            self._listener.adopt(connection, request, is_second, lambda: None)
+
+
+class FromFront:
+    """The parent process accepts all connections, and gives each request to one of its replicas."""
+
+    def __init__(self, parent: Parent):
+        self._parent = parent
+        self._channel: FrontChannel | None = None
+
+    def prepare(self, app: web.Application, has_died: Callable[[], bool]) -> None:
+        assert self._parent.replica is not None
+        add_routing(app, self._parent.replica, has_died)
+
+    async def begin(self, listener: Listener, tls: Tls | None) -> None:
+        await listener.start(())
+        self._parent.take_over()
+        for listening in self._parent.sockets:
+            listening.close()
+        self._channel = FrontChannel(self._parent.channel)
+        asyncio.get_running_loop().add_reader(
+            self._parent.fileno(), partial(adopt, listener, self._channel)
+        )
+
+    def ready(self, about: str) -> None:
+        assert self._channel is not None
+        self._channel.ready(about)
+
+    def leaving(self) -> None:
+        assert self._channel is not None
+        self._channel.leaving()
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._parent.fileno())
+        self._parent.close()

@@ -1,0 +1,57 @@
+"""Configurations of models that are never loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+}
+#: As on the hub.
+QWEN3_8B: dict[str, Any] = {
+    **_QWEN3,
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "intermediate_size": 12288,
+    "tie_word_embeddings": False,
+}
+QWEN3_06B: dict[str, Any] = {
+    **_QWEN3,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "intermediate_size": 3072,
+    "tie_word_embeddings": True,
+}
+#: Experts alone, of which each token uses 8 of 128.
+QWEN3_30B_A3B: dict[str, Any] = {
+    **_QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "tie_word_embeddings": False,
+}
+FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def config_folder(parent: Path, config: dict[str, Any], **changes: Any) -> Path:
+    """A folder with a config.json, and nothing else."""
+    folder = parent / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder

@@ -1,0 +1,105 @@
+"""A front and a replica that dies, or has no file descriptors left, at the wrong moment."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from asyncllm.front.front import Front
+from asyncllm.front.replica import Parcel, Replica
+from asyncllm.supervise.child import ACCEPT, MESSAGE_BYTES
+from asyncllm.supervise.door import SingleDoor
+from asyncllm.supervise.front_channel import INLINE_BYTES, MOVED, FrontChannel, numbered
+from asyncllm.supervise.poller import Poller
+from asyncllm.supervise.server import Server
+from asyncllm.supervise.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision needs Linux")
+
+
+@contextmanager
+def only(count: int) -> Iterator[None]:
+    """This process can open so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull, "rb") as lowest:
+        first_free = lowest.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_a_server_that_dies_while_it_waits_for_a_word(num_servers: int) -> None:
+    poller, server = Poller(), Server(0)
+    door = SingleDoor(poller, (), lambda: 0.0, None) if num_servers == 1 else front(poller)
+    with channel() as (ours, theirs):
+        server.began(1, ours)
+        door.began(server)
+        theirs.close()
+        door.said(server, ACCEPT, [])
+        door.drop()
+    poller.close()
+
+
+def front(poller: Poller) -> Front:
+    return Front(poller, (), lambda: 0.0, None, num_replicas=2, request_seconds=5.0)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "free"), [(10, 0), (INLINE_BYTES + 1, 0), (INLINE_BYTES + 1, 1)]
+)
+def test_a_replica_without_free_files_gives_requests_back(num_bytes: int, free: int) -> None:
+    replica, server = Replica(), Server(0)
+    connection, client = socket.socketpair()
+    with connection, client, channel() as (ours, theirs):
+        server.began(1, ours)
+        replica.began(server)
+        replica.hand_over(Parcel(7, connection, b"x" * num_bytes))
+        there = FrontChannel(theirs)
+        with only(free):
+            assert not list(there.handed_over())
+        assert ours.recv(MESSAGE_BYTES) == numbered(MOVED, 7)
+        before = len(os.listdir("/proc/self/fd"))
+        replica.hand_over(Parcel(8, connection, b"y" * num_bytes))
+        [(number, taken, request)] = there.handed_over()
+        assert (number, request) == (8, b"y" * num_bytes)
+        taken.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_start_without_free_files_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    supervisor = Supervisor((), 1.0, num_servers=2, make_door=make_door)
+    [server, _] = supervisor._servers
+    with only(1):
+        assert supervisor._start(server) is None
+    assert server.pid is None
+    assert server.start_at is not None
+    assert "cannot start replica 0, will keep trying" in caplog.text
+    supervisor._close()
+
+
+def make_door(
+    poller: Poller,
+    sockets: Sequence[socket.socket],
+    retry_seconds: Callable[[], float],
+    tls: tuple[str, str] | None,
+) -> Front:
+    return front(poller)
