@@ -1,0 +1,155 @@
+"""The application of Ray Serve: a front, and behind it replicas that grow with the load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from asyncllm.config import EngineConfig
+from asyncllm.errors import BadRequest
+from asyncllm.ray.relay import Relay
+from asyncllm.ray.replica import Replica
+from asyncllm.ray.routing import PrefixRouter
+from asyncllm.ray.scaling import desired_replicas
+from asyncllm.ray_config import RayConfig
+from asyncllm.server_config import ServerConfig
+from asyncllm.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from ray.serve.handle import DeploymentHandle
+
+#: Requests that Ray Serve passes on at once. A replica queues and refuses by itself.
+_ONGOING: Final = 2**16
+#: Ray Serve's own log would have lines for each request.
+QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
+#: How often a replica is asked whether its engine lives.
+_CHECK_SECONDS: Final = 5.0
+#: How often a replica that is to end is asked whether its requests have ended.
+_DRAIN_CHECK_SECONDS: Final = 0.5
+#: Load is averaged over so long; how long it must be too high, or too low, before replicas are
+#: started or ended.
+_LOOK_BACK_SECONDS: Final = 20.0
+_UP_SECONDS: Final = 5.0
+_DOWN_SECONDS: Final = 300.0
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Front:
+    """Where Ray Serve's proxies send requests; it computes next to nothing."""
+
+    def __init__(self, replicas: DeploymentHandle[Replica], server: ServerConfig):
+        self._relay = Relay(replicas, server)
+
+    def __serve_build_asgi_app__(self) -> Relay:
+        return self._relay
+
+
+def read_options(args: dict[str, Any]) -> tuple[EngineConfig, ServerConfig, RayConfig]:
+    """Options as text or as values, with names as in ``--config``.
+
+    Raises:
+        BadRequest: one is wrong, or unknown.
+    """
+    options = {name.replace("-", "_"): value for name, value in args.items()} | {"ray": True}
+    structs = EngineConfig, ServerConfig, RayConfig
+    known = [name for struct in structs for name in struct.__struct_fields__]
+    for name in options:
+        if name not in known:
+            raise BadRequest(f"unknown option {name!r}{did_you_mean(name, known)}", param=name)
+    return _read(EngineConfig, options), _read(ServerConfig, options), _read(RayConfig, options)
+
+
+def check(engine: EngineConfig) -> None:
+    """
+    Raises:
+        BadRequest: Ray decides what an option says.
+    """
+    if engine.dp > 1:
+        raise BadRequest("dp: the replicas are Ray's: set replicas", param="dp")
+    if engine.device.startswith("cuda:"):
+        raise BadRequest(
+            f"device must be cuda, not {engine.device}: Ray chooses the GPUs", param="device"
+        )
+
+
+def build(engine: EngineConfig, server: ServerConfig, config: RayConfig) -> Application:
+    """Raises like ``check``."""
+    check(engine)
+    engine = _placed(engine)
+    replicas = serve.deployment(
+        Replica,
+        max_ongoing_requests=_ONGOING,
+        max_constructor_retry_count=1,  # a model that cannot be loaded
+        graceful_shutdown_timeout_s=server.drain_seconds,
+        graceful_shutdown_wait_loop_s=_DRAIN_CHECK_SECONDS,
+        health_check_period_s=_CHECK_SECONDS,
+        logging_config=QUIET,
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+        **_resources(engine),
+        **_scaling(config),
+    ).bind(engine, server)
+    front = serve.deployment(
+        serve.ingress()(Front),
+        max_ongoing_requests=_ONGOING,
+        graceful_shutdown_timeout_s=server.drain_seconds,
+        graceful_shutdown_wait_loop_s=_DRAIN_CHECK_SECONDS,
+        ray_actor_options={"num_cpus": 0},
+        logging_config=QUIET,
+    )
+    return front.bind(replicas, server)
+
+
+def _read(struct: type[S], options: dict[str, Any]) -> S:
+    values = {}
+    for field in msgspec.structs.fields(struct):
+        if field.name in options:
+            value = options[field.name]
+            repeats = isinstance(field.default, tuple) and not isinstance(value, list)
+            values[field.name] = [value] if repeats else value
+    try:
+        return msgspec.convert(values, struct, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error)) from None
+
+
+def _placed(engine: EngineConfig) -> EngineConfig:
+    """With a device that does not depend on the machine that this process runs on."""
+    if engine.device != "auto":
+        return engine
+    has_gpus = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
+    return msgspec.structs.replace(engine, device="cuda" if has_gpus else "cpu")
+
+
+def _resources(engine: EngineConfig) -> dict[str, Any]:
+    """What a replica takes of its machine. All its ranks must run on one."""
+    cpus = engine.cpu_threads or 1
+    bundle = {"CPU": 1, "GPU": engine.tp} if engine.gpu == 0 else {"CPU": engine.tp * cpus}
+    actor = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
+    if engine.tp == 1:
+        return {"ray_actor_options": actor}
+    return {
+        "ray_actor_options": actor,
+        "placement_group_bundles": [bundle],
+        "placement_group_strategy": "STRICT_PACK",
+    }
+
+
+def _scaling(config: RayConfig) -> dict[str, Any]:
+    if config.max_replicas is None:
+        return {"num_replicas": config.replicas}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=config.replicas,
+            max_replicas=config.max_replicas,
+            look_back_period_s=_LOOK_BACK_SECONDS,
+            upscale_delay_s=_UP_SECONDS,
+            downscale_delay_s=_DOWN_SECONDS,
+            policy=AutoscalingPolicy(policy_function=desired_replicas),
+        )
+    }

@@ -1,0 +1,179 @@
+"""Relay: an ASGI application that passes each request to a replica, and its answer back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from ray.exceptions import RayActorError
+
+from asyncllm.errors import AsyncLLMError, EngineDead
+from asyncllm.ray.everyone import ask_all, joined
+from asyncllm.ray.request import Request
+from asyncllm.server.app import ROOTS
+from asyncllm.server.arrivals.routed import LAST_WORDS_HEADER, LOST
+from asyncllm.server.embedded.asgi import OF_THE_SERVER, target_of
+from asyncllm.server.http.errors import HttpError, error_response
+from asyncllm.server.http.middleware import new_request_id, request_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+    from asyncllm.front.answers import Answer
+    from asyncllm.ray.replica import Replica
+    from asyncllm.server.embedded.asgi import Message, Receive, Send
+    from asyncllm.server.http.errors import ErrorWriter
+    from asyncllm.server_config import ServerConfig
+
+log = logging.getLogger(__name__)
+
+#: The process of a replica whose engine has died lives for less than this.
+ENDING_SECONDS: Final = 1.5
+#: How many replicas may die of a request before its client gets an error: one more than chance.
+_ATTEMPTS: Final = 2
+_LAST_WORDS: Final = LAST_WORDS_HEADER.lower().encode()
+#: Of an answer. Ray Serve adds the request's id itself.
+_NOT_PASSED_ON: Final = OF_THE_SERVER | {b"x-request-id", _LAST_WORDS}
+#: Of a request; the body is passed on as a whole.
+_OF_THE_BODY: Final = (b"content-length", b"transfer-encoding")
+
+
+class Relay:
+    """Ray Serve's proxies send requests here.
+
+    A request whose replica dies before it answers goes to another one. A stream that has begun
+    ends with an error.
+    """
+
+    def __init__(self, replicas: DeploymentHandle[Replica], server: ServerConfig):
+        self._replicas = replicas.options(stream=True)
+        self._server = server
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close"})  # before it was accepted: 403
+
+    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        request_id.set(given or new_request_id())
+        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        try:
+            body = await self._read(receive)
+            if body is None:
+                return
+            request = _request(scope, path, body)
+            answer = await self._ask_all(scope["method"], path, request)
+            if answer is None:
+                await self._relay(request, send)
+            else:
+                headers = {"Content-Type": answer.content_type.decode("latin-1")}
+                await _respond(send, answer.status, headers, answer.body)
+        except AsyncLLMError as error:
+            refused = _error_writer(path)(error)
+            await _respond(send, refused.status, refused.headers, refused.body)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The whole body; None if the client has left.
+
+        Raises:
+            HttpError: it is too long, or takes too long.
+        """
+        body = bytearray()
+        seconds, most = self._server.request_seconds, self._server.max_body_bytes
+        try:
+            async with asyncio.timeout(seconds):
+                while len(body) <= most:  # the replica refuses what is longer
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return None
+                    body += message.get("body", b"")
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise HttpError(f"the body has not arrived within {seconds:g} s", 408) from None
+        return bytes(body)
+
+    async def _ask_all(self, method: str, path: str, request: Request) -> Answer | None:
+        """None: one replica should answer."""
+        join = joined(method, path)
+        if join is None:
+            return None
+        if method == "HEAD":  # the proxy leaves the body out
+            request = msgspec.structs.replace(request, method=b"GET")
+        answers = await ask_all(self._replicas, request)
+        return None if answers is None else join(answers)
+
+    async def _relay(self, request: Request, send: Send) -> None:
+        """
+        Raises:
+            EngineDead: replicas died before one answered.
+        """
+        for _ in range(_ATTEMPTS):
+            answer = self._replicas.answer.remote(request)
+            try:
+                status, headers = await anext(answer)
+            except (RayActorError, EngineDead) as error:
+                log.warning("a replica died before it answered: %s", error)
+                if isinstance(error, EngineDead):
+                    await asyncio.sleep(ENDING_SECONDS)
+                continue
+            except BaseException:
+                answer.cancel()
+                raise
+            kept = [header for header in headers if header[0].lower() not in _NOT_PASSED_ON]
+            await send({"type": "http.response.start", "status": status, "headers": kept})
+            await self._pass_on(answer, dict(headers).get(_LAST_WORDS), send)
+            return
+        raise EngineDead(LOST.message)
+
+    async def _pass_on(
+        self, answer: DeploymentResponseGenerator[Any], last_words: bytes | None, send: Send
+    ) -> None:
+        try:
+            async for part in answer:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        except RayActorError as error:
+            log.warning("a replica died while it answered: %s", error)
+            if last_words is None:
+                raise  # the client gets half an answer; only Ray Serve can tell it so
+            end = b64decode(last_words)
+            await send({"type": "http.response.body", "body": end, "more_body": True})
+        finally:
+            answer.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _request(scope: Message, path: str, body: bytes) -> Request:
+    headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+    kept = [header for header in headers if header[0].lower() not in _OF_THE_BODY]
+    if body:
+        kept.append((b"content-length", b"%d" % len(body)))
+    peer = scope.get("client")
+    method = scope["method"].encode("latin-1")
+    known = None if peer is None else tuple(peer)
+    return Request(method, target_of(scope), path, kept, body, known)
+
+
+def _error_writer(path: str) -> ErrorWriter:
+    return next(
+        (w for root, w in ROOTS.items() if f"{path}/".startswith(f"{root}/")), error_response
+    )
+
+
+async def _respond(send: Send, status: int, headers: Mapping[str, str], body: object) -> None:
+    lines = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

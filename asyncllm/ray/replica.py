@@ -1,0 +1,112 @@
+"""Replica: a model and its HTTP API in an actor of Ray's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, cast
+
+import h11
+from ray import serve
+
+from asyncllm.errors import EngineDead
+from asyncllm.front.answers import Answer
+from asyncllm.llm.async_llm import AsyncLLM
+from asyncllm.ray.request import MOST_NUMBERS, NUMBER
+from asyncllm.ray.scaling import LOAD, load
+from asyncllm.server.arrivals.routed import LOST
+from asyncllm.server.embedded.exchange import InProcess, ask
+from asyncllm.server.observe.log_format import configure_logging
+from asyncllm.supervise.signals import DEAD
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from asyncllm.config import EngineConfig
+    from asyncllm.ray.request import Request
+    from asyncllm.server.embedded.exchange import Headers
+    from asyncllm.server_config import ServerConfig
+
+log = logging.getLogger(__name__)
+
+#: How long streams have to write why they fail, when the engine has died.
+_LAST_FRAMES_SECONDS = 1.0
+
+
+class Replica:
+    """Serves requests as ``asyncllm serve`` does, on an in-memory connection to the same server.
+
+    When the engine dies, so does the actor's process, and Ray Serve starts another replica.
+    """
+
+    # Ray Serve awaits it, on the event loop that methods run on.
+    async def __init__(  # type: ignore[misc]
+        self, engine: EngineConfig, server: ServerConfig
+    ) -> None:
+        configure_logging(server)
+        self._llm = AsyncLLM(config=engine)
+        context = serve.get_replica_context()
+        self._name = context.replica_id.unique_id
+        self._number = context.rank.rank % MOST_NUMBERS
+        self._server = InProcess(self._llm, server, self._number)
+        await self._llm.start()
+        sys.setswitchinterval(1e-4)  # as in asyncllm/server/run.py
+        self._ending = asyncio.create_task(self._end_with_engine())
+
+    async def answer(self, request: Request) -> AsyncIterator[tuple[int, Headers] | bytes]:
+        """First the status and the headers of the answer, then the parts of its body.
+
+        Raises:
+            EngineDead: another replica should answer.
+        """
+        exchange = await self._server.open(request.peer)
+        with exchange:
+            try:
+                status, headers = await ask(
+                    exchange, request.method, request.target, request.headers, _parts(request.body)
+                )
+            except h11.LocalProtocolError as error:  # the proxy accepts what HTTP/1.1 forbids
+                yield 400, [(b"content-type", b"text/plain; charset=utf-8")]
+                yield str(error).encode()
+                return
+            if status == 503 and not self._llm.healthy:
+                raise EngineDead(LOST.message)
+            yield status, headers
+            async for part in exchange.body():
+                yield part
+
+    async def whole_answer(self, request: Request) -> tuple[str, Answer]:
+        """This replica's name, and its answer to what all are asked."""
+        parts = self.answer(request)
+        status, headers = cast("tuple[int, Headers]", await anext(parts))
+        body = b"".join([cast("bytes", part) async for part in parts])
+        return self._name, Answer(status, dict(headers).get(b"content-type", b""), body)
+
+    async def check_health(self) -> None:
+        """
+        Raises:
+            EngineDead: no request can be served.
+        """
+        if not self._llm.healthy:
+            raise EngineDead("the engine has died")
+
+    async def record_replica_metadata(self) -> dict[str, int]:
+        """What ``PrefixRouter`` knows it by."""
+        return {NUMBER: self._number}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What ``desired_replicas`` decides by."""
+        stats, most = self._llm.stats, self._llm.limits.max_num_seqs
+        return {LOAD: load(stats.running, stats.waiting + self._llm.num_reserved, most)}
+
+    async def _end_with_engine(self) -> None:
+        cause = await self._llm.stopped()
+        log.error("the engine died: %s", cause)
+        await asyncio.sleep(_LAST_FRAMES_SECONDS)
+        os._exit(DEAD)
+
+
+async def _parts(body: bytes) -> AsyncIterator[bytes]:
+    yield body

@@ -1,0 +1,29 @@
+"""Request: what the front sends to a replica."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+#: Ids of responses end with the number of the replica that has them, in two hexadecimal digits.
+MOST_NUMBERS: Final = 256
+#: What a replica's metadata has it as.
+NUMBER: Final = "number"
+
+
+class Request(msgspec.Struct, frozen=True):
+    """An HTTP request as a whole.
+
+    Attributes:
+        target: path and query, as in a request line.
+        path: as the client means it, without the query.
+        peer: the client's host and port, as far as they are known.
+    """
+
+    method: bytes
+    target: bytes
+    path: str
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    peer: tuple[str, int] | None

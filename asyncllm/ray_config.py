@@ -1,0 +1,47 @@
+"""RayConfig: how many replicas Ray Serve runs, described as ``EngineConfig`` is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from asyncllm.config import doc
+from asyncllm.errors import BadRequest
+from asyncllm.validate import check_types
+
+
+class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The replicas of ``asyncllm serve --ray``, and of ``serve run asyncllm.ray:app``.
+
+    Raises:
+        BadRequest: a value is of the wrong type or out of range; ``param`` names it.
+    """
+
+    ray: Annotated[
+        bool,
+        doc("serve through Ray Serve, on the Ray that runs already or on one that ends with us"),
+    ] = False
+    replicas: Annotated[int, doc("with --ray: servers of the model, each with its own GPUs")] = 1
+    max_replicas: Annotated[
+        int | None,
+        doc("with --ray: start replicas up to so many while requests wait, and end idle ones"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if not self.ray and (self.replicas != 1 or self.max_replicas is not None):
+            name = "max_replicas" if self.replicas == 1 else "replicas"
+            raise BadRequest(f"{name} has no meaning without --ray", param=name)
+        if self.replicas < 1:
+            raise BadRequest("replicas must be at least 1", param="replicas")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise BadRequest(
+                f"max_replicas must not be less than replicas, {self.replicas}",
+                param="max_replicas",
+            )
+
+    @property
+    def most(self) -> int:
+        """How many replicas there may be."""
+        return self.max_replicas or self.replicas

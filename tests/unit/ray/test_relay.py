@@ -1,0 +1,196 @@
+"""Relay between Ray Serve's proxy and its handle, both fake."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from asyncllm.front.answers import Answer
+from asyncllm.ray import relay
+from asyncllm.ray.relay import Relay
+from asyncllm.ray.request import Request
+from asyncllm.server.arrivals.routed import LAST_WORDS_HEADER, LOST
+from asyncllm.server_config import ServerConfig
+
+OK = (200, [(b"content-type", b"text/event-stream"), (b"date", b"now")])
+WITH_WORDS = (200, [(LAST_WORDS_HEADER.lower().encode(), b64encode(b"last words"))])
+
+
+class Handle:
+    """A handle whose replicas answer one request after the other.
+
+    Args:
+        answers: of each request; an exception is raised where it stands.
+    """
+
+    def __init__(self, *answers: list[Any], of_all: Any = ()):
+        self.requests: list[Request] = []
+        self.cancelled = 0
+        self.answer = self
+        self._answers = iter(answers)
+        self._of_all = of_all
+
+    def options(self, *, stream: bool) -> Handle:
+        assert stream
+        return self
+
+    def remote(self, request: Request) -> Parts:
+        self.requests.append(request)
+        return Parts(self, next(self._answers))
+
+    def broadcast(self, method: str, request: Request) -> Handle:
+        self.requests.append(request)
+        return self
+
+    async def results_async(self, **_: Any) -> Any:
+        if isinstance(self._of_all, Exception):
+            raise self._of_all
+        return self._of_all
+
+
+class Parts:
+    def __init__(self, handle: Handle, parts: list[Any]):
+        self._handle = handle
+        self._parts = iter(parts)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            part = next(self._parts)
+        except StopIteration:
+            raise StopAsyncIteration from None
+        if isinstance(part, BaseException):
+            raise part
+        return part
+
+    def cancel(self) -> None:
+        self._handle.cancelled += 1
+
+
+class Sent:
+    """What the proxy got."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.body = b""
+        self.is_whole = False
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
+        else:
+            self.body += message["body"]
+            self.is_whole = not message["more_body"]
+
+
+async def ask(
+    handle: Any,
+    path: str = "/v1/completions",
+    method: str = "POST",
+    body: tuple[bytes, ...] = (b"{", b"}"),
+    **options: Any,
+) -> Sent:
+    messages = [
+        {"type": "http.request", "body": part, "more_body": i < len(body) - 1}
+        for i, part in enumerate(body)
+    ]
+    headers = [(b"x-request-id", b"mine"), (b"transfer-encoding", b"chunked")]
+    scope = {"type": "http", "method": method, "path": path, "headers": headers}
+
+    async def receive() -> Any:
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    sent = Sent()
+    await Relay(handle, ServerConfig(**options))(scope, receive, sent)
+    return sent
+
+
+async def test_an_answer_is_passed_on() -> None:
+    handle = Handle([OK, b"one", b"two"])
+    sent = await ask(handle)
+    assert (sent.status, sent.body, sent.is_whole) == (200, b"onetwo", True)
+    assert sent.headers == {b"content-type": b"text/event-stream"}
+    [request] = handle.requests
+    assert (request.target, request.body) == (b"/v1/completions", b"{}")
+    assert request.headers == [(b"x-request-id", b"mine"), (b"content-length", b"2")]
+
+
+async def test_another_replica_answers_when_one_dies_before() -> None:
+    handle = Handle([ActorDiedError()], [OK, b"whole"])
+    assert (await ask(handle)).body == b"whole"
+    assert len(handle.requests) == 2
+
+
+async def test_or_when_its_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "ENDING_SECONDS", 0.0)
+    assert (await ask(Handle([LOST], [OK, b"whole"]))).body == b"whole"
+
+
+@pytest.mark.parametrize(
+    ("path", "key"), [("/v1/completions", b'"code"'), ("/v1/messages", b'"request_id":"mine"')]
+)
+async def test_a_request_that_kills_replicas_ends(path: str, key: bytes) -> None:
+    sent = await ask(Handle([ActorDiedError()], [ActorDiedError()]), path)
+    assert sent.status == 503
+    assert key in sent.body
+    assert b"retry-after" in sent.headers
+
+
+async def test_a_stream_ends_with_its_last_words() -> None:
+    handle = Handle([WITH_WORDS, b"some, ", ActorDiedError()])
+    sent = await ask(handle)
+    assert (sent.body, sent.is_whole) == (b"some, last words", True)
+    assert sent.headers == {}
+    assert handle.cancelled == 1
+
+
+async def test_half_an_answer_is_not_completed() -> None:
+    with pytest.raises(ActorDiedError):
+        await ask(Handle([OK, b"some", ActorDiedError()]))
+
+
+async def test_a_client_that_leaves_while_it_sends_costs_nothing() -> None:
+    handle = Handle()
+    await ask(handle, body=())
+    assert handle.requests == []
+
+
+async def test_a_body_is_read_until_it_is_too_long() -> None:
+    handle = Handle([(413, [])])
+    sent = await ask(handle, body=(b"1234", b"5678", b"9"), max_body_bytes=6)
+    assert (sent.status, handle.requests[0].body) == (413, b"12345678")
+
+
+async def test_all_are_asked_what_concerns_all() -> None:
+    answers = [
+        ("abc", Answer(200, b"application/json", b'{"server_load": 1}')),
+        ("xyz", Answer(200, b"application/json", b'{"server_load": 2}')),
+    ]
+    handle = Handle(of_all=answers)
+    sent = await ask(handle, "/load", "GET", (b"",))
+    assert sent.body.startswith(b'{"server_load":3,')
+    assert [request.method for request in handle.requests] == [b"GET"]
+
+
+async def test_one_that_fails_says_nothing() -> None:
+    answers = [("abc", Answer(200, b"", b'{"status": "idle"}')), ActorDiedError()]
+    sent = await ask(Handle(of_all=answers), "/health", "HEAD", (b"",))
+    assert (sent.status, b'"dead"' in sent.body) == (200, True)
+
+
+async def test_when_not_all_answer_in_time_one_is_asked() -> None:
+    handle = Handle([(200, []), b"one"], of_all=TimeoutError())
+    assert (await ask(handle, "/health", "GET", (b"",))).body == b"one"
+
+
+async def test_without_replicas_nothing_is_healthy() -> None:
+    sent = await ask(Handle(of_all=DeploymentUnavailableError(None)), "/health", "GET", (b"",))
+    assert (sent.status, b"no replica is ready" in sent.body) == (503, True)
