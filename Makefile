@@ -26,7 +26,7 @@ $(PIP) --editable '.$(1)'
 @touch $@
 endef
 
-.PHONY: serve check test sizes lint browser test-floors clean
+.PHONY: serve check test tests sizes lint style types browser test-floors clean
 
 serve: $(VENV)/.serve-$(EXTRAS)
 	$(VENV)/bin/asyncllm serve $(MODEL) --port $(PORT)
@@ -34,22 +34,29 @@ serve: $(VENV)/.serve-$(EXTRAS)
 check: lint
 	$(PYTEST) -m "not slow" tests/unit tests/test_smoke.py
 
-# The browser is installed while the linters run.
+# The browser is installed beside the test environment, and mypy, of one thread, runs beside the tests.
 test:
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint browser
-	$(PYTEST)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target style browser
+	@$(MAKE) --no-print-directory --jobs 2 types tests
 	@$(MAKE) --no-print-directory sizes
+
+tests: $(VENV)/.serve-test
+	MAKEFLAGS= $(PYTEST)
 
 sizes:
 	@$(PYTHON) .ci/sizes.py
 
-lint: $(VENV)/.serve-test
+lint: style types
+
+style: $(VENV)/.serve-test
 	$(VENV)/bin/ruff check asyncllm tests examples tools
 	$(VENV)/bin/ruff format --check asyncllm tests examples tools
-	$(VENV)/bin/mypy asyncllm tests
-	$(VENV)/bin/mypy examples
 	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/hadolint docker/Dockerfile
+
+types: $(VENV)/.serve-test
+	$(VENV)/bin/mypy asyncllm tests
+	$(VENV)/bin/mypy examples
 
 # The tests of the page want a Chromium. Root on Debian gets one; where there is none, they are skipped.
 browser:

@@ -16,6 +16,7 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ class InstantExecutor:
 
     async def start(self) -> EngineLimits:
         raise RuntimeError("the benchmark gives the engine its limits")
+
+    def on_death(self, tell: Callable[[str], None]) -> None: ...
 
     def submit(self, plan: bytes, on_result: ResultHandler) -> None:
         decoded = decode_plan(plan)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,7 +21,7 @@ if not torch.cuda.is_available():
     # Kernels then run in Triton's interpreter, which must be said before anybody imports Triton.
     os.environ["TRITON_INTERPRET"] = "1"
 
-# A full collection of a heap as large as the suite's takes a second, and would fall into any test.
+# Else there would be full collections in any test.
 gc.set_threshold(700, 10, 100)
 
 # How long one example takes says more about the machine than about the code.
@@ -28,10 +29,45 @@ settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 
-def pytest_collection_finish() -> None:
-    """Take all that imports and collecting made out of later collections, which then are quick."""
-    gc.collect()
-    gc.freeze()
+class FrozenHeap:
+    """Keeps what imports and collecting made out of collections, which then are quick.
+
+    Engines freeze the heap when they have started, and thaw all of it when they close: each of them
+    would then traverse the suite's heap twice, in half a second each time. So in tests they do
+    neither, except where ``freezing`` is used.
+    """
+
+    def __init__(self) -> None:
+        self._patch = pytest.MonkeyPatch()
+        self._num_modules = 0
+
+    def pytest_collection_finish(self) -> None:
+        self._freeze()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self) -> None:
+        """Freeze what the test has imported, if that is much; its own garbage is collected."""
+        if len(sys.modules) > self._num_modules + 100:
+            self._freeze()
+
+    @pytest.fixture
+    def freezing(self) -> Iterator[None]:
+        """``gc.freeze`` and ``gc.unfreeze`` do what they do in Python."""
+        self._patch.undo()
+        yield
+        self._freeze()
+
+    def _freeze(self) -> None:
+        self._patch.undo()
+        gc.collect()
+        gc.freeze()
+        self._num_modules = len(sys.modules)
+        for name in ("freeze", "unfreeze"):
+            self._patch.setattr(gc, name, lambda: None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FrozenHeap())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

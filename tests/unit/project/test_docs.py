@@ -31,8 +31,8 @@ NAME = re.compile(r"`_?[A-Z][A-Za-z]*[a-z][A-Za-z]*(?:\.\w+)?`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 COMMANDS = (
-    *("serve", "chat", "generate", "batch", "replay", "models"),
-    *("bench offline", "bench serve", "kernels build"),
+    *("serve", "chat", "generate", "batch", "replay", "doctor", "models"),
+    *("bench offline", "bench serve", "bench fleet", "kernels build"),
 )
 #: Options of other programs that appear in the documents.
 OTHER_PROGRAMS = {
