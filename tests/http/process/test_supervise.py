@@ -139,8 +139,9 @@ def is_unavailable(running: Supervised) -> bool:
         return False
 
 
-def test_a_killed_server_is_started_again() -> None:
-    with supervised() as running:
+def test_a_killed_server_is_started_again(tmp_path: Path) -> None:
+    seen = tmp_path / "the outage was seen"
+    with supervised(load_when=str(seen), first={"load_when": None}) as running:
         running.until_ready()
         first = running.server
         os.kill(first, signal.SIGKILL)
@@ -152,6 +153,7 @@ def test_a_killed_server_is_started_again() -> None:
             assert headers.get_content_type() == "application/json"
             if method != "HEAD":
                 assert json.loads(body)["error"]["code"] == "not_ready"
+        seen.touch()
         running.until_ready()
         assert running.status("/ready") == 200
         assert running.server != first
