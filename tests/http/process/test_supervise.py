@@ -141,7 +141,7 @@ def is_unavailable(running: Supervised) -> bool:
 
 def test_a_killed_server_is_started_again(tmp_path: Path) -> None:
     seen = tmp_path / "the outage was seen"
-    with supervised(load_when=str(seen), first={"load_when": None}) as running:
+    with supervised(restart_when=str(seen)) as running:
         running.until_ready()
         first = running.server
         os.kill(first, signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -225,8 +224,7 @@ class FakeQueue:
 class FakeLLM:
     """Deterministic; ``hold()`` stops its steps, ``fail`` makes the next step fail with it.
 
-    Setting ``death`` ends the engine; so does time, after ``life_seconds``. Loading waits for a file
-    at ``load_when``.
+    Setting ``death`` ends the engine; so does time, after ``life_seconds``.
     """
 
     model_name = "fake"
@@ -240,7 +238,6 @@ class FakeLLM:
         max_waiting: int = 16,
         step_seconds: float = 0.0,
         load_seconds: float = 0.0,
-        load_when: str | None = None,
         load_error: Exception | None = None,
         life_seconds: float = 1e6,
         formats: Formats | None = None,
@@ -285,7 +282,6 @@ class FakeLLM:
         self.fail: Exception | None = None
         self._step_seconds = step_seconds
         self._load_seconds = load_seconds
-        self._load_when = load_when
         self._load_error = load_error
         self._life_seconds = life_seconds
         self.death = asyncio.Event()
@@ -299,8 +295,6 @@ class FakeLLM:
 
     async def start(self) -> None:
         await asyncio.sleep(self._load_seconds)
-        while self._load_when and not os.path.exists(self._load_when):
-            await asyncio.sleep(0.01)
         if self._load_error is not None:
             raise self._load_error
         self.ready = True

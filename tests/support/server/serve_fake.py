@@ -1,7 +1,8 @@
 """A fake server: ``python -m tests.support.server.serve_fake PORT DRAIN_SECONDS FAKE_OPTIONS``.
 
 FAKE_OPTIONS may have ``server``, further fields of the server's configuration, ``first``, those
-that are others before the first restart, and ``replicas``, how many servers there are. One more
+that are others before the first restart, ``replicas``, how many servers there are, and
+``restart_when``, the path of a file that a restarted server waits for before it starts. One more
 argument, ``supervised``, runs it under the parent process of ``asyncllm serve``. SIGUSR1 ends its
 engine.
 """
@@ -11,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +36,7 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
     given = fields.pop("server", {})
     first = fields.pop("first", {})
     replicas = fields.pop("replicas", 1)
+    restart_when = fields.pop("restart_when", None)
     config = ServerConfig(port=int(port), drain_seconds=float(drain_seconds), **given)
     parent = None
     if supervised:
@@ -51,6 +55,8 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
         parent = outcome
         if not parent.restarts:
             fields |= first
+        while parent.restarts and restart_when and not os.path.exists(restart_when):
+            time.sleep(0.01)
 
     # The parent imports as little as that of ``asyncllm serve``.
     from asyncllm.errors import ModelError
