@@ -34,6 +34,7 @@ async def main():
     async with AsyncLLM(sys.argv[1], **options, **sizes) as llm:
         answers = await asyncio.gather(*(llm.generate(prompt, params) for prompt in prompts))
         assert all(len(answer.token_ids) == 8 for answer in answers)
+        gc.unfreeze()  # a loaded engine freezes all objects, which hides them
         return sum(o.count for o in gc.get_objects() if type(o) is GraphedForward)
 
 graphs = asyncio.run(main())

@@ -49,14 +49,26 @@ class Team:
     def run(self, launch: Callable[[Channel], Tensor]) -> list[Tensor]:
         """The results of all ranks; ``launch`` must leave its inputs as they are."""
         if DEVICE == "cuda":
-            results = []
-            torch.cuda.synchronize()
-            for channel in self.channels:
-                with torch.cuda.stream(torch.cuda.Stream()):
-                    results.append(launch(channel))
-            torch.cuda.synchronize()
-            return results
+            # Loading a rank's kernel waits for all that runs, and so for a rank that waits for this
+            # one. So other ranks, which have given up, load all kernels first.
+            in_vain = Team(len(self.channels))
+            for channel in in_vain.channels:
+                channel.gives_up.fill_(1)
+            streams = [torch.cuda.Stream() for _ in self.channels]
+            in_vain._run_beside(launch, streams)
+            return self._run_beside(launch, streams)
         return [self._last(rank, launch) for rank in range(len(self.channels))]
+
+    def _run_beside(
+        self, launch: Callable[[Channel], Tensor], streams: list[torch.cuda.Stream]
+    ) -> list[Tensor]:
+        torch.cuda.synchronize()
+        results = []
+        for channel, stream in zip(self.channels, streams, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(launch(channel))
+        torch.cuda.synchronize()
+        return results
 
     def _last(self, rank: int, launch: Callable[[Channel], Tensor]) -> Tensor:
         """The result of a rank that runs after all others, of a launch that all repeat later."""
