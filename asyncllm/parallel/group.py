@@ -6,7 +6,7 @@ import base64
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -23,8 +23,8 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
+from asyncllm.kernels.support import obstacle
 from asyncllm.parallel.collectives import Collectives, GroupCollectives
-from asyncllm.parallel.push import open_push
 from asyncllm.parallel.ranks import LOADING, RanksBroken, RanksDisagree
 
 log = logging.getLogger(__name__)
@@ -167,12 +167,33 @@ def _join(store: Store, rank: int, size: int, device: torch.device) -> GroupRank
     group = ProcessGroupNCCL(on_tensors, rank, size, ProcessGroupNCCL.Options())
     nccl = GroupCollectives(size, group, partial(_abort, group))
     exchange = partial(_exchange, PrefixStore("push", store), rank, size)
-    push = open_push(rank, size, device, nccl, exchange)
+    push = _push(rank, size, device, nccl, exchange)
     if GroupRanks(rank, size, nccl, host).least(push is not None):
         assert push is not None
         return GroupRanks(rank, size, push, host)
     log.info("rank %d: sums go through NCCL alone", rank)
     return GroupRanks(rank, size, nccl, host)
+
+
+def _push(
+    rank: int,
+    size: int,
+    device: torch.device,
+    larger: Collectives,
+    exchange: Callable[[bytes], list[bytes]],
+) -> Collectives | None:
+    """See ``PushCollectives``; None, which is logged, where this rank cannot push."""
+    if (reason := obstacle(device)) is None:
+        from asyncllm.parallel.push import PushCollectives  # imports Triton
+
+        try:
+            return PushCollectives(rank, size, device, larger, exchange)
+        except RuntimeError as error:
+            reason = str(error)
+    else:
+        exchange(b"")
+    log.info("rank %d cannot push sums to others: %s", rank, reason)
+    return None
 
 
 def _abort(group: Any) -> None:

@@ -32,12 +32,13 @@ class Restarts:
         self._ready_at = self._clock()
         self._was_ready = True
 
-    def delay(self) -> float | None:
+    def delay(self, *, others_serve: bool = False) -> float | None:
         """The server has died: seconds to wait before the next start, or None to give up.
 
-        A server that has never been ready is not started again: it would fail in the same way.
+        A server that has never been ready is not started again, as it would fail in the same way,
+        unless others serve with the same options.
         """
-        if not self._was_ready:
+        if not (self._was_ready or others_serve):
             return None
         if self._ready_at is None:
             self._failed += 1

@@ -222,7 +222,8 @@ class Supervisor:
 
     def _restart(self, server: Server, code: int) -> None:
         name = self._name(server)
-        delay = server.restarts.delay()
+        others_serve = any(other.is_ready for other in self._servers)
+        delay = server.restarts.delay(others_serve=others_serve)
         if delay is None:
             if server.restarts.count:
                 log.error("%s has ended %s again and again: giving up", name, _cause(code))

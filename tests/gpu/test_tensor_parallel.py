@@ -21,12 +21,15 @@ import torch
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.errors import EngineDead
 from asyncllm.executor.step.graphs import GraphedForward
-from asyncllm.parallel.push import PushCollectives
 from tests.cpu.team.test_equality import _everything
 from tests.support.models import tiny_models
 from tests.support.models.reference import GREEDY, answers, check
 from tests.support.team.ranks import peers
 from tests.support.text import tokenizers as tokenizers_for_tests
+
+pytest.importorskip("triton")
+
+from asyncllm.parallel.push import PushCollectives
 
 pytestmark = [
     pytest.mark.gpu,

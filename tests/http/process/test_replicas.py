@@ -9,13 +9,20 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.http.process.test_supervise import STREAM, Supervised, children, supervised, until
+from tests.http.process.test_supervise import (
+    STREAM,
+    Supervised,
+    children,
+    free_port,
+    supervised,
+    until,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision needs Linux")
 
@@ -105,6 +112,23 @@ def test_one_port_answers_for_all() -> None:
         running.process.terminate()
         assert running.end() == 0
     assert "Traceback" not in "".join(running.log)
+
+
+def test_a_replica_that_dies_loading_is_started_again_while_another_serves(tmp_path: Path) -> None:
+    serves = tmp_path / "the other serves"
+
+    def is_ready() -> bool:
+        with suppress(ConnectionError):
+            return running.status("/ready") == 200
+        return False
+
+    with supervised(free_port(), replicas=2, fails_when=str(serves)) as running:
+        until(is_ready)
+        serves.touch()
+        running.until_ready()  # which both say together
+        running.process.terminate()
+        assert running.end() == 0
+    assert "replica 1 has ended with status 1: starting it again now" in "".join(running.log)
 
 
 def test_many_clients_at_once_and_some_that_do_not_behave() -> None:

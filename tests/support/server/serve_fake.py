@@ -2,7 +2,8 @@
 
 FAKE_OPTIONS may have ``server``, further fields of the server's configuration, ``first``, those
 that are others before the first restart, ``replicas``, how many servers there are, and
-``restart_when``, the path of a file that a restarted server waits for before it starts. One more
+``restart_when``, the path of a file that a restarted server waits for before it starts, and
+``fails_when``, that of one at which the first start of replica 1 fails. One more
 argument, ``supervised``, runs it under the parent process of ``asyncllm serve``. SIGUSR1 ends its
 engine.
 """
@@ -37,6 +38,7 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
     first = fields.pop("first", {})
     replicas = fields.pop("replicas", 1)
     restart_when = fields.pop("restart_when", None)
+    fails_when = fields.pop("fails_when", None)
     config = ServerConfig(port=int(port), drain_seconds=float(drain_seconds), **given)
     parent = None
     if supervised:
@@ -55,8 +57,11 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
         parent = outcome
         if not parent.restarts:
             fields |= first
-        while parent.restarts and restart_when and not os.path.exists(restart_when):
-            time.sleep(0.01)
+        if parent.restarts and restart_when:
+            wait_for(restart_when)
+        if parent.replica == 1 and not parent.restarts and fails_when:
+            wait_for(fails_when)
+            return 1
 
     # The parent imports as little as that of ``asyncllm serve``.
     from asyncllm.errors import ModelError
@@ -75,6 +80,11 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
     deaths: list[Callable[[], object]] = []  # the main thread, which is not the loop's, calls it
     signal.signal(signal.SIGUSR1, lambda *_: deaths[0]())
     return run(make, config, parent=parent)
+
+
+def wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ def test_a_server_that_never_served_is_not_started_again(restarts: Restarts) -> 
     assert restarts.count == 0
 
 
+def test_a_server_that_never_served_is_started_again_while_others_serve(restarts: Restarts) -> None:
+    delays = [restarts.delay(others_serve=True) for _ in range(FAILED_STARTS)]
+    assert delays == [0, 1, 2, 4, None]
+
+
 def test_the_delay_doubles_up_to_a_bound(restarts: Restarts) -> None:
     delays = []
     for _ in range(9):
