@@ -94,8 +94,8 @@ class InheritedPort(OwnPort):
         self._listener = listener
 
     def ready(self, about: str) -> None:
+        self._parent.ready(about)  # first: whoever reads the line may end this process at once
         super().ready(about)
-        self._parent.ready(about)
         asyncio.get_running_loop().add_reader(self._parent.fileno(), self._adopt)
 
     def close(self) -> None:

@@ -10,10 +10,12 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncllm.executor import thread_executor as executor_module
 from asyncllm.executor.thread_executor import ThreadExecutor
+from asyncllm.wire.messages import StepPlan
 from tests.support.server.serve_hanging import LIMITS, HangingWorker
 
 START = """
@@ -80,7 +82,8 @@ def test_nothing_is_printed(name: str) -> None:
 async def hanging_executor() -> ThreadExecutor:
     executor = ThreadExecutor(HangingWorker)
     await executor.start()
-    executor.submit(b"plan", lambda outcome: None)
+    plan = StepPlan(step=0, rows=b"", new_pages=b"", admits=())
+    executor.submit(msgspec.msgpack.encode(plan), lambda outcome: None)
     return executor
 
 
