@@ -19,6 +19,17 @@ def list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
     return lambda text: [kind(item) for item in text.split(",")]
 
 
+def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    """One of these, as it is written."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is not among {', '.join(choices)}")
+        return text
+
+    return parse
+
+
 def positive(kind: Callable[[str], N]) -> Callable[[str], N]:
     """A finite number above 0."""
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_options, config_from_args, usage_error
+from asyncllm.cli.values import list_of, one_of
 from asyncllm.config import EngineConfig
 from asyncllm.startup.compile_job import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asyncllm.attention.flashinfer.library import Capability, Library
     from asyncllm.cli.parser import CommandParser
     from asyncllm.models.spec import ModelSpec
@@ -61,14 +60,14 @@ def configure(kernels: CommandParser) -> None:
     )
     parser.add_argument(
         "--head-dim",
-        type=_list_of(_HEAD_DIMS),
+        type=list_of(one_of(_HEAD_DIMS)),
         metavar="LIST",
         help="without a MODEL: head sizes, among 64, 128 and 256 (default: 64,128)",
     )
     parser.add_argument(
         "--dtype",
         dest="dtypes",  # EngineConfig.dtype is a single one
-        type=_list_of(_DTYPES),
+        type=list_of(one_of(_DTYPES)),
         default=["bfloat16"],
         metavar="LIST",
         help="compute types, among bfloat16 and float16 (default: bfloat16)",
@@ -181,16 +180,3 @@ def _build_triton(args: argparse.Namespace, folders: dict[str, Path], config: En
                 f"{name}: {count} of Triton's kernels in {dtype} for {gpu.name}: "
                 f"{time.perf_counter() - started:.1f} s, in {job.cache}"
             )
-
-
-def _list_of(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """An argparse type: comma-separated values, each among ``choices``."""
-
-    def parse(text: str) -> list[str]:
-        values = text.split(",")
-        for value in values:
-            if value not in choices:
-                raise argparse.ArgumentTypeError(f"{value!r} is not among {', '.join(choices)}")
-        return values
-
-    return parse
