@@ -104,11 +104,7 @@ async def load(
     Raises:
         ModelError: the model cannot be found or served; the message says why.
     """
-    template_source = None
-    if config.chat_template is not None:  # first: it may be wrong, and a download takes long
-        template_source = await asyncio.to_thread(read_template, config.chat_template)
-    folder = await _find(config.model, config.revision)
-    text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
+    template_source, folder, text_folder = await _find_files(config)
     spec = read_spec(folder)
     defaults = _default_params(spec)
     default_embedding = read_embedding_params(folder)
@@ -205,11 +201,7 @@ def _publish(cache: KVCacheManager, kv_events: KVEventPublisher) -> None:
 
 async def load_replicas(config: EngineConfig) -> Loaded:
     """Replicas in processes of their own; texts become tokens here. Raises like ``load``."""
-    template_source = None
-    if config.chat_template is not None:
-        template_source = await asyncio.to_thread(read_template, config.chat_template)
-    folder = await _find(config.model, config.revision)
-    text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
+    template_source, folder, text_folder = await _find_files(config)
     spec = read_spec(folder)
     parts = _default_params(spec), read_embedding_params(folder)
     text = await run_in_daemon(_load_text, text_folder, config, template_source)
@@ -224,6 +216,16 @@ async def load_replicas(config: EngineConfig) -> Loaded:
         raise
     # Each replica publishes its own KV events.
     return Loaded(spec, *text, structured, *parts, engine, engine, None, None, bill)
+
+
+async def _find_files(config: EngineConfig) -> tuple[str | None, Path, Path]:
+    """The chat template that was given, if any, and the folders of the model and its tokenizer."""
+    template_source = None
+    if config.chat_template is not None:  # first: it may be wrong, and a download takes long
+        template_source = await asyncio.to_thread(read_template, config.chat_template)
+    folder = await _find(config.model, config.revision)
+    text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
+    return template_source, folder, text_folder
 
 
 def _executor(
