@@ -29,15 +29,6 @@ BODY = {"prompt": "abc"}
 ENDLESS = {"prompt": "ab", "stream": True, "max_tokens": 3000, "ignore_eos": True}
 
 
-@pytest.fixture
-async def llm() -> AsyncIterator[FakeLLM]:
-    fake = FakeLLM()
-    await fake.start()
-    yield fake
-    await until_idle(fake)
-    await fake.aclose()
-
-
 def asgi(llm: FakeLLM, **options: Any) -> AsgiApp:
     return AsgiApp(llm, InProcess(llm, ServerConfig(**options)))
 

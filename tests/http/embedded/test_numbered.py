@@ -13,16 +13,6 @@ from asyncllm.server.arrivals.routed import LAST_WORDS_HEADER, LOST
 from asyncllm.server.embedded.exchange import InProcess, ask
 from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
-from tests.support.server.polling import until_idle
-
-
-@pytest.fixture
-async def llm() -> AsyncIterator[FakeLLM]:
-    fake = FakeLLM()
-    await fake.start()
-    yield fake
-    await until_idle(fake)
-    await fake.aclose()
 
 
 async def post(server: InProcess, path: str, body: dict[str, Any]) -> tuple[dict[str, str], bytes]:
