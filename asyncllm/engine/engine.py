@@ -245,7 +245,7 @@ class Engine:
     def _on_result(self, outcome: bytes | EngineDead) -> None:
         """The executor is done with the oldest step."""
         self._outcomes.append(outcome)
-        if not self._scheduled:  # else that call takes it: one call of ``_advance`` in a turn
+        if not self._scheduled:  # else that call takes it, in the next turn at the latest
             self._advance()
 
     def _advance_soon(self) -> None:
@@ -274,9 +274,9 @@ class Engine:
             if not isinstance(error, Exception):  # such as KeyboardInterrupt, which ends the loop
                 raise
             log.exception("the engine stopped")
-        # What was delivered may have ended requests, which lets others run.
-        if self._undelivered is not None or self._outcomes or self._steps.has_room:
-            self._advance_soon()
+        # What was delivered may have ended requests, which lets others run. A result that arrives
+        # in this turn of the loop waits for that call too: a turn delivers once.
+        self._advance_soon()
 
     def _take(self, outcome: bytes | EngineDead) -> None:
         """Apply a result, submit what follows from it, and begin to deliver it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -312,6 +313,22 @@ async def test_a_turn_of_the_loop_delivers_no_more_than_its_share() -> None:
             most = max(most, engine.stats.generation_tokens - before)
         assert engine.stats.running > DELIVERIES_PER_TURN
         assert 0 < most <= DELIVERIES_PER_TURN
+
+
+async def test_results_that_arrive_together_are_delivered_in_turns_of_their_own() -> None:
+    async with running(step=0.05) as (engine, executor), asyncio.timeout(5):
+        sink = ListSink()
+        engine.add([1, 2], SamplingParams(max_tokens=8), sink)
+        while executor.in_flight < 2:
+            await asyncio.sleep(0)
+        time.sleep(0.1)  # both timers are due in the next turn of the loop
+        while not sink.deltas:
+            await asyncio.sleep(0)
+        assert len(sink.deltas) == 1
+        await asyncio.sleep(0)
+        assert len(sink.deltas) == 2
+        await sink.over.wait()
+        assert executor.most_in_flight == 2
 
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
