@@ -319,14 +319,15 @@ async def test_results_that_arrive_together_are_delivered_in_turns_of_their_own(
     async with running(step=0.05) as (engine, executor), asyncio.timeout(5):
         sink = ListSink()
         engine.add([1, 2], SamplingParams(max_tokens=8), sink)
-        while executor.in_flight < 2:
+        for _ in range(10):
             await asyncio.sleep(0)
-        time.sleep(0.1)  # both timers are due in the next turn of the loop
-        while not sink.deltas:
+        assert executor.in_flight == 2
+        asyncio.get_running_loop().call_soon(time.sleep, 0.1)  # then both timers are due at once
+        seen = set()
+        for _ in range(10):
             await asyncio.sleep(0)
-        assert len(sink.deltas) == 1
-        await asyncio.sleep(0)
-        assert len(sink.deltas) == 2
+            seen.add(len(sink.deltas))
+        assert seen == {0, 1, 2}
         await sink.over.wait()
         assert executor.most_in_flight == 2
 
