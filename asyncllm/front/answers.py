@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 #: Of what a replica says of itself, what all together are: the first that there is.
 _STATES: Final = ("ok", "idle", "draining", "loading", "stalled", "dead")
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
-_TYPE: Final = re.compile(rb"\r\ncontent-type:[ \t]*([^\r]*)\r\n", re.IGNORECASE)
+#: Headers of a replica's answer that say how it was sent; the rest are the client's to see.
+_OF_SENDING: Final = frozenset((b"content-length", b"connection", b"keep-alive"))
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Answer(NamedTuple):
+    """What a replica answers, or several together.
+
+    Attributes:
+        headers: names, in lower case, and values; without those that say how it is sent.
+    """
+
     status: int
-    content_type: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
 
     def json(self) -> dict[str, Any]:
@@ -30,29 +37,34 @@ class Answer(NamedTuple):
         return found if isinstance(found, dict) else {}
 
 
+def of_headers(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Answer:
+    """Of an answer that is whole, with headers of all kinds."""
+    lower = ((name.lower(), value) for name, value in headers)
+    return Answer(status, tuple(one for one in lower if one[0] not in _OF_SENDING), body)
+
+
 def read_answer(data: bytes) -> Answer | None:
     """Of a connection that has ended; None if it is not whole."""
     head, end, body = data.partition(b"\r\n\r\n")
-    if not end or not head[9:12].isdigit():
+    start, *lines = head.split(b"\r\n")
+    if not end or not start[9:12].isdigit():
         return None
-    length = _LENGTH.search(head + b"\r\n")
-    if length is not None and len(body) < int(length[1]):
+    split = (line.partition(b":") for line in lines)
+    headers = [(name.lower(), value.strip()) for name, _, value in split]
+    length = dict(headers).get(b"content-length", b"")
+    if length.isdigit() and len(body) < int(length):
         return None
-    found = _TYPE.search(head + b"\r\n")
-    return Answer(int(head[9:12]), found[1] if found else b"", body)
+    return of_headers(int(start[9:12]), headers, body)
 
 
 def as_bytes(answer: Answer, *, with_body: bool, is_last: bool) -> bytes:
     """The whole of HTTP's answer."""
-    reason = {200: "OK", 503: "Service Unavailable"}.get(answer.status, "Answer")
-    head = (
-        f"HTTP/1.1 {answer.status} {reason}\r\n"
-        f"Content-Type: {answer.content_type.decode('latin-1')}\r\n"
-        f"Content-Length: {len(answer.body)}\r\n"
-        f"X-Request-Id: {os.urandom(16).hex()}\r\n"
-        "Server: asyncllm\r\n" + ("Connection: close\r\n" if is_last else "") + "\r\n"
-    )
-    return head.encode("latin-1") + (answer.body if with_body else b"")
+    start = f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, '')}".encode()
+    lines = [start, *(name.title() + b": " + value for name, value in answer.headers)]
+    lines.append(b"Content-Length: %d" % len(answer.body))
+    if is_last:
+        lines.append(b"Connection: close")
+    return b"\r\n".join((*lines, b"", b"")) + (answer.body if with_body else b"")
 
 
 def health(answers: Sequence[Answer | None]) -> Answer | None:
@@ -64,10 +76,11 @@ def health(answers: Sequence[Answer | None]) -> Answer | None:
     status = next((state for state in _STATES if state in found), "dead")
     whole: dict[str, Any] = {"status": status}
     whole |= {name: _sum(bodies, name) for name in ("steps_done", "running", "waiting")}
-    lives = any(answer is not None and answer.status == 200 for answer in answers)
-    if not lives:
+    if (best := first(answers)) is None:
+        return None
+    if best.status != 200:
         whole |= {"error": next((body["error"] for body in bodies if "error" in body), None)}
-    return _json(200 if lives else 503, {**whole, "replicas": bodies})
+    return _json(best, {**whole, "replicas": bodies})
 
 
 def ready(answers: Sequence[Answer | None]) -> Answer | None:
@@ -75,20 +88,21 @@ def ready(answers: Sequence[Answer | None]) -> Answer | None:
     if (refusal := _refusal(answers)) is not None:
         return refusal
     count = sum(answer is not None and answer.status == 200 for answer in answers)
-    if not count:
-        return first(answers)
-    return _json(200, {"status": "ready", "replicas": len(answers), "replicas_ready": count})
+    best = first(answers)
+    if not count or best is None:
+        return best
+    return _json(best, {"status": "ready", "replicas": len(answers), "replicas_ready": count})
 
 
 def load(answers: Sequence[Answer | None]) -> Answer | None:
     """The sum, and each one's."""
-    refused = worst(answers)
-    if refused is None or refused.status != 200:
-        return refused
+    like = worst(answers)
+    if like is None or like.status != 200:
+        return like
     bodies = [None if answer is None else answer.json() for answer in answers]
     known = [body for body in bodies if body is not None]
     names = dict.fromkeys(name for body in known for name in body)
-    return _json(200, {**{name: _sum(known, name) for name in names}, "replicas": bodies})
+    return _json(like, {**{name: _sum(known, name) for name in names}, "replicas": bodies})
 
 
 def first(answers: Sequence[Answer | None]) -> Answer | None:
@@ -127,8 +141,9 @@ def _refusal(answers: Sequence[Answer | None]) -> Answer | None:
     return next((answer for answer in given if 400 <= answer.status < 500), None)
 
 
-def _json(status: int, body: dict[str, Any]) -> Answer:
-    return Answer(status, b"application/json; charset=utf-8", msgspec.json.encode(body))
+def _json(like: Answer, body: dict[str, Any]) -> Answer:
+    """With the status and the headers of that answer, which is JSON too."""
+    return like._replace(body=msgspec.json.encode(body))
 
 
 def _sum(bodies: Sequence[dict[str, Any]], name: str) -> int:

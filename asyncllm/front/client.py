@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncllm.front.request import read_head
+from asyncllm.front.request import is_malformed, read_head
 
 if TYPE_CHECKING:
     import socket
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Of a request's bytes, the front waits for so many. A longer one is routed by its beginning, and
 #: cannot move to another replica.
 MOST_BYTES = 2**20
-#: A head that is longer than this is left to a replica.
+#: A head that is longer than this is left to a replica, as is one that is not well-formed.
 MOST_HEAD = 64 * 1024
 
 
@@ -85,7 +85,7 @@ class Client:
     def is_enough(self) -> bool:
         """Whether a replica can be chosen."""
         if self.head is None:
-            return len(self.data) > MOST_HEAD
+            return len(self.data) > MOST_HEAD or is_malformed(self.data)
         if self.room.left < 0:
             return True
         wanted = self.head.body_bytes

@@ -273,7 +273,7 @@ class Front:
         pages = [None if answer is None else answer.body.decode() for answer in answers]
         self._own.ready = sum(replica.is_ready for replica in self._replicas)
         text = self._own.page() + self._totals.merged(pages)
-        return Answer(200, metrics.CONTENT_TYPE, text.encode())
+        return found._replace(body=text.encode())
 
     def _answer(
         self,

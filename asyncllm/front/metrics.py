@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 #: Gauges that gateways read, by names of another server, without labels of ours: added up.
 _ADDED: Final = frozenset(("vllm:num_requests_running", "vllm:num_requests_waiting"))

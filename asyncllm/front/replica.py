@@ -99,13 +99,16 @@ class Replica:
         A replica that was stopped (SIGSTOP) is killed: nobody else can have its requests before.
         """
         server = self.server
-        if server is None or server.channel is None or server.pid is None or not server.accepts:
+        if server is None or server.pid is None:
             return
-        if self._missed >= MOST_MISSED and _is_stopped(server.pid):
+        if not server.accepts:  # it is loading, and does not answer pings yet
+            self._missed = self._missed + 1 if _is_stopped(server.pid) else 0
+        else:
+            self._missed += 1
+            server.tell(PING)
+        if self._missed > MOST_MISSED and _is_stopped(server.pid):
             log.error("replica %d is stopped: killing it", server.index)
             os.kill(server.pid, signal.SIGKILL)
-        self._missed += 1
-        server.tell(PING)
 
     def answered(self) -> None:
         """It has answered a ping."""

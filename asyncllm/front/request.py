@@ -14,6 +14,9 @@ _CLOSES: Final = re.compile(rb"\r\nconnection:[^\r]*\bclose\b", re.IGNORECASE)
 #: Ids of responses end with the replica that has them.
 _RESPONSE: Final = re.compile(rb"/resp_[0-9a-f]{30}([0-9a-f]{2})(?=/|$)")
 _PREVIOUS: Final = re.compile(rb'"previous_response_id"\s*:\s*"resp_[0-9a-f]{30}([0-9a-f]{2})"')
+#: Ids of what a response consists of: the response's, and four digits.
+_ITEM: Final = re.compile(rb'"id"\s*:\s*"[a-z]+_[0-9a-f]{30}([0-9a-f]{2})[0-9a-f]{4}"')
+_BARE: Final = re.compile(rb"(?<!\r)\n")
 
 
 class Head(NamedTuple):
@@ -34,7 +37,7 @@ class Head(NamedTuple):
 
 
 def read_head(data: bytes | bytearray) -> Head | None:
-    """None: it has not ended yet."""
+    """None: it has not ended yet, or is not well-formed."""
     end = data.find(b"\r\n\r\n")
     if end < 0:
         return None
@@ -49,11 +52,19 @@ def read_head(data: bytes | bytearray) -> Head | None:
     return Head(method, path.partition("?")[0], end + 4, body_bytes, is_last)
 
 
+def is_malformed(head: bytes) -> bool:
+    """Whether a line of it does not end as HTTP's do; such a head may have no end either."""
+    return _BARE.search(head) is not None
+
+
 def home_of(path: str, body: bytes) -> int | None:
-    """The replica that has the response which is named in the path, or is to be continued."""
+    """The replica that has the response which is named in the path, or is to be continued.
+
+    It may also be continued by naming what it consists of.
+    """
     if not path.startswith("/v1/responses"):
         return None
-    found = _RESPONSE.search(path.encode()) or _PREVIOUS.search(body)
+    found = _RESPONSE.search(path.encode()) or _PREVIOUS.search(body) or _ITEM.search(body)
     return None if found is None else int(found[1], 16)
 
 

@@ -8,7 +8,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from asyncllm.errors import NotReady
 from asyncllm.front.answers import Answer, first, merger
-from asyncllm.front.metrics import CONTENT_TYPE, labelled
+from asyncllm.front.metrics import labelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,4 +58,4 @@ def _metrics(answers: Answers) -> Answer | None:
     if (found := first(list(known.values()))) is None or found.status != 200:
         return found
     text = labelled({name: answer.body.decode() for name, answer in known.items()})
-    return Answer(200, CONTENT_TYPE, text.encode())
+    return found._replace(body=text.encode())

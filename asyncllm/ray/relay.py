@@ -20,7 +20,7 @@ from asyncllm.server.http.errors import HttpError, error_response
 from asyncllm.server.http.middleware import new_request_id, request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
     from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
@@ -79,11 +79,11 @@ class Relay:
             if answer is None:
                 await self._relay(request, send)
             else:
-                headers = {"Content-Type": answer.content_type.decode("latin-1")}
-                await _respond(send, answer.status, headers, answer.body)
+                await _respond(send, answer.status, answer.headers, answer.body)
         except AsyncLLMError as error:
             refused = _error_writer(path)(error)
-            await _respond(send, refused.status, refused.headers, refused.body)
+            lines = [(k.lower().encode(), v.encode("latin-1")) for k, v in refused.headers.items()]
+            await _respond(send, refused.status, lines, refused.body)
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The whole body; None if the client has left.
@@ -173,7 +173,8 @@ def _error_writer(path: str) -> ErrorWriter:
     )
 
 
-async def _respond(send: Send, status: int, headers: Mapping[str, str], body: object) -> None:
-    lines = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
+async def _respond(
+    send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: object
+) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

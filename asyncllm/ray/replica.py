@@ -12,7 +12,7 @@ import h11
 from ray import serve
 
 from asyncllm.errors import EngineDead
-from asyncllm.front.answers import Answer
+from asyncllm.front.answers import Answer, of_headers
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.ray.request import MOST_NUMBERS, NUMBER
 from asyncllm.ray.scaling import LOAD, load
@@ -82,7 +82,7 @@ class Replica:
         parts = self.answer(request)
         status, headers = cast("tuple[int, Headers]", await anext(parts))
         body = b"".join([cast("bytes", part) async for part in parts])
-        return self._name, Answer(status, dict(headers).get(b"content-type", b""), body)
+        return self._name, of_headers(status, headers, body)
 
     async def check_health(self) -> None:
         """

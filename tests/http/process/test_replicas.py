@@ -81,8 +81,9 @@ def test_one_port_answers_for_all() -> None:
                 assert (answer.status, bool(answer.read())) == (status, True)
                 assert sock in (None, client.sock)
                 sock = client.sock
-            client.request("HEAD", "/health")
-            assert client.getresponse().read() == b""
+            client.request("HEAD", "/health", headers={"X-Request-Id": "mine"})
+            answer = client.getresponse()
+            assert (answer.headers["X-Request-Id"], answer.read()) == ("mine", b"")
             for i in range(4):
                 client.request("POST", "/generate", json.dumps({"prompt": f"{i}", "max_tokens": 9}))
                 assert json.load(client.getresponse())["text"] == f"{i}"
@@ -97,6 +98,8 @@ def test_one_port_answers_for_all() -> None:
         for response in made * 2:
             more = {**body, "previous_response_id": response["id"]}
             assert running.ask("POST", "/v1/responses", more)[0] == 200
+            item = {"type": "item_reference", "id": response["output"][0]["id"]}
+            assert running.ask("POST", "/v1/responses", {**body, "input": [item]})[0] == 200
             assert running.status(f"/v1/responses/{response['id']}") == 200
 
         # By its name a request is found where it is.

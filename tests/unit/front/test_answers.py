@@ -11,7 +11,7 @@ import pytest
 from asyncllm.front.answers import Answer, as_bytes, health, load, merger, read_answer, ready, worst
 from asyncllm.front.client import Client, Room
 from asyncllm.front.metrics import Totals
-from asyncllm.front.request import closing, read_head
+from asyncllm.front.request import closing, home_of, read_head
 
 
 @pytest.mark.parametrize(
@@ -61,19 +61,45 @@ def test_what_is_not_http_has_a_head_too() -> None:
     assert (head.method, head.path, head.is_last) == ("", "", True)
 
 
+def test_a_head_with_bare_line_feeds_is_left_to_a_replica() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        client = Client(ours, 1, Room(100))
+        client.add(b"GET / HTTP/1.1\r\nHost: x\r")
+        assert not client.is_enough()
+        client.add(b"\nAccept: y\n")
+        assert client.is_enough()
+        client.close()
+
+
+def test_a_response_is_continued_where_it_is() -> None:
+    there = f"{30 * 'a'}07"
+    for body in (
+        {"previous_response_id": f"resp_{there}"},
+        {"input": [{"type": "item_reference", "id": f"msg_{there}0001"}]},
+    ):
+        assert home_of("/v1/responses", json.dumps(body).encode()) == 7
+    assert home_of(f"/v1/responses/resp_{there}/cancel", b"") == 7
+    quoted = json.dumps({"input": json.dumps(body)}).encode()
+    assert home_of("/v1/responses", quoted) is None
+    assert home_of("/v1/chat/completions", json.dumps(body).encode()) is None
+
+
 def test_a_question_ends_its_connection() -> None:
     asked = b"HEAD /load HTTP/1.1\r\nConnection: keep-alive\r\nHost: x\r\n\r\n"
     assert closing(asked) == b"GET /load HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 def answer(body: Any, status: int = 200) -> Answer:
-    return Answer(status, b"application/json", json.dumps(body).encode())
+    return Answer(status, ((b"content-type", b"application/json"),), json.dumps(body).encode())
 
 
 def test_an_answer_is_read_and_written() -> None:
-    one = Answer(503, b"text/plain", b"no")
+    headers = ((b"retry-after", b"3"), (b"access-control-allow-origin", b"*"))
+    one = Answer(503, headers, b"no")
     data = as_bytes(one, with_body=True, is_last=True)
     assert read_answer(data) == one
+    assert data.startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 3\r\n")
     assert read_answer(data[:30]) is None
     assert read_answer(data[:-1]) is None
     assert read_answer(b"") is None
@@ -97,7 +123,16 @@ def test_all_are_as_healthy_as_the_best() -> None:
     wrong = answer({"error": {}}, 400)
     for merge in (health, ready, load, worst):
         assert merge([wrong, wrong]) == wrong
-        assert merge([None, None]) is None or merge is health
+        assert merge([None, None]) is None
+
+
+def test_a_merged_answer_has_the_headers_of_one() -> None:
+    one = answer({"status": "ok"})._replace(headers=((b"x-request-id", b"mine"),))
+    for merge in (health, ready, load):
+        found = merge([None, one, one])
+        assert found is not None
+        assert (found.status, found.headers) == (200, one.headers)
+        assert found.body != one.body
 
 
 def test_some_are_ready_and_all_are_counted() -> None:

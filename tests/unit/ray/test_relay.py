@@ -171,17 +171,18 @@ async def test_a_body_is_read_until_it_is_too_long() -> None:
 
 async def test_all_are_asked_what_concerns_all() -> None:
     answers = [
-        ("abc", Answer(200, b"application/json", b'{"server_load": 1}')),
-        ("xyz", Answer(200, b"application/json", b'{"server_load": 2}')),
+        ("abc", Answer(200, ((b"vary", b"Origin"),), b'{"server_load": 1}')),
+        ("xyz", Answer(200, ((b"vary", b"Origin"),), b'{"server_load": 2}')),
     ]
     handle = Handle(of_all=answers)
     sent = await ask(handle, "/load", "GET", (b"",))
     assert sent.body.startswith(b'{"server_load":3,')
+    assert sent.headers[b"vary"] == b"Origin"
     assert [request.method for request in handle.requests] == [b"GET"]
 
 
 async def test_one_that_fails_says_nothing() -> None:
-    answers = [("abc", Answer(200, b"", b'{"status": "idle"}')), ActorDiedError()]
+    answers = [("abc", Answer(200, (), b'{"status": "idle"}')), ActorDiedError()]
     sent = await ask(Handle(of_all=answers), "/health", "HEAD", (b"",))
     assert (sent.status, b'"dead"' in sent.body) == (200, True)
 
