@@ -1,7 +1,8 @@
 """An accept loop that takes many connections in one turn of the event loop.
 
 uvloop accepts one connection per turn: when a thousand clients connect at once, the last one waits
-for a thousand turns, in which steps run and requests are answered.
+for a thousand turns, in which steps run and requests are answered. To accept is cheap; to serve a
+connection is not, so that is spread over turns, and a health check does not wait behind the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import logging
 import socket
 import struct
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -22,8 +24,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Connections accepted in one turn: about 10 ms of work, parsing their headers included.
-ACCEPTS_PER_TURN: Final = 128
+#: Connections accepted in one turn: about 15 ms of work.
+ACCEPTS_PER_TURN: Final = 1024
+#: Of these, so many begin to be served in one turn: about 3 ms of work, with parsing their headers.
+SERVED_PER_TURN: Final = 32
+#: The beginnings of requests that are served at once.
+PROBES: Final = (b"GET /health", b"GET /ready", b"GET /ping", b"GET /live", b"GET /metrics")
 #: Limits of a TLS handshake, and of waiting for the client's last word when a connection closes.
 HANDSHAKE_SECONDS: Final = 10.0
 GOODBYE_SECONDS: Final = 2.0
@@ -71,6 +77,10 @@ class Acceptor:
         self._connect = connect
         self._waits = waits
         self._tls = tls
+        #: Accepted, not served yet: those that had sent nothing when last looked at, and others.
+        self._silent: deque[socket.socket] = deque()
+        self._waiting: deque[socket.socket] = deque()
+        self._is_serving = False
         self._attaching: set[asyncio.Task[None]] = set()
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
         self._logged_at = -LOG_SECONDS
@@ -93,6 +103,10 @@ class Acceptor:
             listening.close()
         for retry in self._retries.values():
             retry.cancel()
+        for connection in (*self._waiting, *self._silent):
+            self._start(self._attach(connection))
+        self._waiting.clear()
+        self._silent.clear()
         if self._attaching:
             if self._tls is not None:
                 for task in self._attaching:
@@ -137,18 +151,39 @@ class Acceptor:
             try:
                 connection, _ = listening.accept()
             except (BlockingIOError, InterruptedError):
-                return
+                break
             except OSError as error:
                 if error.errno in _BROKEN:
                     continue
                 self._pause(listening, error)
-                return
-            if (age := _age(connection)) is not None:
-                self._waits.observe(age)
-            self._start(self._attach(connection))
+                break
+            connection.setblocking(False)
+            self._silent.append(connection)
+        if not self._is_serving:
+            self._serve()
+
+    def _serve(self) -> None:
+        """Serve probes and some of the others; the rest in the next turns."""
+        silent, self._silent = self._silent, deque()
+        for connection in silent:
+            beginning = _peek(connection)
+            if beginning is None:
+                self._silent.append(connection)
+            elif beginning.startswith(PROBES):
+                self._start(self._attach(connection))
+            else:
+                self._waiting.append(connection)
+        for _ in range(SERVED_PER_TURN):
+            if not (queue := self._waiting or self._silent):
+                break
+            self._start(self._attach(queue.popleft()))
+        self._is_serving = bool(self._waiting or self._silent)
+        if self._is_serving:
+            self._loop.call_soon(self._serve)
 
     async def _attach(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
+        if (age := _age(connection)) is not None:
+            self._waits.observe(age)
         try:
             if self._tls is None:
                 await self._loop.connect_accepted_socket(self._connect, connection)
@@ -184,6 +219,16 @@ class Acceptor:
     def _resume(self, listening: socket.socket) -> None:
         del self._retries[listening]
         self._loop.add_reader(listening, self._accept, listening)
+
+
+def _peek(connection: socket.socket) -> bytes | None:
+    """What its client has sent first; None if that has not arrived, empty at the end."""
+    try:
+        return connection.recv(16, socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 def _age(connection: socket.socket) -> float | None:

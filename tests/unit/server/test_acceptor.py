@@ -51,11 +51,13 @@ def flaky(failures: list[int]) -> Flaky:
     return listening
 
 
-def connect(listening: socket.socket, count: int) -> list[socket.socket]:
+def connect(
+    listening: socket.socket, count: int, begins: bytes = b"GET /v1/models"
+) -> list[socket.socket]:
     clients = []
     for _ in range(count):
         client = socket.create_connection(listening.getsockname()[:2])
-        client.sendall(b"x")
+        client.sendall(begins)
         clients.append(client)
     return clients
 
@@ -90,6 +92,30 @@ def test_it_accepts_many_in_one_turn(new_loop: Callable[[], asyncio.AbstractEven
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())
+
+
+async def test_probes_are_served_before_others() -> None:
+    made: list[asyncio.BaseTransport] = []
+    [listening] = bind("127.0.0.1", 0)
+    clients = connect(listening, 100)
+    silent = connect(listening, 2, b"")
+    probe, late = connect(listening, 1, b"GET /health HTTP/1.1\r\n")[0], silent[1]
+    accepting = Acceptor([listening], lambda: Connected(made), Waits())
+
+    def place(client: socket.socket) -> int:
+        peers = [transport.get_extra_info("peername") for transport in made]
+        return peers.index(client.getsockname())
+
+    await turns_until(lambda: bool(made))
+    assert len(made) < 40
+    assert place(probe) == 0
+    late.sendall(b"GET /ready HTTP/1.1\r\n")
+    await turns_until(lambda: len(made) == 103)
+    assert place(late) < 100
+    assert place(silent[0]) == 102
+    await accepting.aclose()
+    for client in (*clients, *silent, probe):
+        client.close()
 
 
 async def test_without_files_it_waits_and_says_so_once(
