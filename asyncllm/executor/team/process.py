@@ -41,7 +41,7 @@ class PeerProcess:
         fds: Collection[int] = (),
         env: Mapping[str, str] | None = None,
     ):
-        """Start ``python -m module``, whose main begins with ``enter_team``.
+        """Start ``python -P -m module``, whose main begins with ``enter_team``.
 
         Args:
             settings: what ``enter_team`` returns there; anything that msgspec encodes.
@@ -71,7 +71,8 @@ class PeerProcess:
             inherited = settings_fd, status_fd, read_end
             arguments = PeerArguments(os.getpid(), rank, *inherited)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, arguments)],
+                # -P: the current folder may hold anything.
+                [sys.executable, "-P", "-m", module, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(*inherited, *fds),
                 env={**os.environ, "PYTHONPATH": _python_path(), **(env or {})},
