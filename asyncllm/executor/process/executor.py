@@ -30,7 +30,7 @@ from asyncllm.executor.process.reports import (
 )
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.monitor import Monitor
-from asyncllm.executor.team.process import PeerProcess, close_peers
+from asyncllm.executor.team.process import PeerProcess, close_peers, start_peer
 from asyncllm.executor.team.status import operation_of
 from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.executor import ResultHandler
@@ -66,7 +66,7 @@ class ProcessExecutor:
 
     That process runs what ``ThreadExecutor`` runs in a thread, and starts the other ranks. Plans
     and results cross one socket, as bytes; everything else crosses another one. The loop reads
-    both itself. Linux ends the process with the thread that started it, and with this process.
+    both itself. Linux ends the process with this process.
 
     Args:
         folder: of the model.
@@ -163,7 +163,7 @@ class ProcessExecutor:
             level = log.getEffectiveLevel()
             settings = ExecutorSettings(self._config, folder, text_folder, *fds, level)
             try:
-                process = PeerProcess(0, "asyncllm.executor.process.main", settings, fds)
+                process = start_peer(0, "asyncllm.executor.process.main", settings, fds)
             except BaseException as error:
                 plans.close()
                 control.close()

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _run(settings: PeerSettings, status: PeerStatus, reports: ReportLine) -> None:
-    status.set("importing", 0)
+    status.set("importing", -1)
     import torch
 
     from asyncllm.executor.build import build_worker
@@ -77,9 +77,9 @@ def _run(settings: PeerSettings, status: PeerStatus, reports: ReportLine) -> Non
 
     def join_others(device: torch.device) -> GroupRanks:
         reports.send(Joining())
-        status.set("joining the other ranks", 0)
+        status.set("joining the other ranks", -1)
         ranks = join(open_store(settings.store, config.tp), rank, config.tp, device)
-        status.set("loading", 0)
+        status.set("loading", -1)
         return ranks
 
     folder = Path(settings.folder)

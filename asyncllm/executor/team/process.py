@@ -8,8 +8,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,7 +32,7 @@ class PeerProcess:
     It has a session of its own, so Ctrl-C in the terminal reaches only the parent, which drains.
     Linux kills it when the thread that made this object ends (``die_with``) and, as this does not
     see every end, when the parent process has ended (``die_at_end_of``). So make it in a thread
-    that lives as long as the engine.
+    that lives as long as the engine, or with ``start_peer``.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class PeerProcess:
         fds: Collection[int] = (),
         env: Mapping[str, str] | None = None,
     ):
-        """Start ``python -m module``, whose main begins with ``enter_team``.
+        """Start ``python -P -m module``, whose main begins with ``enter_team``.
 
         Args:
             settings: what ``enter_team`` returns there; anything that msgspec encodes.
@@ -71,7 +73,8 @@ class PeerProcess:
             inherited = settings_fd, status_fd, read_end
             arguments = PeerArguments(os.getpid(), rank, *inherited)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, arguments)],
+                # -P: the current folder may hold anything.
+                [sys.executable, "-P", "-m", module, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(*inherited, *fds),
                 env={**os.environ, "PYTHONPATH": _python_path(), **(env or {})},
@@ -84,6 +87,7 @@ class PeerProcess:
             on_error.pop_all()
         self.pid = self._process.pid
         self._status: PeerStatus | None = status
+        self._released = threading.Event()
 
     @property
     def exit_code(self) -> int | None:
@@ -130,6 +134,30 @@ class PeerProcess:
         self._status = None  # its memory goes with the last reader
         os.close(self.pidfd)
         os.close(self._lifeline)
+        self._released.set()
+
+
+def start_peer(rank: int, module: str, settings: object, fds: Collection[int] = ()) -> PeerProcess:
+    """Make a ``PeerProcess`` that outlives the calling thread: one of its own is the parent.
+
+    An event loop may be run by one thread after another.
+
+    Raises:
+        NotImplementedError, OSError: as ``PeerProcess``.
+    """
+    started: Future[PeerProcess] = Future()
+
+    def be_parent() -> None:
+        try:
+            peer = PeerProcess(rank, module, settings, fds)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(peer)
+        peer._released.wait()
+
+    threading.Thread(target=be_parent, name="asyncllm-parent", daemon=True).start()
+    return started.result()
 
 
 def close_peers(peers: Sequence[PeerProcess], timeout: float) -> None:

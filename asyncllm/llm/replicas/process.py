@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import ModelError
-from asyncllm.executor.team.process import PeerProcess
+from asyncllm.executor.team.process import PeerProcess, start_peer
 from asyncllm.llm.replicas.link import Link, unpack_error
 from asyncllm.startup.replica_config import replica_config
 from asyncllm.supervise.restarts import Restarts
@@ -73,7 +73,7 @@ class ReplicaProcess:
         ours, theirs = socket.socketpair()
         settings = {"socket": theirs.fileno(), "config": self._config}
         try:
-            self._process = PeerProcess(self._index, MODULE, settings, [theirs.fileno()])
+            self._process = start_peer(self._index, MODULE, settings, [theirs.fileno()])
         finally:
             theirs.close()
         self._loaded = loop.create_future()

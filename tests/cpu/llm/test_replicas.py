@@ -35,14 +35,11 @@ CHAT = [{"role": "user", "content": "Hello"}]
 
 
 def replicas() -> list[int]:
-    """The process ids, in the order of their start."""
-    me = os.getpid()
-    children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
-    return [
-        int(pid)
-        for pid in children
-        if b"replica_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    """The process ids; any thread may have started them."""
+    of_threads = Path("/proc/self/task").glob("*/children")
+    children = [int(pid) for file in of_threads for pid in file.read_text().split()]
+    command = "/proc/{}/cmdline"
+    return [pid for pid in children if b"replica_worker" in Path(command.format(pid)).read_bytes()]
 
 
 async def until(condition: Callable[[], bool]) -> None:

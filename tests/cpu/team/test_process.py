@@ -6,8 +6,10 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,6 +20,8 @@ from asyncllm.text.grammar import JsonSchema, Regex
 from asyncllm.types import Reasoning
 from tests.cpu.llm.test_library import until
 from tests.support.team.ranks import executors, plant
+
+T = TypeVar("T")
 
 FIELDS: dict[str, Any] = {"device": "cpu", "cpu_threads": 1, "executor": "process"}
 
@@ -47,6 +51,24 @@ def test_loading_is_told_and_the_server_needs_no_torch() -> None:
     )
     assert done.stderr == ""
     assert done.stdout == "import,device,weights,kernels,profile,KV cache,attention,graphs\n"
+
+
+@pytest.mark.parametrize("options", [{"executor": "process"}, {"dp": 2}])
+def test_a_loop_may_be_run_by_one_thread_after_another(options: dict[str, Any]) -> None:
+    llm = AsyncLLM(device="cpu", cpu_threads=1, **options)
+    greedy = SamplingParams(max_tokens=4, temperature=0.0)
+    with asyncio.Runner() as runner:
+
+        def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(lambda: runner.run(work())).result()
+
+        run(llm.start)
+        try:
+            assert run(lambda: llm.generate("1, 2, 3,", greedy)).text.startswith(" 4, ")
+        finally:
+            run(llm.aclose)
+    assert executors() == []
 
 
 async def test_loading_can_be_cancelled() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import pytest
@@ -65,6 +66,16 @@ def test_a_team_ends_when_the_ring_is_closed(caplog: pytest.LogCaptureFixture) -
         assert [peer.last_operation()[:2] for peer in team.peers] == [("work", 1)] * 2
     assert caplog.text == ""
     assert open_fds() <= before  # others' may have been closed meanwhile
+
+
+def test_peers_import_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('of the current folder')")
+    monkeypatch.chdir(tmp_path)
+    with Team(1) as team:
+        team.send("work")
+        assert team.peers[0].last_operation().operation == "work"
 
 
 def test_a_killed_peer_is_reported_once(team: Team, losses: Losses) -> None:
