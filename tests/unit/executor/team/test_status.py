@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 from hypothesis import given
@@ -48,4 +50,29 @@ def test_any_bytes_can_be_read(data: bytes) -> None:
     os.pwrite(fd, data, 0)
     os.close(fd)
     str(status.read())
+    status.close()
+
+
+WRITER = """
+import sys
+from asyncllm.executor.team.status import PeerStatus
+
+status = PeerStatus(int(sys.argv[1]))
+for step in range(1, 200_000):
+    status.set(f"operation {step}", step)
+"""
+
+
+def test_what_is_read_is_never_half_written() -> None:
+    fd = new_status()
+    status = PeerStatus(os.dup(fd))
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(fd)], pass_fds=[fd]) as writer:
+        os.close(fd)
+        seen = set()
+        while writer.poll() is None:
+            operation, step, at = status.read()
+            seen.add(step)
+            assert (operation, at > 0) == ((f"operation {step}", True) if step else ("", False))
+        assert writer.returncode == 0
+    assert len(seen) > 10
     status.close()
