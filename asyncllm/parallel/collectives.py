@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
+
+#: How long ``close`` waits until a group has ended.
+CLOSE_SECONDS: Final = 10.0
 
 
 class Collectives(Protocol):
@@ -37,14 +41,18 @@ class GroupCollectives:
 
     Args:
         group: PyTorch's stubs leave out the collectives of backends.
-        abort: of ``Collectives``; also frees the group. Those of gloo end by themselves when the
-            processes of other ranks do.
+        end: ends what the group does on the device at once, and returns once the group's memory is
+            free, which is after all CUDA graphs that it is in. Those of gloo end by themselves when
+            the processes of other ranks do.
     """
 
-    def __init__(self, size: int, group: Any, abort: Callable[[], None] = lambda: None):
-        self.abort = abort
+    def __init__(self, size: int, group: Any, end: Callable[[], None] | None = None):
         self._size = size
         self._group = group
+        self._lock = threading.Lock()
+        self._ending: threading.Thread | None = None
+        if end is not None:
+            self._ending = threading.Thread(target=end, name="asyncllm-nccl", daemon=True)
 
     def sum(self, x: Tensor, residual: Tensor | None) -> Tensor:
         options = AllreduceOptions()
@@ -66,10 +74,17 @@ class GroupCollectives:
         options.asyncOp = False
         _wait(self._group.broadcast([x], options))
 
+    def abort(self) -> None:
+        with self._lock:
+            if self._ending is not None and self._ending.ident is None:
+                self._ending.start()
+
     def close(self) -> None:
         self.abort()
+        if self._ending is not None:
+            # An interpreter that exits meanwhile would abort: threads end there amid C++.
+            self._ending.join(CLOSE_SECONDS)
         self._group = None
-        self.abort = lambda: None
 
 
 def _wait(work: Any) -> None:

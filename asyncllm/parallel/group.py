@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -165,7 +164,7 @@ def _join(store: Store, rank: int, size: int, device: torch.device) -> GroupRank
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     group = ProcessGroupNCCL(on_tensors, rank, size, ProcessGroupNCCL.Options())
-    nccl = GroupCollectives(size, group, partial(_abort, group))
+    nccl = GroupCollectives(size, group, group.abort)
     exchange = partial(_exchange, PrefixStore("push", store), rank, size)
     push = _push(rank, size, device, nccl, exchange)
     if GroupRanks(rank, size, nccl, host).least(push is not None):
@@ -194,14 +193,6 @@ def _push(
         exchange(b"")
     log.info("rank %d cannot push sums to others: %s", rank, reason)
     return None
-
-
-def _abort(group: Any) -> None:
-    """End what NCCL does on the device, at once, and free its memory in a while.
-
-    It waits until the CUDA graphs that it is in are gone, which are those of the caller.
-    """
-    threading.Thread(target=group.abort, name="asyncllm-nccl", daemon=True).start()
 
 
 def _exchange(store: Store, rank: int, size: int, mine: bytes) -> list[bytes]:

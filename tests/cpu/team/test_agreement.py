@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -89,21 +89,24 @@ def test_a_step_that_fails_on_one_rank_ends_the_ranks(
     assert "lost the others" in ends[1 - rank]
 
 
-def test_lost_ranks_are_left_without_waiting_for_nccl() -> None:
-    """It waits for the end of the graphs that it is in, which may be the caller's."""
-    graphs_end, aborted = threading.Event(), threading.Event()
+def test_abort_does_not_wait_for_nccl_and_close_does() -> None:
+    """NCCL waits for the end of the graphs that it is in, which may be the caller's."""
+    graphs_end = threading.Event()
+    ended: list[str] = []
 
-    class Nccl:
-        def abort(self) -> None:
-            graphs_end.wait()
-            aborted.set()
+    def end() -> None:
+        graphs_end.wait()
+        time.sleep(0.1)
+        ended.append("once")
 
-    collectives = GroupCollectives(2, Nccl(), partial(group._abort, Nccl()))
+    collectives = GroupCollectives(2, None, end)
     collectives.abort()
-    assert not aborted.is_set()
+    collectives.abort()
+    assert ended == []
     graphs_end.set()
-    assert aborted.wait(10)
     collectives.close()
+    collectives.close()
+    assert ended == ["once"]
 
 
 def test_a_step_that_fails_elsewhere_on_another_rank_ends_the_ranks() -> None:
@@ -138,11 +141,21 @@ def test_columns_are_gathered_in_the_order_of_ranks() -> None:
 class FakeTeam:
     """Peers whose reports the test has written."""
 
-    def __init__(self, reports: list[list[Done]]):
+    def __init__(self, reports: list[list[Done]], has_reported: bool = True):
         self._reports = deque(reports)
+        self._has_reported = has_reported
+
+    def has_reported(self) -> bool:
+        return self._has_reported
 
     def done(self, step: int) -> list[Done]:
         return self._reports.popleft()
+
+    def send(self, message: bytes) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
 
 
 def test_a_page_copy_is_done_when_all_ranks_have_done_it() -> None:
@@ -156,3 +169,21 @@ def test_a_page_copy_is_done_when_all_ranks_have_done_it() -> None:
     for step, copied in enumerate([((0, 0.125),), (), ((1, 0.5),)]):
         shared.post(StepResult(step, b"", (), None, 0.0, 0.0, copied=copied))
     assert [result.copied for result in channel.results] == [(), ((0, 0.5),), ((1, 2.0),)]
+
+
+def test_rank_0_waits_for_no_report_while_it_has_a_plan_to_launch() -> None:
+    """The peer may wait for that launch before it can report (see ``TeamChannel``)."""
+    reports = [[Done(step, False, ())] for step in range(3)]
+    channel, team = Channel(2), FakeTeam(reports, has_reported=False)
+    shared = TeamChannel(channel, team)  # type: ignore[arg-type]
+
+    def post(step: int) -> list[int]:
+        shared.post(StepResult(step, b"", (), None, 0.0, 0.0))
+        return [result.step for result in channel.results]
+
+    assert shared.receive() is not None
+    assert post(0) == []
+    assert shared.receive() is not None  # all is launched that was received
+    assert post(1) == [0]
+    assert shared.receive() is None
+    assert post(2) == [0, 1, 2]
