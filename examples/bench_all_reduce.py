@@ -24,7 +24,7 @@ from asyncllm.parallel.group import GroupRanks, join, open_store
 from asyncllm.parallel.push import PushCollectives
 
 HIDDEN = 4096
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
 #: Sums of a graph, and replays of a measurement.
 SUMS, REPLAYS = 64, 20
 

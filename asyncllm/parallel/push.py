@@ -18,7 +18,7 @@ from asyncllm.kernels.triton.all_reduce import (
 from asyncllm.parallel.collectives import Collectives
 from asyncllm.parallel.peer_memory import PeerMemory
 
-#: Programs of the largest launch; each takes 1 KiB of values.
+#: Programs of the largest launch; each takes 3 KiB of values, and all run at once.
 PROGRAMS: Final = 1024
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 
