@@ -89,10 +89,15 @@ class Worker:
 
     def _serve(self, runner: ModelRunner, channel: Channel) -> None:
         launched: deque[Ticket | StepResult] = deque()
+        is_alone = self._ranks.size == 1
 
         def post(keep: int) -> None:
-            """Post results of all but the newest ``keep`` steps, and of those that are done."""
-            while launched and (len(launched) > keep or _done(launched[0])):
+            """Post results of all but the newest ``keep`` steps, and of those that are done.
+
+            Several ranks take no notice of what is done, as it may be done on one alone: rank 0
+            would wait for a peer's report while the peer waits for the next message.
+            """
+            while launched and (len(launched) > keep or (is_alone and _done(launched[0]))):
                 channel.post(self._collect(runner, launched.popleft()))
 
         while (message := self._receive(channel, is_idle=not launched)) is not None:

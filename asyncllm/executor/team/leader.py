@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,42 +25,24 @@ BuildWorker = Callable[[Callable[[torch.device], Ranks]], Worker]
 
 
 class TeamChannel:
-    """A ``Channel`` whose messages go to the peers too, and whose results wait for theirs.
-
-    Peers get a plan before rank 0 has launched it. A peer that loads a kernel meanwhile waits for
-    all that runs on its GPU, which may wait for rank 0's launch of that plan: only then the peer
-    can report the step before. So rank 0 never waits for a report while it has a plan to launch.
-    """
+    """A ``Channel`` whose messages go to the peers too, and whose results wait for theirs."""
 
     def __init__(self, channel: Channel, team: Team):
         self.heartbeat = channel.heartbeat
         self._channel = channel
         self._team = team
-        #: Of steps that peers have not reported yet.
-        self._results: deque[StepResult] = deque()
-        self._has_ended = False
         #: By the plan of page copies: how long each rank took that has done them.
         self._copied: defaultdict[int, list[float]] = defaultdict(list)
 
     def receive(self, timeout: float | None = None) -> bytes | None:
-        while self._results:
-            self._post_first()
         message = self._channel.receive(timeout)
         if message is None:
             self._team.end()
-            self._has_ended = True
         else:
             self._team.send(message)
         return message
 
     def post(self, result: StepResult) -> None:
-        self._results.append(result)
-        while self._results and (self._has_ended or self._team.has_reported()):
-            self._post_first()
-
-    def _post_first(self) -> None:
-        """Post the oldest result, once the peers have reported its step."""
-        result = self._results.popleft()
         reports = self._team.done(result.step)
         for report in reports:
             # Each rank that fails a step makes sure that the others do (``Ranks.agree``).

@@ -74,15 +74,9 @@ class ReportLine:
             return None
         return _decode(packet) if packet else None
 
-    def has_report(self) -> bool:
-        """Whether ``receive`` would not wait."""
-        poll = select.poll()  # of its own: other threads ask as well
-        poll.register(self._end, select.POLLIN)
-        return bool(poll.poll(0))
-
     def last_words(self) -> str | None:
         """Why the peer ended, if it has said so; does not wait."""
-        while self.has_report():
+        while select.select([self._end], [], [], 0)[0]:
             report = self.receive()
             if report is None:
                 return None

@@ -112,10 +112,6 @@ class Team:
         """Have all peers end once they have received what was sent."""
         self._ring.close()
 
-    def has_reported(self) -> bool:
-        """Whether ``done`` would not wait."""
-        return all(line.has_report() for line in self._lines)
-
     def done(self, step: int) -> list[Done]:
         """Wait until all peers are done with a step; their reports, in any order of ranks."""
         reports = [self._report(rank, Done) for rank in range(1, self._size)]

@@ -141,21 +141,11 @@ def test_columns_are_gathered_in_the_order_of_ranks() -> None:
 class FakeTeam:
     """Peers whose reports the test has written."""
 
-    def __init__(self, reports: list[list[Done]], has_reported: bool = True):
+    def __init__(self, reports: list[list[Done]]):
         self._reports = deque(reports)
-        self._has_reported = has_reported
-
-    def has_reported(self) -> bool:
-        return self._has_reported
 
     def done(self, step: int) -> list[Done]:
         return self._reports.popleft()
-
-    def send(self, message: bytes) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 def test_a_page_copy_is_done_when_all_ranks_have_done_it() -> None:
@@ -169,21 +159,3 @@ def test_a_page_copy_is_done_when_all_ranks_have_done_it() -> None:
     for step, copied in enumerate([((0, 0.125),), (), ((1, 0.5),)]):
         shared.post(StepResult(step, b"", (), None, 0.0, 0.0, copied=copied))
     assert [result.copied for result in channel.results] == [(), ((0, 0.5),), ((1, 2.0),)]
-
-
-def test_rank_0_waits_for_no_report_while_it_has_a_plan_to_launch() -> None:
-    """The peer may wait for that launch before it can report (see ``TeamChannel``)."""
-    reports = [[Done(step, False, ())] for step in range(3)]
-    channel, team = Channel(2), FakeTeam(reports, has_reported=False)
-    shared = TeamChannel(channel, team)  # type: ignore[arg-type]
-
-    def post(step: int) -> list[int]:
-        shared.post(StepResult(step, b"", (), None, 0.0, 0.0))
-        return [result.step for result in channel.results]
-
-    assert shared.receive() is not None
-    assert post(0) == []
-    assert shared.receive() is not None  # all is launched that was received
-    assert post(1) == [0]
-    assert shared.receive() is None
-    assert post(2) == [0, 1, 2]

@@ -12,10 +12,11 @@ import pytest
 
 from asyncllm import AsyncLLM, BeamSearchParams, SamplingParams
 from asyncllm.engine.requests.mailbox import Collector
+from asyncllm.executor import worker
 from tests.cpu.llm import test_constraints_engine, test_structured_engine
 from tests.cpu.llm.test_parity import expect_short_outputs
 from tests.support.models.reference import GREEDY, NEW_TOKENS, answers, check
-from tests.support.team.ranks import executors, peers
+from tests.support.team.ranks import executors, peers, plant
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1}
 
@@ -120,3 +121,21 @@ async def test_what_is_cancelled_leaves_nothing(options: dict[str, Any]) -> None
         assert len((await collector.whole()).token_ids) == 4
         assert llm.stats.pages_held == 0
         assert llm.stats.running == 0
+
+
+@pytest.mark.parametrize("late", [0, 1])
+async def test_a_step_may_be_done_later_on_one_rank(
+    late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GPUs; on CPUs each step is done once it is launched."""
+    with monkeypatch.context() as patch:
+        if late == 0:
+            patch.setattr(worker, "_done", lambda step: False)
+        else:
+            program = "import asyncllm.executor.worker as worker\nworker._done = lambda step: False"
+            plant(program, tmp_path, patch)
+        async with asyncio.timeout(60), AsyncLLM(device="cpu", tp=2) as llm:
+            prompts = ["The", "1, 2, 3,", "What is 23 + 45?"]
+            params = SamplingParams(max_tokens=9, ignore_eos=True)
+            done = await asyncio.gather(*(llm.generate(prompt, params) for prompt in prompts))
+            assert [len(completion.token_ids) for completion in done] == [9, 9, 9]
