@@ -9,12 +9,11 @@ import numpy as np
 
 from asyncllm.planning.gpus import PlannedGpu
 
-#: Microseconds of a sum on two H200s, in a CUDA graph, by KiB: pushed up to 1 MiB, then by NCCL
-#: (docs/why/tensor-parallelism.md). The last is NCCL's of another version.
-KIB: Final = (8, 64, 256, 1024, 2048, 4096)
-TWO_H200: Final = (1.8, 2.2, 3.3, 7.7, 28.6, 41.6)
-#: The largest sum that is pushed.
-PUSHED_KIB: Final = 1024
+#: Microseconds of a sum on two H200s, in a CUDA graph, by KiB (docs/why/tensor-parallelism.md).
+PUSHED_KIB: Final = (8, 64, 256, 1024, 4096, 12288)
+PUSHED: Final = (1.7, 2.0, 2.8, 5.7, 17.0, 47.4)
+NCCL_KIB: Final = (8192, 12288)
+NCCL: Final = (50.8, 67.2)
 #: What each doubling of the ranks adds to a sum by NCCL, as a share: measured from 2 to 4 H200s.
 NCCL_DOUBLING: Final = 0.23
 #: Bytes a second that one H200 sends.
@@ -38,17 +37,14 @@ def all_reduce_seconds(gpu: PlannedGpu, tp: int, num_bytes: float) -> float:
         return PCIE_SECONDS * (1 + math.log2(tp)) / 2 + sent / gpu.link
     # What depends on the size grows as the link is slower.
     kib = num_bytes / 1024 * H200_LINK / gpu.link
-    if num_bytes <= PUSHED_KIB * 1024:
-        # Each rank sends to each other.
-        return _two_h200(kib if tp == 2 else (tp - 1) * kib, PUSHED_KIB)
-    return _two_h200(kib) * (1 + NCCL_DOUBLING * (math.log2(tp) - 1))
+    if num_bytes * (tp - 1) <= PUSHED_KIB[-1] * 1024:
+        return _between((tp - 1) * kib, PUSHED_KIB, PUSHED)  # each rank sends to each other
+    return _between(kib, NCCL_KIB, NCCL) * (1 + NCCL_DOUBLING * (math.log2(tp) - 1))
 
 
-def _two_h200(kib: float, last: int = KIB[-1]) -> float:
-    """Between the points up to ``last``, and beyond it on the same line as before it."""
-    count = KIB.index(last) + 1
-    at, microseconds = KIB[:count], TWO_H200[:count]
-    if kib <= last:
+def _between(kib: float, at: tuple[int, ...], microseconds: tuple[float, ...]) -> float:
+    """Seconds: between the points, and beyond the last on the same line as before it."""
+    if kib <= at[-1]:
         return float(np.interp(kib, at, microseconds)) * 1e-6
     slope = (microseconds[-1] - microseconds[-2]) / (at[-1] - at[-2])
-    return (microseconds[-1] + slope * (kib - last)) * 1e-6
+    return (microseconds[-1] + slope * (kib - at[-1])) * 1e-6

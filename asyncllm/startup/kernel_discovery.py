@@ -34,7 +34,8 @@ from asyncllm.models.config.base import DecoderConfig
 from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
-from asyncllm.parallel.ranks import Apart
+from asyncllm.parallel.ranks import Alone
+from asyncllm.startup.recorded_ranks import RecordedRanks
 from asyncllm.startup.triton_prebuild import Variant, recorded_launches
 
 
@@ -70,7 +71,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     length, page_size, max_rows = wanted_length(config, spec), config.page_size, config.max_num_seqs
     quantization = spec.quantization
     keep = quantization is not None and kernels_take(quantization, dtype, gpu_of(meta))
-    ranks = Apart(0, config.tp)
+    ranks = RecordedRanks(config.tp) if config.tp > 1 else Alone()
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     spec = shortened(spec, whole)

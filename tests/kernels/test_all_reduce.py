@@ -24,6 +24,7 @@ from asyncllm.kernels.triton.all_reduce import (
     rows_of_all,
     sum_of_all,
 )
+from asyncllm.parallel.push import is_small
 
 PROGRAMS = 8
 #: One rounding, which Triton's interpreter does by truncation.
@@ -155,3 +156,14 @@ def test_programs_cover_all_words() -> None:
     assert programs_for(torch.empty(1, 2 * WORDS, dtype=torch.bfloat16)) == 1
     assert programs_for(torch.empty(1, 2 * WORDS + 2, dtype=torch.bfloat16)) == 2
     assert programs_for(torch.empty(0, 64)) == 0
+
+
+def test_small_tensors_of_whole_words_are_pushed() -> None:
+    def pushed(rows: int, columns: int, size: int, dtype: torch.dtype = torch.bfloat16) -> bool:
+        x = torch.empty(rows, columns, dtype=dtype, device="meta")
+        return is_small(x, x.shape[1], size)
+
+    assert [pushed(rows, 4096, 2) for rows in (0, 1, 1536, 1537)] == [False, True, True, False]
+    assert [pushed(rows, 4096, 4) for rows in (511, 512)] == [True, False]
+    assert [pushed(1, columns, 2) for columns in (7, 8)] == [False, True]
+    assert not pushed(1, 8, 2, torch.int64)

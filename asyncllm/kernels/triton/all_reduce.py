@@ -6,6 +6,9 @@ else has to say that they have come (as in NCCL's LL protocol). Who waits polls 
 Program p of every rank has the same words, places of its own in all memories, and its own count of
 launches. There are two places for each word, used in turn: a rank that writes for launch n + 2 has
 read what the others wrote for n + 1, and they began that after they had read the words of n.
+
+A launch may have more programs than run at once. Programs start in the order of their numbers, on
+which CUB's decoupled look-back relies, too; so the first that has not ended runs on every rank.
 """
 
 from __future__ import annotations

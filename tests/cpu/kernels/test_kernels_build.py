@@ -162,7 +162,7 @@ from asyncllm.wire.messages import RowParams
 
 max_rows, length, tokens = int(sys.argv[3]), 5000, 8192
 config = EngineConfig(
-    max_num_seqs=max_rows, max_num_batched_tokens=tokens, max_model_len=length
+    max_num_seqs=max_rows, max_num_batched_tokens=tokens, max_model_len=length, tp=int(sys.argv[4])
 )
 greedy, drawn, filtered = (0.0, 0), (1.0, 0), (1.0, 50)
 plain = 0.0, -1, 0
@@ -226,19 +226,21 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(
-    ("shape", "arch", "max_rows"),
+    ("shape", "arch", "max_rows", "tp"),
     [
-        ("Qwen3-0.6B", "9.0a", 200),
-        ("few heads", "9.0a", 200),
-        ("few heads", "9.0a", 1500),
-        ("Qwen3-0.6B", "8.0", 200),
+        ("Qwen3-0.6B", "9.0a", 200, 1),
+        ("Qwen3-0.6B", "9.0a", 200, 2),
+        ("few heads", "9.0a", 200, 1),
+        ("few heads", "9.0a", 1500, 1),
+        ("Qwen3-0.6B", "8.0", 200, 1),
     ],
 )
 def test_no_step_launches_a_kernel_that_was_not_discovered(
-    shape: str, arch: str, max_rows: int, tmp_path: Path
+    shape: str, arch: str, max_rows: int, tp: int, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape]))
-    discovered, *others = python("-c", SWEEP, str(tmp_path), arch, str(max_rows)).split()
+    arguments = str(tmp_path), arch, str(max_rows), str(tp)
+    discovered, *others = python("-c", SWEEP, *arguments).split()
     assert int(discovered) > 30
     assert not others
 

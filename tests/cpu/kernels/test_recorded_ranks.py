@@ -1,0 +1,27 @@
+"""The kernels by which ranks push tensors to each other are found ahead of time."""
+
+from __future__ import annotations
+
+from tests.cpu.kernels.test_kernels_build import python
+
+PROGRAM = """
+from collections import Counter
+from pathlib import Path
+import torch
+from asyncllm import demo
+from asyncllm.config import EngineConfig
+from asyncllm.startup.kernel_discovery import find_variants
+from asyncllm.startup.triton_prebuild import gpus_of
+from asyncllm.models.spec import read_spec
+
+[gpu] = gpus_of(["9.0a"])
+config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, tp=2)
+found = find_variants(read_spec(Path(demo.path())), torch.bfloat16, config, gpu)
+names = Counter(variant.function.__name__ for variant in found)
+print(names["_sum"], names["_gather"])
+"""
+
+
+def test_each_rank_has_kernels_of_its_own() -> None:
+    # A sum with a residual and one without, of the embeddings; scores are gathered.
+    assert python("-c", PROGRAM).split() == ["4", "2"]
