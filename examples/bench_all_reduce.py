@@ -24,7 +24,8 @@ from asyncllm.parallel.group import GroupRanks, join, open_store
 from asyncllm.parallel.push import PushCollectives
 
 HIDDEN = 4096
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
+#: The last sum is larger than those that are pushed.
+ROWS = (1, 8, 32, 128, 256, 512, 1536, 2048)
 #: Sums of a graph, and replays of a measurement.
 SUMS, REPLAYS = 64, 20
 
@@ -108,6 +109,7 @@ def main() -> None:
             store = open_store(args.store, args.tp)
             ranks = join(store, args.rank, args.tp, device)
             measure(ranks, device)
+            ranks.close()
         return
     if torch.cuda.device_count() < args.tp:
         raise SystemExit(f"needs {args.tp} GPUs")
