@@ -106,7 +106,7 @@ async def test_mixed_traffic_stays_within_its_share(
                 *(llm.generate(*request) for request in requests(3 * rows // 2))
             )
             done.set()
-            least = await watching
+            least, reserved = await watching
     assert all(answer.token_ids and answer.finish_reason for answer in answers)
     taken = free_before - least
     assert taken <= SHARE * total, f"{reserved} reserved of {taken}; the rest is the driver's"
