@@ -27,9 +27,17 @@ _NEEDS: Final = (
     (r"Llama4", "chunked attention and its experts"),
     (r"T5|Bart|Whisper|Marian|Pegasus|Florence|Moonshine", "an encoder beside the decoder"),
     (r"\w*(Bert|Roberta|Deberta|Electra|MPNet)|XLM|Gemma3TextModel", "bidirectional attention"),
-    (r"Cohere|Command", "a parallel block with layer norms"),
+    (r"Cohere|Command", "attention and MLP side by side (a parallel block), with layer norms"),
+    (
+        r"GPTNeoX|GPTJ|Falcon(ForCausalLM|Model)|Phi(ForCausalLM|Model)",
+        "attention and MLP side by side (a parallel block)",
+    ),
+    (r"Bloom|MPT", "attention biases by distance (ALiBi)"),
     (r"\w+(For(Sequence|Token)Classification|RewardModel)", "a head that gives scores"),
 )
+
+#: How alike two names are that differ in spelling only.
+_SAME_NAME: Final = 0.85
 
 
 def lacking(architecture: str) -> str:
@@ -42,13 +50,20 @@ def lacking(architecture: str) -> str:
 
 def nearest(architecture: str, served: Iterable[str]) -> str:
     """``"; the nearest that is served is X"``, or "" if none has a similar name."""
-    by_stem: dict[str, str] = {}
-    for name in served:
-        by_stem.setdefault(_stem(name), name)
-    near = get_close_matches(_stem(architecture), by_stem, n=1)
-    return f"; the nearest that is served is {by_stem[near[0]]}" if near else ""
+    candidates = {_stem(name): name for name in reversed(list(served))}
+    stem = _stem(architecture)
+    same_word = [other for other, name in candidates.items() if _word(name) == _word(architecture)]
+    near = get_close_matches(stem, same_word, n=1, cutoff=0.0)
+    near = near or get_close_matches(stem, candidates, n=1, cutoff=_SAME_NAME)
+    return f"; the nearest that is served is {candidates[near[0]]}" if near else ""
 
 
 def _stem(architecture: str) -> str:
     """Its name without what it is for."""
     return re.sub(r"(For[A-Z]\w*|Model|LMHeadModel)$", "", architecture).lower()
+
+
+def _word(architecture: str) -> str:
+    """The first word of its name, which is that of its family: Qwen of Qwen3MoeForCausalLM."""
+    found = re.match(r"[A-Z]+[a-z]*", architecture)
+    return found.group() if found else architecture
