@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 # Before Ray is imported: it would tell its makers that it was started.
@@ -41,10 +42,7 @@ def run(engine: EngineConfig, server: ServerConfig, config: RayConfig) -> int:
     sockets = listen(server.host, server.port)
     if sockets is None:
         return 1
-    port = sockets[0].getsockname()[1]
-    for listening in sockets:
-        listening.close()  # Ray Serve opens the port itself
-    with _ray(engine, config), _stop_signals() as stop:
+    with hold_port(sockets) as port, _ray(engine, config), _stop_signals() as stop:
         if serve.status().proxies:
             log.error(
                 "Ray Serve runs already, on a port of its own: take 'serve run asyncllm.ray:app'"
@@ -69,6 +67,26 @@ def run(engine: EngineConfig, server: ServerConfig, config: RayConfig) -> int:
             serve.delete(NAME)
             serve.shutdown()
     return 0
+
+
+@contextmanager
+def hold_port(sockets: list[socket.socket]) -> Iterator[int]:
+    """The port of these listening sockets, kept for Ray Serve, which opens it some seconds later.
+
+    In their place, sockets are bound that do not listen. Ray Serve binds its own beside them
+    (SO_REUSEPORT), and the system gives the port to nobody else.
+    """
+    with ExitStack() as held:
+        for listening in sockets:
+            address, family = listening.getsockname(), listening.family
+            listening.close()
+            holding = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                holding.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            holding.bind(address)
+        yield address[1]
 
 
 @contextmanager

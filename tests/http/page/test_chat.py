@@ -229,6 +229,7 @@ def test_a_key_is_asked_for_and_forgotten(tab: Tab) -> None:
         tab.until("document.querySelector('select[name=model]').value === 'fake'")
         tab.click("#forget")
         tab.until("document.getElementById('key').open")
+        tab.leave()
     assert {"401" in problem for problem in tab.problems} == {True}
     tab.problems.clear()
 

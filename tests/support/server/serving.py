@@ -215,7 +215,9 @@ class ServerProcess:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         match = re.search(r"ready on (http://\S+:(\d+))", line)
-        assert match, f"the server said {line!r}"
+        if match is None:
+            self.stop()
+            raise AssertionError(f"the server said {line!r}")
         self.url, self.port = match[1], int(match[2])
 
     def stop(self) -> int:

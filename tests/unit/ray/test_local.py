@@ -1,0 +1,39 @@
+"""``asyncllm serve --ray``: the port between its check and Ray Serve's own bind."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from asyncllm.ray.local import hold_port
+from asyncllm.supervise.listening import bind
+
+
+def as_ray_serve_binds(host: str, port: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    made.bind((host, port))
+    made.listen()
+    return made
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_held_port_is_ray_serves_alone(host: str) -> None:
+    with hold_port(bind(host, 0)) as port:
+        with pytest.raises(OSError) as error:
+            bind(host, port)
+        assert error.value.errno == errno.EADDRINUSE
+        with as_ray_serve_binds("127.0.0.1", port) as server:
+            for _ in range(20):  # all of them: the sockets that hold the port accept nothing
+                with socket.create_connection(("127.0.0.1", port), timeout=5):
+                    server.accept()[0].close()
+
+
+def test_the_port_is_free_afterwards() -> None:
+    with hold_port(bind("127.0.0.1", 0)) as port:
+        pass
+    for listening in bind("127.0.0.1", port):
+        listening.close()
