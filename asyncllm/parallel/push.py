@@ -8,19 +8,19 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.triton.all_reduce import (
-    Channel,
-    place_bytes,
-    programs_for,
-    rows_of_all,
-    sum_of_all,
-)
+from asyncllm.kernels.triton.collectives.all_gather import rows_of_all
+from asyncllm.kernels.triton.collectives.all_reduce import sum_in_one_shot, sum_in_two_shots
+from asyncllm.kernels.triton.collectives.push import Channel, blocks_of, place_bytes
+from asyncllm.kernels.triton.launch import cdiv
 from asyncllm.parallel.collectives import Collectives
 from asyncllm.parallel.peer_memory import PeerMemory
 
-#: Most programs of a launch, times the ranks that each pushes its 3 KiB to: 12 MiB to one. Larger
-#: sums were not measured, and none of more than two ranks.
+#: Most blocks of 3 KiB that a rank pushes in a launch: 12 MiB. Larger launches were not measured,
+#: and none between more than two GPUs.
 PUSHES: Final = 4096
+#: Two shots take one crossing of the link more than one shot, and push fewer blocks. These many
+#: fewer, 384 KiB, take as long as a crossing: 1.4 us between two H200s.
+CROSSING: Final = 128
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -45,7 +45,6 @@ class PushCollectives:
         exchange: Callable[[bytes], list[bytes]],
     ):
         self._larger = larger
-        self._size = size
         programs = most_programs(size)
         self._memory = PeerMemory(rank, place_bytes(programs, size), exchange)
         self._gives_up = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -54,12 +53,13 @@ class PushCollectives:
         self._channel = Channel(memories, counts, self._gives_up, rank)
 
     def sum(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        if not is_small(x, x.numel(), self._size):
+        push = sum_for(x, len(self._channel.memories))
+        if push is None:
             return self._larger.sum(x, residual)
-        return sum_of_all(x, residual, self._channel)
+        return push(x, residual, self._channel)
 
     def gather(self, x: Tensor) -> Tensor:
-        if not is_small(x, x.shape[1], self._size):
+        if not is_gathered(x, len(self._channel.memories)):
             return self._larger.gather(x)
         return rows_of_all(x.contiguous(), self._channel)
 
@@ -80,8 +80,23 @@ def most_programs(size: int) -> int:
     return PUSHES // (size - 1)
 
 
-def is_small(x: Tensor, values: int, size: int) -> bool:
-    """Whether so many ranks push x, of which so many values must fill whole words."""
-    if x.dtype not in _DTYPES or values * x.itemsize % 4:
-        return False
-    return 0 < programs_for(x) <= most_programs(size)
+def sum_for(x: Tensor, size: int) -> Callable[[Tensor, Tensor | None, Channel], Tensor] | None:
+    """How so many ranks push a sum of x; None where they do not."""
+    if not _has_words(x, x.numel()):
+        return None
+    blocks = blocks_of(x)
+    one_shot = blocks * (size - 1)
+    two_shots = 2 * cdiv(blocks, size) * (size - 1)
+    if one_shot - two_shots <= CROSSING:
+        return sum_in_one_shot if one_shot <= PUSHES else None
+    return sum_in_two_shots if two_shots <= PUSHES else None
+
+
+def is_gathered(x: Tensor, size: int) -> bool:
+    """Whether so many ranks push the rows of x, rather than gather them in another way."""
+    return _has_words(x, x.shape[1]) and blocks_of(x) <= most_programs(size)
+
+
+def _has_words(x: Tensor, values: int) -> bool:
+    """Whether x can be pushed, and so many of its values fill whole words of 32 bits."""
+    return x.numel() > 0 and x.dtype in _DTYPES and values * x.itemsize % 4 == 0

@@ -9,9 +9,14 @@ import numpy as np
 
 from asyncllm.planning.gpus import PlannedGpu
 
-#: Microseconds of a sum on two H200s, in a CUDA graph, by KiB (docs/why/tensor-parallelism.md).
+#: Microseconds of a sum on two H200s, in a CUDA graph, by the KiB that each rank pushes
+#: (docs/why/tensor-parallelism.md).
 PUSHED_KIB: Final = (8, 64, 256, 1024, 4096, 12288)
 PUSHED: Final = (1.7, 2.0, 2.8, 5.7, 17.0, 47.4)
+#: Sums in two shots cross the link once more, and are taken where they push so many KiB less
+#: (``asyncllm.parallel.push``).
+CROSSING_SECONDS: Final = 1.4e-6
+CROSSING_KIB: Final = 384
 NCCL_KIB: Final = (8192, 12288)
 NCCL: Final = (50.8, 67.2)
 #: What each doubling of the ranks adds to a sum by NCCL, as a share: measured from 2 to 4 H200s.
@@ -35,11 +40,14 @@ def all_reduce_seconds(gpu: PlannedGpu, tp: int, num_bytes: float) -> float:
         # A ring: each GPU sends its part to the next, twice around.
         sent = 2 * (tp - 1) / tp * num_bytes
         return PCIE_SECONDS * (1 + math.log2(tp)) / 2 + sent / gpu.link
-    # What depends on the size grows as the link is slower.
-    kib = num_bytes / 1024 * H200_LINK / gpu.link
-    if num_bytes * (tp - 1) <= PUSHED_KIB[-1] * 1024:
-        return _between((tp - 1) * kib, PUSHED_KIB, PUSHED)  # each rank sends to each other
-    return _between(kib, NCCL_KIB, NCCL) * (1 + NCCL_DOUBLING * (math.log2(tp) - 1))
+    kib = num_bytes / 1024
+    one_shot, two_shots = (tp - 1) * kib, 2 * (tp - 1) / tp * kib
+    crossing = CROSSING_SECONDS if one_shot - two_shots > CROSSING_KIB else 0.0
+    pushed = two_shots if crossing else one_shot
+    slower = H200_LINK / gpu.link  # what depends on the size
+    if pushed <= PUSHED_KIB[-1]:
+        return crossing + _between(pushed * slower, PUSHED_KIB, PUSHED)
+    return _between(kib * slower, NCCL_KIB, NCCL) * (1 + NCCL_DOUBLING * (math.log2(tp) - 1))
 
 
 def _between(kib: float, at: tuple[int, ...], microseconds: tuple[float, ...]) -> float:

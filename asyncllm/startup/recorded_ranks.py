@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.triton.all_reduce import Channel, rows_of_all, sum_of_all
-from asyncllm.parallel.push import is_small, most_programs
+from asyncllm.kernels.triton.collectives.all_gather import rows_of_all
+from asyncllm.kernels.triton.collectives.push import Channel
+from asyncllm.parallel.push import is_gathered, most_programs, sum_for
 from asyncllm.parallel.ranks import Apart
 
 
@@ -29,13 +30,14 @@ class RecordedRanks(Apart):
         self._channels = [Channel(memories, counts, gives_up, rank) for rank in range(size)]
 
     def sum(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if is_small(x, x.numel(), self.size):
+        push = sum_for(x, self.size)
+        if push is not None:
             for channel in self._channels:
-                sum_of_all(x, residual, channel)
+                push(x, residual, channel)
         return super().sum(x, residual)
 
     def gather(self, x: Tensor) -> Tensor:
-        if is_small(x, x.shape[1], self.size):
+        if is_gathered(x, self.size):
             for channel in self._channels:
                 rows_of_all(x.contiguous(), channel)
         return super().gather(x)

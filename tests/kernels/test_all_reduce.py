@@ -1,12 +1,14 @@
 """Sums and rows of several ranks, all of them on one device here.
 
-On a GPU they run beside each other on streams. In the interpreter one runs after the other: the
-others push their words first, and do not wait.
+On a GPU they run beside each other on streams. In the interpreter one runs after the other. There,
+all run the same launch twice without waiting: words are there after the first time, and sums of two
+shots after the second. What comes of the third time is right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,17 +18,16 @@ from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.all_reduce import (
-    WORDS,
-    Channel,
-    place_bytes,
-    programs_for,
-    rows_of_all,
-    sum_of_all,
-)
-from asyncllm.parallel.push import is_small
+from asyncllm.kernels.triton.collectives.all_gather import rows_of_all
+from asyncllm.kernels.triton.collectives.all_reduce import sum_in_one_shot, sum_in_two_shots
+from asyncllm.kernels.triton.collectives.push import WORDS, Channel, blocks_of, place_bytes
+from asyncllm.parallel.push import CROSSING, is_gathered, sum_for
+from asyncllm.planning.all_reduce import CROSSING_KIB
+
+Push = Callable[[Tensor, Tensor | None, Channel], Tensor]
 
 PROGRAMS = 8
+SHOTS = 2
 #: One rounding, which Triton's interpreter does by truncation.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -58,7 +59,12 @@ class Team:
             streams = [torch.cuda.Stream() for _ in self.channels]
             in_vain._run_beside(launch, streams)
             return self._run_beside(launch, streams)
-        return [self._last(rank, launch) for rank in range(len(self.channels))]
+        before = [channel.counts.clone() for channel in self.channels]
+        for _ in range(SHOTS):
+            for channel, counts in zip(self.channels, before, strict=True):
+                launch(channel._replace(gives_up=torch.ones(1, dtype=torch.int32)))
+                channel.counts.copy_(counts)
+        return [launch(channel) for channel in self.channels]
 
     def _run_beside(
         self, launch: Callable[[Channel], Tensor], streams: list[torch.cuda.Stream]
@@ -71,28 +77,17 @@ class Team:
         torch.cuda.synchronize()
         return results
 
-    def _last(self, rank: int, launch: Callable[[Channel], Tensor]) -> Tensor:
-        """The result of a rank that runs after all others, of a launch that all repeat later."""
-        is_last = rank == len(self.channels) - 1
-        before = [channel.counts.clone() for channel in self.channels]
-        for channel in self.channels:
-            if channel.rank != rank:
-                launch(channel._replace(gives_up=torch.ones(1, dtype=torch.int32)))
-        result = launch(self.channels[rank])
-        if not is_last:
-            for channel, counts in zip(self.channels, before, strict=True):
-                channel.counts.copy_(counts)
-        return result
-
 
 def parts_of(size: int, *shape: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(shape, device=DEVICE).to(dtype) for _ in range(size)]
 
 
-def check_sum(team: Team, parts: list[Tensor], residual: Tensor | None) -> None:
+def check_sum(
+    team: Team, parts: list[Tensor], residual: Tensor | None, push: Push = sum_in_one_shot
+) -> Tensor:
     def launch(channel: Channel) -> Tensor:
         base = None if residual is None else residual.clone()
-        return sum_of_all(parts[channel.rank].clone(), base, channel)
+        return push(parts[channel.rank].clone(), base, channel)
 
     results = team.run(launch)
     expected = torch.stack(parts).double().sum(dim=0)
@@ -102,6 +97,7 @@ def check_sum(team: Team, parts: list[Tensor], residual: Tensor | None) -> None:
     torch.testing.assert_close(results[0].double(), expected, rtol=tolerance, atol=tolerance)
     for other in results[1:]:
         assert torch.equal(other, results[0])
+    return results[0]
 
 
 def check_rows(team: Team, parts: list[Tensor]) -> None:
@@ -119,6 +115,18 @@ def test_sums_with_and_without_a_residual(size: int, dtype: torch.dtype) -> None
         check_sum(team, parts, torch.randn(shape, device=DEVICE).to(dtype))
 
 
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(3, torch.float32), (4, torch.float16), (4, torch.bfloat16)]
+)
+def test_two_shots_have_the_bits_of_one(size: int, dtype: torch.dtype) -> None:
+    team = Team(size)
+    for shape in [(1, 2), (5, WORDS + 2)]:
+        parts = parts_of(size, *shape, dtype=dtype)
+        for residual in (None, torch.randn(shape, device=DEVICE).to(dtype)):
+            two = check_sum(team, parts, residual, sum_in_two_shots)
+            assert torch.equal(two, check_sum(team, parts, residual))
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("size", [2, 3])
 def test_rows_lie_side_by_side(size: int, dtype: torch.dtype) -> None:
@@ -129,41 +137,55 @@ def test_rows_lie_side_by_side(size: int, dtype: torch.dtype) -> None:
 
 def test_launches_of_different_sizes_follow_each_other() -> None:
     """Programs of high numbers have launched less often than others."""
-    team = Team(2)
+    team = Team(3)
     for rows in (1, 7, 2, 8, 1):
-        check_sum(team, parts_of(2, rows, WORDS, dtype=torch.float32), None)
-        check_rows(team, parts_of(2, 1, rows * WORDS, dtype=torch.float32))
+        parts = parts_of(3, rows, WORDS, dtype=torch.float32)
+        check_sum(team, parts, None)
+        check_sum(team, parts, None, sum_in_two_shots)
+        check_rows(team, parts)
 
 
 def test_the_count_of_launches_wraps() -> None:
-    team = Team(2, launches=2**31 - 3)
-    for _ in range(4):
-        check_sum(team, parts_of(2, 3, WORDS, dtype=torch.float32), None)
+    team = Team(3, launches=2**31 - 3)
+    for push in (sum_in_one_shot, sum_in_two_shots, sum_in_two_shots, sum_in_one_shot):
+        check_sum(team, parts_of(3, 3, WORDS, dtype=torch.float32), None, push)
     assert team.channels[0].counts[0] == -(2**31) + 1
 
 
-def test_nothing_waits_once_it_is_given_up() -> None:
-    """The other rank never comes."""
-    first, _ = Team(2).channels
+@pytest.mark.parametrize("push", [sum_in_one_shot, sum_in_two_shots])
+def test_nothing_waits_once_it_is_given_up(push: Push) -> None:
+    """The others never come."""
+    first, *_ = Team(3).channels
     first.gives_up.fill_(1)
     x = torch.ones(4, WORDS, device=DEVICE)
-    assert sum_of_all(x, None, first).shape == x.shape
+    assert push(x, None, first).shape == x.shape
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
 
-def test_programs_cover_all_words() -> None:
-    assert programs_for(torch.empty(1, 2 * WORDS, dtype=torch.bfloat16)) == 1
-    assert programs_for(torch.empty(1, 2 * WORDS + 2, dtype=torch.bfloat16)) == 2
-    assert programs_for(torch.empty(0, 64)) == 0
+def test_blocks_cover_all_words() -> None:
+    assert blocks_of(torch.empty(1, 2 * WORDS, dtype=torch.bfloat16)) == 1
+    assert blocks_of(torch.empty(1, 2 * WORDS + 2, dtype=torch.bfloat16)) == 2
+    assert blocks_of(torch.empty(0, 64)) == 0
 
 
-def test_small_tensors_of_whole_words_are_pushed() -> None:
-    def pushed(rows: int, columns: int, size: int, dtype: torch.dtype = torch.bfloat16) -> bool:
-        x = torch.empty(rows, columns, dtype=dtype, device="meta")
-        return is_small(x, x.shape[1], size)
+def pushed(rows: int, size: int, columns: int = 4096, dtype: torch.dtype = torch.bfloat16) -> Any:
+    return sum_for(torch.empty(rows, columns, dtype=dtype, device="meta"), size)
 
-    assert [pushed(rows, 4096, 2) for rows in (0, 1, 1536, 1537)] == [False, True, True, False]
-    assert [pushed(rows, 4096, 4) for rows in (511, 512)] == [True, False]
-    assert [pushed(1, columns, 2) for columns in (7, 8)] == [False, True]
-    assert not pushed(1, 8, 2, torch.int64)
+
+def test_large_sums_of_many_ranks_take_two_shots() -> None:
+    one, two = sum_in_one_shot, sum_in_two_shots
+    assert [pushed(rows, 2) for rows in (0, 1, 1536, 1537)] == [None, one, one, None]
+    # Each of four pushes its 3 KiB to three others, or a quarter of them twice.
+    assert [pushed(rows, 4) for rows in (1, 31, 33, 1023, 1025)] == [one, one, two, two, None]
+    assert [pushed(rows, 8) for rows in (1, 9, 11)] == [one, one, two]
+    assert CROSSING * WORDS * 4 == CROSSING_KIB * 1024, "planning counts on it"
+
+
+def test_tensors_of_whole_words_are_pushed() -> None:
+    assert pushed(1, 2, columns=7) is None
+    assert pushed(1, 2, columns=8) is sum_in_one_shot
+    assert pushed(1, 2, dtype=torch.int64) is None
+    rows = [torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (511, 513)]
+    assert [is_gathered(x, 4) for x in rows] == [True, False]
+    assert not is_gathered(torch.empty(2, 7, dtype=torch.bfloat16, device="meta"), 4)

@@ -216,12 +216,20 @@ def launch_masks() -> None:
 
 
 def launch_all_reduce() -> None:
-    from asyncllm.kernels.triton.all_reduce import Channel, rows_of_all, sum_of_all
+    from asyncllm.kernels.triton.collectives.all_reduce import sum_in_one_shot, sum_in_two_shots
+    from asyncllm.kernels.triton.collectives.push import Channel
 
     channel = Channel(int64(4), int32(64), int32(1), rank=1)
-    sum_of_all(half(3, HIDDEN), half(3, HIDDEN), channel)
-    sum_of_all(torch.empty(3, 1), None, channel)
-    rows_of_all(half(3, HIDDEN), channel)
+    for push in (sum_in_one_shot, sum_in_two_shots):
+        push(half(3, HIDDEN), half(3, HIDDEN), channel)
+        push(torch.empty(3, 1), None, channel)
+
+
+def launch_all_gather() -> None:
+    from asyncllm.kernels.triton.collectives.all_gather import rows_of_all
+    from asyncllm.kernels.triton.collectives.push import Channel
+
+    rows_of_all(half(3, HIDDEN), Channel(int64(4), int32(64), int32(1), rank=1))
 
 
 def launch_fp8() -> None:

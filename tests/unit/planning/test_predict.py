@@ -11,7 +11,12 @@ import pytest
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import BadRequest
 from asyncllm.models.spec import read_spec
-from asyncllm.planning.all_reduce import PUSHED, PUSHED_KIB, all_reduce_seconds
+from asyncllm.planning.all_reduce import (
+    CROSSING_SECONDS,
+    PUSHED,
+    PUSHED_KIB,
+    all_reduce_seconds,
+)
 from asyncllm.planning.cost import MEASURED, PredictedCost
 from asyncllm.planning.gpus import GPUS
 from asyncllm.planning.load import LoadPlan
@@ -85,6 +90,10 @@ def test_sums_as_measured_and_beyond() -> None:
     assert all_reduce_seconds(H200, 1, 1e6) == 0.0
     for kib, microseconds in zip(PUSHED_KIB, PUSHED, strict=True):
         assert all_reduce_seconds(H200, 2, 1024 * kib) == pytest.approx(1e-6 * microseconds)
+    # Four ranks push 4 MiB in two shots, each 6 MiB.
+    slope = (PUSHED[-1] - PUSHED[-2]) / (PUSHED_KIB[-1] - PUSHED_KIB[-2])
+    pushed = 1e-6 * (PUSHED[-2] + slope * (6144 - PUSHED_KIB[-2]))
+    assert all_reduce_seconds(H200, 4, 4 << 20) == pytest.approx(CROSSING_SECONDS + pushed)
     for gpu in (H200, GPUS["a100-80"], GPUS["l40s"]):
         by_tp = [all_reduce_seconds(gpu, tp, 1e6) for tp in (1, 2, 4, 8)]
         by_size = [all_reduce_seconds(gpu, 4, size) for size in (1e3, 1e6, 1e7, 1e8)]
