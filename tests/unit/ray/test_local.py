@@ -11,7 +11,6 @@ import pytest
 from asyncllm.ray.local import hold_port
 from asyncllm.supervise.listening import bind
 
-
 IN_USE = os.strerror(errno.EADDRINUSE)
 
 
