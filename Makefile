@@ -1,6 +1,7 @@
 # make serve         installs asyncllm into .venv and serves the built-in model (MODEL=... for another)
 # make check         what to run while working: lint, types and the quick tests, in a minute or two
 # make test          lint, types and all tests, as CI runs them
+# make test-gpu      the tests of kernels, graphs and the engine, on a machine with an NVIDIA GPU
 # make sizes         lines by folder, the longest files, the fullest folders
 # make test-floors   the smoke tests with the oldest dependencies that pyproject.toml allows
 
@@ -26,7 +27,7 @@ $(PIP) --editable '.$(1)'
 @touch $@
 endef
 
-.PHONY: serve check test tests sizes lint style types browser test-floors clean
+.PHONY: serve check test tests test-gpu sizes lint style types browser test-floors clean
 
 serve: $(VENV)/.serve-$(EXTRAS)
 	$(VENV)/bin/asyncllm serve $(MODEL) --port $(PORT)
@@ -42,6 +43,11 @@ test:
 
 tests: $(VENV)/.serve-test
 	MAKEFLAGS= $(PYTEST)
+
+# Tests that measure what is free on a GPU, or divide it, run one after the other.
+test-gpu: $(VENV)/.serve-test
+	$(PYTEST) -m "not whole_gpu" tests/gpu tests/kernels
+	$(PYTEST) --numprocesses 0 -m whole_gpu tests/gpu
 
 sizes:
 	@$(PYTHON) .ci/sizes.py

@@ -17,7 +17,7 @@ from asyncllm.text.grammar import Regex
 from tests.support.models.successor import WIDE, config_of
 from tests.support.text.tokenizers import byte_level
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.whole_gpu, pytest.mark.timeout(600)]
 
 VOCAB, SHARE = 151_936, 0.97
 

@@ -18,7 +18,7 @@ import torch
 
 from tests.support.models.successor import WIDE, make
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.whole_gpu, pytest.mark.timeout(400)]
 
 #: Most seconds of a program; the kernels may have to be compiled first.
 SECONDS = 180
