@@ -74,6 +74,7 @@ def build_worker(
     grammars: Grammars[Any] | None = None,
     await_kernels: Callable[[], None] = lambda: None,
     rank: int = 0,
+    ranks_here: int | None = None,
     join: Join = lambda _: Alone(),
 ) -> Worker:
     """Load the model, or one rank's share of it, and size the KV cache.
@@ -84,6 +85,7 @@ def build_worker(
         grammars: the model's, for rows that have one.
         await_kernels: waits for Triton's kernels that are being compiled; called before most are
             launched, and only if they run here.
+        ranks_here: how many this machine has, if not all; ranks of a machine are consecutive.
         join: joins the other ranks, once the device is open.
 
     Raises:
@@ -91,12 +93,13 @@ def build_worker(
             not suffice; the message says which option helps.
     """
     bill = bill or StartupBill()
+    ranks_here = ranks_here or config.tp
     with bill.phase("device"):
-        device = open_device(config, rank)
+        device = open_device(config, rank % ranks_here, ranks_here)
         watch = _watch_compiler(device, config)
         ranks = join(device.torch_device)
     try:
-        parts = folder, spec, progress, bill, grammars, await_kernels, ranks
+        parts = folder, spec, progress, bill, grammars, await_kernels, ranks, ranks_here
         return _build(device, watch, config, *parts)
     except BaseException as error:
         with suppress(RuntimeError):  # of a lost device: the error itself says more
@@ -135,6 +138,7 @@ def _build(
     grammars: Grammars[Any] | None,
     await_kernels: Callable[[], None],
     ranks: Ranks,
+    ranks_here: int,
 ) -> Worker:
     dtype, on_device = compute_dtype(config, device), device.torch_device
     free_before = device.free_bytes()
@@ -155,7 +159,7 @@ def _build(
             if on_device.type == "cuda" and obstacle(on_device) is None:
                 await_kernels()
         with bill.phase("profile", device.free_bytes):
-            measured = spec, model, make_backend, dtype, device, free_before, ranks
+            measured = spec, model, make_backend, dtype, device, free_before, ranks, ranks_here
             limits = _limits(config, *measured)
         with bill.phase("KV cache", device.free_bytes):
             sizes = spec.num_layers, limits.num_pages, limits.page_size
@@ -197,11 +201,13 @@ def _limits(
     device: Device,
     free_before: int,
     ranks: Ranks,
+    ranks_here: int,
 ) -> EngineLimits:
     """Size the KV cache by the rank with the least memory.
 
     Args:
         free_before: the device's free memory before the weights.
+        ranks_here: those that share this machine's memory.
     """
     resolve = partial(
         resolve_limits,
@@ -209,11 +215,11 @@ def _limits(
         spec,
         device=device.torch_device.type,
         dtype=str(dtype).removeprefix("torch."),
-        host_bytes=available_host_bytes() // ranks.size,
+        host_bytes=available_host_bytes() // ranks_here,
         bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
     )
     if device.torch_device.type == "cpu":
-        cache_bytes = int(free_before * CPU_CACHE_SHARE) // ranks.size
+        cache_bytes = int(free_before * CPU_CACHE_SHARE) // ranks_here
         return resolve(cache_bytes=ranks.least(cache_bytes))
     weights = free_before - device.free_bytes()
     largest = _captured_tokens(config, model)

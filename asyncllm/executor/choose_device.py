@@ -14,20 +14,26 @@ from asyncllm.kernels.gpu import gpu_of
 log = logging.getLogger(__name__)
 
 
-def open_device(config: EngineConfig, rank: int = 0) -> Device:
+def open_device(config: EngineConfig, rank: int = 0, size: int | None = None) -> Device:
     """The device of a rank; "auto" falls back to the CPU. Ranks have consecutive GPUs.
+
+    Args:
+        rank: among those of this machine.
+        size: how many ranks this machine has; ``config.tp`` by default.
 
     Raises:
         ModelError: there are not as many GPUs.
     """
+    size = size or config.tp
     if config.gpu is None:
-        return CpuDevice(_cpu_threads(config))
+        return CpuDevice(_cpu_threads(config, size))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.gpu + config.tp <= count:
+    if config.gpu + size <= count:
         return CudaDevice(config.gpu + rank)
     if config.device != "auto":
         last = f", up to cuda:{count - 1}" if count else ""
-        ranks = f" with tp {config.tp}" if config.tp > 1 else ""
+        here = "" if size == config.tp else f", {size} on each machine"
+        ranks = f" with tp {config.tp}{here}" if config.tp > 1 else ""
         raise ModelError(
             f"device {config.device}{ranks}: PyTorch sees {count} CUDA devices{last}",
             param="device" if config.gpu >= count else "tp",
@@ -35,14 +41,14 @@ def open_device(config: EngineConfig, rank: int = 0) -> Device:
     if count:
         raise ModelError(f"tp {config.tp}: PyTorch sees {count} CUDA devices", param="tp")
     log.warning("no CUDA device: running on the CPU")
-    return CpuDevice(_cpu_threads(config))
+    return CpuDevice(_cpu_threads(config, size))
 
 
-def _cpu_threads(config: EngineConfig) -> int | None:
+def _cpu_threads(config: EngineConfig, size: int) -> int | None:
     """Threads of one rank; None for PyTorch's choice."""
-    if config.cpu_threads is not None or config.tp == 1:
+    if config.cpu_threads is not None or size == 1:
         return config.cpu_threads
-    return max(torch.get_num_threads() // config.tp, 1)
+    return max(torch.get_num_threads() // size, 1)
 
 
 def compute_dtype(config: EngineConfig, device: Device) -> torch.dtype:

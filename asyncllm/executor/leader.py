@@ -13,6 +13,7 @@ from asyncllm.executor.capture_pace import CapturePace
 from asyncllm.executor.sampling.token_constraint import Grammars
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.leader import TeamLeader, lead_team
+from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.worker import Worker
 from asyncllm.models.spec import ModelSpec
 from asyncllm.wire.channel import Channel
@@ -41,8 +42,12 @@ def build_leader(
     bill: StartupBill,
     grammars: Grammars[Any],
     await_kernels: Callable[[], None],
+    machines: Machines | None = None,
 ) -> Leader | TeamLeader:
     """Load the model, on all ranks; the arguments are those of ``build_worker``.
+
+    Args:
+        machines: where the ranks are; None: all on this machine.
 
     Raises:
         ModelError: as ``build_worker`` does, or the model cannot be divided among the ranks.
@@ -50,4 +55,6 @@ def build_leader(
     build = partial(build_worker, config, folder, spec, progress, bill, grammars, await_kernels)
     if config.tp == 1:
         return Leader(build())
-    return lead_team(config, folder, spec, lambda join: build(join=join))
+    here = None if machines is None else config.tp // machines.number
+    build_rank = partial(build, ranks_here=here)
+    return lead_team(config, folder, spec, lambda join: build_rank(join=join), machines)

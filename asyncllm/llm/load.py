@@ -26,6 +26,7 @@ from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.process.executor import ProcessExecutor
 from asyncllm.executor.process.grammars import RemoteGrammars
 from asyncllm.executor.startup_bill import StartupBill
+from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.thread_executor import StepWorker, ThreadExecutor
 from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.llm.replicas.engine import ReplicatedEngine
@@ -97,9 +98,15 @@ def name_of(model: str | None) -> str:
 
 
 async def load(
-    config: EngineConfig, policy: Policy, progress: Callable[[int, int], None] | None
+    config: EngineConfig,
+    policy: Policy,
+    progress: Callable[[int, int], None] | None,
+    machines: Machines | None = None,
 ) -> Loaded:
     """Find and load everything; cancelling stops at the next tensor and leaves nothing behind.
+
+    Args:
+        machines: where the ranks are; None: all on this machine.
 
     Raises:
         ModelError: the model cannot be found or served; the message says why.
@@ -132,7 +139,7 @@ async def load(
         return await run_in_daemon(_load_text, text_folder, config, template_source)
 
     report_import = partial(asyncio.get_running_loop().call_soon_threadsafe, imported.set)
-    parts = config, folder, spec, text_folder, report, bill, kernels.wait, report_import
+    parts = config, folder, spec, text_folder, report, bill, kernels.wait, report_import, machines
     executor, structured, clock = _executor(*parts)
     weights = asyncio.ensure_future(executor.start())
     weights.add_done_callback(lambda _: imported.set())
@@ -237,18 +244,31 @@ def _executor(
     bill: StartupBill,
     await_kernels: Callable[[], None],
     report_import: Callable[[], object],
+    machines: Machines | None,
 ) -> tuple[Executor, StructuredOutput | RemoteGrammars, Callable[[], float]]:
     """The executor, what compiles grammars for it, and the clock of its times."""
     if config.executor == "process":
         report_import()  # there, and not in this process
-        process = ProcessExecutor(config, folder, text_folder, report, bill, await_kernels)
+        parts = config, folder, text_folder, report, bill, await_kernels, machines
+        process = ProcessExecutor(*parts)
         return process, process.grammars, time.perf_counter
     structured = StructuredOutput()
     if config.device == "sim":
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), structured, clock
-    parts = config, folder, spec, report, bill, structured, await_kernels, report_import
-    return ThreadExecutor(partial(_build_worker, *parts)), structured, time.perf_counter
+    build = partial(
+        _build_worker,
+        config,
+        folder,
+        spec,
+        report,
+        bill,
+        structured,
+        await_kernels,
+        report_import,
+        machines,
+    )
+    return ThreadExecutor(build), structured, time.perf_counter
 
 
 def _default_params(spec: ModelSpec) -> SamplingParams:
@@ -290,10 +310,11 @@ def _build_worker(
     structured: StructuredOutput,
     await_kernels: Callable[[], None],
     report_import: Callable[[], object],
+    machines: Machines | None,
 ) -> StepWorker:
     # Imported here, in the executor thread: it brings torch, which takes seconds.
     with bill.phase("import"):
         from asyncllm.executor.leader import build_leader
 
     report_import()
-    return build_leader(config, folder, spec, report, bill, structured, await_kernels)
+    return build_leader(config, folder, spec, report, bill, structured, await_kernels, machines)

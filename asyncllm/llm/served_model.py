@@ -16,6 +16,7 @@ from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.vitals import Vitals
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotReady
 from asyncllm.executor.startup_bill import StartupBill
+from asyncllm.executor.team.machines import Machines
 from asyncllm.llm.load import Loaded, load, load_replicas, name_of
 from asyncllm.llm.options import engine_config
 from asyncllm.models.spec import ModelSpec
@@ -40,6 +41,7 @@ class ServedModel:
         config: EngineConfig | None = None,
         policy: Policy | PolicyName | None = None,
         progress: Callable[[int, int], None] | None = None,
+        machines: Machines | None = None,
         **options: Any,
     ):
         """Nothing is loaded yet.
@@ -50,6 +52,7 @@ class ServedModel:
             policy: which request is served next: a policy of your own, or the name of one.
             progress: called with bytes of weights loaded so far, and in all; from a thread, or from
                 the loop with ``executor="process"``.
+            machines: where stations wait that start ranks of ``tp`` on other machines.
             options: fields of ``EngineConfig``.
 
         Raises:
@@ -65,6 +68,7 @@ class ServedModel:
         self._model_name = name_of(config.model)
         self._policy = policy or POLICIES[config.policy]()
         self._progress = progress
+        self._machines = machines
         self._parts: Loaded | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -87,7 +91,9 @@ class ServedModel:
                 if self.config.dp > 1:
                     self._parts = await load_replicas(self.config)
                 else:
-                    self._parts = await load(self.config, self._policy, self._progress)
+                    self._parts = await load(
+                        self.config, self._policy, self._progress, self._machines
+                    )
         return self
 
     async def aclose(self) -> None:

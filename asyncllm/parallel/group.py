@@ -6,7 +6,7 @@ import base64
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -20,11 +20,14 @@ from torch._C._distributed_c10d import (
     ProcessGroupGloo,
     ReduceOp,
     Store,
+    TCPStore,
 )
 
 from asyncllm.kernels.support import obstacle
 from asyncllm.parallel.collectives import Collectives, GroupCollectives
+from asyncllm.parallel.connections import Connections
 from asyncllm.parallel.ranks import LOADING, RanksBroken, RanksDisagree
+from asyncllm.wire.tcp import listen
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +44,21 @@ class GroupRanks:
 
     Args:
         tensors: for tensors of the model's device.
-        host: a backend of PyTorch's for numbers in host memory. Its collectives end when the
-            processes of other ranks do.
+        host: a backend of PyTorch's for numbers in host memory.
+        connections: those of gloo to other machines. Its collectives end when the processes of
+            other ranks do, but nobody hears of those on a machine that is lost.
     """
 
     # PyTorch's stubs leave out the collectives of backends.
-    def __init__(self, rank: int, size: int, tensors: Collectives, host: Any):
+    def __init__(
+        self, rank: int, size: int, tensors: Collectives, host: Any, connections: Connections
+    ):
         self.rank = rank
         self.size = size
         self.calls = 0
         self._tensors = tensors
         self._host = host
+        self._connections = connections
 
     def sum(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         with self._call():
@@ -72,8 +79,9 @@ class GroupRanks:
         return found
 
     def abort(self) -> None:
-        """End the collectives of tensors that wait for other ranks, from any thread."""
+        """End the collectives that wait for other ranks, from any thread."""
         self._tensors.abort()
+        self._connections.cut()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -101,6 +109,7 @@ class GroupRanks:
         """
         self._tensors.close()
         self._host = None
+        self._connections.close()
 
     def _least(self, values: list[int], timeout: timedelta) -> list[int]:
         numbers = torch.tensor(values)
@@ -126,28 +135,46 @@ class GroupRanks:
         return RanksBroken(f"rank {self.rank} lost the others: {error}")
 
 
-def open_store(file: int, size: int) -> Store:
-    """A store in an open file without a name, in which ranks find each other.
+def open_store(where: int | tuple[str, int], size: int) -> Store:
+    """A store in which ranks find each other.
 
     Args:
-        file: a file descriptor, of the same memfd in every rank's process; open until the ranks
-            are closed.
+        where: on one machine a file descriptor, of the same memfd in every rank's process, open
+            until the ranks are closed; on several the address of ``host_store``.
     """
-    return FileStore(f"/proc/{os.getpid()}/fd/{file}", size)
+    if isinstance(where, int):
+        return FileStore(f"/proc/{os.getpid()}/fd/{where}", size)
+    return TCPStore(*where, timeout=_JOIN, wait_for_workers=False)
 
 
-def join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks:
+def host_store(host: str) -> tuple[Store, tuple[str, int]]:
+    """A store for ranks on several machines, and where others open it.
+
+    Args:
+        host: this machine's address; the store listens there alone.
+    """
+    listening = listen(host)
+    port = listening.getsockname()[1]
+    file = listening.detach()  # the store's own from here on
+    store = TCPStore(host, port, None, True, _JOIN, wait_for_workers=False, master_listen_fd=file)
+    return store, (host, port)
+
+
+def join(
+    store: Store, rank: int, size: int, device: torch.device, host: str | None = None
+) -> GroupRanks:
     """Find the other ranks, which must have started, too.
 
     Args:
         store: shared by the ranks of this model alone.
+        host: this machine's address, if the ranks are on several machines.
 
     Raises:
         RanksBroken: they do not come.
     """
     store.set_timeout(_JOIN)
     try:
-        return _join(store, rank, size, device)
+        return _join(store, rank, size, device, host)
     except RuntimeError as error:
         reason = str(error)
     # Neither this error nor its cause may keep the store: see ``GroupRanks.close``.
@@ -155,23 +182,28 @@ def join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks
     raise RanksBroken(f"rank {rank} does not find the others: {reason}")
 
 
-def _join(store: Store, rank: int, size: int, device: torch.device) -> GroupRanks:
-    host = _gloo(PrefixStore("host", store), rank, size)
+def _join(
+    store: Store, rank: int, size: int, device: torch.device, address: str | None
+) -> GroupRanks:
+    connections = Connections()
+    host = _gloo(PrefixStore("host", store), rank, size, address, connections)
     on_tensors = PrefixStore("tensors", store)
     if device.type != "cuda":
-        gloo = GroupCollectives(size, _gloo(on_tensors, rank, size))
-        return GroupRanks(rank, size, gloo, host)
+        gloo = GroupCollectives(size, _gloo(on_tensors, rank, size, address, connections))
+        return GroupRanks(rank, size, gloo, host, connections)
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     group = ProcessGroupNCCL(on_tensors, rank, size, ProcessGroupNCCL.Options())
     nccl = GroupCollectives(size, group, group.abort)
+    if address is not None:  # other machines cannot reach this one's GPUs
+        return GroupRanks(rank, size, nccl, host, connections)
     exchange = partial(_exchange, PrefixStore("push", store), rank, size)
     push = _push(rank, size, device, nccl, exchange)
-    if GroupRanks(rank, size, nccl, host).least(push is not None):
+    if GroupRanks(rank, size, nccl, host, connections).least(push is not None):
         assert push is not None
-        return GroupRanks(rank, size, push, host)
+        return GroupRanks(rank, size, push, host, connections)
     log.info("rank %d: sums go through NCCL alone", rank)
-    return GroupRanks(rank, size, nccl, host)
+    return GroupRanks(rank, size, nccl, host, connections)
 
 
 def _push(
@@ -202,11 +234,13 @@ def _exchange(store: Store, rank: int, size: int, mine: bytes) -> list[bytes]:
     return [b"" if value == b"-" else base64.b64decode(value) for value in theirs]
 
 
-def _gloo(store: Store, rank: int, size: int) -> Any:
+def _gloo(store: Store, rank: int, size: int, address: str | None, connections: Connections) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    # All ranks are on this machine: nothing is open to others.
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+    # If all ranks are on this machine, nothing is open to others.
+    host = address or "127.0.0.1"
+    options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
     options._timeout = _JOIN
-    group = ProcessGroupGloo(store, rank, size, options)
+    with nullcontext() if address is None else connections.opening():
+        group = ProcessGroupGloo(store, rank, size, options)
     group._set_default_timeout(_STEP)
     return group

@@ -29,6 +29,7 @@ from asyncllm.executor.process.reports import (
     encode,
 )
 from asyncllm.executor.startup_bill import StartupBill
+from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.team.monitor import Monitor
 from asyncllm.executor.team.process import PeerProcess, close_peers, start_peer
 from asyncllm.executor.team.status import operation_of
@@ -74,6 +75,7 @@ class ProcessExecutor:
         progress: called on the loop with bytes of weights loaded and in total.
         bill: gets the phases of loading.
         await_kernels: waits, in a thread, for kernels that are being compiled.
+        machines: where the ranks are; None: all on this machine.
 
     Attributes:
         grammars: compiles grammars where masks are made of them.
@@ -87,6 +89,7 @@ class ProcessExecutor:
         progress: Callable[[int, int], None],
         bill: StartupBill,
         await_kernels: Callable[[], None],
+        machines: Machines | None = None,
     ):
         self._heartbeat = RemoteHeartbeat()
         self.heartbeat: Heartbeat = self._heartbeat
@@ -96,6 +99,7 @@ class ProcessExecutor:
         self._progress = progress
         self._bill = bill
         self._await_kernels = await_kernels
+        self._machines = machines
         self._results = AwaitedResults()
         self.on_death = self._results.on_death
         self._process: PeerProcess | None = None
@@ -161,7 +165,9 @@ class ProcessExecutor:
             fds = their_plans.fileno(), their_control.fileno()
             folder, text_folder = map(str, self._folders)
             level = log.getEffectiveLevel()
-            settings = ExecutorSettings(self._config, folder, text_folder, *fds, level)
+            settings = ExecutorSettings(
+                self._config, folder, text_folder, *fds, level, self._machines
+            )
             try:
                 process = start_peer(0, "asyncllm.executor.process.main", settings, fds)
             except BaseException as error:

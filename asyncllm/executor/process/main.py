@@ -19,6 +19,7 @@ from asyncllm.config import EngineConfig
 from asyncllm.executor.process.control import Control
 from asyncllm.executor.process.reports import Failed, Progress, Started
 from asyncllm.executor.startup_bill import StartupBill
+from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.team.peer_main import enter_team
 from asyncllm.executor.team.status import PeerHeartbeat, PeerStatus
 from asyncllm.models.spec import read_spec
@@ -38,6 +39,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
         text_folder: of the tokenizer.
         plans, control: descriptors of sockets.
         log_level: as a number.
+        machines: as ``build_leader`` takes it.
     """
 
     config: EngineConfig
@@ -46,6 +48,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     plans: int
     control: int
     log_level: int
+    machines: Machines | None
 
 
 def main() -> None:
@@ -89,6 +92,7 @@ def _load(
             bill,
             structured,
             control.await_kernels,
+            settings.machines,
         )
     limits = leader.limits
     structured.open(tokenizer.result(), limits.vocab_size, limits.eos_token_ids)

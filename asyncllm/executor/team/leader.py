@@ -12,6 +12,7 @@ import torch
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
 from asyncllm.executor.capture_pace import CapturePace
+from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.team.team import RankLost, Team
 from asyncllm.executor.worker import Worker
 from asyncllm.models.loading.loader import make_model
@@ -89,17 +90,24 @@ class TeamLeader:
 
 
 def lead_team(
-    config: EngineConfig, folder: Path, spec: ModelSpec, build: BuildWorker
+    config: EngineConfig,
+    folder: Path,
+    spec: ModelSpec,
+    build: BuildWorker,
+    machines: Machines | None = None,
 ) -> TeamLeader:
     """Start the peers, and build all ranks' workers at the same time.
 
     Raises:
-        ModelError: the model cannot be divided among the ranks, or one of them cannot serve its
-            share.
+        ModelError: the model cannot be divided among the ranks, one of them cannot serve its
+            share, or a machine is lost.
     """
     # Before anything is started; on no device, and of the dtype that divides best.
     make_model(spec, torch.float32, torch.device("meta"), ranks=Apart(0, config.tp))
-    team = Team(config, folder)
+    try:
+        team = Team(config, folder, machines)
+    except RankLost as error:
+        raise ModelError(str(error)) from error
     try:
         worker = build(team.join)
         team.await_ready()

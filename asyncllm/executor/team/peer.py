@@ -20,23 +20,38 @@ from asyncllm.wire.ring_reader import RingReader
 log = logging.getLogger(__name__)
 
 
+class TeamSettings(msgspec.Struct, frozen=True):
+    """What all ranks of one machine start with.
+
+    Attributes:
+        folder: of the model.
+        first, count: of the ranks on this machine.
+        store: where ranks find each other, for ``parallel.group.open_store``.
+        host: this machine's address; None if all ranks are on this machine.
+        log_level: as a number.
+    """
+
+    config: EngineConfig
+    folder: str
+    first: int
+    count: int
+    store: int | tuple[str, int]
+    host: str | None
+    log_level: int
+
+
 class PeerSettings(msgspec.Struct, frozen=True):
     """What a peer starts with.
 
     Attributes:
         ring: of ``RingWriter.fds_of``.
         reports: a socket's descriptor.
-        store: of the memfd of ``parallel.group.open_store``.
-        log_level: as a number.
     """
 
-    config: EngineConfig
-    folder: str
+    team: TeamSettings
     rank: int
     ring: tuple[int, int, int]
     reports: int
-    store: int
-    log_level: int
 
 
 class RingChannel:
@@ -56,7 +71,7 @@ class RingChannel:
 
 def main() -> None:
     settings, status = enter_team(PeerSettings)
-    logging.getLogger().setLevel(settings.log_level)
+    logging.getLogger().setLevel(settings.team.log_level)
     reports = ReportLine(socket.socket(fileno=settings.reports))
     try:
         _run(settings, status, reports)
@@ -73,17 +88,20 @@ def _run(settings: PeerSettings, status: PeerStatus, reports: ReportLine) -> Non
     from asyncllm.executor.build import build_worker
     from asyncllm.parallel.group import GroupRanks, join, open_store
 
-    config, rank = settings.config, settings.rank
+    team, rank = settings.team, settings.rank
 
     def join_others(device: torch.device) -> GroupRanks:
         reports.send(Joining())
         status.set("joining the other ranks", -1)
-        ranks = join(open_store(settings.store, config.tp), rank, config.tp, device)
+        store = open_store(team.store, team.config.tp)
+        ranks = join(store, rank, team.config.tp, device, team.host)
         status.set("loading", -1)
         return ranks
 
-    folder = Path(settings.folder)
-    worker = build_worker(config, folder, read_spec(folder), rank=rank, join=join_others)
+    folder = Path(team.folder)
+    worker = build_worker(
+        team.config, folder, read_spec(folder), rank=rank, ranks_here=team.count, join=join_others
+    )
     reports.send(Ready())
     worker.run(RingChannel(RingReader(*settings.ring), reports, PeerHeartbeat(status)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 
 import msgspec
@@ -68,18 +67,11 @@ class ReportLine:
 
     def receive(self) -> Report | None:
         """The next report; waits for it. None once the peer has ended, or the line is cut."""
-        try:
-            packet = self._end.recv(MAX_BYTES)
-        except OSError:
-            return None
-        return _decode(packet) if packet else None
+        return self._receive(0)
 
     def last_words(self) -> str | None:
         """Why the peer ended, if it has said so; does not wait."""
-        while select.select([self._end], [], [], 0)[0]:
-            report = self.receive()
-            if report is None:
-                return None
+        while (report := self._receive(socket.MSG_DONTWAIT)) is not None:
             if isinstance(report, Failed):
                 return report.error
         return None
@@ -90,3 +82,10 @@ class ReportLine:
 
     def close(self) -> None:
         self._end.close()
+
+    def _receive(self, flags: int) -> Report | None:
+        try:
+            packet = self._end.recv(MAX_BYTES, flags)
+        except OSError:
+            return None
+        return _decode(packet) if packet else None

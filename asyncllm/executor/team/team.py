@@ -5,29 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import EngineDead
-from asyncllm.executor.team.monitor import Monitor
-from asyncllm.executor.team.peer import PeerSettings
-from asyncllm.executor.team.process import PeerProcess, close_peers
-from asyncllm.executor.team.reports import Done, Failed, Joining, Ready, Report, ReportLine
-from asyncllm.parallel.group import GroupRanks, join, open_store
+from asyncllm.executor.team.local import CLOSE_SECONDS, LocalRanks, MachineRanks
+from asyncllm.executor.team.machines import Machines
+from asyncllm.executor.team.peer import TeamSettings
+from asyncllm.executor.team.remote import RemoteRanks
+from asyncllm.executor.team.reports import Done, Failed, Joining, Ready, Report
+from asyncllm.parallel.group import GroupRanks, host_store, join, open_store
 from asyncllm.parallel.ranks import RanksDisagree
-from asyncllm.wire.ring import RingClosed, RingWriter
 
 R = TypeVar("R", bound=Report)
 
 log = logging.getLogger(__name__)
 
-#: How long peers may take to end once they are told to, before they are killed.
-CLOSE_SECONDS: Final = 10.0
 #: A lost peer is noticed in many ways; the monitor, which knows why, may be a moment later.
 REASON_SECONDS: Final = 2.0
 
@@ -42,60 +40,72 @@ class Team:
     Args:
         config: for all ranks; ``tp`` is their number.
         folder: of the model.
+        machines: where they are; None: all on this one.
 
     Raises:
         RankLost: from any method, when a peer is lost.
     """
 
-    def __init__(self, config: EngineConfig, folder: Path):
+    def __init__(self, config: EngineConfig, folder: Path, machines: Machines | None = None):
         self._size = config.tp
+        self._host = None if machines is None else machines.own
         self._ranks: GroupRanks | None = None
         self._loss: str | None = None
+        self._losing = threading.Lock()
         self._lost = threading.Event()
         self._wake: Callable[[], None] = lambda: None
-        self._ring = RingWriter(self._size - 1)
-        self._store = os.memfd_create("asyncllm-ranks")
-        self._lines: list[ReportLine] = []
-        self._peers: list[PeerProcess] = []
-        self._monitor: Monitor | None = None
+        self._store_file = -1
+        self._hosted: Store | None = None
+        self._machines: list[MachineRanks] = []
         try:
-            for rank in range(1, self._size):
-                self._start(rank, config, folder)
-            self._monitor = Monitor(self._peers, self._on_lost)
+            for machine in self._start(config, folder, machines):
+                self._machines.append(machine)
+            for machine in self._machines:
+                machine.watch(self._on_lost)
         except BaseException:
             self.close(0.0)
             raise
 
-    def _start(self, rank: int, config: EngineConfig, folder: Path) -> None:
-        line, other = ReportLine.pair()
-        self._lines.append(line)
-        with other:
-            ring = self._ring.fds_of(rank - 1)
-            settings = PeerSettings(
-                config,
-                str(folder),
-                rank,
-                ring,
-                other.fileno(),
-                self._store,
-                log.getEffectiveLevel(),
-            )
-            fds = (*ring, other.fileno(), self._store)
-            module = "asyncllm.executor.team.peer"
-            self._peers.append(PeerProcess(rank, module, settings, fds))
+    def _start(
+        self, config: EngineConfig, folder: Path, machines: Machines | None
+    ) -> Iterator[MachineRanks]:
+        """The peers of each machine, which start at the same time."""
+        where: int | tuple[str, int]
+        if machines is None:
+            where = self._store_file = os.memfd_create("asyncllm-ranks")
+            count = self._size
+        else:
+            self._hosted, where = host_store(machines.own)
+            count = self._size // machines.number
+        level = log.getEffectiveLevel()
+        if count > 1:
+            settings = TeamSettings(config, str(folder), 0, count, where, self._host, level)
+            yield LocalRanks(range(1, count), settings)
+        if machines is None:
+            return
+        for number, address in enumerate(machines.stations, 1):
+            first, host = number * count, address[0]
+            settings = TeamSettings(config, str(folder), first, count, where, host, level)
+            try:
+                yield RemoteRanks(address, machines.token, settings)
+            except OSError as error:
+                raise RankLost(f"machine {host}, of rank {first}: {error}") from error
 
     def join(self, device: torch.device) -> GroupRanks:
         """Wait until all peers have started, and join them."""
-        for rank in range(1, self._size):
-            self._report(rank, Joining)
-        self._ranks = join(open_store(self._store, self._size), 0, self._size, device)
+        self._reports(Joining)
+        self._ranks = join(self._take_store(), 0, self._size, device, self._host)
         self._check()
         return self._ranks
 
+    def _take_store(self) -> Store:
+        """The store, for ``join`` alone: see ``GroupRanks.close``."""
+        store, self._hosted = self._hosted, None
+        return store or open_store(self._store_file, self._size)
+
     def await_ready(self) -> None:
         """Wait until all peers have their share of the model."""
-        for rank in range(1, self._size):
-            self._report(rank, Ready)
+        self._reports(Ready)
 
     def on_loss(self, wake: Callable[[], None]) -> None:
         """Set what is called, in another thread, when a peer is lost."""
@@ -104,38 +114,34 @@ class Team:
     def send(self, message: bytes) -> None:
         """Have all peers receive a message."""
         self._check()
-        with suppress(RingClosed):
-            self._ring.send(message)
+        for machine in self._machines:
+            machine.send(message)
         self._check()
 
     def end(self) -> None:
         """Have all peers end once they have received what was sent."""
-        self._ring.close()
+        for machine in self._machines:
+            machine.end()
 
     def done(self, step: int) -> list[Done]:
         """Wait until all peers are done with a step; their reports, in any order of ranks."""
-        reports = [self._report(rank, Done) for rank in range(1, self._size)]
+        reports = self._reports(Done)
         assert all(report.step == step for report in reports), "peers report steps in order"
         return reports
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End all peers, and leave nothing behind. May be called again."""
-        for peer in self._peers:
-            peer.closing = True
-        if self._monitor is not None:
-            self._monitor.close()
-            self._monitor = None
-        self._ring.close()
-        close_peers(self._peers, timeout)
+        if timeout > 0:
+            self.end()  # of all machines at the same time
+        for machine in self._machines:
+            machine.close(timeout)
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
-        for line in self._lines:
-            line.close()
-        self._lines.clear()
-        if self._store >= 0:
-            os.close(self._store)
-            self._store = -1
+        self._hosted = None
+        if self._store_file >= 0:
+            os.close(self._store_file)
+            self._store_file = -1
 
     def explain(self, error: Exception) -> Exception:
         """The cause of an error that a lost peer may have led to."""
@@ -146,9 +152,13 @@ class Team:
         self._lost.wait(REASON_SECONDS)
         return RankLost(self._loss or str(error))
 
-    def _report(self, rank: int, kind: type[R]) -> R:
+    def _reports(self, kind: type[R]) -> list[R]:
+        """The next report of each peer."""
+        return [self._report(m, rank, kind) for m in self._machines for rank in m.ranks]
+
+    def _report(self, machine: MachineRanks, rank: int, kind: type[R]) -> R:
         """The next report of a peer, which is of that kind unless the peer ends."""
-        report = self._lines[rank - 1].receive()
+        report = machine.receive(rank)
         if isinstance(report, kind):
             return report
         if isinstance(report, Failed):
@@ -162,17 +172,17 @@ class Team:
             raise RankLost(self._loss)
 
     def _on_lost(self, rank: int, reason: str) -> None:
-        """In the monitor's thread: get the executor thread out of whatever it waits for."""
-        if self._loss is not None:  # which was the end of the others, too
-            return
-        words = self._lines[rank - 1].last_words()
-        self._loss = reason if words is None else f"{reason}: {words}"
+        """In another thread: get the executor thread out of whatever it waits for."""
+        with self._losing:
+            if self._loss is not None:  # which was the end of the others, too
+                return
+            [machine] = [each for each in self._machines if rank in each.ranks]
+            words = machine.last_words(rank)
+            self._loss = reason if words is None else f"{reason}: {words}"
         self._lost.set()
         log.error("%s", self._loss)
-        for peer, line in zip(self._peers, self._lines, strict=True):
-            peer.kill()  # a stopped one would hold up a collective
-            line.cut()
-        self._ring.close()
+        for machine in self._machines:
+            machine.kill()
         self._wake()
         if self._ranks is not None:
             self._ranks.abort()

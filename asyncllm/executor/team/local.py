@@ -1,0 +1,133 @@
+"""Ranks that are processes of this machine, started and watched by this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from asyncllm.executor.team.monitor import Monitor
+from asyncllm.executor.team.peer import PeerSettings, TeamSettings
+from asyncllm.executor.team.process import PeerProcess, close_peers
+from asyncllm.executor.team.reports import Report, ReportLine
+from asyncllm.executor.team.status import LastOperation
+from asyncllm.wire.ring import RingClosed, RingWriter
+
+#: How long ranks may take to end once they are told to, before they are killed.
+CLOSE_SECONDS: Final = 10.0
+
+_MODULE: Final = "asyncllm.executor.team.peer"
+
+
+class MachineRanks(Protocol):
+    """Ranks on one machine, as rank 0 has them.
+
+    Attributes:
+        ranks: consecutive.
+    """
+
+    ranks: range
+
+    def watch(self, on_lost: Callable[[int, str], None]) -> None:
+        """Begin to watch them.
+
+        Args:
+            on_lost: called in another thread when a rank is lost: with its rank, and what to tell
+                people: how it ended and what it did last. Ranks that are being closed are not lost.
+        """
+
+    def send(self, message: bytes) -> None:
+        """Have all of them receive a message; ignored once one is lost."""
+
+    def end(self) -> None:
+        """Have them end once they have received what was sent. May be called again."""
+
+    def receive(self, rank: int) -> Report | None:
+        """The next report of a rank; waits for it. None once the rank has ended, or is lost."""
+
+    def last_words(self, rank: int) -> str | None:
+        """Why a rank has ended, if it has said so; does not wait."""
+
+    def kill(self) -> None:
+        """End them at once, from any thread; ``receive`` returns None then."""
+
+    def close(self, timeout: float) -> None:
+        """End all, and leave nothing behind. May be called again.
+
+        Args:
+            timeout: how long they may take to end by themselves, in seconds.
+        """
+
+
+class LocalRanks:
+    """``MachineRanks`` of this machine. Made in a thread that must outlive them.
+
+    Args:
+        ranks: one at least.
+        settings: for all of them.
+    """
+
+    def __init__(self, ranks: range, settings: TeamSettings):
+        self.ranks = ranks
+        self._ring = RingWriter(len(ranks))
+        self._lines: dict[int, ReportLine] = {}
+        self._peers: list[PeerProcess] = []
+        self._monitor: Monitor | None = None
+        try:
+            for rank in ranks:
+                self._start(rank, settings)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def watch(self, on_lost: Callable[[int, str], None]) -> None:
+        self._monitor = Monitor(self._peers, on_lost)
+
+    def _start(self, rank: int, settings: TeamSettings) -> None:
+        self._lines[rank], other = ReportLine.pair()
+        with other:
+            ring = self._ring.fds_of(rank - self.ranks.start)
+            fds = [*ring, other.fileno()]
+            if isinstance(settings.store, int):
+                fds.append(settings.store)
+            each = PeerSettings(settings, rank, ring, other.fileno())
+            self._peers.append(PeerProcess(rank, _MODULE, each, fds))
+
+    def send(self, message: bytes) -> None:
+        with suppress(RingClosed):
+            self._ring.send(message)
+
+    def end(self) -> None:
+        self._ring.close()
+
+    def receive(self, rank: int) -> Report | None:
+        return self._lines[rank].receive()
+
+    def last_words(self, rank: int) -> str | None:
+        return self._lines[rank].last_words()
+
+    def last_operations(self) -> list[LastOperation]:
+        """What each does, in their order."""
+        return [peer.last_operation() for peer in self._peers]
+
+    def kill(self) -> None:
+        for peer in self._peers:
+            peer.kill()  # a stopped one would hold up a collective
+        for line in self._lines.values():
+            line.cut()
+        self._ring.close()
+
+    def finish(self, timeout: float) -> None:
+        """``close``, except that reports can still be received. May be called again."""
+        for peer in self._peers:
+            peer.closing = True
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+        self._ring.close()
+        close_peers(self._peers, timeout)
+
+    def close(self, timeout: float) -> None:
+        self.finish(timeout)
+        for line in self._lines.values():
+            line.close()
