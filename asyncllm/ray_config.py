@@ -28,13 +28,22 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
         doc("with --ray: start replicas up to so many while requests wait, and end idle ones"),
     ] = None
 
+    machines: Annotated[
+        int,
+        doc(
+            "with --ray: machines that share each replica; each has an equal part of --tp's GPUs"
+        ),
+    ] = 1
+
     def __post_init__(self) -> None:
         check_types(self)
-        if not self.ray and (self.replicas != 1 or self.max_replicas is not None):
-            name = "max_replicas" if self.replicas == 1 else "replicas"
-            raise BadRequest(f"{name} has no meaning without --ray", param=name)
-        if self.replicas < 1:
-            raise BadRequest("replicas must be at least 1", param="replicas")
+        for field in msgspec.structs.fields(self):
+            if not self.ray and getattr(self, field.name) != field.default:
+                name = field.name
+                raise BadRequest(f"{name} has no meaning without --ray", param=name)
+        for name in ("replicas", "machines"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name} must be at least 1", param=name)
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise BadRequest(
                 f"max_replicas must not be less than replicas, {self.replicas}",

@@ -19,9 +19,10 @@ class Connections:
     @contextmanager
     def opening(self) -> Iterator[None]:
         """Meanwhile this process connects what ``cut`` ends, and next to nothing else."""
-        before = _open_files()
+        before = _sockets()
         yield
-        self._ends += filter(None, map(_connection, _open_files() - before))
+        opened = [file for name, file in _sockets().items() if name not in before]
+        self._ends += filter(None, map(_connection, opened))
 
     def cut(self) -> None:
         """End them, as if the other side had; from any thread."""
@@ -38,20 +39,22 @@ class Connections:
             self._ends.clear()
 
 
-def _open_files() -> set[int]:
-    return set(map(int, os.listdir("/proc/self/fd")))
+def _sockets() -> dict[str, int]:
+    """The descriptors of this process's sockets, by names that no other socket has."""
+    found = {}
+    for file in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile, as that of this folder
+            name = os.readlink(f"/proc/self/fd/{file}")
+            if name.startswith("socket:"):
+                found[name] = int(file)
+    return found
 
 
 def _connection(file: int) -> socket.socket | None:
-    """The TCP connection that an open file is; a descriptor of its own."""
+    """The TCP connection that a socket is, by a descriptor of its own; None if it is none."""
     try:
-        copy = os.dup(file)
+        end = socket.socket(fileno=os.dup(file))
     except OSError:  # closed meanwhile
-        return None
-    try:
-        end = socket.socket(fileno=copy)
-    except OSError:  # no socket
-        os.close(copy)
         return None
     try:
         end.getpeername()

@@ -65,10 +65,10 @@ def read_options(args: dict[str, Any]) -> tuple[EngineConfig, ServerConfig, RayC
     return _read(EngineConfig, options), _read(ServerConfig, options), _read(RayConfig, options)
 
 
-def check(engine: EngineConfig) -> None:
+def check(engine: EngineConfig, config: RayConfig) -> None:
     """
     Raises:
-        BadRequest: Ray decides what an option says.
+        BadRequest: Ray decides what an option says, or the machines cannot share the ranks.
     """
     if engine.dp > 1:
         raise BadRequest("dp: the replicas are Ray's: set replicas", param="dp")
@@ -76,12 +76,18 @@ def check(engine: EngineConfig) -> None:
         raise BadRequest(
             f"device must be cuda, not {engine.device}: Ray chooses the GPUs", param="device"
         )
+    if engine.tp % config.machines:
+        raise BadRequest(
+            f"machines ({config.machines}) must divide tp ({engine.tp}): each has as many GPUs",
+            param="machines",
+        )
 
 
 def build(engine: EngineConfig, server: ServerConfig, config: RayConfig) -> Application:
     """Raises like ``check``."""
-    check(engine)
+    check(engine, config)
     engine = _placed(engine)
+    bundle = _of_machine(engine, config.machines)
     replicas = serve.deployment(
         Replica,
         max_ongoing_requests=_ONGOING,
@@ -91,9 +97,9 @@ def build(engine: EngineConfig, server: ServerConfig, config: RayConfig) -> Appl
         health_check_period_s=_CHECK_SECONDS,
         logging_config=QUIET,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-        **_resources(engine),
+        **_resources(bundle, engine.tp, config.machines),
         **_scaling(config),
-    ).bind(engine, server)
+    ).bind(engine, server, config.machines, bundle)
     front = serve.deployment(
         serve.ingress()(Front),
         max_ongoing_requests=_ONGOING,
@@ -126,17 +132,21 @@ def _placed(engine: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(engine, device="cuda" if has_gpus else "cpu")
 
 
-def _resources(engine: EngineConfig) -> dict[str, Any]:
-    """What a replica takes of its machine. All its ranks must run on one."""
-    cpus = engine.cpu_threads or 1
-    bundle = {"CPU": 1, "GPU": engine.tp} if engine.gpu == 0 else {"CPU": engine.tp * cpus}
+def _of_machine(engine: EngineConfig, machines: int) -> dict[str, int]:
+    """What a replica takes of each of its machines."""
+    ranks, cpus = engine.tp // machines, engine.cpu_threads or 1
+    return {"CPU": 1, "GPU": ranks} if engine.gpu == 0 else {"CPU": ranks * cpus}
+
+
+def _resources(bundle: dict[str, int], tp: int, machines: int) -> dict[str, Any]:
+    """What Ray Serve has to find for a replica: its actor is in the first bundle."""
     actor = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
-    if engine.tp == 1:
+    if tp == 1:
         return {"ray_actor_options": actor}
     return {
         "ray_actor_options": actor,
-        "placement_group_bundles": [bundle],
-        "placement_group_strategy": "STRICT_PACK",
+        "placement_group_bundles": [bundle] * machines,
+        "placement_group_strategy": "STRICT_PACK" if machines == 1 else "STRICT_SPREAD",
     }
 
 

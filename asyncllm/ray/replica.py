@@ -43,10 +43,18 @@ class Replica:
 
     # Ray Serve awaits it, on the event loop that methods run on.
     async def __init__(  # type: ignore[misc]
-        self, engine: EngineConfig, server: ServerConfig
+        self,
+        engine: EngineConfig,
+        server: ServerConfig,
+        machines: int = 1,
+        bundle: dict[str, int] | None = None,
     ) -> None:
         configure_logging(server)
-        self._llm = AsyncLLM(config=engine)
+        self._stations = None
+        if machines > 1:
+            self._stations = await Stations.start(machines, bundle or {}, server)
+        found = None if self._stations is None else self._stations.machines
+        self._llm = AsyncLLM(config=engine, machines=found)
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._number = context.rank.rank % MOST_NUMBERS
