@@ -30,9 +30,7 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     machines: Annotated[
         int,
-        doc(
-            "with --ray: machines that share each replica; each has an equal part of --tp's GPUs"
-        ),
+        doc("with --ray: machines that share each replica; each has an equal part of --tp's GPUs"),
     ] = 1
 
     def __post_init__(self) -> None:

@@ -87,7 +87,6 @@ def build(engine: EngineConfig, server: ServerConfig, config: RayConfig) -> Appl
     """Raises like ``check``."""
     check(engine, config)
     engine = _placed(engine)
-    bundle = _of_machine(engine, config.machines)
     replicas = serve.deployment(
         Replica,
         max_ongoing_requests=_ONGOING,
@@ -97,9 +96,9 @@ def build(engine: EngineConfig, server: ServerConfig, config: RayConfig) -> Appl
         health_check_period_s=_CHECK_SECONDS,
         logging_config=QUIET,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-        **_resources(bundle, engine.tp, config.machines),
+        **_resources(engine, config.machines),
         **_scaling(config),
-    ).bind(engine, server, config.machines, bundle)
+    ).bind(engine, server, config.machines)
     front = serve.deployment(
         serve.ingress()(Front),
         max_ongoing_requests=_ONGOING,
@@ -132,16 +131,12 @@ def _placed(engine: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(engine, device="cuda" if has_gpus else "cpu")
 
 
-def _of_machine(engine: EngineConfig, machines: int) -> dict[str, int]:
-    """What a replica takes of each of its machines."""
+def _resources(engine: EngineConfig, machines: int) -> dict[str, Any]:
+    """What a replica takes: as much of each of its machines. Its actor is in the first bundle."""
     ranks, cpus = engine.tp // machines, engine.cpu_threads or 1
-    return {"CPU": 1, "GPU": ranks} if engine.gpu == 0 else {"CPU": ranks * cpus}
-
-
-def _resources(bundle: dict[str, int], tp: int, machines: int) -> dict[str, Any]:
-    """What Ray Serve has to find for a replica: its actor is in the first bundle."""
+    bundle = {"CPU": 1, "GPU": ranks} if engine.gpu == 0 else {"CPU": ranks * cpus}
     actor = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
-    if tp == 1:
+    if engine.tp == 1:
         return {"ray_actor_options": actor}
     return {
         "ray_actor_options": actor,

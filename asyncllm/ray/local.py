@@ -16,6 +16,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 from ray import serve
 
+from asyncllm.errors import BadRequest
 from asyncllm.ray.application import QUIET, build, check
 from asyncllm.supervise.listening import listen, url_of
 
@@ -38,7 +39,7 @@ def run(engine: EngineConfig, server: ServerConfig, config: RayConfig) -> int:
     Raises:
         BadRequest: an option has no meaning with Ray.
     """
-    check(engine)
+    check(engine, config)
     sockets = listen(server.host, server.port)
     if sockets is None:
         return 1
@@ -96,12 +97,31 @@ def _ray(engine: EngineConfig, config: RayConfig) -> Iterator[None]:
     cpus = max(needed, os.cpu_count() or 1)
     try:
         ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.WARNING)
+        ends_with_us = True
     except ValueError:  # of a Ray that runs already, one cannot say how many it has
         ray.init(logging_level=logging.WARNING)
+        ends_with_us = False
     try:
+        _check_machines(config.machines, ends_with_us)
         yield
     finally:
         ray.shutdown()
+
+
+def _check_machines(machines: int, ends_with_us: bool) -> None:
+    """
+    Raises:
+        BadRequest: there are fewer, and no others can come.
+    """
+    found = sum(node["Alive"] for node in ray.nodes())
+    if machines <= found:
+        return
+    if ends_with_us:
+        raise BadRequest(
+            f"machines ({machines}): no Ray runs here that has others; 'ray start' begins one",
+            param="machines",
+        )
+    log.warning("replicas wait until Ray has %d machines; it has %d", machines, found)
 
 
 def _reason() -> str:

@@ -16,6 +16,7 @@ from asyncllm.front.answers import Answer, of_headers
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.ray.request import MOST_NUMBERS, NUMBER
 from asyncllm.ray.scaling import LOAD, load
+from asyncllm.ray.stations import start_stations
 from asyncllm.server.arrivals.routed import LOST
 from asyncllm.server.embedded.exchange import InProcess, ask
 from asyncllm.server.observe.log_format import configure_logging
@@ -38,22 +39,17 @@ _LAST_FRAMES_SECONDS = 1.0
 class Replica:
     """Serves requests as ``asyncllm serve`` does, on an in-memory connection to the same server.
 
+    It is rank 0 of its model. If that has several machines, it starts what starts the ranks there.
+
     When the engine dies, so does the actor's process, and Ray Serve starts another replica.
     """
 
     # Ray Serve awaits it, on the event loop that methods run on.
     async def __init__(  # type: ignore[misc]
-        self,
-        engine: EngineConfig,
-        server: ServerConfig,
-        machines: int = 1,
-        bundle: dict[str, int] | None = None,
+        self, engine: EngineConfig, server: ServerConfig, machines: int
     ) -> None:
         configure_logging(server)
-        self._stations = None
-        if machines > 1:
-            self._stations = await Stations.start(machines, bundle or {}, server)
-        found = None if self._stations is None else self._stations.machines
+        found, self._stations = await start_stations(server) if machines > 1 else (None, [])
         self._llm = AsyncLLM(config=engine, machines=found)
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
@@ -62,6 +58,10 @@ class Replica:
         await self._llm.start()
         sys.setswitchinterval(1e-4)  # as in asyncllm/server/run.py
         self._ending = asyncio.create_task(self._end_with_engine())
+        if self._stations:
+            # Ray Serve awaits it before it ends the actors, in any order. Python looks for it in
+            # the class alone.
+            self.__del__ = self._close
 
     async def answer(self, request: Request) -> AsyncIterator[tuple[int, Headers] | bytes]:
         """First the status and the headers of the answer, then the parts of its body.
@@ -108,6 +108,11 @@ class Replica:
         """What ``desired_replicas`` decides by."""
         stats, most = self._llm.stats, self._llm.limits.max_num_seqs
         return {LOAD: load(stats.running, stats.waiting + self._llm.num_reserved, most)}
+
+    async def _close(self) -> None:
+        """End the ranks on all machines."""
+        self._ending.cancel()
+        await self._llm.aclose()
 
     async def _end_with_engine(self) -> None:
         cause = await self._llm.stopped()

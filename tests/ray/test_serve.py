@@ -30,15 +30,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(python_path: str) -> Iterator[ServerProcess]:
     # Not the Ray that somebody else may run on this machine.
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env["RAY_ADDRESS"] = "local"
-    # jsonschema, which all of Ray's processes import, would import what the tests of grammars
-    # need, and that takes it seconds.
-    hidden = tmp_path_factory.mktemp("hidden")
-    (hidden / "rfc3987_syntax.py").write_text("raise ImportError('it takes long')")
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(hidden), env.get("PYTHONPATH"))))
+    env["PYTHONPATH"] = python_path
     running = ServerProcess("--ray", "--replicas", "2", "--api-key", "secret", env=env)
     yield running
     processes = psutil.Process(running.process.pid).children(recursive=True)
