@@ -55,6 +55,6 @@ def build_leader(
     build = partial(build_worker, config, folder, spec, progress, bill, grammars, await_kernels)
     if config.tp == 1:
         return Leader(build())
-    here = None if machines is None else config.tp // machines.number
+    here = None if machines is None else config.tp // machines.count
     build_rank = partial(build, ranks_here=here)
     return lead_team(config, folder, spec, lambda join: build_rank(join=join), machines)

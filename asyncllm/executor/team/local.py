@@ -51,6 +51,9 @@ class MachineRanks(Protocol):
     def kill(self) -> None:
         """End them at once, from any thread; ``receive`` returns None then."""
 
+    def expect_end(self) -> None:
+        """From now on, a rank that ends is not lost."""
+
     def close(self, timeout: float) -> None:
         """End all, and leave nothing behind. May be called again.
 
@@ -117,10 +120,13 @@ class LocalRanks:
             line.cut()
         self._ring.close()
 
-    def finish(self, timeout: float) -> None:
-        """``close``, except that reports can still be received. May be called again."""
+    def expect_end(self) -> None:
         for peer in self._peers:
             peer.closing = True
+
+    def finish(self, timeout: float) -> None:
+        """``close``, except that reports can still be received. May be called again."""
+        self.expect_end()
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None

@@ -19,5 +19,5 @@ class Machines(msgspec.Struct, frozen=True):
     token: bytes
 
     @property
-    def number(self) -> int:
+    def count(self) -> int:
         return 1 + len(self.stations)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from asyncllm.executor.team.peer import TeamSettings
@@ -73,20 +74,20 @@ class RemoteRanks:
         return report
 
     def last_words(self, rank: int) -> str | None:
-        reports = self._reports[rank]
-        while not reports.empty():
-            report = reports.get()
-            if report is None:
-                reports.put(None)
-                return None
-            if isinstance(report, Failed):
-                return report.error
+        with suppress(Empty):  # another thread may receive them, too
+            while (report := self._reports[rank].get_nowait()) is not None:
+                if isinstance(report, Failed):
+                    return report.error
+            self._reports[rank].put(None)
         return None
 
     def kill(self) -> None:
         self._closing = True
         self._link.finish()  # which ends the ranks there
         self._end_reports()
+
+    def expect_end(self) -> None:
+        self._closing = True
 
     def close(self, timeout: float) -> None:
         self._closing = True
@@ -99,7 +100,7 @@ class RemoteRanks:
 
     def _read(self, on_lost: Callable[[int, str], None]) -> None:
         """Receive until the connection ends; in a thread of its own."""
-        how = "has ended the connection"
+        how = ": its station has ended"
         try:
             while (message := self._link.receive(SILENCE_SECONDS)) is not None:
                 news = decode_news(message)
@@ -111,11 +112,11 @@ class RemoteRanks:
                     rank = news.rank if isinstance(news, Lost) else self.ranks.start
                     on_lost(rank, f"{self._where}: {news.reason}")
         except TimeoutError:
-            how = f"has not been heard of for {SILENCE_SECONDS:g} s"
+            how = f" has not been heard of for {SILENCE_SECONDS:g} s"
         if not (self._closing or self._told_to_end):
             each = zip(self.ranks, self._last, strict=True)
             did = "; ".join(f"rank {rank}: {last}" for rank, last in each)
-            on_lost(self.ranks.start, f"{self._where} {how}; {did}")
+            on_lost(self.ranks.start, f"{self._where}{how}; {did}")
         self._end_reports()
 
     def _end_reports(self) -> None:

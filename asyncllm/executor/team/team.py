@@ -76,7 +76,7 @@ class Team:
             count = self._size
         else:
             self._hosted, where = host_store(machines.own)
-            count = self._size // machines.number
+            count = self._size // machines.count
         level = log.getEffectiveLevel()
         if count > 1:
             settings = TeamSettings(config, str(folder), 0, count, where, self._host, level)
@@ -131,8 +131,10 @@ class Team:
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End all peers, and leave nothing behind. May be called again."""
+        for machine in self._machines:
+            machine.expect_end()
         if timeout > 0:
-            self.end()  # of all machines at the same time
+            self.end()  # on all machines at the same time
         for machine in self._machines:
             machine.close(timeout)
         if self._ranks is not None:

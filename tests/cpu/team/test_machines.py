@@ -57,7 +57,7 @@ async def test_greedy_tokens_are_those_of_one_rank() -> None:
     [
         ("rank", signal.SIGKILL, r": rank 1 \(process \d+\) was killed by SIGKILL; its"),
         ("rank", signal.SIGSTOP, r": rank 1 \(process \d+\) has been stopped for 0.5 s; its"),
-        ("station", signal.SIGKILL, " has ended the connection; rank 1: its"),
+        ("station", signal.SIGKILL, ": its station has ended; rank 1: its"),
         ("machine", signal.SIGSTOP, " has not been heard of for 5 s; rank 1: its"),
     ],
 )

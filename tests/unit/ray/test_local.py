@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from contextlib import nullcontext
 
 import pytest
 
+from asyncllm.errors import BadRequest
+from asyncllm.ray import local
 from asyncllm.ray.local import hold_port
 from asyncllm.supervise.listening import bind
 
@@ -40,3 +43,16 @@ def test_the_port_is_free_afterwards() -> None:
         pass
     for listening in bind("127.0.0.1", port):
         listening.close()
+
+
+@pytest.mark.parametrize("machines", [1, 2, 3])
+def test_machines_that_cannot_come_are_refused(
+    machines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [{"Alive": True}, {"Alive": False}, {"Alive": True}]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    local._check_machines(machines, ends_with_us=False)
+    assert ("wait until Ray has 3 machines; it has 2" in caplog.text) == (machines == 3)
+    refused = pytest.raises(BadRequest, match=r"^machines \(3\): no Ray runs here that has others")
+    with refused if machines == 3 else nullcontext():
+        local._check_machines(machines, ends_with_us=True)

@@ -31,6 +31,7 @@ def test_an_option_that_may_be_repeated_takes_a_list() -> None:
         ({"max_num_seq": 8}, "unknown option 'max_num_seq'; did you mean max_num_seqs?"),
         ({"tp": "two"}, r"\$\.tp"),
         ({"replicas": 0}, "replicas must be at least 1"),
+        ({"machines": 0}, "machines must be at least 1"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas must not be less than replicas, 3"),
     ],
 )
@@ -44,6 +45,8 @@ def test_replicas_need_ray() -> None:
         RayConfig(replicas=2)
     with pytest.raises(BadRequest, match=r"^max_replicas has no"):
         RayConfig(max_replicas=2)
+    with pytest.raises(BadRequest, match=r"^machines has no"):
+        RayConfig(machines=2)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,8 @@ def test_replicas_need_ray() -> None:
     [
         ({"device": "cuda:1"}, "device must be cuda, not cuda:1: Ray chooses the GPUs"),
         ({"dp": 2}, "dp: the replicas are Ray's"),
+        ({"machines": 2}, r"machines \(2\) must divide tp \(1\)"),
+        ({"tp": 3, "machines": "2"}, r"machines \(2\) must divide tp \(3\)"),
     ],
 )
 def test_what_ray_decides_is_refused(args: dict[str, Any], message: str) -> None:
@@ -70,6 +75,15 @@ def test_a_replica_asks_for_its_gpus_on_one_machine() -> None:
     several = replica_of({"device": "cuda", "tp": 4})._replica_config
     assert several.placement_group_bundles == [{"CPU": 1, "GPU": 4}]
     assert several.placement_group_strategy == "STRICT_PACK"
+
+
+def test_a_replica_asks_for_as_many_gpus_on_each_of_its_machines() -> None:
+    several = replica_of({"device": "cuda", "tp": 4, "machines": 2})
+    assert several.ray_actor_options.items() >= {"num_cpus": 1, "num_gpus": 2}.items()
+    assert several._replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 2}] * 2
+    assert several._replica_config.placement_group_strategy == "STRICT_SPREAD"
+    cpus = replica_of({"device": "cpu", "tp": 4, "machines": 4, "cpu_threads": 3})._replica_config
+    assert cpus.placement_group_bundles == [{"CPU": 3}] * 4
 
 
 def test_replicas_are_as_many_as_said_or_between_two_numbers() -> None:
