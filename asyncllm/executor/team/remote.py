@@ -15,6 +15,7 @@ from asyncllm.executor.team.station_messages import (
     SILENCE_SECONDS,
     Beat,
     End,
+    Ended,
     Lost,
     Message,
     Start,
@@ -106,6 +107,8 @@ class RemoteRanks:
                 news = decode_news(message)
                 if isinstance(news, Told):
                     self._reports[news.rank].put(news.report)
+                elif isinstance(news, Ended):
+                    self._reports[news.rank].put(None)
                 elif isinstance(news, Beat):
                     self._last = news.last_operations()
                 elif not self._closing:

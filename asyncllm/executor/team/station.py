@@ -25,6 +25,7 @@ from asyncllm.executor.team.station_messages import (
     BEAT_SECONDS,
     SILENCE_SECONDS,
     Beat,
+    Ended,
     Lost,
     Message,
     Refused,
@@ -75,15 +76,23 @@ class _Station:
         """Start the ranks, and serve them until the team ends."""
         beats = _thread(self._beat)
         try:
-            self._local = LocalRanks(self._ranks, _settings_here(self._start))
+            self._local = self._start_ranks()
+            if self._local is None:
+                while self._link.receive() is not None:  # rank 0 ends the team
+                    pass
+            else:
+                self._serve(self._local)
+        finally:
+            self._ended.set()
+            beats.join()
+
+    def _start_ranks(self) -> LocalRanks | None:
+        """None if that fails; rank 0 has been told."""
+        try:
+            return LocalRanks(self._ranks, _settings_here(self._start))
         except (ModelError, OSError, NotImplementedError) as error:
             self._link.send(encode(Refused(str(error))))
-            while self._link.receive() is not None:  # rank 0 ends the team
-                pass
-        else:
-            self._serve(self._local)
-        self._ended.set()
-        beats.join()
+            return None
 
     def _serve(self, local: LocalRanks) -> None:
         for rank in self._ranks:
@@ -94,14 +103,15 @@ class _Station:
         timeout = 0.0
         while (message := self._link.receive()) is not None:
             order = decode_order(message)
-            if not isinstance(order, Message):
-                timeout = CLOSE_SECONDS
+            if isinstance(order, Message):
+                self._messages.put(order.content)
+            else:
+                timeout = CLOSE_SECONDS  # once rank 0 has ended, too
+                local.expect_end()
                 self._messages.put(None)
-                sender.join(timeout)
-                break
-            self._messages.put(order.content)
-        local.finish(timeout)
         self._messages.put(None)
+        sender.join(timeout)
+        local.finish(timeout)
         for thread in (sender, *self._forwarders):
             thread.join(_REPORT_SECONDS)
         local.close(0.0)
@@ -114,6 +124,7 @@ class _Station:
     def _forward(self, local: LocalRanks, rank: int) -> None:
         while (report := local.receive(rank)) is not None:
             self._link.send(encode(Told(rank, report)))
+        self._link.send(encode(Ended(rank)))
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

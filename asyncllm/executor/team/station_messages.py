@@ -45,6 +45,12 @@ class Told(msgspec.Struct, tag=True, frozen=True):
     report: Report
 
 
+class Ended(msgspec.Struct, tag=True, frozen=True):
+    """A rank has ended, so that no further report of it comes."""
+
+    rank: int
+
+
 class Lost(msgspec.Struct, tag=True, frozen=True):
     """A rank is lost: how it ended and what it did last. Its reports have come before."""
 
@@ -83,4 +89,4 @@ encode = msgspec.msgpack.Encoder().encode
 #: What a station receives.
 decode_order = msgspec.msgpack.Decoder(Start | Message | End).decode
 #: What rank 0 receives.
-decode_news = msgspec.msgpack.Decoder(Told | Lost | Refused | Beat).decode
+decode_news = msgspec.msgpack.Decoder(Told | Ended | Lost | Refused | Beat).decode

@@ -38,6 +38,20 @@ def test_a_gpu(device: str, count: int, index: int, gpus: pytest.MonkeyPatch) ->
     assert opened.index == index
 
 
+def test_ranks_have_the_gpus_of_their_machine(gpus: pytest.MonkeyPatch) -> None:
+    have(gpus, 2)
+    config = EngineConfig(device="cuda", tp=4)
+    opened = [devices.open_device(config, rank, size=2) for rank in (0, 1)]
+    assert [getattr(device, "index", None) for device in opened] == [0, 1]
+    words = "device cuda with tp 4: PyTorch sees 2 CUDA devices, up to cuda:1"
+    with pytest.raises(ModelError, match=words):
+        devices.open_device(config)
+    have(gpus, 1)
+    words = "device cuda with tp 4, 2 on each machine: PyTorch sees 1 CUDA devices, up to cuda:0"
+    with pytest.raises(ModelError, match=words):
+        devices.open_device(config, 0, size=2)
+
+
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_the_cpu(device: str, gpus: pytest.MonkeyPatch) -> None:
     have(gpus, 2 if device == "cpu" else 0)
