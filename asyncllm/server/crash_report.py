@@ -32,8 +32,8 @@ MAX_STACK_CHARACTERS: Final = 96 * 1024
 MAX_STEPS: Final = 64
 MAX_REQUESTS: Final = 256
 PREFIX: Final = "asyncllm-crash-"
-#: Options that are keys themselves.
-_KEYS: Final = frozenset(("api_key", "admin_key"))
+#: Options that are about keys.
+_KEYS: Final = frozenset(("api_key", "api_key_file", "admin_key"))
 
 
 class CrashReports:

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from asyncllm.executor.team.peer_main import PRINT_STACKS, PeerArguments
-from asyncllm.executor.team.status import LastOperation, PeerStatus, new_status
+from asyncllm.executor.team.status import LastOperation, PeerStatus, new_status, operation_of
+from asyncllm.wire.heartbeat import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,10 @@ class PeerProcess:
         """What the peer said last that it does; also after its end."""
         status = self._status  # another thread may release it
         return status.read() if status else self._last
+
+    def operation(self) -> Operation:
+        """What its worker does now."""
+        return operation_of(self.last_operation())
 
     def is_stopped(self) -> bool:
         """Whether SIGSTOP or the like has stopped it. A debugger does not count."""

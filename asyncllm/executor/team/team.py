@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -83,6 +83,10 @@ class Team:
             fds = (*ring, other.fileno(), self._store)
             module = "asyncllm.executor.team.peer"
             self._peers.append(PeerProcess(rank, module, settings, fds))
+
+    @property
+    def peers(self) -> Sequence[PeerProcess]:
+        return self._peers
 
     def join(self, device: torch.device) -> GroupRanks:
         """Wait until all peers have started, and join them."""
