@@ -89,6 +89,8 @@ class ThreadExecutor:
             self._channel.send(FLUSH)
 
     def abandon(self) -> None:
+        for peer in self.heartbeat.peers:
+            peer.print_stacks()
         self._abandoned = True
 
     async def close(self) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
+    from asyncllm.server.http.api_keys import Key
     from asyncllm.server.http.errors import ErrorWriter
     from asyncllm.server.http.route import Route
     from asyncllm.server.model import Model
@@ -68,16 +69,21 @@ ROOTS: Final[dict[str, ErrorWriter]] = {
 }
 
 
-def create_app(llm: Model, config: ServerConfig) -> web.Application:
+def create_app(
+    llm: Model, config: ServerConfig, keys: Sequence[Key] | None = None
+) -> web.Application:
     """All routes, for ``serve`` or for ``add_subapp`` of a host application.
 
     Starting and closing the model stays with the caller; until it is ready, requests get 503.
+
+    Args:
+        keys: the API keys; those of ``config`` and its file by default.
 
     Raises:
         OSError, BadRequest: the file of API keys cannot be read, or is empty; the folder of crash
             reports cannot be written to; or nothing that could send spans is installed.
     """
-    service = Service(llm, config)
+    service = Service(llm, config, keys)
     page = Page() if config.page else None
     routes: Sequence[Route] = (*ROUTES, *routes_for(config))
     if page is None:

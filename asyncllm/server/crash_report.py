@@ -32,6 +32,8 @@ MAX_STACK_CHARACTERS: Final = 96 * 1024
 MAX_STEPS: Final = 64
 MAX_REQUESTS: Final = 256
 PREFIX: Final = "asyncllm-crash-"
+#: Options that are about keys.
+_KEYS: Final = frozenset(("api_key", "api_key_file", "admin_key"))
 
 
 class CrashReports:
@@ -133,7 +135,7 @@ def place_of(thread: int) -> str:
 
 def _without_keys(service: Service) -> dict[str, Any]:
     options: dict[str, Any] = msgspec.to_builtins(service.config)
-    return {name: value for name, value in options.items() if not name.startswith("api_key")}
+    return {name: value for name, value in options.items() if name not in _KEYS}
 
 
 def _numbers(stats: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 from aiohttp import web
@@ -13,7 +13,7 @@ from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.errors import AsyncLLMError, BadRequest, Unauthorized
 from asyncllm.option_names import name_options, option_of
 from asyncllm.server.http.answer import Answer, json_response
-from asyncllm.server.http.api_keys import configured_keys, has_key
+from asyncllm.server.http.api_keys import Key, configured_keys, has_key
 from asyncllm.server.http.route import Route
 from asyncllm.server_config import ServerConfig
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncllm.config import EngineConfig
-    from asyncllm.server.http.api_keys import Key
     from asyncllm.server.service import Service
     from asyncllm.supervise.tls import Tls
 
@@ -46,6 +45,28 @@ class Options(NamedTuple):
 
     engine: EngineConfig
     server: ServerConfig
+
+
+class InForce(NamedTuple):
+    """What a server serves by, after its latest reload or since its start."""
+
+    config: ServerConfig
+    keys: tuple[Key, ...]
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        return msgspec.msgpack.decode(data, type=cls)
+
+    @classmethod
+    def since_start(cls, config: ServerConfig) -> Self:
+        """
+        Raises:
+            OSError, BadRequest: the file of API keys cannot be read, or is wrong.
+        """
+        return cls(config, configured_keys(config))
 
 
 class Reloaded(Answer, kw_only=True):
@@ -82,12 +103,14 @@ class Reloader:
         read: reads the options again, in a thread; None where they did not come from files.
         start: the options that the process was started with.
         tls: of the listener.
+        remember: has what is in force now outlive this process; called in a thread.
     """
 
     def __init__(self, service: Service):
         self.read: Callable[[], Options] | None = None
         self.start: Options | None = None
         self.tls: Tls | None = None
+        self.remember: Callable[[bytes], None] | None = None
         self._service = service
         self._lock = asyncio.Lock()
 
@@ -102,6 +125,8 @@ class Reloader:
             logging.getLogger("asyncllm").setLevel(new.config.log_level.upper())
             if self.tls is not None and new.context is not None:
                 self.tls.context = new.context
+            if self.remember is not None:
+                await run_in_daemon(self.remember, InForce(new.config, new.keys).encode())
         changed, left = map(_options, (new.changed, new.needs_restart))
         log.info("configuration read again; changed: %s", changed or "nothing")
         if left:

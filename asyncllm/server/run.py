@@ -15,7 +15,7 @@ from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.ways import arrivals_of
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.connection import Listener
-from asyncllm.server.reload import RELOADER, reload_when_told
+from asyncllm.server.reload import RELOADER, InForce, reload_when_told
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
@@ -89,7 +89,8 @@ async def serve(
     with Retry-After meanwhile instead of a refused connection.
     """
     shutdown.attach(asyncio.get_running_loop())
-    app = create_app(llm, config)
+    config, keys = _in_force(config, parent)
+    app = create_app(llm, config, keys)
     app[WATCHDOG].ending = shutdown
     listener = Listener(app, request_seconds=config.request_seconds, close_seconds=CLOSE_SECONDS)
     tls = _load_tls(config)
@@ -98,9 +99,12 @@ async def serve(
         return 1
     service = app[SERVICE]
     arrivals.prepare(app, lambda: not llm.healthy and not service.draining)
-    await arrivals.begin(listener, tls)
     reloader = app[RELOADER]
     reloader.tls = tls
+    if parent is not None:
+        reloader.remember = parent.remember
+        parent.remember(InForce(config, keys).encode())
+    await arrivals.begin(listener, tls)
     if options is not None:
         reloader.start, reloader.read = options
     reloading = asyncio.ensure_future(reload_when_told(shutdown.reload, reloader))
@@ -179,6 +183,19 @@ async def _first_of(
     waiting = asyncio.ensure_future(event.wait())
     await asyncio.wait([future, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+
+
+def _in_force(config: ServerConfig, parent: Parent | None) -> InForce:
+    """As the server before this one had it, if there was one: files may have changed since.
+
+    Raises:
+        OSError, BadRequest: the file of API keys cannot be read, or is wrong.
+    """
+    if parent is None or not parent.memory:
+        return InForce.since_start(config)
+    found = InForce.decode(parent.memory)
+    logging.getLogger("asyncllm").setLevel(found.config.log_level.upper())
+    return found
 
 
 def _load_tls(config: ServerConfig) -> Tls | None:

@@ -61,10 +61,12 @@ class Service:
         draining: set once, when the server is about to stop: new requests are refused.
     """
 
-    def __init__(self, llm: Model, config: ServerConfig):
+    def __init__(self, llm: Model, config: ServerConfig, keys: Sequence[Key] | None = None):
+        """``keys``: the API keys; those of ``config`` and its file by default."""
         self.llm = llm
         self.config = config
-        keys = configured_keys(config)
+        if keys is None:
+            keys = configured_keys(config)
         self.keys = ApiKeys([key.text for key in keys])
         self.accounts = Accounts(self._rates(config, keys))
         self.log = RequestLog()

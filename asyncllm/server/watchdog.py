@@ -75,7 +75,7 @@ class Stillness:
 class Watchdog:
     """One thread per application, from its start to its end.
 
-    A step stalls if neither it ends nor the executor begins another operation; a compilation or a
+    A step stalls if neither it ends nor any rank begins another operation; a compilation or a
     capture has more time. Then its engine is given up: all its requests get EngineDead. If the
     event loop itself does not run, nobody can be told. Either way there is one line in the log, the
     stacks of all threads, and a report; and where ``ending`` is set, the process ends.
@@ -181,15 +181,21 @@ class Watchdog:
             self._step.start_again()
             return None
         oldest, operation = vitals.heartbeat.in_flight[0], vitals.heartbeat.operation
-        still = self._step.look((oldest, operation), elapsed)
-        if still < (LENGTHY_SECONDS if operation.name in LENGTHY else self.step_seconds):
+        peers = [(f"rank {peer.rank}", peer.operation()) for peer in vitals.heartbeat.peers]
+        operations = [("the executor", operation), *peers]
+        still = self._step.look((oldest, operations), elapsed)
+        lengthy = any(operation.name in LENGTHY for _, operation in operations)
+        if still < (LENGTHY_SECONDS if lengthy else self.step_seconds):
             return None
         message = f"step {oldest.step} has made no progress for {still:.0f} s"
         now = time.monotonic()
-        age, since = now - oldest.since, now - operation.since
+        told = (
+            f"{who} is in {operation.name!r} since {now - operation.since:.1f} s"
+            for who, operation in operations
+        )
         return Stall(
             message,
-            f"submitted {age:.1f} s ago; the executor is in {operation.name!r} since {since:.1f} s;"
+            f"submitted {now - oldest.since:.1f} s ago; {', '.join(told)};"
             f" requests {self._names()}",
         )
 

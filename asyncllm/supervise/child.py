@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,10 @@ LEAVING: Final = b"l"
 #: In both directions, with two file descriptors: a connection, and a file with its request. To one
 #: of several servers it goes with the number of the connection, see ``front_channel``.
 HAND_OVER: Final = b"h"
+#: With the descriptor of a file: what a server that is started again gets as ``Parent.memory``.
+REMEMBER: Final = b"o"
+#: Before the next attempt, when the parent does not take messages as fast as they are sent.
+SEND_SECONDS: Final = 0.01
 #: Most bytes of a message.
 MESSAGE_BYTES: Final = 16 * 1024
 
@@ -32,6 +37,7 @@ class Parent:
         replica: which of several servers this is, and that one does not accept connections; None
             for the only one.
         channel: to the parent; it keeps the boundaries of messages.
+        memory: what a server before this one had it remember last; empty if there was nothing.
     """
 
     def __init__(
@@ -40,11 +46,32 @@ class Parent:
         channel: socket.socket,
         restarts: int,
         replica: int | None = None,
+        memory: bytes = b"",
     ):
         self.sockets = sockets
         self.restarts = restarts
         self.replica = replica
         self.channel = channel
+        self.memory = memory
+
+    def remember(self, data: bytes) -> None:
+        """Have the parent keep this for the next server. Waits while it has much to read."""
+        file = os.memfd_create("remembered", os.MFD_CLOEXEC)
+        try:
+            with open(file, "wb", closefd=False) as writable:
+                writable.write(data)
+            with suppress(OSError):  # the parent is gone, and this process is about to be
+                while not self._sent(REMEMBER, file):
+                    time.sleep(SEND_SECONDS)
+        finally:
+            os.close(file)
+
+    def _sent(self, message: bytes, file: int) -> bool:
+        try:
+            socket.send_fds(self.channel, [message], [file], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
 
     def take_over(self) -> None:
         """Returns when the parent has stopped accepting connections; it does that at once."""
@@ -106,7 +133,11 @@ def received(channel: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
 
 def taken(files: list[int]) -> tuple[socket.socket, bytes]:
     """A connection, and the content of the file with its request."""
-    with open(files[1], "rb") as file:
-        file.seek(0)
-        request = file.read()
+    request = content_of(files[1])
+    os.close(files[1])
     return socket.socket(fileno=files[0]), request
+
+
+def content_of(file: int) -> bytes:
+    """All of a file, which stays open."""
+    return os.pread(file, os.fstat(file).st_size, 0)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 STEADY_SECONDS: Final = 60.0
 #: The delay doubles with each death up to this.
 LONGEST_DELAY: Final = 30.0
+#: After this many doublings it is above that.
+MOST_DOUBLINGS: Final = 5
 #: So many starts in a row that do not become ready are enough.
 FAILED_STARTS: Final = 5
 
@@ -51,4 +53,7 @@ class Restarts:
         self._ready_at = None
         self._deaths += 1
         self.count += 1
-        return 0.0 if self._deaths == 1 else min(2.0 ** (self._deaths - 2), LONGEST_DELAY)
+        if self._deaths == 1:
+            return 0.0
+        # A power of the number of deaths would not fit a float after a thousand of them.
+        return min(2.0 ** min(self._deaths - 2, MOST_DOUBLINGS), LONGEST_DELAY)

@@ -14,7 +14,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.supervise.child import ACCEPT, LEAVING, MESSAGE_BYTES, READY, Parent
+from asyncllm.supervise.child import (
+    ACCEPT,
+    LEAVING,
+    MESSAGE_BYTES,
+    READY,
+    REMEMBER,
+    Parent,
+    content_of,
+)
 from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.server import Server
@@ -66,6 +74,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._exit_code: int | None = None
         self._worst_code = 0
+        self._remembered: int | None = None  # a file
         self._wakeup, self._woken = socket.socketpair()
 
     def run(self) -> int | Parent:
@@ -124,9 +133,10 @@ class Supervisor:
             pid = -1
         if pid == 0:
             ours.close()
+            memory = b"" if self._remembered is None else content_of(self._remembered)
             self._leave(me)
             replica = None if len(self._servers) == 1 else server.index
-            return Parent(self._sockets, theirs, server.restarts.count, replica)
+            return Parent(self._sockets, theirs, server.restarts.count, replica, memory)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         theirs.close()
         if pid < 0:
@@ -163,6 +173,14 @@ class Supervisor:
         self._poller.close()
         for server in self._servers:
             server.ended()
+        if self._remembered is not None:
+            os.close(self._remembered)
+
+    def _remember(self, file: int) -> None:
+        """Keep it in place of the one before."""
+        if self._remembered is not None:
+            os.close(self._remembered)
+        self._remembered = file
 
     # -- what the servers say --------------------------------------------------------------------
 
@@ -175,6 +193,10 @@ class Supervisor:
             if not message:  # it ends; SIGCHLD says how
                 self._poller.remove(server.channel)
                 return
+            if message == REMEMBER:
+                for file in files:  # none if this process has too many open files
+                    self._remember(file)
+                continue
             if message == ACCEPT:
                 server.accepts = True
             elif message.startswith(READY):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, Protocol
 
 #: What an executor does: it waits for a plan ("idle" without a step in hand, else "next plan"),
 #: launches a step, waits for the device, for page copies ("copy"), or reads a result ("collect").
@@ -30,6 +30,19 @@ class StepInFlight(NamedTuple):
     since: float
 
 
+class Peer(Protocol):
+    """The process of another rank."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def operation(self) -> Operation:
+        """What it does now."""
+
+    def print_stacks(self) -> None:
+        """Have it write the stacks of its threads to stderr."""
+
+
 class Heartbeat:
     """Written by the executor (``operation``) and by the engine, readable from any thread.
 
@@ -40,9 +53,10 @@ class Heartbeat:
         in_flight: the steps that it has, the oldest first.
         num_done: steps whose results the engine has taken.
         done_at: when it took the last one; None before the first.
+        peers: of the executor; steps need them, too.
     """
 
-    __slots__ = ("_clock", "_operation", "done_at", "in_flight", "num_done")
+    __slots__ = ("_clock", "_operation", "done_at", "in_flight", "num_done", "peers")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -50,6 +64,7 @@ class Heartbeat:
         self.in_flight: tuple[StepInFlight, ...] = ()
         self.num_done = 0
         self.done_at: float | None = None
+        self.peers: Sequence[Peer] = ()
 
     @property
     def operation(self) -> Operation:

@@ -128,23 +128,19 @@ def _serve(
             preload_cuda(engine.gpu)
 
         from asyncllm.llm.async_llm import AsyncLLM
-        from asyncllm.server.reload import Options, merged
+        from asyncllm.server.reload import Options
         from asyncllm.server.run import run as serve
-
-        start = Options(started_with, server)
 
         def read() -> Options:
             return Options(*_read_again(args))
 
-        if parent is not None and parent.restarts:  # as it is since the latest reload
-            server = merged(server, read().server)
         shows_bar = server.log_format == "text" and (parent is None or not parent.replica)
         bar = LoadingBar() if shows_bar else None
         return serve(
             partial(AsyncLLM, config=engine, progress=bar),
             server,
             parent=parent,
-            options=(start, read),
+            options=(Options(started_with, server), read),
         )
     finally:
         gc.enable()  # also if nothing was served

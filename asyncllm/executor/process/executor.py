@@ -32,7 +32,6 @@ from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.team.monitor import Monitor
 from asyncllm.executor.team.process import PeerProcess, close_peers, start_peer
-from asyncllm.executor.team.status import operation_of
 from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.heartbeat import Heartbeat, Operation
@@ -59,7 +58,7 @@ class RemoteHeartbeat(Heartbeat):
     def operation(self) -> Operation:
         if self.process is None:
             return super().operation
-        return operation_of(self.process.last_operation())
+        return self.process.operation()
 
 
 class ProcessExecutor:

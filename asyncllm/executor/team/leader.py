@@ -79,6 +79,7 @@ class TeamLeader:
             RankLost: a peer is lost.
         """
         self._team.on_loss(channel.wake)
+        channel.heartbeat.peers = self._team.peers
         paced = CapturePace(channel, lambda: self._worker.has_captures)
         try:
             self._worker.run(TeamChannel(paced, self._team))

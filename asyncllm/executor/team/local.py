@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -10,7 +10,7 @@ from asyncllm.executor.team.monitor import Monitor
 from asyncllm.executor.team.peer import PeerSettings, TeamSettings
 from asyncllm.executor.team.process import PeerProcess, close_peers
 from asyncllm.executor.team.reports import Report, ReportLine
-from asyncllm.executor.team.status import LastOperation
+from asyncllm.wire.heartbeat import Peer
 from asyncllm.wire.ring import RingClosed, RingWriter
 
 #: How long ranks may take to end once they are told to, before they are killed.
@@ -27,6 +27,10 @@ class MachineRanks(Protocol):
     """
 
     ranks: range
+
+    @property
+    def peers(self) -> Sequence[Peer]:
+        """The processes of the ranks, in their order."""
 
     def watch(self, on_lost: Callable[[int, str], None]) -> None:
         """Begin to watch them.
@@ -83,6 +87,10 @@ class LocalRanks:
             self.close(0.0)
             raise
 
+    @property
+    def peers(self) -> Sequence[PeerProcess]:
+        return self._peers
+
     def watch(self, on_lost: Callable[[int, str], None]) -> None:
         self._monitor = Monitor(self._peers, on_lost)
 
@@ -108,10 +116,6 @@ class LocalRanks:
 
     def last_words(self, rank: int) -> str | None:
         return self._lines[rank].last_words()
-
-    def last_operations(self) -> list[LastOperation]:
-        """What each does, in their order."""
-        return [peer.last_operation() for peer in self._peers]
 
     def kill(self) -> None:
         for peer in self._peers:

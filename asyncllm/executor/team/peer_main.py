@@ -13,6 +13,7 @@ import msgspec
 
 from asyncllm.child_process import die_at_end_of, die_with
 from asyncllm.executor.team.status import PeerStatus
+from asyncllm.json_log import JsonFormatter
 
 T = TypeVar("T")
 
@@ -21,10 +22,15 @@ PRINT_STACKS: Final = signal.SIGUSR1
 
 
 class PeerArguments(NamedTuple):
-    """The peer's command line: its parent's process id, its rank, and descriptors."""
+    """The peer's command line: its parent's process id, its rank, and descriptors.
+
+    Attributes:
+        logs_json: 1 for a log in JSON, as its parent's; else 0.
+    """
 
     parent: int
     rank: int
+    logs_json: int
     settings: int
     status: int
     lifeline: int
@@ -47,9 +53,14 @@ def enter_team(settings_type: type[T], name: str = "rank") -> tuple[T, PeerStatu
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides
         signal.signal(number, signal.SIG_IGN)
     faulthandler.register(PRINT_STACKS)
-    logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s [{name} {arguments.rank}] %(name)s: %(message)s"
-    )
+    handler, rank = logging.StreamHandler(), arguments.rank
+    if arguments.logs_json:
+        handler.setFormatter(JsonFormatter(lambda: {name: rank}))
+        logging.captureWarnings(True)
+    else:
+        text = f"%(asctime)s %(levelname)s [{name} {rank}] %(name)s: %(message)s"
+        handler.setFormatter(logging.Formatter(text))
+    logging.basicConfig(handlers=[handler])
     with open(arguments.settings, "rb") as file:
         settings = msgspec.msgpack.decode(file.read(), type=settings_type)
     return settings, PeerStatus(arguments.status)

@@ -18,7 +18,9 @@ from pathlib import Path
 import msgspec
 
 from asyncllm.executor.team.peer_main import PRINT_STACKS, PeerArguments
-from asyncllm.executor.team.status import LastOperation, PeerStatus, new_status
+from asyncllm.executor.team.status import LastOperation, PeerStatus, new_status, operation_of
+from asyncllm.json_log import logs_json
+from asyncllm.wire.heartbeat import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +73,10 @@ class PeerProcess:
             status = PeerStatus(os.dup(status_fd))
             on_error.callback(status.close)
             inherited = settings_fd, status_fd, read_end
-            arguments = PeerArguments(os.getpid(), rank, *inherited)
+            arguments = PeerArguments(os.getpid(), rank, logs_json(), *inherited)
             self._process = subprocess.Popen(
                 # -P: the current folder may hold anything.
-                [sys.executable, "-P", "-m", module, *map(str, arguments)],
+                [sys.executable, "-P", "-m", module, *map(str, map(int, arguments))],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(*inherited, *fds),
                 env={**os.environ, "PYTHONPATH": _python_path(), **(env or {})},
@@ -98,6 +100,10 @@ class PeerProcess:
         """What the peer said last that it does; also after its end."""
         status = self._status  # another thread may release it
         return status.read() if status else self._last
+
+    def operation(self) -> Operation:
+        """What its worker does now."""
+        return operation_of(self.last_operation())
 
     def is_stopped(self) -> bool:
         """Whether SIGSTOP or the like has stopped it. A debugger does not count."""

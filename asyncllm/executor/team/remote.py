@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -18,13 +18,15 @@ from asyncllm.executor.team.station_messages import (
     Ended,
     Lost,
     Message,
+    PrintStacks,
     Start,
     Told,
     decode_news,
     encode,
 )
-from asyncllm.executor.team.status import LastOperation
+from asyncllm.executor.team.status import LastOperation, operation_of
 from asyncllm.version import __version__
+from asyncllm.wire.heartbeat import Operation, Peer
 from asyncllm.wire.tcp import connect
 
 #: How long a station may take to end ranks that it kills.
@@ -54,6 +56,18 @@ class RemoteRanks:
         self._reader: threading.Thread | None = None
         self._link = connect(address, token)
         self._link.send(encode(Start(__version__, settings)))
+
+    @property
+    def peers(self) -> Sequence[Peer]:
+        return [_RemotePeer(rank, self) for rank in self.ranks]
+
+    def last_operation(self, rank: int) -> LastOperation:
+        """What a rank did, half a second ago at most."""
+        return self._last[rank - self.ranks.start]
+
+    def print_stacks(self, rank: int) -> None:
+        """Have a rank write the stacks of its threads to its stderr."""
+        self._link.send(encode(PrintStacks(rank)))
 
     def watch(self, on_lost: Callable[[int, str], None]) -> None:
         name = "asyncllm-station"
@@ -110,7 +124,7 @@ class RemoteRanks:
                 elif isinstance(news, Ended):
                     self._reports[news.rank].put(None)
                 elif isinstance(news, Beat):
-                    self._last = news.last_operations()
+                    self._last = news.last_operations(self._last)
                 elif not self._closing:
                     rank = news.rank if isinstance(news, Lost) else self.ranks.start
                     on_lost(rank, f"{self._where}: {news.reason}")
@@ -125,3 +139,17 @@ class RemoteRanks:
     def _end_reports(self) -> None:
         for reports in self._reports.values():
             reports.put(None)
+
+
+class _RemotePeer:
+    """``wire.heartbeat.Peer`` on another machine."""
+
+    def __init__(self, rank: int, ranks: RemoteRanks):
+        self.rank = rank
+        self._ranks = ranks
+
+    def operation(self) -> Operation:
+        return operation_of(self._ranks.last_operation(self.rank))
+
+    def print_stacks(self) -> None:
+        self._ranks.print_stacks(self.rank)

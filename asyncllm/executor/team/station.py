@@ -28,6 +28,7 @@ from asyncllm.executor.team.station_messages import (
     Ended,
     Lost,
     Message,
+    PrintStacks,
     Refused,
     Start,
     Told,
@@ -105,6 +106,8 @@ class _Station:
             order = decode_order(message)
             if isinstance(order, Message):
                 self._messages.put(order.content)
+            elif isinstance(order, PrintStacks):
+                local.peers[order.rank - self._ranks.start].print_stacks()
             else:
                 timeout = CLOSE_SECONDS  # once rank 0 has ended, too
                 local.expect_end()
@@ -130,7 +133,10 @@ class _Station:
         while not self._ended.wait(BEAT_SECONDS):
             finding = LastOperation("finding the model", -1, self._began)
             local = self._local
-            last = local.last_operations() if local else [finding] * len(self._ranks)
+            if local is None:
+                last = [finding] * len(self._ranks)
+            else:
+                last = [peer.last_operation() for peer in local.peers]
             self._link.send(encode(Beat.of(last)))
 
     def _on_lost(self, local: LocalRanks, rank: int, reason: str) -> None:

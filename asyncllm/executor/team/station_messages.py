@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -36,6 +37,12 @@ class Message(msgspec.Struct, tag=True, frozen=True):
 
 class End(msgspec.Struct, tag=True, frozen=True):
     """Have all ranks end once they have received what was sent."""
+
+
+class PrintStacks(msgspec.Struct, tag=True, frozen=True):
+    """Have a rank write the stacks of its threads to stderr."""
+
+    rank: int
 
 
 class Told(msgspec.Struct, tag=True, frozen=True):
@@ -79,14 +86,23 @@ class Beat(msgspec.Struct, tag=True, frozen=True):
         now = time.monotonic()
         return cls(tuple((each.operation, each.step, now - each.at) for each in operations))
 
-    def last_operations(self) -> list[LastOperation]:
-        """With times of this machine's clock; messages are under way for next to no time."""
+    def last_operations(self, before: Sequence[LastOperation]) -> list[LastOperation]:
+        """With times of this machine's clock; messages are under way for next to no time.
+
+        Args:
+            before: the last ones. What a rank still does keeps its time, to the bit.
+        """
         now = time.monotonic()
-        return [LastOperation(name, step, now - ago) for name, step, ago in self.operations]
+        found = [LastOperation(name, step, now - ago) for name, step, ago in self.operations]
+        return [old if _is_same(old, new) else new for old, new in zip(before, found, strict=True)]
+
+
+def _is_same(old: LastOperation, new: LastOperation) -> bool:
+    return old[:2] == new[:2] and abs(old.at - new.at) < BEAT_SECONDS
 
 
 encode = msgspec.msgpack.Encoder().encode
 #: What a station receives.
-decode_order = msgspec.msgpack.Decoder(Start | Message | End).decode
+decode_order = msgspec.msgpack.Decoder(Start | Message | End | PrintStacks).decode
 #: What rank 0 receives.
 decode_news = msgspec.msgpack.Decoder(Told | Ended | Lost | Refused | Beat).decode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -21,6 +21,7 @@ from asyncllm.executor.team.remote import RemoteRanks
 from asyncllm.executor.team.reports import Done, Failed, Joining, Ready, Report
 from asyncllm.parallel.group import GroupRanks, host_store, join, open_store
 from asyncllm.parallel.ranks import RanksDisagree
+from asyncllm.wire.heartbeat import Peer
 
 R = TypeVar("R", bound=Report)
 
@@ -90,6 +91,11 @@ class Team:
                 yield RemoteRanks(address, machines.token, settings)
             except OSError as error:
                 raise RankLost(f"machine {host}, of rank {first}: {error}") from error
+
+    @property
+    def peers(self) -> Sequence[Peer]:
+        """Those of all machines."""
+        return [peer for machine in self._machines for peer in machine.peers]
 
     def join(self, device: torch.device) -> GroupRanks:
         """Wait until all peers have started, and join them."""

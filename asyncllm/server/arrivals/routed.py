@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from asyncllm.server.http.connection import Listener
     from asyncllm.server.http.cuts import Cuts
+    from asyncllm.server.http.errors import Refusals
     from asyncllm.supervise.front_channel import FrontChannel
 
 #: What a client that is promised a stream is told if the replica dies.
@@ -81,8 +82,8 @@ class RoutedConnection(Connection):
 
     __slots__ = ("routed",)
 
-    def __init__(self, manager: web.Server, cuts: Cuts, **options: Any):
-        super().__init__(manager, cuts, **options)
+    def __init__(self, manager: web.Server, cuts: Cuts, refusals: Refusals, **options: Any):
+        super().__init__(manager, cuts, refusals, **options)
         self.routed: Routed | None = None
 
     def data_received(self, data: bytes) -> None:

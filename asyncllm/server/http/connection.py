@@ -12,7 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEnc
 
 from asyncllm.server.http.acceptor import Acceptor
 from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, Cuts, Patience, unsent
-from asyncllm.server.http.errors import HttpError, error_response
+from asyncllm.server.http.errors import REFUSALS, HttpError, Refusals, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
 from asyncllm.server.http.hand_over import HAND_OVER, HandOver, Received, Room
 from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, request_id
@@ -43,11 +43,12 @@ class Connection(web.RequestHandler):
         half_closed: watches the client once it has closed its side.
     """
 
-    __slots__ = ("_cuts", "_num_answered", "first", "half_closed")
+    __slots__ = ("_cuts", "_num_answered", "_refusals", "first", "half_closed")
 
-    def __init__(self, manager: web.Server, cuts: Cuts, **options: Any):
+    def __init__(self, manager: web.Server, cuts: Cuts, refusals: Refusals, **options: Any):
         super().__init__(manager, **options)
         self._cuts = cuts
+        self._refusals = refusals
         self._num_answered = 0
         self.first = b""
         self.half_closed: HalfClosed | None = None
@@ -112,6 +113,7 @@ class Connection(web.RequestHandler):
             error: Exception = HttpError("internal server error", status)
         else:
             error = _not_http(exc, status)
+            self._refusals.count(error)
         return _unhandled(error_response(error))
 
     async def finish_response(
@@ -142,8 +144,10 @@ class KeptConnection(Connection):
 
     __slots__ = ("received",)
 
-    def __init__(self, manager: web.Server, cuts: Cuts, room: Room, **options: Any):
-        super().__init__(manager, cuts, **options)
+    def __init__(
+        self, manager: web.Server, cuts: Cuts, refusals: Refusals, room: Room, **options: Any
+    ):
+        super().__init__(manager, cuts, refusals, **options)
         self.received = Received(room)
 
     def data_received(self, data: bytes) -> None:
@@ -226,6 +230,7 @@ def connector(
         kind,
         server,
         app.get(CUTS) or Cuts(),
+        app.get(REFUSALS) or Refusals(),
         loop=asyncio.get_running_loop(),
         access_log=None,  # as AppRunner passes it
         keepalive_timeout=request_seconds,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -21,6 +21,7 @@ from asyncllm.errors import EngineDead, ModelError
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.team import leader
 from asyncllm.parallel import group
+from asyncllm.wire.heartbeat import OperationName
 from tests.cpu.llm.test_library import until
 from tests.support.team.ranks import executors, peers, plant
 
@@ -47,6 +48,10 @@ async def test_a_lost_rank_is_named(
             streams = [asyncio.create_task(llm.generate(f"{i} and", LONG)) for i in range(4)]
             await asyncio.sleep(0.3)
         [lost] = peers() if rank else executors()
+        if busy and options == {"tp": 2}:  # the watchdog sees what it does
+            assert llm.vitals is not None
+            [peer] = llm.vitals.heartbeat.peers
+            assert (peer.rank, peer.operation().name in get_args(OperationName)) == (1, True)
         lost.send_signal(sent)
         started = time.monotonic()
         if not busy:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 import aiohttp
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.support.server.serving import ServerProcess
@@ -43,8 +44,19 @@ def message(**fields: Any) -> tuple[str, Body]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     running = ServerProcess("--cpu-threads", "1", "--max-waiting", "64")
+    before = open_files(running)
     yield running
+    end = time.monotonic() + 10
+    while open_files(running) > before + 4:  # a few may be opened once and stay
+        assert time.monotonic() < end, "connections or files are left behind"
+        time.sleep(0.05)
     assert running.stop() == 0
+
+
+def open_files(server: ServerProcess) -> int:
+    """Of the server's two processes."""
+    parent = psutil.Process(server.process.pid)
+    return sum(process.num_fds() for process in (parent, *parent.children(recursive=True)))
 
 
 @pytest.fixture
@@ -66,7 +78,10 @@ async def post(session: aiohttp.ClientSession, path: str, body: Any) -> tuple[in
 
 
 async def until_idle(session: aiohttp.ClientSession) -> None:
-    names = ("requests_running", "requests_waiting", "kv_pages_held")
+    names = (
+        *("requests_running", "requests_waiting", "requests_reserved"),
+        *("kv_pages_held", "kv_books_healed_total"),
+    )
     for _ in range(200):
         async with session.get("/metrics") as got:
             lines = (await got.text()).splitlines()

@@ -20,6 +20,7 @@ from asyncllm.server_config import ServerConfig
 MOST = 0.15
 
 IDS = [token % 200 for token in range(1_000_000)]
+TEXT = "The quick brown fox jumps over the lazy dog 12345. " * 10_000  # half a million characters
 USER: Any = {"role": "user", "content": "w"}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -33,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None]] = {
     ),
     "many prompts": (COMPLETIONS, {"prompt": [IDS[:1000]] * 1000}, 400, "prompt"),
     "unknown field": (COMPLETIONS, {"prompt": IDS, "typo": 1}, 400, "prompt"),
+    "long text": (COMPLETIONS, {"prompt": TEXT, "truncate_prompt_tokens": 10}, 200, None),
     "cut prompt": (COMPLETIONS, {"prompt": IDS, "truncate_prompt_tokens": 10}, 200, None),
     "generate": ("/generate", {"prompt": IDS}, 400, "prompt"),
     "embeddings": ("/v1/embeddings", {"input": IDS}, 400, "input"),

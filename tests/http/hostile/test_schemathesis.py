@@ -6,9 +6,11 @@ Of two servers: the fake, which answers at once, and the demo model.
 from __future__ import annotations
 
 import json
+import os
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -29,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 
 from asyncllm import AsyncLLM
 from asyncllm.server.app import ROUTES
-from tests.support.server.serving import serving
+from tests.support.server.serving import Server, serving
 
 #: What the answers to any request must keep.
 CHECKS = [
@@ -58,13 +60,24 @@ CASES = [
 def api(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The description of a running server, its URL, its model, and how many requests to make."""
     if request.param == "fake":
-        with serving() as fake:
+        with serving() as fake, no_file_is_left(fake):
             yield load(fake.url), fake.url, "fake", EXAMPLES["fake"]
-            fake.until_idle()
     else:
-        with serving(lambda: AsyncLLM(device="cpu", cpu_threads=1, max_model_len=40)) as demo:
+        with (
+            serving(lambda: AsyncLLM(device="cpu", cpu_threads=1, max_model_len=40)) as demo,
+            no_file_is_left(demo),
+        ):
             yield load(demo.url), demo.url, "asyncllm-demo", EXAMPLES["demo"]
-            demo.until_idle()
+
+
+@contextmanager
+def no_file_is_left(server: Server) -> Iterator[None]:
+    """Afterwards, no request has a slot, a page or a place, and no connection is open."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    server.until_idle()
+    # Of hundreds of connections; a few files may be opened once and stay.
+    server.until(lambda: len(os.listdir("/proc/self/fd")) <= before + 4)
 
 
 def load(url: str) -> Any:

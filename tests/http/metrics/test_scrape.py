@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,15 @@ def test_refusals_are_counted_by_cause(server: Server, path: str, body: Any, cau
     name = ("asyncllm_requests_refused_total", cause)
     before = samples(server)[name]
     assert server.post(path, body).status >= 400
+    assert samples(server)[name] == before + 1
+
+
+def test_bytes_that_are_not_http_are_counted(server: Server) -> None:
+    name = ("asyncllm_requests_refused_total", "invalid")
+    before = samples(server)[name]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(b"GARBAGE\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.0 400 ")
     assert samples(server)[name] == before + 1
 
 

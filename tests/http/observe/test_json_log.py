@@ -13,8 +13,9 @@ import pytest
 
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.tenants import tenant_label
+from asyncllm.json_log import JsonFormatter, fields
 from asyncllm.server.http.middleware import request_id, request_tenant
-from asyncllm.server.observe.log_format import JsonFormatter, fields
+from asyncllm.server.observe.log_format import current_request
 from asyncllm.server.throughput_log import Throughput
 from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Server, ServerProcess, serving
@@ -29,7 +30,7 @@ class Log:
     def __init__(self) -> None:
         self.stream = io.StringIO()
         self.handler = logging.StreamHandler(self.stream)
-        self.handler.setFormatter(JsonFormatter())
+        self.handler.setFormatter(JsonFormatter(current_request))
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -98,7 +99,7 @@ def test_a_refusal_and_whose_it_was_not(server: Server, log: Log) -> None:
 def record(message: str, *args: object, **more: Any) -> dict[str, Any]:
     made = logging.LogRecord("asyncllm.x", logging.ERROR, __file__, 1, message, args, None)
     vars(made).update(more)
-    text = JsonFormatter().format(made)
+    text = JsonFormatter(current_request).format(made)
     assert "\n" not in text
     found: dict[str, Any] = json.loads(text)
     return found

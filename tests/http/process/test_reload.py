@@ -143,6 +143,8 @@ def test_a_signal_does_it_too_and_a_restarted_server_remembers(server: Configure
     server.write(keys="first\n", name="signalled")
     server.process.process.send_signal(signal.SIGHUP)
     until(lambda: server.names() == ["signalled"])
+    server.write(keys="\n", extra="no-such-option: 1\n")
+    assert server.reload()[0] == 400
     parent = server.process.process.pid
     serving = int(Path(f"/proc/{parent}/task/{parent}/children").read_text())
     os.kill(serving, signal.SIGKILL)

@@ -63,7 +63,8 @@ class Running:
 @contextmanager
 def server(where: str, slow_seconds: float = 1.0, **options: Any) -> Iterator[Running]:
     command = [sys.executable, "-m", "tests.support.server.serve_hanging", where, "0.5", "5"]
-    command += [json.dumps({"api_key": ["hidden"], **options}), str(slow_seconds)]
+    config = {"api_key": ["hidden"], "admin_key": "hidden, too", **options}
+    command += [json.dumps(config), str(slow_seconds)]
     pipe = subprocess.PIPE
     with (
         subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process,

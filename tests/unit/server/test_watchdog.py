@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,24 @@ def test_a_step_stalls_only_while_nothing_at_all_happens() -> None:
     assert not looked(LENGTHY_SECONDS)
 
 
+def test_a_step_stalls_where_a_peer_does() -> None:
+    """Rank 0 only waits for it; and what a peer compiles may take long as well."""
+    service = service_of()
+    watchdog, heartbeat, peer = Watchdog(service), service.llm.vitals.heartbeat, Heartbeat()
+    heartbeat.peers = [SimpleNamespace(rank=1, operation=lambda: peer.operation)]
+    heartbeat.submitted(7)
+    heartbeat.enter("wait", 7)
+    peer.enter("compile", 7)
+    assert watchdog._stalled_step(1.0) is None
+    assert watchdog._stalled_step(2 * STALL_SECONDS) is None
+    peer.enter("launch", 7)
+    assert watchdog._stalled_step(1.0) is None
+    assert watchdog._stalled_step(STALL_SECONDS - 1) is None
+    stall = watchdog._stalled_step(1.0)
+    assert stall is not None
+    assert re.search(r"the executor is in 'wait' .* s, rank 1 is in 'launch' ", stall.detail)
+
+
 @pytest.mark.parametrize(
     ("device", "options", "seconds"),
     [("cuda", {}, 30.0), ("cpu", {}, 300.0), ("cpu", {"stall_seconds": 5.0}, 5.0)],
@@ -98,7 +117,7 @@ def test_bad_options(tmp_path: Path) -> None:
 def test_reports_are_few_small_and_without_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = service_of(api_key=("hidden",), api_key_file="hidden-file")
+    service = service_of(api_key=("hidden",), api_key_file="hidden-file", admin_key="hidden, too")
     reports = CrashReports(str(tmp_path / "made"))
     for number in range(MAX_REPORTS + 2):
         monkeypatch.setattr("os.getpid", lambda number=number: 100 + number)

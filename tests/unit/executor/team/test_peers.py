@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import select
 import signal
@@ -16,6 +18,7 @@ import pytest
 
 from asyncllm.executor.team.monitor import Monitor
 from asyncllm.executor.team.process import PeerProcess
+from asyncllm.json_log import JsonFormatter
 from tests.support.team.team import Team
 
 #: No wait of a test that passes takes this long.
@@ -166,6 +169,19 @@ def test_log_lines_name_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
     with Team(1) as team:
         team.send("log")
     assert " WARNING [rank 1] peer: hello\n" in capfd.readouterr().err
+
+
+def test_where_the_log_is_json_so_is_that_of_peers(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    with Team(1) as team:
+        team.send("log")
+    line = json.loads(capfd.readouterr().err)
+    assert line.pop("time").endswith("Z")
+    assert line == {"level": "warning", "logger": "peer", "rank": 1, "message": "hello"}
 
 
 @pytest.mark.parametrize("messages", [[], ["outlive the thread"], ["hang"]])
