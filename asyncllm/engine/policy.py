@@ -97,7 +97,7 @@ class Fair(Aged):
     """``Aged`` within each tenant, and equal shares of tokens among tenants.
 
     Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024):
-    see ``engine/scheduling/waiting.py``.
+    see ``engine/scheduling/waiting/``.
     """
 
     def account(self, request: Ranked) -> str:

@@ -24,6 +24,8 @@ _NEEDS: Final = (
         "layers with a recurrent or convolutional state",
     ),
     (r"Gemma3n|Gemma4", "keys and values that layers share"),
+    (r"Mllama", "layers that attend to images (cross-attention)"),
+    (r"Phi4M(M|ultimodal)", "adapters (LoRA) for images and sound"),
     (r"Llama4", "chunked attention and its experts"),
     (r"T5|Bart|Whisper|Marian|Pegasus|Florence|Moonshine", "an encoder beside the decoder"),
     (r"\w*(Bert|Roberta|Deberta|Electra|MPNet)|XLM|Gemma3TextModel", "bidirectional attention"),

@@ -255,7 +255,10 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    return int(positive(text))
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not greater than 0")
+    return value
 
 
 def some_of(known: list[str]) -> Callable[[str], list[str]]:

@@ -48,7 +48,7 @@ class _Mooncake(msgspec.Struct, frozen=True):
     timestamp: _Time  # milliseconds
     num_prompt: _Count = msgspec.field(name="input_length")
     num_output: _Count = msgspec.field(name="output_length")
-    blocks: tuple[_Count, ...] = msgspec.field(name="hash_ids")
+    blocks: tuple[int, ...] = msgspec.field(name="hash_ids")  # any numbers
 
     def __post_init__(self) -> None:
         most = -(-self.num_prompt // MOONCAKE_BLOCK)

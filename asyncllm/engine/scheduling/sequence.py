@@ -66,7 +66,7 @@ class Sequence:
         expected_pages: how many pages it was admitted for.
         account: the account that pays for it; None until the queue has asked the policy.
         compiled: its grammar, which the executor looks up by its key while the sequence lives.
-        charged: the cost charged to its account for it (``engine/scheduling/waiting.py``).
+        charged: the cost charged to its account for it (``engine/scheduling/waiting/``).
         failed: some of its KV is not to be trusted.
         num_failures: how many failed steps it was in.
         suspect: a step with it failed, and its slot is not free yet; its results in flight are

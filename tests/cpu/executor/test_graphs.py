@@ -15,6 +15,9 @@ from torch import Tensor
 
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.executor.device import CpuDevice
+from asyncllm.executor.memory.copies import PageCopier
+from asyncllm.executor.memory.host_pool import HostPool
+from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step import graphs
 from asyncllm.executor.step.eager import EagerForward, Samples
@@ -25,7 +28,7 @@ from asyncllm.executor.step.padded_steps import PaddedSteps
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec
-from asyncllm.wire.messages import Admit, RowParams, pack
+from asyncllm.wire.messages import Admit, RowParams, StepPlan, pack
 from tests.cpu.executor.test_padded_steps import PAGE_SIZE, SLOTS, prepared
 from tests.support.engine.scheduling import limits
 
@@ -238,3 +241,29 @@ def test_a_kernel_that_cannot_be_compiled_leaves_the_graphs_that_there_are(
     monkeypatch.setattr(PaddedSteps, "run", fail)
     assert not forward.capture_next()
     assert "no other can be captured: no such register" in caplog.text
+
+
+@torch.inference_mode()
+def test_no_other_engine_launches_a_step_during_a_capture_or_a_step(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor while the step runs once before it is captured."""
+    forward, _, device = make(model, GREEDY)
+    locked: list[bool] = []
+
+    def noted(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            locked.append(device.lock.locked())
+            return run(*args)
+
+        return call
+
+    monkeypatch.setattr(PaddedSteps, "run", noted(PaddedSteps.run))
+    forward.capture_first()
+    assert forward.capture_next()
+    assert len(locked) >= 2 * forward.count  # each graph's step runs, and is captured
+    _, pool = prepared(model)
+    copier = PageCopier(pool, HostPool(pool, 0, device), device)
+    runner = ModelRunner(noted(forward), forward._sampler, forward._table, copier, device)
+    runner.launch(StepPlan(0, pack([0, 20, 1]), b"", ()))
+    assert all(locked)

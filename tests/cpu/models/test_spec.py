@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncllm.errors import ModelError
@@ -53,6 +54,12 @@ def test_end_tokens_of_both_files_count(llama: Path) -> None:
     edit_config(llama, eos_token_id=None, bos_token_id=None)
     assert read_spec(llama).eos_token_ids == ()
     assert read_spec(llama).bos_token_id is None
+
+
+def test_sampling_values_are_those_of_generation_config(llama: Path) -> None:
+    values = {"temperature": 0.3, "top_p": 0.8, "top_k": 9, "min_p": 0.1, "repetition_penalty": 1.2}
+    (llama / "generation_config.json").write_text(json.dumps(values))
+    assert msgspec.structs.asdict(read_spec(llama).sampling) == {"do_sample": None, **values}
 
 
 def test_the_older_name_of_dtype(llama: Path) -> None:

@@ -43,6 +43,8 @@ def test_no_other_family_is_named(architecture: str) -> None:
         ("DeepseekV3ForCausalLM", "multi-head latent attention"),
         ("GPTNeoXForCausalLM", "attention and MLP side by side"),
         ("BloomForCausalLM", "attention biases by distance"),
+        ("MllamaForConditionalGeneration", "layers that attend to images"),
+        ("Phi4MMForCausalLM", "adapters"),
         ("FalconH1ForCausalLM", "layers with a recurrent or convolutional state"),
     ],
 )

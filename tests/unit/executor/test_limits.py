@@ -10,7 +10,7 @@ import pytest
 from asyncllm import demo
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.memory.limits import SPARE_BYTES, GpuMemory, resolve_limits
+from asyncllm.executor.memory.limits import SPARE_BYTES, GpuMemory, graph_bytes, resolve_limits
 from asyncllm.models.spec import read_spec
 
 GIB = 2**30
@@ -104,6 +104,12 @@ def gpu(total: int = 24, before: int = 23, free: int = 13, **other: int) -> GpuM
 
 def test_the_cache_gets_what_the_share_leaves() -> None:
     assert gpu().cache_bytes(0.75) == (18 - 10 - 1) * GIB - GIB // 2 - SPARE_BYTES
+
+
+def test_captures_keep_the_activations_of_the_largest_step_twice() -> None:
+    """Those of the graph, and those of the run before the capture."""
+    assert graph_bytes(GIB, 3) - graph_bytes(0, 3) == 2 * GIB
+    assert graph_bytes(0, 3) == 3 * graph_bytes(0, 1) > 0
 
 
 def test_memory_of_other_processes_is_not_ours() -> None:

@@ -78,6 +78,7 @@ class Run:
             arrival=self.now,
             tenant=rng.choice("abc"),
             priority=rng.randint(-1, 1),
+            deadline_ms=rng.choice([None, None, None, 5.0, 50.0, 500.0]),
             cache_salt=rng.choice(["", "", "", "salt"]),
             cache_ttl_s=rng.choice([None, None, 0, 0.1, 60.0]),
         )
@@ -87,6 +88,10 @@ class Run:
     def plan(self) -> bool:
         self.now += self.random.random() * 0.01
         planned = self.sched.plan(self.step, self.now)
+        for seq in self.sched.missed_deadlines():
+            self.events["missed"] += 1
+            self.sched.finish(seq, self.now)
+            del self.live[seq.id]
         if planned is None:
             assert self.device.steps or not self.live
             return False
@@ -139,7 +144,7 @@ def test_these_runs_meet_everything() -> None:
         run = Run(seed)
         run.go(250)
         events += run.events
-    for kind in ("preempted", "loading", "shares"):
+    for kind in ("preempted", "loading", "shares", "missed"):
         assert events[kind] >= 5, events
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench_policies.__main__ import main
+from tools.bench_policies.__main__ import arguments, main
 
 
 @pytest.mark.slow
@@ -22,3 +22,13 @@ def test_a_load_is_served_and_printed_beside_its_bound(
     main()
     assert re.search(r"fair, prompts +40 +\d(.|\n)*SRPT bound +72 +\d", capsys.readouterr().out)
     assert json.loads(out.read_text())["interfere"]["fair"]["requests"] == 72
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "0.5", "inf", "1e3", "many"])
+def test_a_number_of_requests_is_positive_and_whole(
+    limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        arguments().parse_args(["some.log", f"--limit={limit}"])
+    assert ended.value.code == 2
+    assert "argument --limit: " in capsys.readouterr().err

@@ -86,6 +86,13 @@ def test_a_byte_order_mark_and_other_line_ends_are_fine(tmp_path: Path) -> None:
     assert len(load.requests) == 2
 
 
+def test_any_numbers_may_name_blocks(tmp_path: Path) -> None:
+    ids = (2**64 - 1, 2**31, 0)
+    load = read(tmp_path, MOONCAKE.replace("[0, 1, 3]", str(list(ids))))
+    assert load.requests[1].blocks == ids
+    assert load.cached(16) == [0, 0, 0]
+
+
 def test_rows_out_of_order_are_sorted(tmp_path: Path) -> None:
     head, first, second, *_ = AZURE_2023.splitlines()
     load = read(tmp_path, "\n".join([head, second, first]))
