@@ -28,6 +28,7 @@ from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.compile_ahead import CompileAhead
 
 
 class ServedModel:
@@ -40,6 +41,7 @@ class ServedModel:
         config: EngineConfig | None = None,
         policy: Policy | PolicyName | None = None,
         progress: Callable[[int, int], None] | None = None,
+        kernels: CompileAhead | None = None,
         **options: Any,
     ):
         """Nothing is loaded yet.
@@ -50,6 +52,7 @@ class ServedModel:
             policy: which request is served next: a policy of your own, or the name of one.
             progress: called with bytes of weights loaded so far, and in all; from a thread, or from
                 the loop with ``executor="process"``.
+            kernels: those of this configuration, if they are being compiled already.
             options: fields of ``EngineConfig``.
 
         Raises:
@@ -65,6 +68,7 @@ class ServedModel:
         self._model_name = name_of(config.model)
         self._policy = policy or POLICIES[config.policy]()
         self._progress = progress
+        self._kernels = kernels
         self._parts: Loaded | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -87,8 +91,15 @@ class ServedModel:
                 if self.config.dp > 1:
                     self._parts = await load_replicas(self.config)
                 else:
-                    self._parts = await load(self.config, self._policy, self._progress)
+                    self._parts = await self._load()
         return self
+
+    async def _load(self) -> Loaded:
+        try:
+            return await load(self.config, self._policy, self._progress, self._kernels)
+        finally:
+            if self._kernels is not None:
+                self._kernels.close()
 
     async def aclose(self) -> None:
         """Fail what is unfinished with EngineDead and give all memory back. Idempotent."""

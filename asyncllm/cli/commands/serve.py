@@ -122,10 +122,15 @@ def _serve(
             from asyncllm.startup.replica_config import replica_config
 
             engine = replica_config(engine, parent.replica)
-        if engine.gpu is not None and engine.executor == "thread":
-            from asyncllm.startup.preload import preload_cuda
+        kernels = None
+        if engine.gpu is not None:
+            from asyncllm.llm.compile_ahead import begin_early
 
-            preload_cuda(engine.gpu)
+            kernels = begin_early(engine)
+            if engine.executor == "thread":
+                from asyncllm.startup.preload import preload_cuda
+
+                preload_cuda(engine.gpu)
 
         from asyncllm.llm.async_llm import AsyncLLM
         from asyncllm.server.reload import Options, merged
@@ -141,7 +146,7 @@ def _serve(
         shows_bar = server.log_format == "text" and (parent is None or not parent.replica)
         bar = LoadingBar() if shows_bar else None
         return serve(
-            partial(AsyncLLM, config=engine, progress=bar),
+            partial(AsyncLLM, config=engine, progress=bar, kernels=kernels),
             server,
             parent=parent,
             options=(start, read),
