@@ -6,15 +6,14 @@ import logging
 import threading
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncllm import demo
 from asyncllm.errors import EngineDead, KernelError
 from asyncllm.startup.kernel_compiler import KernelCompiler, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from asyncllm.config import EngineConfig
     from asyncllm.startup.compile_job import CompileJob
@@ -84,16 +83,6 @@ class CompileAhead:
         self._started.set_result(compiler)
         if compiler is not None:
             self._closed.wait()  # the process ends with the thread that started it
-
-
-def begin_early(config: EngineConfig) -> CompileAhead | None:
-    """Begin before anything large is imported; None if the model's folder is not here yet."""
-    begun = None
-    with _logged():
-        folder = demo.path() if config.model is None else Path(config.model).expanduser()
-        if folder.is_dir():
-            begun = CompileAhead(config, folder)
-    return begun
 
 
 @contextmanager

@@ -10,13 +10,12 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from asyncllm import demo
 from asyncllm.config import EngineConfig
 from asyncllm.errors import EngineDead, ModelError
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.llm import compile_ahead
 from asyncllm.llm.async_llm import AsyncLLM
-from asyncllm.llm.compile_ahead import CompileAhead, begin_early
+from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.startup.compile_job import CompileJob
 from asyncllm.startup.kernel_compiler import KernelCompiler
 
@@ -135,18 +134,3 @@ async def test_kernels_that_were_begun_before_are_closed_if_loading_fails(
     with pytest.raises(ModelError):
         await AsyncLLM("/no/such/folder", kernels=kernels).start()
     assert set(psutil.Process().children()) <= before
-
-
-def test_kernels_begin_early_if_the_model_is_here(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folders: list[Path] = []
-    monkeypatch.setattr(compile_ahead, "job_of", lambda config, folder: folders.append(folder))
-    for model in (None, str(tmp_path)):
-        begun = begin_early(EngineConfig(model=model))
-        assert begun is not None
-        begun.wait()
-        begun.close()
-    assert folders == [demo.path(), tmp_path]
-    for name in ("org/model", "/no/such/folder", "~nobody-of-that-name/model"):
-        assert begin_early(EngineConfig(model=name)) is None

@@ -10,11 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from asyncllm.__main__ import main
-from asyncllm.llm import compile_ahead
-from asyncllm.server import run as server
-from asyncllm.startup import preload
-
 #: Appends a line to a file at each call.
 DRIVER = """
 #include <stdio.h>
@@ -127,26 +122,3 @@ def test_a_torch_for_cpus_gets_no_context(torch_for_gpus: Path) -> None:
 def test_no_extension_module_waits_for_the_libraries_of_torch() -> None:
     run = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []
-
-
-@pytest.mark.parametrize(
-    ("options", "context", "kernels"),
-    [
-        (["--device", "cpu"], [], 0),
-        (["--device", "sim", "--sim-profile", "h200-0.6b"], [], 0),
-        ([], [0], 1),
-        (["--device", "cuda:1"], [1], 1),
-        (["--executor", "process"], [], 1),  # another process owns the GPU
-    ],
-)
-def test_only_the_process_of_the_gpu_creates_a_context(
-    options: list[str], context: list[int], kernels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    contexts: list[int] = []
-    begun: list[object] = []
-    monkeypatch.setattr(preload, "preload_cuda", contexts.append)
-    monkeypatch.setattr(compile_ahead, "begin_early", begun.append)
-    monkeypatch.setattr(server, "run", lambda *parts, **named: 0)
-    assert main(["serve", "--no-supervise", *options]) == 0
-    assert contexts == context
-    assert len(begun) == kernels
