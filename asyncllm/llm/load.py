@@ -23,8 +23,6 @@ from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
-from asyncllm.executor.process.executor import ProcessExecutor
-from asyncllm.executor.process.grammars import RemoteGrammars
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.thread_executor import StepWorker, ThreadExecutor
 from asyncllm.llm.compile_ahead import CompileAhead
@@ -34,8 +32,6 @@ from asyncllm.models.registry import is_multimodal
 from asyncllm.models.sentence_transformers import read_embedding_params
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.record import RecordedScheduler
-from asyncllm.sim import virtual_time
-from asyncllm.sim.executor import build_sim
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.jinja_env import read_template
@@ -49,6 +45,7 @@ from asyncllm.wire.executor import Executor
 
 if TYPE_CHECKING:
     from asyncllm.engine.kv_events import KVEventPublisher
+    from asyncllm.executor.process.grammars import RemoteGrammars
 
 log = logging.getLogger(__name__)
 
@@ -244,12 +241,18 @@ def _executor(
     report_import: Callable[[], object],
 ) -> tuple[Executor, StructuredOutput | RemoteGrammars, Callable[[], float]]:
     """The executor, what compiles grammars for it, and the clock of its times."""
+    # Each kind is imported where it is used: most servers need one.
     if config.executor == "process":
+        from asyncllm.executor.process.executor import ProcessExecutor
+
         report_import()  # there, and not in this process
         process = ProcessExecutor(config, folder, text_folder, report, bill, await_kernels)
         return process, process.grammars, time.perf_counter
     structured = StructuredOutput()
     if config.device == "sim":
+        from asyncllm.sim import virtual_time
+        from asyncllm.sim.executor import build_sim
+
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), structured, clock
     parts = config, folder, spec, report, bill, structured, await_kernels, report_import
