@@ -168,8 +168,8 @@ async def load(
     engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
     engine.start()
     executor.on_death(engine.give_up)
-    # A full collection visits everything loaded, which takes 0.2 s; until closing, what is frozen is
-    # left out. The program's garbage is collected before; ``serve`` has none, and collections off.
+    # A full collection visits everything loaded, which takes 0.2 s; it leaves out what is frozen,
+    # until closing. The program's garbage goes first; ``serve`` has none, and collections are off.
     if gc.isenabled():
         gc.collect()
     gc.freeze()
