@@ -56,10 +56,40 @@ class StartupBill:
         )
 
 
-def process_seconds() -> float | None:
-    """The age of this process; None where there is no /proc."""
+class ProcessBill:
+    """The bill of a server, from the start of its process until now.
+
+    Make it when loading begins.
+
+    Args:
+        pid: of another process, whose start counts.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._pid = pid
+        self._before = process_seconds(pid)
+
+    def whole(self, bill: StartupBill) -> StartupBill:
+        """The bill of loading, with "server" before it and "rest" for what is in no phase.
+
+        Where there is no /proc, that of loading alone.
+        """
+        age, whole = process_seconds(self._pid), StartupBill()
+        if age is None or self._before is None:
+            return bill
+        rest = max(age - self._before - bill.seconds, 0.0)
+        first, last = StartupItem("server", self._before, 0), StartupItem("rest", rest, 0)
+        whole.items = [first, *bill.items, last]
+        return whole
+
+
+def process_seconds(pid: int | None = None) -> float | None:
+    """The age of a process, by default of this one; None where there is no /proc."""
     try:
-        with open("/proc/self/stat", encoding="utf-8") as stat, open("/proc/uptime") as uptime:
+        with (
+            open(f"/proc/{pid or 'self'}/stat", encoding="utf-8") as stat,
+            open("/proc/uptime") as uptime,
+        ):
             # The second field, a name in parentheses, may contain anything; the 22nd is the start.
             after_name = stat.read().rpartition(")")[2].split()
             started = int(after_name[19]) / TICKS_PER_SECOND

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from concurrent.futures import CancelledError
+import threading
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.errors import EngineDead, KernelError
 from asyncllm.startup.kernel_compiler import KernelCompiler, job_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from asyncllm.config import EngineConfig
+    from asyncllm.startup.compile_job import CompileJob
 
 log = logging.getLogger(__name__)
 
 
 class CompileAhead:
-    """Starts at once what is missing in the kernel cache; belongs to the running loop.
+    """Starts at once what is missing in the kernel cache, in a thread of its own.
 
     Whatever goes wrong here costs time only: a kernel that is not in the cache is compiled when it
     is first launched.
     """
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._starting = asyncio.ensure_future(_start(config, folder))
+        self._started: Future[KernelCompiler | None] = Future()
+        self._closed = threading.Event()
+        if config.gpu is None:
+            self._started.set_result(None)
+            return
+        parts = config, folder
+        threading.Thread(target=self._run, args=parts, name="asyncllm-kernels", daemon=True).start()
 
     def wait(self) -> None:
         """Wait for the kernels, in another thread than the loop's.
@@ -36,12 +43,8 @@ class CompileAhead:
         Raises:
             EngineDead: ``stop`` was called.
         """
-
-        async def started() -> KernelCompiler | None:
-            return await asyncio.shield(self._starting)
-
         try:
-            compiler = asyncio.run_coroutine_threadsafe(started(), self._loop).result()
+            compiler = self._started.result()
         except CancelledError:
             raise EngineDead("loading was abandoned") from None
         if compiler is None:
@@ -55,30 +58,37 @@ class CompileAhead:
 
     def stop(self) -> None:
         """Give up; ``wait`` fails."""
-        self._starting.cancel()
-        compiler = self._compiler()
-        if compiler is not None:
-            compiler.stop()
+        if not self._started.cancel():
+            compiler = self._started.result()
+            if compiler is not None:
+                compiler.stop()
 
     def close(self) -> None:
         """Leave nothing behind. Nobody may be waiting."""
-        self._starting.cancel()
-        compiler = self._compiler()
+        if not self._started.cancel():
+            compiler = self._started.result()
+            if compiler is not None:
+                compiler.close()
+        self._closed.set()
+
+    def _run(self, config: EngineConfig, folder: Path) -> None:
+        job: CompileJob | None = None
+        compiler: KernelCompiler | None = None
+        with _logged():
+            job = job_of(config, folder)  # CUDA's driver takes its time
+        if not self._started.set_running_or_notify_cancel():
+            return
+        with _logged():
+            compiler = None if job is None else KernelCompiler(job)
+        self._started.set_result(compiler)
         if compiler is not None:
-            compiler.close()
-
-    def _compiler(self) -> KernelCompiler | None:
-        done = self._starting.done() and not self._starting.cancelled()
-        return self._starting.result() if done else None
+            self._closed.wait()  # the process ends with the thread that started it
 
 
-async def _start(config: EngineConfig, folder: Path) -> KernelCompiler | None:
-    if config.gpu is None:
-        return None
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Nothing that goes wrong here may end loading."""
     try:
-        job = await run_in_daemon(job_of, config, folder)  # CUDA's driver takes its time
-        # In the loop's thread: the process ends with the thread that started it.
-        return None if job is None else KernelCompiler(job)
-    except Exception as error:  # nothing that goes wrong here may end loading
+        yield
+    except Exception as error:
         log.warning("kernels are compiled at their first launch: %s", error)
-        return None

@@ -23,8 +23,6 @@ from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
-from asyncllm.executor.process.executor import ProcessExecutor
-from asyncllm.executor.process.grammars import RemoteGrammars
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.thread_executor import StepWorker, ThreadExecutor
@@ -35,8 +33,6 @@ from asyncllm.models.registry import is_multimodal
 from asyncllm.models.sentence_transformers import read_embedding_params
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.record import RecordedScheduler
-from asyncllm.sim import virtual_time
-from asyncllm.sim.executor import build_sim
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.jinja_env import read_template
@@ -50,6 +46,7 @@ from asyncllm.wire.executor import Executor
 
 if TYPE_CHECKING:
     from asyncllm.engine.kv_events import KVEventPublisher
+    from asyncllm.executor.process.grammars import RemoteGrammars
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +99,13 @@ async def load(
     policy: Policy,
     progress: Callable[[int, int], None] | None,
     machines: Machines | None = None,
+    kernels: CompileAhead | None = None,
 ) -> Loaded:
     """Find and load everything; cancelling stops at the next tensor and leaves nothing behind.
 
     Args:
         machines: where the ranks are; None: all on this machine.
+        kernels: the model's, if they are being compiled already.
 
     Raises:
         ModelError: the model cannot be found or served; the message says why.
@@ -129,7 +128,7 @@ async def load(
             progress(done, total)
 
     kv_events = _kv_events(config)
-    kernels = CompileAhead(config, folder)
+    kernels = kernels or CompileAhead(config, folder)
     bill = StartupBill()
     imported = asyncio.Event()
 
@@ -172,9 +171,10 @@ async def load(
     engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
     engine.start()
     executor.on_death(engine.give_up)
-    # A full collection that traverses everything loaded takes 60 ms. Closing undoes this, so that
-    # reference cycles left behind are then collected.
-    gc.collect()
+    # A full collection visits everything loaded, which takes 0.2 s; it leaves out what is frozen,
+    # until closing. The program's garbage goes first; ``serve`` has none, and collections are off.
+    if gc.isenabled():
+        gc.collect()
     gc.freeze()
     text_parts = tokenizer, template, reader, structured
     return Loaded(
@@ -247,13 +247,19 @@ def _executor(
     machines: Machines | None,
 ) -> tuple[Executor, StructuredOutput | RemoteGrammars, Callable[[], float]]:
     """The executor, what compiles grammars for it, and the clock of its times."""
+    # Each kind is imported where it is used: most servers need one.
     if config.executor == "process":
+        from asyncllm.executor.process.executor import ProcessExecutor
+
         report_import()  # there, and not in this process
         parts = config, folder, text_folder, report, bill, await_kernels, machines
         process = ProcessExecutor(*parts)
         return process, process.grammars, time.perf_counter
     structured = StructuredOutput()
     if config.device == "sim":
+        from asyncllm.sim import virtual_time
+        from asyncllm.sim.executor import build_sim
+
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), structured, clock
     build = partial(

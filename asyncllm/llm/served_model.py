@@ -29,6 +29,7 @@ from asyncllm.validate import check_kind
 
 if TYPE_CHECKING:
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.llm.compile_ahead import CompileAhead
 
 
 class ServedModel:
@@ -42,6 +43,7 @@ class ServedModel:
         policy: Policy | PolicyName | None = None,
         progress: Callable[[int, int], None] | None = None,
         machines: Machines | None = None,
+        kernels: CompileAhead | None = None,
         **options: Any,
     ):
         """Nothing is loaded yet.
@@ -53,6 +55,7 @@ class ServedModel:
             progress: called with bytes of weights loaded so far, and in all; from a thread, or from
                 the loop with ``executor="process"``.
             machines: where stations wait that start ranks of ``tp`` on other machines.
+            kernels: those of this configuration, if they are being compiled already.
             options: fields of ``EngineConfig``.
 
         Raises:
@@ -69,6 +72,7 @@ class ServedModel:
         self._policy = policy or POLICIES[config.policy]()
         self._progress = progress
         self._machines = machines
+        self._kernels = kernels
         self._parts: Loaded | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -91,10 +95,16 @@ class ServedModel:
                 if self.config.dp > 1:
                     self._parts = await load_replicas(self.config)
                 else:
-                    self._parts = await load(
-                        self.config, self._policy, self._progress, self._machines
-                    )
+                    self._parts = await self._load()
         return self
+
+    async def _load(self) -> Loaded:
+        try:
+            parts = self._progress, self._machines, self._kernels
+            return await load(self.config, self._policy, *parts)
+        finally:
+            if self._kernels is not None:
+                self._kernels.close()
 
     async def aclose(self) -> None:
         """Fail what is unfinished with EngineDead and give all memory back. Idempotent."""

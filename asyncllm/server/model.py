@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from asyncllm.engine.requests.view import LiveView
     from asyncllm.engine.stats import EngineStats
     from asyncllm.engine.vitals import Vitals
+    from asyncllm.executor.startup_bill import StartupBill
     from asyncllm.text.chat_reader import ChatReader
     from asyncllm.types import SamplingParams, SchedulingParams, Sink
     from asyncllm.types.beam_search import Beam, BeamSearchParams
@@ -88,7 +89,7 @@ class Model(Protocol):
     def stats(self) -> EngineStats: ...
 
     @property
-    def startup(self) -> object: ...
+    def startup(self) -> StartupBill: ...
 
     @property
     def num_reserved(self) -> int: ...

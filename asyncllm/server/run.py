@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError, NotReady
 from asyncllm.event_loop import new_event_loop
-from asyncllm.executor.startup_bill import process_seconds
+from asyncllm.executor.startup_bill import ProcessBill
 from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.ways import arrivals_of
@@ -108,6 +109,8 @@ async def serve(
     if options is not None:
         reloader.start, reloader.read = options
     reloading = asyncio.ensure_future(reload_when_told(shutdown.reload, reloader))
+    # Of the first server, the start of the parent counts, which is that of the command.
+    bill = ProcessBill(os.getppid() if parent is not None and not parent.restarts else None)
     loading = asyncio.ensure_future(llm.start())
     try:
         await _first_of(loading, shutdown.stop)
@@ -116,7 +119,7 @@ async def serve(
         if (error := loading.exception()) is not None:
             _log_load_error(error)
             return 1
-        return await _serve_until(shutdown, llm, app, arrivals)
+        return await _serve_until(shutdown, llm, app, arrivals, bill)
     finally:
         shutdown.closing()
         reloading.cancel()
@@ -132,6 +135,7 @@ async def _serve_until(
     llm: Model,
     app: web.Application,
     arrivals: Arrivals,
+    bill: ProcessBill,
 ) -> int:
     """The model is loaded: serve, drain; returns an exit code."""
     service = app[SERVICE]
@@ -139,9 +143,7 @@ async def _serve_until(
     # before: loading takes longer with more switches.
     sys.setswitchinterval(1e-4)
     limits = llm.limits
-    age = process_seconds()
-    since = "" if age is None else f"\nready {age:.2f} s after the process began"
-    log.info("start-up:\n%s%s", llm.startup, since)
+    log.info("start-up:\n%s", bill.whole(llm.startup))
     arrivals.ready(
         f"model {service.model_names[0]}, {limits.device}, {limits.dtype}, "
         f"context {limits.max_model_len}, KV cache {limits.num_pages * limits.page_size} tokens"

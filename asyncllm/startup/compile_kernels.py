@@ -2,14 +2,16 @@
 
 It reads a ``CompileJob`` from its standard input and writes ``CompileReport``s, one a line, the
 last of which has ``done`` or ``error``. It uses no GPU. Threads and libraries' thread pools would
-be lost when compilers are forked, so it starts none.
+be lost when compilers are forked, so none is running then.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import pkgutil
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import as_completed
 from importlib import import_module
@@ -25,6 +27,7 @@ from asyncllm.startup.compile_job import CompileJob, CompileReport
 def main(parent: int) -> int:
     """Do one job, as a child of that process; returns an exit code."""
     die_with(parent)
+    gc.disable()  # what is imported is there to stay; compilers turn collections on again
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever compilers print is not for the parent
 
@@ -54,8 +57,13 @@ def compile_kernels(job: CompileJob, progress: Callable[[int], None]) -> int:
         ModelError: the model is not supported, or not with this configuration.
         KernelError: a kernel cannot be compiled.
     """
-    import torch
     from triton.runtime.cache import triton_key
+
+    # A hash of half a gigabyte, without the GIL.
+    hashing = threading.Thread(target=triton_key, name="asyncllm-triton-key")
+    hashing.start()
+
+    import torch
 
     from asyncllm.kernels import triton as kernels
     from asyncllm.kernels.support import MIN_CAPABILITY
@@ -70,9 +78,9 @@ def compile_kernels(job: CompileJob, progress: Callable[[int], None]) -> int:
         return 0
     spec = read_spec(Path(job.folder))
     # Compilers inherit what is imported and computed before they are forked.
-    triton_key()
     for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
         import_module(module.name)
+    hashing.join()
     with compiler_pool(gpu, Path(job.cache)) as pool:
         futures = []
 

@@ -55,7 +55,7 @@ class CompilerPool:
         self._processes = ProcessPoolExecutor(
             min(len(os.sched_getaffinity(0)), MAX_PROCESSES),
             multiprocessing.get_context("fork"),
-            initializer=die_with,
+            initializer=_enter_pool,
             initargs=(os.getpid(),),
         )
         # Forks all processes. Every kernel's launcher needs what this compiles.
@@ -83,6 +83,11 @@ class CompilerPool:
 
     def shut_down(self) -> None:
         self._processes.shutdown(wait=True, cancel_futures=True)
+
+
+def _enter_pool(parent: int) -> None:
+    die_with(parent)
+    gc.enable()
 
 
 def _compile_interface() -> None:

@@ -78,10 +78,12 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     model = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     heads = model.attention_specs[0].num_kv_heads
     pool = KVPool(spec.num_layers, 1, page_size, heads, spec.head_dim, dtype, meta)
+    backend = PagedBackend(pool, device.upload)
+    # First, as prompt attention takes longest to compile: what follows has torch import its
+    # compiler and sympy, for shapes on the meta device.
+    warm_up(backend, model.attention_specs, dtype, meta)
     sampler = Sampler(max_rows, spec.vocab_size, device)
     table = SlotTable(max_rows, -(-length // page_size), device)
-    backend = PagedBackend(pool, device.upload)
-    warm_up(backend, model.attention_specs, dtype, meta)
     if config.attention == "flashinfer" or not gpu_of(meta).has_pdl:
         # FlashInfer's backend launches this kernel of ours, which PagedBackend does not.
         slots = torch.zeros(1, dtype=torch.int32, device=meta)

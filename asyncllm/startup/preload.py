@@ -1,7 +1,7 @@
-"""Load CUDA's libraries and create its context in a thread, while Python imports modules.
+"""Create a GPU's context and load CUDA's libraries in threads, while Python imports modules.
 
-Importing torch loads its libraries one by one, and the first tensor on a GPU creates the context.
-Neither needs the GIL: on an H200, the first tensor is there after 2.5 s instead of 3.0 s.
+Importing torch loads its libraries, and the first tensor on a GPU creates the context. Neither
+needs the GIL.
 """
 
 from __future__ import annotations
@@ -10,30 +10,67 @@ import ctypes
 import os
 import threading
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncllm.kernels.cuda_driver import load_driver
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: All that a server imports before torch and that has extension modules.
+EXTENSIONS = ("aiohttp.web", "jinja2", "mmap", "numpy", "queue", "termios", "tokenizers", "uvloop")
+
 
 def preload_cuda(gpu: int = 0) -> None:
-    """Start it, and return at once; without such a GPU, or without torch, nothing happens."""
-    threading.Thread(target=_preload, args=(gpu,), name="asyncllm-preload", daemon=True).start()
+    """Start both; without such a GPU, or without a torch for GPUs, nothing happens.
+
+    Imports ``EXTENSIONS``. Linux loads one library at a time: an extension module that is imported
+    while torch's libraries are loaded waits for them, with the GIL.
+    """
+    library = _torch_library()
+    if library is None:
+        return
+    _in_thread(make_context, gpu)
+    for name in EXTENSIONS:
+        with suppress(ImportError):  # whoever needs it says so
+            import_module(name)
+    _in_thread(_load, library)
 
 
-def _preload(gpu: int) -> None:
+def make_context(gpu: int) -> None:
+    """Create the GPU's primary context, which torch uses too; it lasts as long as the process.
+
+    Whatever goes wrong, torch finds out again, and says so.
+    """
+    cuda = load_driver()
+    device = ctypes.c_int()
+    if cuda is not None and cuda.cuDeviceGet(ctypes.byref(device), gpu) == 0:
+        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device)
+
+
+def _torch_library() -> Path | None:
+    """The largest of torch's libraries, which loads the others; None in builds for CPUs."""
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
-        return
+        return None
     library = Path(spec.submodule_search_locations[0], "lib", "libtorch_cuda.so")
-    cuda = load_driver()
-    if cuda is None or not library.exists():
+    return library if library.exists() else None
+
+
+def _load(library: Path) -> None:
+    if load_driver() is None:  # everything will run on the CPU
         return
     # A foreign function releases the GIL; loading with ctypes.CDLL would not.
     ctypes.CDLL(None).dlopen(os.fsencode(library), os.RTLD_LAZY)
-    # The primary context, which torch uses too.
-    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), gpu)
     with suppress(ImportError):
         from triton.runtime.cache import triton_key
 
         triton_key()  # a hash of half a gigabyte, which the first kernel would wait for
+
+
+def _in_thread(function: Callable[..., object], *args: object) -> None:
+    name = f"asyncllm-{function.__name__.strip('_')}"
+    threading.Thread(target=function, args=args, name=name, daemon=True).start()

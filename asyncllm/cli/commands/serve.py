@@ -7,8 +7,10 @@ import gc
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncllm import demo
 from asyncllm.cli.options import add_config_options, add_model, config_from_args, usage_error
 from asyncllm.cli.parser import UsageError
 from asyncllm.config import EngineConfig
@@ -22,6 +24,7 @@ from asyncllm.supervise.supervisor import Supervisor
 from asyncllm.terminal import LoadingBar
 
 if TYPE_CHECKING:
+    from asyncllm.llm.compile_ahead import CompileAhead
     from asyncllm.supervise.child import Parent
 
 
@@ -122,10 +125,7 @@ def _serve(
             from asyncllm.startup.replica_config import replica_config
 
             engine = replica_config(engine, parent.replica)
-        if engine.gpu is not None and engine.executor == "thread":
-            from asyncllm.startup.preload import preload_cuda
-
-            preload_cuda(engine.gpu)
+        kernels = _begin_early(engine)
 
         from asyncllm.llm.async_llm import AsyncLLM
         from asyncllm.server.reload import Options
@@ -137,10 +137,37 @@ def _serve(
         shows_bar = server.log_format == "text" and (parent is None or not parent.replica)
         bar = LoadingBar() if shows_bar else None
         return serve(
-            partial(AsyncLLM, config=engine, progress=bar),
+            partial(AsyncLLM, config=engine, progress=bar, kernels=kernels),
             server,
             parent=parent,
             options=(Options(started_with, server), read),
         )
     finally:
         gc.enable()  # also if nothing was served
+
+
+def _begin_early(engine: EngineConfig) -> CompileAhead | None:
+    """Begin what can run beside the import of large modules; returns the compilation of kernels."""
+    kernels, folder = None, _folder_of(engine)
+    if folder is not None and engine.device != "sim" and engine.load_format == "auto":
+        from asyncllm.startup.read_ahead import read_ahead
+
+        read_ahead(folder)
+    if folder is not None and engine.gpu is not None:
+        from asyncllm.llm.compile_ahead import CompileAhead
+
+        kernels = CompileAhead(engine, folder)
+    if engine.gpu is not None and engine.executor == "thread":
+        from asyncllm.startup.preload import preload_cuda
+
+        preload_cuda(engine.gpu)
+    return kernels
+
+
+def _folder_of(engine: EngineConfig) -> Path | None:
+    """The model's folder, if it is known before loading."""
+    try:
+        folder = demo.path() if engine.model is None else Path(engine.model).expanduser()
+    except RuntimeError:  # "~" of nobody
+        return None
+    return folder if folder.is_dir() else None

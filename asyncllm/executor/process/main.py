@@ -97,7 +97,6 @@ def _load(
     limits = leader.limits
     structured.open(tokenizer.result(), limits.vocab_size, limits.eos_token_ids)
     # As in the server: a full collection would hold up a step.
-    gc.collect()
     gc.freeze()
     control.tell(Started(limits, tuple(bill.items)))
     return leader.run

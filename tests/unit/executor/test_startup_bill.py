@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from asyncllm.executor.startup_bill import StartupBill, StartupItem, process_seconds
+from asyncllm.executor.startup_bill import (
+    ProcessBill,
+    StartupBill,
+    StartupItem,
+    process_seconds,
+)
 
 GIB = 2**30
 
@@ -67,3 +73,27 @@ def test_a_process_knows_its_age() -> None:
     age = process_seconds()
     assert age is not None
     assert age > float(run.stdout)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux tells, others may not")
+@pytest.mark.parametrize("pid", [None, os.getppid()], ids=["own", "parent"])
+def test_the_bill_of_a_server_accounts_for_all_of_its_time(pid: int | None) -> None:
+    before = process_seconds(pid)
+    whole = ProcessBill(pid)
+    bill = StartupBill()
+    bill.items.append(StartupItem("weights", 0.01, GIB))
+    time.sleep(0.1)
+    server, weights, rest = whole.whole(bill).items
+    assert before is not None
+    assert (server.name, weights.name, rest.name) == ("server", "weights", "rest")
+    assert server.seconds == pytest.approx(before, abs=0.05)
+    assert rest.seconds >= 0.08
+    age = process_seconds(pid)
+    assert age is not None
+    assert age - 0.05 <= whole.whole(bill).seconds + 0.02
+    assert bill.items == [weights]
+
+
+def test_the_bill_of_a_server_without_proc_is_that_of_loading() -> None:
+    bill = StartupBill()
+    assert ProcessBill(2**30).whole(bill) is bill

@@ -11,9 +11,10 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from asyncllm.config import EngineConfig
-from asyncllm.errors import EngineDead
+from asyncllm.errors import EngineDead, ModelError
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.llm import compile_ahead
+from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.startup.compile_job import CompileJob
 from asyncllm.startup.kernel_compiler import KernelCompiler
@@ -114,3 +115,22 @@ async def test_a_job_that_cannot_be_found_out_stops_no_server(
     await asyncio.to_thread(kernels.wait)
     kernels.close()
     assert "triton.__spec__ is None" in caplog.text
+
+
+async def test_kernels_that_were_begun_before_are_closed_with_loading(
+    does: Callable[[str], CompileAhead],
+) -> None:
+    before = set(psutil.Process().children())
+    kernels = does("hangs")
+    async with AsyncLLM(device="sim", sim_profile="h200-0.6b", kernels=kernels):
+        assert set(psutil.Process().children()) <= before
+
+
+async def test_kernels_that_were_begun_before_are_closed_if_loading_fails(
+    does: Callable[[str], CompileAhead],
+) -> None:
+    before = set(psutil.Process().children())
+    kernels = does("hangs")
+    with pytest.raises(ModelError):
+        await AsyncLLM("/no/such/folder", kernels=kernels).start()
+    assert set(psutil.Process().children()) <= before

@@ -49,3 +49,13 @@ def test_the_library_needs_no_torch_until_it_starts() -> None:
 
 def test_all_public_names_exist() -> None:
     assert loaded_by("import asyncllm\nfor name in asyncllm.__all__: getattr(asyncllm, name)")
+
+
+def test_a_server_imports_nothing_that_only_others_need() -> None:
+    """Importing is a third of the time that a server with compiled kernels takes to be ready."""
+    statement = "import asyncllm.cli.commands.serve, asyncllm.llm.async_llm, asyncllm.server.run"
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = ("asyncllm.sim", "asyncllm.executor.process", "asyncllm.ray.", "asyncllm.bench")
+    libraries = ("torch", "transformers", "huggingface_hub", "llguidance", "opentelemetry", "rich")
+    assert not [name for name in run.stdout.split() if name.startswith(others + libraries)]

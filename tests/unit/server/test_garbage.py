@@ -93,3 +93,15 @@ async def test_the_library_freezes_what_is_loaded_and_changes_no_threshold() -> 
         assert gc.get_freeze_count() > 0
     assert gc.get_threshold() == thresholds
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_loading_collects_where_collections_are_on(
+    enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full: list[bool] = []
+    monkeypatch.setattr(gc, "isenabled", lambda: enabled)
+    monkeypatch.setattr(gc, "collect", lambda: full.append(True))
+    async with AsyncLLM(device="sim", sim_profile="h200-0.6b"):
+        assert full == [True] * enabled
+        assert gc.get_freeze_count() > 0
