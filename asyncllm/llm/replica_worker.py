@@ -72,9 +72,11 @@ class Worker:
         stopped = asyncio.ensure_future(self._llm.stopped())
         ended = asyncio.ensure_future(self._ended.wait())
         await asyncio.wait([stopped, ended], return_when=asyncio.FIRST_COMPLETED)
+        self._flush()
+        if stopped.done():
+            link.send("died", stopped.result())
         stopped.cancel()
         ended.cancel()
-        self._flush()
         link.finish()
         await self._llm.aclose()
 
