@@ -14,7 +14,7 @@ from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, EngineDead, NotReady, StepError
 from asyncllm.front.blocks import blocks
 from asyncllm.front.router import Router
-from asyncllm.llm.replicas.link import unpack_error
+from asyncllm.llm.replicas.link import pack, unpack_error
 from asyncllm.llm.replicas.process import ReplicaProcess
 from asyncllm.llm.replicas.requests import Request, Requests
 from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
@@ -171,14 +171,14 @@ class ReplicatedEngine:
             raise EngineDead(self._dead)
         scheduling = scheduling or SchedulingParams()
         check_ttl(scheduling, self.limits)
+        packed = pack(prompt, params, scheduling)
         if reservation is not None:
             reservation.take(len(prompt))
         else:
             self.reservations.check(len(prompt), 1, scheduling.tenant)
         self._next_id += 1
         number = self._next_id
-        message = (kind, number, prompt, params, scheduling)
-        request = Request(number, sink, prompt, scheduling, message)
+        request = Request(number, sink, prompt, scheduling, (kind, number, packed))
         self._place(request, besides=None)
         self._requests.add(request)
         return number

@@ -121,6 +121,29 @@ async def test_a_replica_that_cannot_come_back(
     assert caplog.text.count("it is not started again") == 2
 
 
+class Tenant(str):
+    """A class that no replica knows."""
+
+    __slots__ = ()
+
+
+async def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local(SamplingParams, frozen=True, kw_only=True):
+        pass
+
+    monkeypatch.setattr(Tenant, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Tenant", Tenant, raising=False)
+    async with AsyncLLM(**SIM) as llm, asyncio.timeout(60):
+        with pytest.raises(BadRequest, match="cannot be sent to a replica"):
+            await llm.generate("a", Local(max_tokens=1))
+        with pytest.raises(BadRequest, match=r"cannot be read in a replica.*Tenant"):
+            await llm.generate("a", SHORT, SchedulingParams(tenant=Tenant("a")))
+        engine = llm._own.engine
+        assert isinstance(engine, ReplicatedEngine)
+        assert engine._router.work == [0.0, 0.0]
+        assert len((await llm.generate("a", SHORT)).token_ids) == 4
+
+
 # -- without -------------------------------------------------------------------------------------
 
 
