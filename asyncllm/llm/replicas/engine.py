@@ -87,6 +87,11 @@ class ReplicatedEngine:
         return self._dead is None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a replica takes requests now; else all are being started again, or dead."""
+        return self.alive and any(replica.is_ready for replica in self._replicas)
+
+    @property
     def now(self) -> float:
         return time.perf_counter()
 

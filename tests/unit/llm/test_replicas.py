@@ -16,7 +16,14 @@ import pytest
 
 from asyncllm import AsyncLLM, QueueFull
 from asyncllm.config import EngineConfig
-from asyncllm.errors import BadRequest, DeadlineExceeded, EngineDead, ModelError, StepError
+from asyncllm.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EngineDead,
+    ModelError,
+    NotReady,
+    StepError,
+)
 from asyncllm.llm.replicas import engine as engine_module
 from asyncllm.llm.replicas import process as process_module
 from asyncllm.llm.replicas.engine import ReplicatedEngine
@@ -51,6 +58,11 @@ def pids(llm: AsyncLLM) -> list[int]:
     engine = llm._own.engine
     assert isinstance(engine, ReplicatedEngine)
     return [replica._process.pid for replica in engine._replicas if replica._process is not None]
+
+
+def kill_all(llm: AsyncLLM) -> None:
+    for pid in pids(llm):
+        os.kill(pid, signal.SIGKILL)
 
 
 # -- with processes ------------------------------------------------------------------------------
@@ -107,10 +119,18 @@ async def test_a_replica_that_cannot_come_back(
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}")
     async with AsyncLLM(**SIM, chat_template=str(template)) as llm:
+        kill_all(llm)
+        await until(lambda: llm.healthy and not llm.ready)
+        with pytest.raises(NotReady, match="started again"):
+            await llm.generate("a", SHORT)
+        await until(lambda: llm.ready)
+        assert len((await llm.generate("a", SHORT)).token_ids) == 4
+        engine = llm._own.engine
+        assert isinstance(engine, ReplicatedEngine)
+        await until(lambda: all(replica.is_ready for replica in engine._replicas))
         template.unlink()
         stopped = asyncio.ensure_future(llm.stopped())
-        for pid in pids(llm):
-            os.kill(pid, signal.SIGKILL)
+        kill_all(llm)
         async with asyncio.timeout(60):
             cause = await stopped
         assert "replica" in cause
