@@ -17,6 +17,11 @@ async def run_in_daemon(function: Callable[..., T], *args: object) -> T:
     The interpreter joins the threads of ``asyncio.to_thread`` when it exits, so a download that
     hangs would keep the process alive. Cancelling leaves the thread running.
     """
+    return await asyncio.wrap_future(start_in_daemon(function, *args))
+
+
+def start_in_daemon(function: Callable[..., T], *args: object) -> Future[T]:
+    """The same; the thread has been started when this returns."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # so that cancelling does not reach it
 
@@ -28,4 +33,4 @@ async def run_in_daemon(function: Callable[..., T], *args: object) -> T:
 
     name = f"asyncllm-{getattr(function, '__name__', 'work').strip('_')}"
     threading.Thread(target=work, name=name, daemon=True).start()
-    return await asyncio.wrap_future(future)
+    return future

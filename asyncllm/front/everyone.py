@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from asyncllm.front.answers import Answer, read_answer
 from asyncllm.front.expiring import Expiring
-from asyncllm.front.replica import Parcel
+from asyncllm.front.replica import Parcel, able
 from asyncllm.front.request import closing
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ class Everyone:
             tell: called with the answers: one for each replica, None of those that gave none.
         """
         question = Question(tell, len(replicas))
-        for index, replica in enumerate(replicas):
-            if not replica.accepts:
-                continue
+        for index in able(replicas):
             try:
                 ours, theirs = socket.socketpair()
             except OSError:  # there are no file descriptors
@@ -65,7 +63,7 @@ class Everyone:
             question.received[index] = b""
             question.open[index] = ours
             self._poller.add(ours, partial(self._on_readable, question, index))
-            replica.hand_over(Parcel(0, theirs, closing(request)))
+            replicas[index].hand_over(Parcel(0, theirs, closing(request)))
         self._questions.add(question)
         self._end_if_answered(question)
 

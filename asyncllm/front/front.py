@@ -20,7 +20,7 @@ from asyncllm.front.blocks import blocks, prompt_bytes
 from asyncllm.front.client import Client, Room
 from asyncllm.front.everyone import Everyone
 from asyncllm.front.expiring import Expiring
-from asyncllm.front.replica import Parcel, Replica
+from asyncllm.front.replica import Parcel, Replica, able
 from asyncllm.front.request import home_of
 from asyncllm.front.router import Router
 from asyncllm.supervise.child import ACCEPT, READY
@@ -36,7 +36,7 @@ from asyncllm.supervise.front_channel import (
     number_of,
 )
 from asyncllm.supervise.listening import url_of
-from asyncllm.supervise.outage import Outage
+from asyncllm.supervise.outage import STARTING, Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -221,11 +221,11 @@ class Front:
         self._leave(client)
         client.close()
 
-    def _finish(self, client: Client, last: bytes | None = None) -> None:
-        """Write this, or that no replica answers, and close the connection."""
+    def _finish(self, client: Client, last: bytes | None = None, why: str = STARTING) -> None:
+        """Write this, or ``why`` no replica answers, and close the connection."""
         client.drop()
         if last is None:
-            self._outage.refuse(client.socket)
+            self._outage.refuse(client.socket, why)
         else:
             self._outage.finish(client.socket, last)
 
@@ -241,8 +241,7 @@ class Front:
         head = client.head
         merge = None if head is None else self._merger(head.method, head.path)
         among = [i for i, replica in enumerate(self._replicas) if replica.is_ready and i != besides]
-        if not among:
-            among = [i for i, replica in enumerate(self._replicas) if replica.accepts]
+        among = among or able(self._replicas)
         if not among:
             self._finish(client)
         elif merge is not None and client.is_whole():
@@ -332,7 +331,7 @@ class Front:
     def _move(self, client: Client) -> None:
         """Give a request to another replica; only once, as it may be what kills them."""
         if client.has_moved or not client.is_whole():
-            self._finish(client)
+            self._finish(client, why="the replica that was to answer has died; try again")
             return
         client.has_moved = True
         self._own.moved += 1

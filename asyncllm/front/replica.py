@@ -15,6 +15,8 @@ from asyncllm.supervise.child import HAND_OVER
 from asyncllm.supervise.front_channel import INLINE_BYTES, PING, numbered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asyncllm.supervise.server import Server
 
 log = logging.getLogger(__name__)
@@ -59,9 +61,14 @@ class Replica:
         self.server = None
 
     @property
+    def is_there(self) -> bool:
+        """Whether it takes requests, though its event loop may be too busy to answer now."""
+        return self.server is not None and self.server.accepts
+
+    @property
     def accepts(self) -> bool:
         """Whether it answers requests, if only to say that it is loading."""
-        return self.server is not None and self.server.accepts and self._missed <= MOST_MISSED
+        return self.is_there and self._missed <= MOST_MISSED
 
     @property
     def is_ready(self) -> bool:
@@ -113,6 +120,13 @@ class Replica:
     def answered(self) -> None:
         """It has answered a ping."""
         self._missed = 0
+
+
+def able(replicas: Sequence[Replica]) -> list[int]:
+    """Those that answer; if there are none, those that are too busy to: they answer late."""
+    return [i for i, replica in enumerate(replicas) if replica.accepts] or [
+        i for i, replica in enumerate(replicas) if replica.is_there
+    ]
 
 
 def _send(channel: socket.socket, number: int, connection: socket.socket, request: bytes) -> None:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncllm.config import EngineConfig
+from asyncllm.errors import BadRequest
 from asyncllm.event_loop import new_event_loop
 from asyncllm.executor.team.peer_main import enter_team
 from asyncllm.llm.async_llm import AsyncLLM
-from asyncllm.llm.replicas.link import Link, pack_error
+from asyncllm.llm.replicas.link import Link, pack_error, unpack
 
 if TYPE_CHECKING:
     from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
@@ -72,9 +73,11 @@ class Worker:
         stopped = asyncio.ensure_future(self._llm.stopped())
         ended = asyncio.ensure_future(self._ended.wait())
         await asyncio.wait([stopped, ended], return_when=asyncio.FIRST_COMPLETED)
+        self._flush()
+        if stopped.done():
+            link.send("died", stopped.result())
         stopped.cancel()
         ended.cancel()
-        self._flush()
         link.finish()
         await self._llm.aclose()
 
@@ -91,12 +94,17 @@ class Worker:
             self._link.send("deltas", self._outbox)
             self._outbox = []
 
-    def _on_message(self, kind: str, number: int, *parts: Any) -> None:
+    def _on_message(self, kind: str, number: int, packed: bytes = b"") -> None:
         if kind == "abort":
             if (task := self._tasks.get(number)) is not None:
                 task.cancel()
             if (engine_id := self._running.pop(number, None)) is not None:
                 self._llm.abort(engine_id)
+            return
+        try:
+            parts = unpack(packed)
+        except BadRequest as error:
+            self.deliver(number, pack_error(error))
             return
         work = self._generate if kind == "add" else self._search
         task = asyncio.get_running_loop().create_task(work(number, *parts))

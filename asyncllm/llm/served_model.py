@@ -19,6 +19,7 @@ from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.machines import Machines
 from asyncllm.llm.load import Loaded, load, load_replicas, name_of
 from asyncllm.llm.options import engine_config
+from asyncllm.llm.replicas.engine import ReplicatedEngine
 from asyncllm.models.spec import ModelSpec
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
@@ -127,8 +128,11 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are served now."""
-        return self._parts is not None and self._parts.engine.alive
+        """Whether requests are served now; with replicas, by one of them at least."""
+        engine = None if self._parts is None else self._parts.engine
+        if isinstance(engine, ReplicatedEngine):
+            return engine.is_ready
+        return engine is not None and engine.alive
 
     @property
     def healthy(self) -> bool:

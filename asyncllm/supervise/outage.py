@@ -28,7 +28,7 @@ CLIENT_SECONDS: Final = 5.0
 #: The rest of a request is not waited for.
 MAX_HEAD: Final = 16 * 1024
 
-_MESSAGE: Final = "the server is starting"
+STARTING: Final = "the server is starting"
 
 
 class Outage:
@@ -105,9 +105,9 @@ class Outage:
                 return
         self._begin(client, self._serve(client))
 
-    def refuse(self, client: socket.socket) -> None:
+    def refuse(self, client: socket.socket, message: str = STARTING) -> None:
         """Answer a connection whose request was read before; without TLS."""
-        self.finish(client, self._answer(with_body=True))
+        self.finish(client, self._answer(message, with_body=True))
 
     def finish(self, client: socket.socket, last: bytes) -> None:
         """Write this to a connection, and close it; without TLS."""
@@ -152,7 +152,9 @@ class Outage:
             if not more:
                 return
             head += more
-        yield from self._write(client, self._answer(with_body=not head.startswith(b"HEAD ")))
+        yield from self._write(
+            client, self._answer(STARTING, with_body=not head.startswith(b"HEAD "))
+        )
 
     def _write(self, client: socket.socket, answer: bytes) -> Generator[int, None, None]:
         while answer:
@@ -163,8 +165,8 @@ class Outage:
         while (yield from self._when(READ, partial(client.recv, MAX_HEAD))):
             pass
 
-    def _answer(self, *, with_body: bool) -> bytes:
-        error = NotReady(_MESSAGE)
+    def _answer(self, message: str, *, with_body: bool) -> bytes:
+        error = NotReady(message)
         detail = {"message": error.message, "type": error.type, "param": None, "code": error.code}
         body = msgspec.json.encode({"error": detail})
         seconds = max(1, math.ceil(self._retry_seconds()))

@@ -122,6 +122,7 @@ class SocketLink:
         if self._end.fileno() >= 0:
             self._loop.remove_reader(self._end)
             self._loop.remove_writer(self._end)
+            self._shut()  # the other side sees it, even if a process was forked that has the socket
             self._end.close()
 
     def read(self) -> None:

@@ -44,6 +44,8 @@ class PeerProcess:
         settings: object,
         fds: Collection[int] = (),
         env: Mapping[str, str] | None = None,
+        *,
+        name: str = "",
     ):
         """Start ``python -P -m module``, whose main begins with ``enter_team``.
 
@@ -51,6 +53,7 @@ class PeerProcess:
             settings: what ``enter_team`` returns there; anything that msgspec encodes.
             fds: descriptors that the peer gets under the same numbers. They stay the caller's.
             env: changes to this process's environment.
+            name: what the log calls it; "rank N" by default.
 
         Raises:
             NotImplementedError: this is not Linux.
@@ -59,6 +62,7 @@ class PeerProcess:
         if sys.platform != "linux":
             raise NotImplementedError("processes of ranks and replicas need Linux")
         self.rank = rank
+        self.name = name or f"rank {rank}"
         #: The end is asked for, so that it is no loss.
         self.closing = False
         self._last = LastOperation("", 0, 0.0)
@@ -113,9 +117,13 @@ class PeerProcess:
             return False
         return stat.rpartition(")")[2].split()[0] == "T"
 
-    def end(self) -> str:
-        """How it ended; waits for that."""
-        code = self._process.wait()
+    def end(self, patience: float | None = None) -> str:
+        """How it ended; waits for that, and kills it after ``patience`` seconds."""
+        try:
+            code = self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self._process.wait()
         if code >= 0:
             return f"ended with exit code {code}"
         names = {number.value: number.name for number in signal.Signals}
@@ -143,7 +151,9 @@ class PeerProcess:
         self._released.set()
 
 
-def start_peer(rank: int, module: str, settings: object, fds: Collection[int] = ()) -> PeerProcess:
+def start_peer(
+    rank: int, module: str, settings: object, fds: Collection[int] = (), *, name: str = ""
+) -> PeerProcess:
     """Make a ``PeerProcess`` that outlives the calling thread: one of its own is the parent.
 
     An event loop may be run by one thread after another.
@@ -155,7 +165,7 @@ def start_peer(rank: int, module: str, settings: object, fds: Collection[int] = 
 
     def be_parent() -> None:
         try:
-            peer = PeerProcess(rank, module, settings, fds)
+            peer = PeerProcess(rank, module, settings, fds, name=name)
         except BaseException as error:
             started.set_exception(error)
             return
@@ -180,11 +190,11 @@ def close_peers(peers: Sequence[PeerProcess], timeout: float) -> None:
     left = _wait([peer for peer in peers if peer.exit_code is None], timeout)
     for peer in left:
         if timeout > 0:
-            logger.warning("rank %d (process %d) does not end: SIGKILL", peer.rank, peer.pid)
+            logger.warning("%s (process %d) does not end: SIGKILL", peer.name, peer.pid)
         peer.kill()
     left = _wait(left, KILL_SECONDS)
     for peer in left:
-        logger.error("rank %d (process %d) is stuck in the kernel", peer.rank, peer.pid)
+        logger.error("%s (process %d) is stuck in the kernel", peer.name, peer.pid)
     for peer in peers:
         peer._release()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from asyncllm.errors import BadRequest
 from asyncllm.wire.socket_channel import SocketLink
 
 if TYPE_CHECKING:
@@ -43,6 +44,30 @@ class Link:
     def close(self) -> None:
         """Send and receive nothing more. May be called again."""
         self._socket.close()
+
+
+def pack(*parts: Any) -> bytes:
+    """What a caller gave, for ``unpack`` at the other end.
+
+    Raises:
+        BadRequest: it has an object that cannot be sent.
+    """
+    try:
+        return pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise BadRequest(f"the request cannot be sent to a replica: {error}") from error
+
+
+def unpack(data: bytes) -> tuple[Any, ...]:
+    """
+    Raises:
+        BadRequest: it has an object of a class that only the caller's program knows.
+    """
+    try:
+        parts: tuple[Any, ...] = pickle.loads(data)
+    except Exception as error:
+        raise BadRequest(f"the request cannot be read in a replica: {error}") from error
+    return parts
 
 
 def pack_error(error: Exception) -> tuple[type[Exception], tuple[Any, ...], dict[str, Any]]:

@@ -100,7 +100,7 @@ async def test_two_replicas_do_what_one_engine_does() -> None:
         assert other in replicas()
         engine = two._own.engine
         assert isinstance(engine, ReplicatedEngine)
-        assert not engine._requests
+        assert engine._requests.all() == []
     assert not replicas()
 
 

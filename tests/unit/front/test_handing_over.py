@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from asyncllm.front.client import Client, Room
 from asyncllm.front.front import Front
 from asyncllm.front.replica import Parcel, Replica
 from asyncllm.supervise.child import ACCEPT, MESSAGE_BYTES
@@ -100,6 +101,33 @@ def test_a_replica_that_is_stopped_while_it_loads_is_killed() -> None:
         for _ in range(3):
             replica.ping()
         assert process.wait(10) == -signal.SIGKILL
+
+
+def test_when_all_replicas_are_busy_one_of_them_answers_late() -> None:
+    """A 503 would be wrong: nothing is starting, and nobody else can answer sooner."""
+    poller, servers = Poller(), [Server(0), Server(1)]
+    door = front(poller)
+    with channel() as (ours, there), channel() as (our_other, _):
+        for server, end in zip(servers, (ours, our_other), strict=True):
+            end.setblocking(False)
+            server.began(os.getpid(), end)
+            door.began(server)
+            server.accepts = server.is_ready = True
+            for _ in range(9):  # to which nobody answers
+                door._replicas[server.index].ping()
+        connection, client = socket.socketpair()
+        connection.setblocking(False)
+        taker = Client(connection, 1, Room(1000))
+        with client:
+            client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+            door._listen(taker)
+            door._read(taker)
+            [(number, taken, _)] = FrontChannel(there).handed_over()
+            taken.close()
+            assert number == 1
+            assert door._replicas[0].accepts is False
+            door.drop()
+    poller.close()
 
 
 def test_a_start_without_free_files_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -128,3 +128,9 @@ async def test_a_message_that_is_cut_off_is_the_end_for_the_process(ends: Ends) 
             ours.send(b"\x05\0\0\0\0\0\0\0abc")
         assert channel.receive(LONG) is None
         assert channel.receive(LONG) is None
+
+
+async def test_the_end_is_seen_although_a_forked_process_has_the_socket(ends: Ends) -> None:
+    with ends.link._end.dup():
+        ends.link.close()
+        assert await asyncio.to_thread(ends.channel.receive, LONG) is None
