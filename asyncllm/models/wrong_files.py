@@ -18,6 +18,8 @@ def about_file(file: Path) -> str:
 
 def about_folder(folder: Path) -> str:
     """Why a folder without config.json is no model."""
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
     if (adapter := folder / "adapter_config.json").is_file():
         return (
             f"{folder} is an adapter (LoRA) for {_base_of(adapter)}, and adapters are not served: "
