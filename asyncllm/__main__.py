@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"asyncllm: error: {name_options(error.message, error.param)}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"asyncllm: error: {error}", file=sys.stderr)
+        named = error.filename is not None and error.strerror
+        message = f"{error.filename}: {error.strerror}" if named else str(error)
+        print(f"asyncllm: error: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
