@@ -45,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Only the command that runs is imported.
     command = next((word for word in words if not word.startswith("-")), "")
-    args = _parser(command).parse_args(words)
-    run: Callable[[Namespace], int] = args.run
     try:
+        args = _parser(command).parse_args(words)
+        run: Callable[[Namespace], int] = args.run
         return run(args)
     except AsyncLLMError as error:
         from asyncllm.option_names import name_options
