@@ -149,8 +149,12 @@ def from_http(
     if allowed is not None and request.method == hdrs.METH_OPTIONS:
         return web.Response(status=204, headers={hdrs.ALLOW: f"{allowed},OPTIONS"})
     reason = {404: "unknown route", 405: "method not allowed"}.get(error.status, error.reason)
-    near = suggest_path(request.path, paths) if error.status == 404 else ""
-    response = write(HttpError(f"{reason}: {request.method} {request.path}{near}", error.status))
+    advice = ""
+    if error.status == 404:
+        advice = suggest_path(request.path, paths)
+    elif allowed is not None:
+        advice = f"; allowed: {allowed}"
+    response = write(HttpError(f"{reason}: {request.method} {request.path}{advice}", error.status))
     if allowed is not None:
         response.headers[hdrs.ALLOW] = allowed
     return response
