@@ -45,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Only the command that runs is imported.
     command = next((word for word in words if not word.startswith("-")), "")
-    args = _parser(command).parse_args(words)
-    run: Callable[[Namespace], int] = args.run
     try:
+        args = _parser(command).parse_args(words)
+        run: Callable[[Namespace], int] = args.run
         return run(args)
     except AsyncLLMError as error:
         from asyncllm.option_names import name_options
@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"asyncllm: error: {name_options(error.message, error.param)}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"asyncllm: error: {error}", file=sys.stderr)
+        named = error.filename is not None and error.strerror
+        message = f"{error.filename}: {error.strerror}" if named else str(error)
+        print(f"asyncllm: error: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

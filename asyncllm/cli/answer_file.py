@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterator
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from asyncllm.llm.async_llm import AsyncLLM
 
 K = TypeVar("K", bound="Hashable")
+
+#: Characters of a line that failed; the file has all of it.
+_MOST_SHOWN: Final = 400
 
 
 def keep_answered(path: Path, key_of: Callable[[bytes, int], K | None]) -> set[K]:
@@ -61,16 +64,19 @@ def append_answers(
 
 
 class AnswerLines:
-    """Writes lines and counts them; ``failed`` are errors."""
+    """Writes lines and counts them; ``failed`` are errors, and ``first_failed`` is one of them."""
 
     def __init__(self, out: BinaryIO, written: Callable[[int], None]):
         self.failed = 0
+        self.first_failed = b""
         self._count = 0
         self._out = out
         self._written = written
 
     def write(self, line: bytes, failed: bool) -> None:
-        self.failed += failed
+        if failed:
+            self.failed += 1
+            self.first_failed = self.first_failed or line
         self._count += 1
         self._out.write(line)
         self._out.flush()
@@ -93,6 +99,9 @@ def answer_lines(out: BinaryIO, llm: AsyncLLM, total: int, unit: str) -> Iterato
         f"{answered} {units} answered, {lines.failed} failed: {speed.tokens:,} tokens "
         f"in {speed.seconds:,.1f} s, {speed}"
     )
+    if lines.failed:
+        line = lines.first_failed.decode(errors="replace").strip()
+        say(f"the first that failed: {line[:_MOST_SHOWN]}")
 
 
 def say(message: str) -> None:

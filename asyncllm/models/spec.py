@@ -12,6 +12,7 @@ from asyncllm.errors import ModelError
 from asyncllm.models import registry
 from asyncllm.models.config.base import Config
 from asyncllm.models.quant.config import Quantization, parse_quantization
+from asyncllm.models.wrong_files import about_folder
 
 T = TypeVar("T")
 
@@ -84,6 +85,8 @@ def read_spec(folder: Path) -> ModelSpec:
             the file and what is wrong in it.
     """
     path = Path(folder) / "config.json"
+    if not path.exists():
+        raise ModelError(about_folder(path.parent))
     try:
         return _read_spec(path)
     except ModelError:

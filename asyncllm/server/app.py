@@ -18,6 +18,7 @@ from asyncllm.server.http.middleware import (
     ERROR_ROOTS,
     ERROR_WRITERS,
     KNOWN_ROUTE,
+    PATHS,
     answer_errors,
     require_key,
     set_headers,
@@ -125,6 +126,7 @@ def create_app(
     add_headers(app, anthropic_routes.HANDLERS)
     app[ERROR_WRITERS] = {route.handler: route.write_error for route in routes}
     app[ERROR_ROOTS] = ROOTS
+    app[PATHS] = frozenset(route.path for route in routes if "{" not in route.path)
     if page is not None:
         add_live(app)
         app[PAGE] = page

@@ -180,9 +180,9 @@ class Service:
         """
         name = wanted or self.model_names[0]
         if name not in self.model_names:
-            raise NotFound(
-                f"the model {name!r} does not exist", param="model", code="model_not_found"
-            )
+            served = ", ".join(map(repr, self.model_names))
+            message = f"the model {name!r} does not exist; this server has {served}"
+            raise NotFound(message, param="model", code="model_not_found")
         if (entry := current_entry()) is not None:
             entry.model = name
         return name

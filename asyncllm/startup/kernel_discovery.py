@@ -34,8 +34,7 @@ from asyncllm.models.config.base import DecoderConfig
 from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
-from asyncllm.parallel.ranks import Alone
-from asyncllm.startup.recorded_ranks import RecordedRanks
+from asyncllm.parallel.ranks import Alone, Ranks
 from asyncllm.startup.triton_prebuild import Variant, recorded_launches
 
 
@@ -71,7 +70,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     length, page_size, max_rows = wanted_length(config, spec), config.page_size, config.max_num_seqs
     quantization = spec.quantization
     keep = quantization is not None and kernels_take(quantization, dtype, gpu_of(meta))
-    ranks = RecordedRanks(config.tp) if config.tp > 1 else Alone()
+    ranks = _recorded_ranks(config.tp)
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     spec = shortened(spec, whole)
@@ -101,6 +100,15 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
         for level in (Level.GREEDY, Level.FILTER):
             sampler.draw(logits, rows.slots, rows.lengths, level, relay=table.last_token)
     return eager
+
+
+def _recorded_ranks(size: int) -> Ranks:
+    if size == 1:
+        return Alone()
+    # It imports Triton, which ``asyncllm doctor`` must do without on machines without a GPU.
+    from asyncllm.startup.recorded_ranks import RecordedRanks
+
+    return RecordedRanks(size)
 
 
 def shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:

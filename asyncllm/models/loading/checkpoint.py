@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asyncllm.errors import ModelError
 from asyncllm.models.loading.torch_file import TorchFile
+from asyncllm.models.wrong_files import about_safetensors, about_weights
 
 #: In order of preference; each may also be shards with an index.
 _WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
@@ -66,7 +67,7 @@ def weight_files(folder: Path) -> list[Path]:
         if index.is_file():
             return _shards(index)
     names = " nor ".join(f"{name}, nor {name}.index.json" for name in _WEIGHTS)
-    raise ModelError(f"{folder} has no weights: neither {names}")
+    raise ModelError(f"{folder} has no weights: neither {names}{about_weights(folder)}")
 
 
 def _shards(index: Path) -> list[Path]:
@@ -132,7 +133,8 @@ def _open_safetensors(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
-        raise ModelError(f"{file} is damaged or incomplete: {error}") from None
+        why = about_safetensors(file) or error
+        raise ModelError(f"{file} is damaged or incomplete: {why}") from None
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error}") from None
 

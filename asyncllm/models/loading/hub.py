@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncllm.errors import ModelError
+from asyncllm.models.wrong_files import about_file
 
 _WEIGHTS = "*.safetensors"
 _OLD_WEIGHTS = "pytorch_model*.bin"  # only if there are no others
@@ -26,7 +27,7 @@ def resolve_folder(name_or_path: str, revision: str | None = None, *, weights: b
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise ModelError(f"{name_or_path} is a file; give the folder that holds config.json")
+        raise ModelError(about_file(folder))
     if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
         raise ModelError(f"there is no folder {name_or_path}")
     if not weights:

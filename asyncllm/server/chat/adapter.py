@@ -34,7 +34,7 @@ def convert_part(given: dict[str, Any], kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        problem = invalid(error)
+        problem = invalid(error, kind)
         inside = f"{where}.{problem.param}" if problem.param else where
         raise BadRequest(f"{where}: {problem.message}", param=inside) from None
 

@@ -129,7 +129,7 @@ def _check(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -
     try:
         chat = msgspec.convert({"messages": messages, "tools": tools}, type=_Chat)
     except msgspec.ValidationError as error:
-        raise invalid(error) from None
+        raise invalid(error, _Chat) from None
     if not messages:
         raise BadRequest("messages is empty", param="messages")
     if tools is not None and not tools:

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Collection
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
@@ -18,10 +19,9 @@ from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.errors import REFUSALS, ErrorWriter, HttpError, error_response
 from asyncllm.server.http.half_close import PROBE
 from asyncllm.server.http.hand_over import HAND_OVER
+from asyncllm.suggest import suggest_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from aiohttp.typedefs import Middleware
 
     from asyncllm.server.http.api_keys import ApiKeys
@@ -46,6 +46,8 @@ RESERVATION: Final = web.RequestKey("asyncllm_reservation", Reservation)
 ERROR_WRITERS: Final = web.AppKey("asyncllm_error_writers", dict[Handler, ErrorWriter])
 #: The same for paths without a handler, by the path that they begin with.
 ERROR_ROOTS: Final = web.AppKey("asyncllm_error_roots", dict[str, ErrorWriter])
+#: The paths of all routes without parameters.
+PATHS: Final = web.AppKey("asyncllm_paths", Collection[str])
 #: A route, and its path in our own application: a host's may have a prefix before it.
 KNOWN_ROUTE: Final = web.AppKey("asyncllm_known_route", tuple[web.AbstractRoute, str])
 
@@ -89,7 +91,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status < 400:
             raise
         request.app[REFUSALS].count(error)
-        response = from_http(request, error, write)
+        response = from_http(request, error, write, request.app[PATHS])
     except ConnectionError as error:
         request[FAILURE] = _bare(error)
         return web.Response()  # the client is gone: aiohttp finds nobody to send this to
@@ -133,14 +135,26 @@ def _error_writer(request: web.Request) -> ErrorWriter:
 
 
 def from_http(
-    request: web.BaseRequest, error: web.HTTPException, write: ErrorWriter = error_response
+    request: web.BaseRequest,
+    error: web.HTTPException,
+    write: ErrorWriter = error_response,
+    paths: Collection[str] = (),
 ) -> web.Response:
-    """aiohttp's own refusals as an error body: no such route, wrong method, and others."""
+    """aiohttp's own refusals as an error body: no such route, wrong method, and others.
+
+    Args:
+        paths: those that there are; the nearest is named if there is no such route.
+    """
     allowed = error.headers.get(hdrs.ALLOW)
     if allowed is not None and request.method == hdrs.METH_OPTIONS:
         return web.Response(status=204, headers={hdrs.ALLOW: f"{allowed},OPTIONS"})
     reason = {404: "unknown route", 405: "method not allowed"}.get(error.status, error.reason)
-    response = write(HttpError(f"{reason}: {request.method} {request.path}", error.status))
+    advice = ""
+    if error.status == 404:
+        advice = suggest_path(request.path, paths)
+    elif allowed is not None:
+        advice = f"; allowed: {allowed}"
+    response = write(HttpError(f"{reason}: {request.method} {request.path}{advice}", error.status))
     if allowed is not None:
         response.headers[hdrs.ALLOW] = allowed
     return response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import re
@@ -33,6 +34,9 @@ _THOROUGH: Final = 2**18
 
 _WHERE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 _MISSING: Final = re.compile(r"missing required field `(.*?)`")
+_WRONG_CHOICE: Final = "Invalid enum value"
+#: A field's name, or an index with its brackets.
+_STEP: Final = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 _FLOAT_FOR_INT: Final = re.compile(r"^Expected `int\b.*`, got `float` - at `\$\.(\w+)[\w.]*(\[?)")
 
 #: A quote that is written as an escape; its backslash is not escaped itself.
@@ -55,13 +59,15 @@ def parse(body: bytearray, kind: type[T]) -> tuple[T, dict[str, Any]]:
             missing or of the wrong type, which ``param`` names.
     """
     _check_size(body)
+    if not body or body.isspace():
+        raise BadRequest("the body is empty; it must be a JSON object")
     try:
         if len(body) < _LARGE:
             return _parse(body, kind)
         with _no_collection():
             return _parse(body, kind)
     except msgspec.ValidationError as error:
-        raise invalid(error) from None
+        raise invalid(error, kind) from None
     except msgspec.DecodeError as error:
         problem = _half_a_pair(body) or error
         raise BadRequest(f"the body is not valid JSON: {problem}") from None
@@ -71,8 +77,12 @@ def parse(body: bytearray, kind: type[T]) -> tuple[T, dict[str, Any]]:
         raise BadRequest("the body is nested too deeply") from None
 
 
-def invalid(error: msgspec.ValidationError) -> BadRequest:
-    """msgspec's finding as a BadRequest: ``$.messages[0].role`` becomes the param."""
+def invalid(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> BadRequest:
+    """msgspec's finding as a BadRequest: ``$.messages[0].role`` becomes the param.
+
+    Args:
+        kind: the type that the value was to have.
+    """
     message = str(error)
     where = _WHERE.search(message)
     path = where[1].removesuffix("[...]") if where else ""
@@ -81,7 +91,32 @@ def invalid(error: msgspec.ValidationError) -> BadRequest:
         path = f"{path}.{missing[1]}" if path else missing[1]
         return BadRequest(f"{path} is required", param=path)
     text = message[: where.start()] if where else message
+    if text.startswith(_WRONG_CHOICE) and (
+        choices := _choices(_type_info(kind), _STEP.findall(path))
+    ):
+        text += f": it is one of {', '.join(choices)}"
     return BadRequest(f"{path}: {text}" if path else text, param=path or None)
+
+
+#: Of a Struct; that takes a millisecond the first time.
+_type_info = functools.cache(msgspec.inspect.type_info)
+
+
+def _choices(info: msgspec.inspect.Type, path: list[str]) -> list[str]:
+    """The possible texts of the field at a path, if it has to be one of some."""
+    match info:
+        case msgspec.inspect.UnionType(types=types):
+            return [choice for one in types for choice in _choices(one, path)]
+        case msgspec.inspect.Metadata(type=inner):
+            return _choices(inner, path)
+        case msgspec.inspect.LiteralType(values=values) if not path:
+            return [value for value in values if isinstance(value, str)]
+        case msgspec.inspect.ListType(item_type=item) if path and path[0].startswith("["):
+            return _choices(item, path[1:])
+        case msgspec.inspect.StructType(fields=fields) if path:
+            named = (field.type for field in fields if field.encode_name == path[0])
+            return [choice for inner in named for choice in _choices(inner, path[1:])]
+    return []
 
 
 def _parse(body: bytearray, kind: type[T]) -> tuple[T, dict[str, Any]]:

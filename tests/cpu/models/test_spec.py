@@ -205,7 +205,7 @@ def test_broken_files(llama: Path, tmp_path: Path) -> None:
         _assert_refused(llama, [name, "not valid JSON"])
         if name != "config.json":
             (llama / name).unlink()
-    _assert_refused(tmp_path / "nowhere", ["config.json", "No such file"])
+    _assert_refused(tmp_path / "nowhere", ["there is no folder", "nowhere"])
 
 
 def test_the_modules_around_the_models_import_without_torch() -> None:

@@ -188,10 +188,10 @@ def test_aborts_are_logged(server: Server, caplog: pytest.LogCaptureFixture) -> 
         server.until(lambda: "request abc aborted" in caplog.text)
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/generate"])
-def test_errors_inside_a_mounted_app(server: Server, path: str) -> None:
+@pytest.mark.parametrize(("path", "advice"), [("/nothing", ""), ("/generate", "; allowed: POST")])
+def test_errors_inside_a_mounted_app(server: Server, path: str, advice: str) -> None:
     answer = server.get(path)
-    assert answer.json["error"]["message"].endswith(server.prefix + path)
+    assert answer.json["error"]["message"].endswith(f": GET {server.prefix}{path}{advice}")
     assert answer.headers["X-Request-Id"]
 
 

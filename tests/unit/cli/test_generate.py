@@ -128,6 +128,14 @@ def test_a_bad_file_is_refused_before_anything_runs(
     assert not echo.made
 
 
+def test_a_file_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "p.txt"
+    assert generate(missing) == 1
+    assert capsys.readouterr().err == f"asyncllm: error: {missing}: No such file or directory\n"
+
+
 def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_bytes(b"caf\xe9\n")
@@ -209,12 +217,17 @@ def test_more_prompts_than_the_queue_holds(write: Write, echo: type[EchoLLM]) ->
     assert [results(file)[i]["text"] for i in range(500)] == [str(i) for i in range(500)]
 
 
-def test_failed_prompts_are_recorded_and_tried_again(write: Write, echo: type[EchoLLM]) -> None:
+def test_failed_prompts_are_recorded_and_tried_again(
+    write: Write, echo: type[EchoLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write("p.txt", f"a\n{'b' * 5000}\nc\n")
     assert generate(file) == 1
     failed = results(file)[1]
     assert failed["index"] == 1
-    assert failed["error"].startswith("This model's maximum context length is 4096 tokens")
+    reason = "This model's maximum context length is 4096 tokens"
+    [said] = re.findall("^the first that failed: (.*)$", capsys.readouterr().err, re.MULTILINE)
+    assert reason in said
+    assert failed["error"].startswith(reason)
     assert generate(file) == 1
     assert len(echo.made[1].params) == 0, "only the failed one, which never gets to the queue"
     answered = file.with_name("out.jsonl").read_bytes()

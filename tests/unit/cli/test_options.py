@@ -204,3 +204,14 @@ finally:
     assert (done.returncode, done.stderr) == (0, "")
     assert "--kv-cache-tokens" in done.stdout
     assert time.perf_counter() - started < 3  # 0.2 s on an idle machine
+
+
+def test_an_interruption_while_a_command_is_imported_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asyncllm.__main__.import_module", interrupted)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == ""

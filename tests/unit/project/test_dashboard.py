@@ -10,16 +10,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
+from asyncllm.front.metrics import Own
 from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import serving
 
 DOCKER = Path(__file__).parents[3] / "docker"
 DASHBOARD = DOCKER / "grafana" / "dashboards" / "asyncllm.json"
 
-#: Labels that Prometheus adds to every series.
-ADDED = {"instance", "job"}
+#: Labels that Prometheus adds to every series, and a server with replicas to its gauges.
+ADDED = {"instance", "job", "replica"}
 METRIC = re.compile(r"\basyncllm_\w+")
 #: Between braces, ``by (...)``, and in legends.
 LABELS = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)|\bby \(([^)]*)\)|\bignoring \(([^)]*)\)|\{\{(\w+)\}\}")
@@ -28,10 +32,10 @@ STRING = re.compile(r'"[^"]*"')
 
 @pytest.fixture(scope="module")
 def series() -> dict[str, set[str]]:
-    """The labels of each series of a server that has answered, by its name."""
+    """The labels of each series of a server that has answered, by its name; and of replicas."""
     found: dict[str, set[str]] = {}
     with serving() as server:
-        text = server.get("/metrics").body.decode()
+        text = server.get("/metrics").body.decode() + Own().page()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
@@ -91,6 +95,43 @@ def test_what_is_not_there_is_noticed(
     series: dict[str, set[str]], expression: str, legend: str, found: list[str]
 ) -> None:
     assert problems(expression, legend, series) == found
+
+
+def unknown(written: Any, read: Any, path: str) -> list[str]:
+    """Paths of what is written and was not read."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        return [
+            name
+            for key, value in written.items()
+            for name in (
+                unknown(value, read[key], f"{path}.{key}") if key in read else [f"{path}.{key}"]
+            )
+        ]
+    if isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        pairs = zip(written, read, strict=True)
+        return [name for pair in pairs for name in unknown(*pair, f"{path}[]")]
+    return [] if written == read else [path]
+
+
+def read_by_grafana(written: dict[str, Any]) -> Any:
+    """The dashboard as the classes see it that Grafana publishes for its format."""
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+
+
+def test_grafana_knows_every_field() -> None:
+    written = dashboard()
+    lost = set(unknown(written, read_by_grafana(written), ""))
+    # Grafana's own exports have it; it is what a variable's editor shows.
+    assert lost == {".templating.list[].definition"}
+
+
+def test_a_field_that_grafana_does_not_know_is_noticed() -> None:
+    written = dashboard()
+    panel = next(panel for panel in written["panels"] if panel["type"] == "timeseries")
+    panel["fieldConfig"]["defaults"]["custom"]["lineWidht"] = 1
+    lost = unknown(written, read_by_grafana(written), "")
+    assert ".panels[].fieldConfig.defaults.custom.lineWidht" in lost
 
 
 def test_panels_neither_overlap_nor_lack_a_unit() -> None:

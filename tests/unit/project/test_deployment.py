@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,41 @@ def test_mounts_have_volumes() -> None:
     [container] = pod()["containers"]
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod()["volumes"]}
+
+
+def test_the_pod_meets_the_restricted_standard() -> None:
+    """Kubernetes' Pod Security Standard, which a namespace may enforce."""
+    spec, [container] = pod(), pod()["containers"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert all(volume.keys() & {"emptyDir", "secret"} for volume in spec["volumes"])
+
+
+def test_the_pod_runs_as_the_user_of_the_image() -> None:
+    """``runAsNonRoot`` needs a number, not a name; volumes belong to the user's group."""
+    text = (EXAMPLES.parent / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    [user, *others] = re.findall(r"^USER (\d+):(\d+)$", text, re.MULTILINE)
+    assert set(others) <= {user}
+    assert pod()["securityContext"]["fsGroup"] == int(user[1])
+    assert "runAsUser" not in pod()["securityContext"]
+    [models] = re.findall(r"^VOLUME (\S+)$", text, re.MULTILINE)
+    assert models in {mount["mountPath"] for mount in pod()["containers"][0]["volumeMounts"]}
+
+
+def test_the_pod_is_not_the_first_to_be_evicted() -> None:
+    """Limits of GPUs alone leave a pod without any priority for memory."""
+    resources = pod()["containers"][0]["resources"]
+    assert resources["limits"] == {"nvidia.com/gpu": 1}
+    assert resources["requests"].keys() == {"cpu", "memory"}
+
+
+def test_the_comment_signals_through_a_shell() -> None:
+    """Slim images of Debian have no program ``kill``."""
+    text = (EXAMPLES / "kubernetes.yaml").read_text(encoding="utf-8")
+    [command] = re.findall(r"kubectl exec deploy/asyncllm -- (.+)", text)
+    assert shlex.split(command) == ["sh", "-c", "kill -HUP 1"]
 
 
 def test_the_unit_has_time_to_drain(parsed: list[argparse.Namespace], tmp_path: Path) -> None:

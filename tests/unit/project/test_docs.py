@@ -48,6 +48,7 @@ OTHER_PROGRAMS = {
     "--profile",
     "--quick",
     "--rounds",
+    "--strict",
     "--suite",
     "--target",
     "--tokens",
