@@ -59,7 +59,9 @@ class PrefillPlanner:
         num_decodes, waiting = step.shape.num_tokens, self._admission.queue
         pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
         budget = int(min(self._most_tokens(num_decodes) - num_decodes, pace))
-        room = self._times.room(step.shape, self._target(), budget)
+        begun = (self._batch.remaining(seq)[0] for seq in self._batch.prefilling.values())
+        start = max(begun, default=0)
+        room = self._times.room(step.shape, self._target(), budget, start)
         self._fill_share(step, room, now)
         self._fill(step, room, now, self._turn, self._admission.head)
 

@@ -83,10 +83,14 @@ class PrefillRoom:
         self._fresh = False
 
     def split(self, share: float) -> PrefillRoom:
-        """Set a share of the room aside; ``merge`` takes back what is left of it."""
-        part = PrefillRoom(
-            int(share * self.tokens), share * self.seconds, self.cost, self._num_tokens
-        )
+        """Set a share of the room aside; ``merge`` takes back what is left of it.
+
+        Where attention leaves room for few tokens, prompts that need none may have more of them.
+        """
+        seconds = share * self.seconds
+        paid = seconds / self.cost.per_token if self.cost.per_token else 0.0
+        tokens = min(self.tokens, int(max(share * self.tokens, paid)))
+        part = PrefillRoom(tokens, seconds, self.cost, self._num_tokens)
         self.tokens -= part.tokens
         self.seconds -= part.seconds
         return part

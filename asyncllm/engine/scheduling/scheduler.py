@@ -76,7 +76,8 @@ class Scheduler:
     def create(cls, limits: EngineLimits, policy: Policy) -> Self:
         """A scheduler with an empty cache and no step times yet."""
         cache = KVCacheManager.create(limits)
-        return cls(limits, cache, policy, StepTimeModel(limits.page_copy_seconds))
+        times = StepTimeModel(limits.page_copy_seconds, limits.step_sizes)
+        return cls(limits, cache, policy, times)
 
     @property
     def num_waiting(self) -> int:

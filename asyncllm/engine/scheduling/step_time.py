@@ -28,6 +28,7 @@ from asyncllm.engine.scheduling.prefill_room import (
     StepShape,
     num_pairs,
 )
+from asyncllm.engine.scheduling.step_sizes import StepSizes
 
 # Tokens from which a matmul may be bound by arithmetic: 128 to 320 on bf16 GPUs (their FLOP/s over
 # bytes/s), fewer for fp8 weights and on CPUs. Cells' means blur the bend; no finer grid is needed.
@@ -46,8 +47,12 @@ UNEXPLORED_TOKENS = 512  # a step may always have this many tokens, whatever was
 # Prompt chunks fill a step until what it costs beside them is this share of it. A longer step would
 # hardly speed prompts up, and make the decode rows wait.
 FIXED_SHARE = 1 / 11
-# The share of the target that steps are planned to take; the rest is for errors of the prediction.
-TARGET_SHARE = 0.92
+# The share of the target that steps are planned to take; the rest is for errors of the prediction,
+# which are smaller where the times of sizes are known.
+TARGET_SHARE, SIZED_SHARE = 0.92, 0.95
+# With many decode rows, a step may take this multiple of what they take alone. At 2.0, 256 clients
+# of 8B on an H200 send prompts faster than they are computed.
+DECODE_MULTIPLE = 2.2
 # A step without decode rows takes at most this many seconds: whoever arrives waits for two of them.
 # But at least until what any step costs is this share of it, so that no device loses more by it.
 ALONE_SECONDS, ALONE_FIXED_SHARE = 0.1, 1 / 20
@@ -79,11 +84,14 @@ class _Cell:
 class StepTimeModel:
     """Predicts a step's seconds from its shape, fitted to the steps observed so far.
 
-    ``page_copy_seconds`` is a first guess of moving one page between device and host (0: unknown).
+    Args:
+        page_copy_seconds: a first guess of moving one page between device and host (0: unknown).
+        sizes: see ``StepSizes``.
     """
 
-    def __init__(self, page_copy_seconds: float = 0.0) -> None:
+    def __init__(self, page_copy_seconds: float = 0.0, sizes: tuple[int, ...] = ()) -> None:
         self.cost = UNKNOWN
+        self._sizes = StepSizes(sizes)
         self._cells: dict[tuple[int, int, int], _Cell] = {}
         self._observations = 0
         self._largest = 0  # most tokens that a measured step had
@@ -112,6 +120,8 @@ class StepTimeModel:
         if num_tokens > self._largest:
             self._largest = num_tokens
         if self.cost is not UNKNOWN:
+            if attention:
+                self._sizes.observe(shape, seconds, self.cost)
             predicted = self.cost.seconds(cell.num_tokens, cell.kv_tokens, cell.attention)
             self._error += (abs(predicted / cell.seconds - 1.0) - self._error) / MEMORY
         since = self._observations - self._last_fit
@@ -126,12 +136,15 @@ class StepTimeModel:
         """Seconds that prompt tokens from position ``start`` add to steps beyond the knee."""
         return self.cost.per_token * num_tokens + self.cost.per_pair * num_pairs(start, num_tokens)
 
-    def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
+    def room(
+        self, decodes: StepShape, target: float, ceiling: int, start: int = 0
+    ) -> PrefillRoom:
         """What a step with these decode rows has left for prompts.
 
         Prompt chunks fill the step until the rest, decode rows and what every step costs, is a
-        small share of it. No step is planned to exceed TARGET_SHARE of ``target`` seconds, or twice
-        the time of its decode rows alone if that is longer: prompts always get half a step.
+        small share of it. No step is planned to exceed TARGET_SHARE of ``target`` seconds, or
+        DECODE_MULTIPLE times its decode rows alone if that is longer: prompts always get half a
+        step. It fills a captured size where that is known to take no longer (``StepSizes``).
         Without decode rows, nobody waits for a token, but others may arrive: ALONE_SECONDS.
         ``ceiling`` is what is left of the fixed token budget; without a target (0), it alone
         counts.
@@ -156,14 +169,15 @@ class StepTimeModel:
             longest = max(ALONE_SECONDS, TARGET_SHARE * target, fixed / ALONE_FIXED_SHARE)
             return PrefillRoom(ceiling, longest - cost.base, cost, 0)
         explored = max(UNEXPLORED_TOKENS, 2 * self._largest) - decodes.num_tokens
+        most = min(ceiling, max(MIN_CHUNK, explored))
         without = self.seconds(decodes)
         fixed += cost.per_token * decodes.num_tokens + cost.per_kv * decodes.kv_tokens
-        return PrefillRoom(
-            min(ceiling, max(MIN_CHUNK, explored)),
-            max(min(TARGET_SHARE * target, fixed / FIXED_SHARE), 2.0 * without) - without,
-            cost,
-            decodes.num_tokens,
-        )
+        longest, least = fixed / FIXED_SHARE, DECODE_MULTIPLE * without
+        sized = max(min(SIZED_SHARE * target, longest), least)
+        if (room := self._sizes.room(decodes, sized, most, cost, start)) is not None:
+            return room
+        seconds = max(min(TARGET_SHARE * target, longest), least) - without
+        return PrefillRoom(most, seconds, cost, decodes.num_tokens)
 
     def copy_seconds(self, num_pages: int) -> float:
         """Expected seconds of moving pages between device and host; 0.0 while unknown."""

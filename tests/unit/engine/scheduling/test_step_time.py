@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncllm.engine.scheduling.prefill_room import MIN_CHUNK, PrefillRoom, StepCost, StepShape
-from asyncllm.engine.scheduling.step_time import MAX_CELLS, StepTimeModel
+from asyncllm.engine.scheduling.step_time import DECODE_MULTIPLE, MAX_CELLS, StepTimeModel
 
 
 class Machine(NamedTuple):
@@ -340,12 +340,14 @@ def test_before_the_first_fit_prompts_get_little_beside_decode_rows() -> None:
     assert model.room(decodes(4, 100), 10.0, 100).fit(0, 8000) == 100
 
 
-def test_prompts_get_half_a_step_when_the_target_is_out_of_reach() -> None:
+def test_prompts_get_more_than_half_a_step_when_the_target_is_out_of_reach() -> None:
     model = trained()
     running = decodes(200, 2000)
     q_len = model.room(running, 1e-6, 8192).fit(0, 8000)
     shape = StepShape(200 + q_len, running.kv_tokens, pairs(0, q_len))
-    assert model.seconds(shape) == pytest.approx(2 * model.seconds(running), rel=0.01)
+    assert model.seconds(shape) == pytest.approx(
+        DECODE_MULTIPLE * model.seconds(running), rel=0.01
+    )
 
 
 def test_a_step_ends_where_more_would_hardly_speed_its_prompts_up() -> None:
@@ -357,7 +359,8 @@ def test_a_step_ends_where_more_would_hardly_speed_its_prompts_up() -> None:
         cost = model.cost
         fixed = cost.base - cost.per_token * cost.knee  # the part that prompt tokens do not hide
         fixed += cost.per_token * rows + cost.per_kv * running.kv_tokens
-        assert seconds == pytest.approx(max(11 * fixed, 2 * model.seconds(running)), rel=0.01)
+        least = DECODE_MULTIPLE * model.seconds(running)
+        assert seconds == pytest.approx(max(11 * fixed, least), rel=0.01)
 
 
 def test_the_model_is_not_trusted_far_beyond_what_was_measured() -> None:
@@ -370,7 +373,7 @@ def test_the_model_is_not_trusted_far_beyond_what_was_measured() -> None:
 
 
 class Served(NamedTuple):
-    """``excess``: each step's time over max(target, twice its decode rows' time)."""
+    """``excess``: each step's time over the target, or over what its decode rows allow."""
 
     excess: list[float]
     sizes: list[int]
@@ -409,7 +412,7 @@ def serve(
             prompts[i] += q_len
         shape = StepShape(count, running.kv_tokens, attention)
         seconds = machine.seconds(shape)
-        excess.append(seconds / max(target, 2 * machine.seconds(running)))
+        excess.append(seconds / max(target, DECODE_MULTIPLE * machine.seconds(running)))
         sizes.append(count)
         now += seconds
         hiccup = 20 if rng.random() < hiccups else 1
