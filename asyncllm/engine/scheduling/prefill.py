@@ -59,9 +59,7 @@ class PrefillPlanner:
         num_decodes, waiting = step.shape.num_tokens, self._admission.queue
         pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
         budget = int(min(self._most_tokens(num_decodes) - num_decodes, pace))
-        begun = (self._batch.remaining(seq)[0] for seq in self._batch.prefilling.values())
-        start = max(begun, default=0)
-        room = self._times.room(step.shape, self._target(), budget, start)
+        room = self._times.room(step.shape, self._target(), budget)
         self._fill_share(step, room, now)
         self._fill(step, room, now, self._turn, self._admission.head)
 
@@ -180,9 +178,11 @@ class PrefillPlanner:
         start, remaining = self._batch.remaining(seq)
         wanted = min(remaining, self._limits.prefill_chunk)
         fitting = room.fit(start, wanted)
+        is_last = fitting < wanted or room.tokens == fitting < remaining
+        if is_last and self._times.size_room(room, step.shape, start):
+            fitting, is_last = min(wanted, room.tokens), False
         if fitting == 0:
             return False
-        is_last = fitting < wanted or room.tokens == fitting < remaining
         q_len = self._unpadded(step, fitting) if is_last else fitting
         room.take(start, q_len)
         end, whole = self._batch.add_chunk(seq, q_len, step.number)

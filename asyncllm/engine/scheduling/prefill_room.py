@@ -42,14 +42,21 @@ UNKNOWN = StepCost(0.0, 0.0, 0.0, 0.0, 0)
 
 
 class PrefillRoom:
-    """The tokens and seconds left in one step for prompt chunks. Made by ``StepTimeModel.room``."""
+    """The tokens and seconds left in one step for prompt chunks. Made by ``StepTimeModel.room``.
 
-    __slots__ = ("_fresh", "_num_tokens", "cost", "seconds", "tokens")
+    Attributes:
+        limit: what a step of a captured size may take; 0: its size does not matter.
+    """
 
-    def __init__(self, tokens: int, seconds: float, cost: StepCost, num_tokens: int) -> None:
+    __slots__ = ("_fresh", "_num_tokens", "cost", "limit", "seconds", "tokens")
+
+    def __init__(
+        self, tokens: int, seconds: float, cost: StepCost, num_tokens: int, limit: float = 0.0
+    ) -> None:
         self.tokens = max(0, tokens)
         self.seconds = max(0.0, seconds)
         self.cost = cost
+        self.limit = limit
         self._num_tokens = num_tokens  # of the step so far
         self._fresh = True
 
@@ -82,15 +89,15 @@ class PrefillRoom:
         self._num_tokens += q_len
         self._fresh = False
 
-    def split(self, share: float) -> PrefillRoom:
-        """Set a share of the room aside; ``merge`` takes back what is left of it.
+    def end_with(self, tokens: int) -> None:
+        """Have room for so many tokens, which complete a size, whatever they cost."""
+        self.tokens, self.cost, self.limit = tokens, UNKNOWN, 0.0
 
-        Where attention leaves room for few tokens, prompts that need none may have more of them.
-        """
-        seconds = share * self.seconds
-        paid = seconds / self.cost.per_token if self.cost.per_token else 0.0
-        tokens = min(self.tokens, int(max(share * self.tokens, paid)))
-        part = PrefillRoom(tokens, seconds, self.cost, self._num_tokens)
+    def split(self, share: float) -> PrefillRoom:
+        """Set a share of the room aside; ``merge`` takes back what is left of it."""
+        part = PrefillRoom(
+            int(share * self.tokens), share * self.seconds, self.cost, self._num_tokens
+        )
         self.tokens -= part.tokens
         self.seconds -= part.seconds
         return part

@@ -75,9 +75,8 @@ class Scheduler:
     @classmethod
     def create(cls, limits: EngineLimits, policy: Policy) -> Self:
         """A scheduler with an empty cache and no step times yet."""
-        cache = KVCacheManager.create(limits)
         times = StepTimeModel(limits.page_copy_seconds, limits.step_sizes)
-        return cls(limits, cache, policy, times)
+        return cls(limits, KVCacheManager.create(limits), policy, times)
 
     @property
     def num_waiting(self) -> int:

@@ -10,12 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from asyncllm.engine.scheduling.prefill_room import (
-    PrefillRoom,
-    StepCost,
-    StepShape,
-    num_pairs,
-)
+from asyncllm.engine.scheduling.prefill_room import StepCost, StepShape, num_pairs
 
 #: Observations over which a size's ratio is averaged.
 MEMORY = 32
@@ -23,8 +18,6 @@ MEMORY = 32
 FORGET = 1024
 #: A single step counts as at most this much slower or faster than predicted.
 MOST = 1.5
-#: The attention of prompts may take this share of the room more than expected.
-SLACK = 0.05
 
 
 class _Ratio:
@@ -63,27 +56,24 @@ class StepSizes:
         found = seconds / cost.seconds(*shape)
         ratio.value += (min(max(found, 1 / MOST), MOST) - ratio.value) / ratio.count
 
-    def room(
-        self, decodes: StepShape, limit: float, most: int, cost: StepCost, start: int
-    ) -> PrefillRoom | None:
-        """The room that fills the largest size which takes at most ``limit`` seconds.
+    def room(self, shape: StepShape, start: int, limit: float, most: int, cost: StepCost) -> int:
+        """How many tokens fill the largest size that takes at most ``limit`` seconds.
 
-        None if no size does that has room for prompts, and for at most ``most`` of their tokens.
+        0 if no size does that is larger than the step, and needs at most ``most`` tokens.
 
         Args:
-            start: the latest position from which a prompt may go on.
+            shape: of the step so far.
+            start: the position of the prompt from which on the tokens are.
         """
-        without = cost.seconds(*decodes)
         for size in reversed(self._sizes):
-            tokens = size - decodes.num_tokens
-            if not 0 < tokens <= most:
-                continue
-            ratio = self._ratios[size]
-            allowed = limit if self._is_old(ratio) else limit / ratio.value
-            if cost.seconds(size, decodes.kv_tokens, num_pairs(start, tokens)) <= allowed:
-                seconds = (1.0 + SLACK) * (allowed - without)
-                return PrefillRoom(tokens, seconds, cost, decodes.num_tokens)
-        return None
+            tokens = size - shape.num_tokens
+            if 0 < tokens <= most:
+                attention = shape.attention + num_pairs(start, tokens)
+                seconds = cost.seconds(size, shape.kv_tokens, attention)
+                ratio = self._ratios[size]
+                if seconds * (1.0 if self._is_old(ratio) else ratio.value) <= limit:
+                    return tokens
+        return 0
 
     def _is_old(self, ratio: _Ratio) -> bool:
         return self._num_steps - ratio.updated > FORGET

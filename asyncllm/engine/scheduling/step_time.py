@@ -136,15 +136,13 @@ class StepTimeModel:
         """Seconds that prompt tokens from position ``start`` add to steps beyond the knee."""
         return self.cost.per_token * num_tokens + self.cost.per_pair * num_pairs(start, num_tokens)
 
-    def room(
-        self, decodes: StepShape, target: float, ceiling: int, start: int = 0
-    ) -> PrefillRoom:
+    def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
         """What a step with these decode rows has left for prompts.
 
         Prompt chunks fill the step until the rest, decode rows and what every step costs, is a
         small share of it. No step is planned to exceed TARGET_SHARE of ``target`` seconds, or
         DECODE_MULTIPLE times its decode rows alone if that is longer: prompts always get half a
-        step. It fills a captured size where that is known to take no longer (``StepSizes``).
+        step. ``size_room`` then fills a captured size.
         Without decode rows, nobody waits for a token, but others may arrive: ALONE_SECONDS.
         ``ceiling`` is what is left of the fixed token budget; without a target (0), it alone
         counts.
@@ -173,11 +171,27 @@ class StepTimeModel:
         without = self.seconds(decodes)
         fixed += cost.per_token * decodes.num_tokens + cost.per_kv * decodes.kv_tokens
         longest, least = fixed / FIXED_SHARE, DECODE_MULTIPLE * without
-        sized = max(min(SIZED_SHARE * target, longest), least)
-        if (room := self._sizes.room(decodes, sized, most, cost, start)) is not None:
-            return room
         seconds = max(min(TARGET_SHARE * target, longest), least) - without
-        return PrefillRoom(most, seconds, cost, decodes.num_tokens)
+        limit = max(min(SIZED_SHARE * target, longest), least)
+        most = self._sizes.room(decodes, 0, limit, most, cost) or most
+        return PrefillRoom(most, seconds, cost, decodes.num_tokens, limit)
+
+    def size_room(self, room: PrefillRoom, shape: StepShape, start: int) -> bool:
+        """End a room with the largest captured size within its limit; False if there is none.
+
+        For the prompt that is cut: what attention takes is known then.
+
+        Args:
+            shape: of the step so far.
+            start: the prompt's position.
+        """
+        if not room.limit:
+            return False
+        tokens = self._sizes.room(shape, start, room.limit, room.tokens, self.cost)
+        if tokens < MIN_CHUNK:
+            return False
+        room.end_with(tokens)
+        return True
 
     def copy_seconds(self, num_pages: int) -> float:
         """Expected seconds of moving pages between device and host; 0.0 while unknown."""

@@ -1,4 +1,7 @@
-"""Predicted times against those that were measured over HTTP, on one H200."""
+"""Predicted times against those that were measured over HTTP, on one H200.
+
+They were measured before steps filled their sizes (``step_sizes``), which predictions know of.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def test_a_measured_model_is_predicted_as_it_was_measured(profile: str, tmp_path
     assert found.pop("tok_s") == pytest.approx(1.0, abs=0.04)
     assert found.pop("tpot_p50") == pytest.approx(1.0, abs=0.04)
     assert found.pop("ttft_p50") == pytest.approx(1.0, abs=0.12)
-    assert all(0.8 < ratio < 1.2 for ratio in found.values())
+    assert all(0.75 < ratio < 1.25 for ratio in found.values())
 
 
 @pytest.mark.parametrize("profile", MEASURED)
@@ -70,7 +73,7 @@ def test_one_measured_model_tells_the_other(profile: str, tmp_path: Path) -> Non
     other = [name for name in MEASURED if name != profile]
     cost = PredictedCost(rank, H200, 1, other)
     found = ratios(predict(LoadPlan.parse("c32"), limits, cost, "fair"), measured(profile, "c32"))
-    assert found["tok_s"] == pytest.approx(1.0, abs=0.06)
+    assert found["tok_s"] == pytest.approx(1.0, abs=0.07)
     assert found["tpot_p50"] == pytest.approx(1.0, abs=0.07)
     assert found["ttft_p50"] == pytest.approx(1.0, abs=0.16)
 

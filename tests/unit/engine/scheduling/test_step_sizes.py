@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from asyncllm.engine.scheduling.prefill_room import StepCost, StepShape
+from asyncllm.engine.scheduling.prefill_room import PrefillRoom, StepCost, StepShape
 from asyncllm.engine.scheduling.step_sizes import FORGET, MOST, StepSizes
 from asyncllm.engine.scheduling.step_time import StepTimeModel
 from tests.unit.engine.scheduling.test_step_time import pairs
@@ -34,61 +34,70 @@ def observe(sizes: StepSizes, size: int, times: int, slower: float) -> None:
         sizes.observe(shape, slower * COST.seconds(*shape), COST)
 
 
-def room_of(sizes: StepSizes, limit: float, most: int = 8192, start: int = 0) -> int:
-    room = sizes.room(DECODES, limit, most, COST, start)
-    return 0 if room is None else ROWS + room.tokens
+def size_of(sizes: StepSizes, limit: float, most: int = 8192, start: int = 0) -> int:
+    """What prompts beside the decode rows fill."""
+    tokens = sizes.room(DECODES, start, limit, most, COST)
+    return ROWS + tokens if tokens else 0
 
 
 def test_the_largest_size_within_the_limit_is_filled() -> None:
     # 768 tokens take 15.4 ms, reading the cache 3 ms, attention of 668 tokens 0.2 ms.
-    assert room_of(StepSizes(SIZES), 18.7e-3) == 768
-    assert room_of(StepSizes(SIZES), 18.5e-3) == 704
-    assert room_of(StepSizes(SIZES), 10.0) == 1024
+    assert size_of(StepSizes(SIZES), 18.7e-3) == 768
+    assert size_of(StepSizes(SIZES), 18.5e-3) == 704
+    assert size_of(StepSizes(SIZES), 10.0) == 1024
 
 
 def test_attention_makes_it_smaller() -> None:
     sizes = StepSizes(SIZES)
-    assert room_of(sizes, 24e-3) == 1024
-    assert room_of(sizes, 24e-3, start=4000) == 768
+    assert size_of(sizes, 24e-3) == 1024
+    assert size_of(sizes, 24e-3, start=4000) == 768
 
 
 @pytest.mark.parametrize(("slower", "size"), [(1.2, 704), (1.02, 768)])
 def test_a_size_that_takes_longer_than_predicted_is_left_out(slower: float, size: int) -> None:
-    assert room_of(measured(768, slower=slower), 19.2e-3) == size
+    assert size_of(measured(768, slower=slower), 19.2e-3) == size
 
 
 def test_a_size_that_takes_less_than_predicted_is_taken() -> None:
-    assert room_of(StepSizes(SIZES), 22.0e-3) == 896
-    assert room_of(measured(1024, slower=0.9), 22.0e-3) == 1024
+    assert size_of(StepSizes(SIZES), 22.0e-3) == 896
+    assert size_of(measured(1024, slower=0.9), 22.0e-3) == 1024
 
 
 def test_what_was_slow_is_tried_again() -> None:
     sizes = measured(768, slower=1.2)
     observe(sizes, 704, FORGET - 1, 1.0)
-    assert room_of(sizes, 19.2e-3) == 704
+    assert size_of(sizes, 19.2e-3) == 704
     observe(sizes, 704, 2, 1.0)
-    assert room_of(sizes, 19.2e-3) == 768
+    assert size_of(sizes, 19.2e-3) == 768
 
 
 def test_a_hiccup_counts_little() -> None:
     sizes = measured(768)
     observe(sizes, 768, 1, 100.0)
-    assert room_of(sizes, 18.7e-3 * (1 + (MOST - 1) / 30)) == 768
+    assert size_of(sizes, 18.7e-3 * (1 + (MOST - 1) / 30)) == 768
 
 
 def test_only_sizes_with_room_for_prompts_and_not_too_much_of_it() -> None:
     sizes = StepSizes(SIZES)
-    assert room_of(sizes, 10.0, most=600) == 640
-    assert room_of(sizes, 10.0, most=300) == 0
+    assert size_of(sizes, 10.0, most=600) == 640
+    assert size_of(sizes, 10.0, most=300) == 0
     full = StepShape(SIZES[-1], 0, 0.0)
-    assert sizes.room(full, 10.0, 8192, COST, 0) is None
-    assert StepSizes().room(DECODES, 10.0, 8192, COST, 0) is None
+    assert sizes.room(full, 0, 10.0, 8192, COST) == 0
+    assert StepSizes().room(DECODES, 0, 10.0, 8192, COST) == 0
 
 
 def test_larger_steps_than_the_largest_size_teach_nothing() -> None:
     sizes = StepSizes(SIZES)
     sizes.observe(StepShape(2000, 0, 1.0), 1.0, COST)
-    assert room_of(sizes, 24e-3) == 1024
+    assert size_of(sizes, 24e-3) == 1024
+
+
+def fitting(model: StepTimeModel, room: PrefillRoom, shape: StepShape) -> int:
+    """The next chunk of a prompt of 500 tokens."""
+    chunk = room.fit(0, 500)
+    if chunk < 500 and model.size_room(room, shape, 0):
+        return min(500, room.tokens)
+    return chunk
 
 
 @pytest.mark.parametrize(("target", "size"), [(21e-3, 768), (27e-3, 1024)])
@@ -104,7 +113,7 @@ def test_steps_of_a_gpu_with_stairs_keep_to_the_target(target: float, size: int)
             continue
         room = model.room(DECODES, target, 8192)
         count, attention = ROWS, 0.0
-        while chunk := room.fit(0, 500):
+        while chunk := fitting(model, room, StepShape(count, DECODES.kv_tokens, attention)):
             room.take(0, chunk)
             count, attention = count + chunk, attention + pairs(0, chunk)
         padded = SIZES[min(bisect_left(SIZES, count), len(SIZES) - 1)]

@@ -345,9 +345,7 @@ def test_prompts_get_more_than_half_a_step_when_the_target_is_out_of_reach() -> 
     running = decodes(200, 2000)
     q_len = model.room(running, 1e-6, 8192).fit(0, 8000)
     shape = StepShape(200 + q_len, running.kv_tokens, pairs(0, q_len))
-    assert model.seconds(shape) == pytest.approx(
-        DECODE_MULTIPLE * model.seconds(running), rel=0.01
-    )
+    assert model.seconds(shape) == pytest.approx(DECODE_MULTIPLE * model.seconds(running), rel=0.01)
 
 
 def test_a_step_ends_where_more_would_hardly_speed_its_prompts_up() -> None:
