@@ -12,9 +12,9 @@ import numpy as np
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.outcome import Planned
-from asyncllm.engine.scheduling.prefill_room import StepShape
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER
+from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.replay.figures import Figures
 from asyncllm.replay.workload import LiveRequest, Workload
 from asyncllm.wire.messages import BAD_TOKEN, StepResult, pack, unpack

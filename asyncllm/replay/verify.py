@@ -12,7 +12,7 @@ import msgspec
 
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.outcome import Planned
-from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.errors import BadRequest
 from asyncllm.replay.calibrate import calibrate
 from asyncllm.replay.figures import Figures, percentile

@@ -2,8 +2,8 @@
 
 ``asyncllm replay TRACE --calibrate FILE`` (``asyncllm.replay.calibrate``) writes a profile; those
 in ``sim/profiles`` ship with the package. Unlike the scheduler's own model of step times
-(``engine/scheduling/step_time.py``), the tables know padded sizes, kernels that differ by shape,
-and that two steps of the same shape differ.
+(``engine/scheduling/timing``), the tables know padded sizes, kernels that differ by shape, and that
+two steps of the same shape differ.
 """
 
 from __future__ import annotations

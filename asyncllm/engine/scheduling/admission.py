@@ -10,9 +10,9 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
-from asyncllm.engine.scheduling.prefill_room import PrefillRoom
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Turn
 from asyncllm.engine.scheduling.timeline import WaitClock
+from asyncllm.engine.scheduling.timing.prefill_room import PrefillRoom
 from asyncllm.engine.scheduling.trials import Trials
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST, WaitingQueue
 from asyncllm.engine.scheduling.waiting.reason import Reason, Wait

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from asyncllm.cache.manager import Copies, KVCacheManager
 from asyncllm.cache.radix import Match
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
-from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack
 
 #: Pages that one step sends to the host at most, beside as many as its tokens fill: some

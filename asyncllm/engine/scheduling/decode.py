@@ -12,9 +12,9 @@ from asyncllm.engine.scheduling.admission import Admission
 from asyncllm.engine.scheduling.batch import Ints, RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
-from asyncllm.engine.scheduling.prefill_room import StepShape
 from asyncllm.engine.scheduling.sequence import SeqState
 from asyncllm.engine.scheduling.step import Step
+from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 
 #: A step decodes several tokens of each row only if it takes no longer than this, in seconds: the
 #: first of them is delivered that much later.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncllm.engine.scheduling.sequence import FIRST_RATE, FOREVER, Sequence
-from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 
 #: Expected tokens of an output before any has ended.
 FIRST_GUESS = 256.0

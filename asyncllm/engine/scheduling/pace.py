@@ -11,7 +11,7 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.sequence import Sequence
-from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.engine.scheduling.waiting.queue import WaitingQueue
 
 #: A step has at least this many prompt tokens, and as many as take this long, or none: prefill

@@ -14,10 +14,10 @@ from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.pace import Pace
-from asyncllm.engine.scheduling.prefill_room import MIN_CHUNK, PrefillRoom
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Turn
 from asyncllm.engine.scheduling.step import Chunk, Step
-from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.engine.scheduling.timing.prefill_room import MIN_CHUNK, PrefillRoom
+from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 
 #: The share of each step's room for prompts that short prompts get first. It bounds what a wall of
 #: long prompts pays for them.

@@ -28,7 +28,7 @@ from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.step import Step
-from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.engine.scheduling.trials import Trials
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST
 from asyncllm.types import FinishReason

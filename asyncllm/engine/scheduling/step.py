@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import NamedTuple
 
-from asyncllm.engine.scheduling.prefill_room import StepShape
 from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.wire.messages import Admit, StepPlan, pack
 
 NOTHING = StepShape(0, 0, 0.0)

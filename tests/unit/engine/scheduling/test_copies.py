@@ -6,7 +6,7 @@ import pytest
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.copies import MOST_SAVED, MOST_SAVING_SECONDS, PageCopies
-from asyncllm.engine.scheduling.step_time import StepTimeModel
+from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.wire.messages import unpack
 from tests.support.engine.scheduling import sequence
 

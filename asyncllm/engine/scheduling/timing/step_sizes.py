@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from asyncllm.engine.scheduling.prefill_room import StepCost, StepShape, num_pairs
+from asyncllm.engine.scheduling.timing.prefill_room import StepCost, StepShape, num_pairs
 
 #: Observations over which a size's ratio is averaged.
 MEMORY = 32

@@ -14,8 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.engine.scheduling.prefill_room import MIN_CHUNK, PrefillRoom, StepCost, StepShape
-from asyncllm.engine.scheduling.step_time import DECODE_MULTIPLE, MAX_CELLS, StepTimeModel
+from asyncllm.engine.scheduling.timing.prefill_room import (
+    MIN_CHUNK,
+    PrefillRoom,
+    StepCost,
+    StepShape,
+)
+from asyncllm.engine.scheduling.timing.step_time import DECODE_MULTIPLE, MAX_CELLS, StepTimeModel
 
 
 class Machine(NamedTuple):
@@ -464,7 +469,7 @@ def test_steps_grow_to_what_a_distant_target_allows() -> None:
 
 def test_the_same_steps_give_the_same_bits_in_every_process() -> None:
     code = (
-        "from tests.unit.engine.scheduling.test_step_time import *\n"
+        "from tests.unit.engine.scheduling.timing.test_step_time import *\n"
         "cost = trained().cost\n"
         "model = StepTimeModel()\n"
         "sizes = serve(model, H200, rows=32, target=0.02, gap=0.3, steps=300).sizes\n"

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable
 from operator import mul
 
-from asyncllm.engine.scheduling.prefill_room import (
+from asyncllm.engine.scheduling.timing.prefill_room import (
     MIN_CHUNK,
     UNKNOWN,
     PrefillRoom,
@@ -28,7 +28,7 @@ from asyncllm.engine.scheduling.prefill_room import (
     StepShape,
     num_pairs,
 )
-from asyncllm.engine.scheduling.step_sizes import StepSizes
+from asyncllm.engine.scheduling.timing.step_sizes import StepSizes
 
 # Tokens from which a matmul may be bound by arithmetic: 128 to 320 on bf16 GPUs (their FLOP/s over
 # bytes/s), fewer for fp8 weights and on CPUs. Cells' means blur the bend; no finer grid is needed.

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from asyncllm.engine.scheduling.prefill_room import PrefillRoom, StepCost, StepShape
-from asyncllm.engine.scheduling.step_sizes import FORGET, MOST, StepSizes
-from asyncllm.engine.scheduling.step_time import StepTimeModel
-from tests.unit.engine.scheduling.test_step_time import pairs
+from asyncllm.engine.scheduling.timing.prefill_room import PrefillRoom, StepCost, StepShape
+from asyncllm.engine.scheduling.timing.step_sizes import FORGET, MOST, StepSizes
+from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
+from tests.unit.engine.scheduling.timing.test_step_time import pairs
 
 #: Seconds by size: 704 tokens take as long as 768, and 896 nearly as long as 1,024.
 TIMES = {512: 11.0e-3, 640: 13.0e-3, 704: 15.1e-3, 768: 15.1e-3, 896: 18.6e-3, 1024: 19.0e-3}
