@@ -43,6 +43,7 @@ NOT_RUN = {
     "pip install": "downloads packages",
     "git clone": "needs the network",
     "docker": "needs Docker",
+    "kubernetes-validate": "is not installed for the tests",
     "asyncllm serve --ray": "tests/ray runs it",
     "serve run": "serves on a cluster until it is stopped",
     "asyncllm doctor Qwen/Qwen3-8B": "reads the model's config.json from the hub",

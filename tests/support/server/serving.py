@@ -224,5 +224,5 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         assert self.process.stdout is not None
-        self.process.stdout.close()
-        return self.process.wait(PATIENCE)
+        with self.process.stdout:  # until it has ended, for what it still prints
+            return self.process.wait(PATIENCE)
