@@ -14,7 +14,7 @@ from asyncllm.kernels.triton.collectives.push import (
     end,
     load,
     next_number,
-    push,
+    push_to_others,
     receive,
 )
 from asyncllm.kernels.triton.launch import Launcher
@@ -42,9 +42,7 @@ def _gather(
         tl.extra.cuda.gdc_wait()
     number = next_number(counts)
     a, b, c = load(x.to(tl.pointer_type(tl.int32)), tl.program_id(0), words)
-    for other in tl.static_range(SIZE):
-        if other != RANK:
-            push(memories, other, RANK, number, a, b, c, SIZE, PROGRAMS)
+    push_to_others(memories, RANK, number, a, b, c, RANK, SIZE, PROGRAMS)
     target = y.to(tl.pointer_type(tl.int32))
     _store_beside(target, words, a, b, c, RANK, COLUMNS, SIZE)
     for other in tl.static_range(SIZE):

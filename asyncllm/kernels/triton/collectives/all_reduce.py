@@ -22,6 +22,7 @@ from asyncllm.kernels.triton.collectives.push import (
     load,
     next_number,
     push,
+    push_to_others,
     receive,
     store,
 )
@@ -117,9 +118,7 @@ def _one_shot(
         tl.extra.cuda.gdc_wait()
     number = next_number(counts)
     a, b, c = load(x.to(tl.pointer_type(tl.int32)), block, words)
-    for other in tl.static_range(SIZE):
-        if other != RANK:
-            push(memories, other, RANK, number, a, b, c, SIZE, PROGRAMS)
+    push_to_others(memories, RANK, number, a, b, c, RANK, SIZE, PROGRAMS)
     a, b, c = _sum_of_block(
         a,
         b,
@@ -184,9 +183,7 @@ def _two_shots(
         PROGRAMS,
         ADDS,
     )
-    for other in tl.static_range(SIZE):
-        if other != RANK:
-            push(memories, other, SIZE + RANK, number, a, b, c, SIZE, PROGRAMS)
+    push_to_others(memories, SIZE + RANK, number, a, b, c, RANK, SIZE, PROGRAMS)
     store(target, first + RANK, words, a, b, c)
     for other in tl.static_range(SIZE):
         if other != RANK:

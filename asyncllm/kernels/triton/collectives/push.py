@@ -158,6 +158,16 @@ def push(memories, holder, slot, number, a, b, c, SIZE: tl.constexpr, PROGRAMS: 
 
 
 @triton.jit
+def push_to_others(
+    memories, slot, number, a, b, c, RANK: tl.constexpr, SIZE: tl.constexpr, PROGRAMS: tl.constexpr
+):
+    """Push the same block to all other ranks."""
+    for other in tl.static_range(SIZE):
+        if other != RANK:
+            push(memories, other, slot, number, a, b, c, SIZE, PROGRAMS)
+
+
+@triton.jit
 def receive(memories, rank, slot, number, gives_up, SIZE: tl.constexpr, PROGRAMS: tl.constexpr):
     """The block of this launch in a slot of this rank, once it has come; any block once
     ``gives_up`` is not 0."""
