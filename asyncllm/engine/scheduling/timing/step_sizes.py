@@ -12,7 +12,7 @@ from bisect import bisect_left
 
 from asyncllm.engine.scheduling.timing.prefill_room import StepCost, StepShape, num_pairs
 
-#: Observations over which a size's ratio is averaged.
+#: Steps over which a size's means forget.
 MEMORY = 32
 #: A size without a step among so many is tried again: what made it slow may be over.
 FORGET = 1024
@@ -20,13 +20,21 @@ FORGET = 1024
 MOST = 1.5
 
 
-class _Ratio:
-    """Measured over predicted seconds of one size."""
+class _Measured:
+    """Means over the steps of one size."""
 
-    __slots__ = ("count", "updated", "value")
+    __slots__ = ("attention", "count", "kv_tokens", "num_tokens", "seconds", "updated")
 
     def __init__(self) -> None:
-        self.value, self.count, self.updated = 1.0, 0, 0
+        self.count = self.updated = 0
+        self.num_tokens = self.kv_tokens = self.attention = self.seconds = 0.0
+
+    def add(self, shape: StepShape, seconds: float) -> None:
+        self.count = min(self.count + 1, MEMORY)
+        self.num_tokens += (shape.num_tokens - self.num_tokens) / self.count
+        self.kv_tokens += (shape.kv_tokens - self.kv_tokens) / self.count
+        self.attention += (shape.attention - self.attention) / self.count
+        self.seconds += (seconds - self.seconds) / self.count
 
 
 class StepSizes:
@@ -38,23 +46,23 @@ class StepSizes:
 
     def __init__(self, sizes: tuple[int, ...] = ()) -> None:
         self._sizes = sizes
-        self._ratios = {size: _Ratio() for size in sizes}
+        self._measured = {size: _Measured() for size in sizes}
         self._num_steps = 0
 
     def observe(self, shape: StepShape, seconds: float, cost: StepCost) -> None:
-        """A step with prompts took ``seconds``, which ``cost`` predicts without sizes."""
+        """A step with prompts took ``seconds``; ``cost`` predicts it without sizes."""
         self._num_steps += 1
         index = bisect_left(self._sizes, shape.num_tokens)
         if index == len(self._sizes):
             return
         size = self._sizes[index]
-        ratio = self._ratios[size]
-        if self._is_old(ratio):
-            ratio.value, ratio.count = 1.0, 0
-        ratio.updated = self._num_steps
-        ratio.count = min(ratio.count + 1, MEMORY)
-        found = seconds / cost.seconds(*shape)
-        ratio.value += (min(max(found, 1 / MOST), MOST) - ratio.value) / ratio.count
+        if self._is_old(self._measured[size]):
+            self._measured[size] = _Measured()
+        measured = self._measured[size]
+        measured.updated = self._num_steps
+        predicted = cost.seconds(*shape)
+        clipped = min(max(seconds, predicted / MOST), predicted * MOST)
+        measured.add(shape, clipped)
 
     def room(self, shape: StepShape, start: int, limit: float, most: int, cost: StepCost) -> int:
         """How many tokens fill the largest size that takes at most ``limit`` seconds.
@@ -70,10 +78,22 @@ class StepSizes:
             if 0 < tokens <= most:
                 attention = shape.attention + num_pairs(start, tokens)
                 seconds = cost.seconds(size, shape.kv_tokens, attention)
-                ratio = self._ratios[size]
-                if seconds * (1.0 if self._is_old(ratio) else ratio.value) <= limit:
+                if seconds * self._ratio(size, cost) <= limit:
                     return tokens
         return 0
 
-    def _is_old(self, ratio: _Ratio) -> bool:
-        return self._num_steps - ratio.updated > FORGET
+    def _ratio(self, size: int, cost: StepCost) -> float:
+        """Measured over predicted seconds of a size.
+
+        The means are compared with today's cost, so that a new fit does not make an old ratio wrong.
+        """
+        measured = self._measured[size]
+        if not measured.count or self._is_old(measured):
+            return 1.0
+        predicted = cost.seconds(measured.num_tokens, measured.kv_tokens, measured.attention)
+        if predicted == 0.0:
+            return 1.0
+        return measured.seconds / predicted
+
+    def _is_old(self, measured: _Measured) -> bool:
+        return self._num_steps - measured.updated > FORGET

@@ -49,7 +49,7 @@ UNEXPLORED_TOKENS = 512  # a step may always have this many tokens, whatever was
 FIXED_SHARE = 1 / 11
 # The share of the target that steps are planned to take; the rest is for errors of the prediction,
 # which are smaller where the times of sizes are known.
-TARGET_SHARE, SIZED_SHARE = 0.92, 0.95
+TARGET_SHARE, SIZED_SHARE = 0.92, 0.93
 # With many decode rows, a step may take this multiple of what they take alone. At 2.0, 256 clients
 # of 8B on an H200 send prompts faster than they are computed.
 DECODE_MULTIPLE = 2.2

@@ -71,6 +71,15 @@ def test_what_was_slow_is_tried_again() -> None:
     assert size_of(sizes, 19.2e-3) == 768
 
 
+def test_a_better_fit_does_not_make_a_size_look_slow() -> None:
+    """What was learned beside an early fit, by which all steps are quicker, still holds."""
+    early = COST._replace(per_token=COST.per_token / 1.2)
+    sizes, shape = StepSizes(SIZES), StepShape(768, 0, 1.0)
+    for _ in range(50):
+        sizes.observe(shape, COST.seconds(*shape), early)
+    assert size_of(sizes, 18.7e-3) == 768
+
+
 def test_a_hiccup_counts_little() -> None:
     sizes = measured(768)
     observe(sizes, 768, 1, 100.0)
