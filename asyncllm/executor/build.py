@@ -160,10 +160,11 @@ def _build(
                 await_kernels()
         with bill.phase("profile", device.free_bytes):
             measured = spec, model, make_backend, dtype, device, free_before, ranks, ranks_here
-            limits = _limits(config, *measured)
+            limits, step_bytes = _limits(config, *measured)
         with bill.phase("KV cache", device.free_bytes):
             sizes = spec.num_layers, limits.num_pages, limits.page_size
             pool = KVPool(*sizes, spec.num_kv_heads, spec.head_dim, dtype, on_device)
+            device.keep_block(step_bytes)
             copier = PageCopier(pool, HostPool(pool, limits.host_pages, device), device)
             copier.warm_up()
         with bill.phase("attention", device.free_bytes):
@@ -202,12 +203,15 @@ def _limits(
     free_before: int,
     ranks: Ranks,
     ranks_here: int,
-) -> EngineLimits:
+) -> tuple[EngineLimits, int]:
     """Size the KV cache by the rank with the least memory.
 
     Args:
         free_before: the device's free memory before the weights.
         ranks_here: those that share this machine's memory.
+
+    Returns:
+        The limits, and the bytes that are left free for a step; 0 on a CPU.
     """
     resolve = partial(
         resolve_limits,
@@ -220,7 +224,7 @@ def _limits(
     )
     if device.torch_device.type == "cpu":
         cache_bytes = int(free_before * CPU_CACHE_SHARE) // ranks_here
-        return resolve(cache_bytes=ranks.least(cache_bytes))
+        return resolve(cache_bytes=ranks.least(cache_bytes)), 0
     weights = free_before - device.free_bytes()
     largest = _captured_tokens(config, model)
     size = StepSize(
@@ -236,11 +240,12 @@ def _limits(
     memory = GpuMemory(total, free_before, free, weights, step, graphs)
     share = config.gpu_memory_utilization
     log.info("memory: %s", memory.account(share))
-    return resolve(
+    limits = resolve(
         cache_bytes=ranks.least(memory.cache_bytes(share)),
         account=memory.account(share),
         step_sizes=step_sizes(largest),
     )
+    return limits, step
 
 
 def _captured(

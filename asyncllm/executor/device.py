@@ -119,6 +119,13 @@ class Device(Protocol):
     def empty_cache(self) -> None:
         """Return the allocator's unused memory to the system."""
 
+    def keep_block(self, num_bytes: int) -> None:
+        """Have the allocator keep a block of memory, from which it takes what steps need.
+
+        Tensors that grow from step to step do not fit where smaller ones were. Outside of one large
+        block, they would leave ever more gaps, until they have filled the device.
+        """
+
     def release(self) -> None:
         """Return cached and host memory to the system, once all tensors are gone."""
 
@@ -160,6 +167,9 @@ class CpuDevice:
         return available_host_bytes()
 
     def empty_cache(self) -> None:
+        pass
+
+    def keep_block(self, num_bytes: int) -> None:
         pass
 
     def release(self) -> None:
@@ -258,6 +268,9 @@ class CudaDevice:
     def empty_cache(self) -> None:
         with _EXCLUSIVE:
             torch.cuda.empty_cache()
+
+    def keep_block(self, num_bytes: int) -> None:
+        torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
 
     def release(self) -> None:
         try:

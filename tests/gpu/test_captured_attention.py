@@ -276,12 +276,15 @@ def test_replays_in_flight_do_not_disturb_each_other(group: int, name: Attention
                 [answer] = graphs[number % 3 == 0].replay((step, layers))
                 yield answer
 
-    # Loading a kernel and page-locking memory may wait, so the GPU is only busy at first.
+    # Loading a kernel and getting memory may wait for the GPU, so it is only busy at first, and all
+    # answers are kept: then there is memory for as many.
+    kept: list[list[Tensor]] = []
     launches = run()
     for _ in range(0, len(steps), IN_FLIGHT):
         torch.cuda._sleep(10_000_000)
-        list(islice(launches, IN_FLIGHT))
+        kept += islice(launches, IN_FLIGHT)
         torch.cuda.synchronize()
+    del kept
     answers: list[list[Tensor]] = []
     launches = run()
     while len(answers) < len(steps):
