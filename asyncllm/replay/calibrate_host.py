@@ -17,6 +17,9 @@ from asyncllm.sim.profile import Curve, StepShape
 NEVER: Final = Curve((0.0,), (0.0,))
 #: Points of ``HostTimes.idle``.
 IDLE_TOKENS: Final = (128, 1024, 8192)
+#: The quantile of an idle device's delays that counts: half of these steps, or more, wait for
+#: something else as well, such as a capture, or the loop that reads a burst of requests.
+QUANTILE: Final = 0.25
 #: A longer gap is an accident, in seconds.
 LONGEST_GAP: Final = 0.02
 #: Requests that the loop reads one after the other come at such distances, in seconds; those of
@@ -41,8 +44,9 @@ def idle_curve(traces: Iterable[Sequence[RecordedStep]]) -> Curve:
     columns, scale = rising(tokens, points), np.ones(len(tokens))
     for _ in range(4):
         found = solve(columns * scale[:, None], seconds * scale)
-        # Least absolute errors: a few of these steps wait for something else as well.
-        scale = 1.0 / np.sqrt(np.maximum(np.abs(columns @ found - seconds), 1e-4))
+        late = seconds - columns @ found
+        weight = np.where(late > 0.0, QUANTILE, 1.0 - QUANTILE)
+        scale = np.sqrt(weight / np.maximum(np.abs(late), 1e-4))
     return Curve(tuple(IDLE_TOKENS), tuple(map(rounded, np.cumsum(found).tolist())))
 
 
