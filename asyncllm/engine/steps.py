@@ -41,7 +41,7 @@ class StepsInFlight:
         return self._num_in_flight < self._limit
 
     def submit(self, planned: Planned, now: float) -> None:
-        """Give a step to the executor; never waits."""
+        """Give a step to the executor, which may wait until it is launched."""
         self.next_number += 1
         self._stats.step_submitted(planned.num_tokens, now, alone=not self._num_in_flight)
         self._history.planned(planned, now)

@@ -46,6 +46,9 @@ class CapturePace:
         self._in_flight += self._behind_plan
         return message
 
+    def launched(self) -> None:
+        self._channel.launched()
+
     def post(self, result: StepResult) -> None:
         self._in_flight -= 1
         self._channel.post(result)

@@ -28,6 +28,9 @@ EXIT_SECONDS: Final = 5.0
 #: How long closing waits for the steps in flight. The longest step of a large model on a CPU takes
 #: some ten seconds; one that takes longer than this hangs.
 CLOSE_SECONDS: Final = 30.0
+#: How long the loop gives a thread that drives a GPU to launch a step. While both run, they take
+#: the GIL from each other at each call into PyTorch, and a launch of 0.7 ms takes 3 ms.
+LAUNCH_PATIENCE: Final = 2e-3
 
 
 class StepWorker(Protocol):
@@ -46,11 +49,16 @@ class ThreadExecutor:
 
     All CUDA calls, and ``inference_mode``, which is thread-local, live in that thread. ``build`` is
     called there, so loading never blocks the loop.
+
+    Args:
+        launch_seconds: the longest that ``submit`` waits for a launch. On a CPU, launching a step
+            is running it: 0.
     """
 
-    def __init__(self, build: Callable[[], StepWorker]):
+    def __init__(self, build: Callable[[], StepWorker], launch_seconds: float = 0.0):
         self.heartbeat = Heartbeat()
         self._build = build
+        self._launch_seconds = launch_seconds
         self._results = AwaitedResults()
         self.on_death = self._results.on_death
         self._channel: ThreadChannel | None = None
@@ -82,7 +90,10 @@ class ThreadExecutor:
     def submit(self, plan: bytes, on_result: ResultHandler) -> None:
         if self._results.expect(on_result):
             assert self._channel is not None, "plans come once it has started"
-            self._channel.send(plan)
+            if self._launch_seconds:
+                self._channel.send_and_wait(plan, self._launch_seconds)
+            else:
+                self._channel.send(plan)
 
     def flush(self) -> None:
         if self._channel is not None:

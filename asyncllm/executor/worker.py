@@ -108,6 +108,7 @@ class Worker:
             else:
                 post(keep=len(launched))
                 launched.append(self._launch(runner, message))
+                channel.launched()
                 post(keep=self.limits.steps_in_flight - 1)
         post(keep=0)
 

@@ -25,7 +25,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.machines import Machines
-from asyncllm.executor.thread_executor import StepWorker, ThreadExecutor
+from asyncllm.executor.thread_executor import LAUNCH_PATIENCE, StepWorker, ThreadExecutor
 from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.llm.replicas.engine import ReplicatedEngine
 from asyncllm.models.loading.hub import resolve_folder
@@ -274,7 +274,8 @@ def _executor(
         report_import,
         machines,
     )
-    return ThreadExecutor(build), structured, time.perf_counter
+    launch_seconds = LAUNCH_PATIENCE if config.gpu is not None else 0.0
+    return ThreadExecutor(build, launch_seconds), structured, time.perf_counter
 
 
 def _default_params(spec: ModelSpec) -> SamplingParams:

@@ -27,6 +27,9 @@ class Channel(Protocol):
             queue.Empty: none came within ``timeout`` seconds.
         """
 
+    def launched(self) -> None:
+        """The plan that was received last is on the device's queue: Python is not busy with it."""
+
     def post(self, result: StepResult) -> None:
         """Hand over the result of the oldest plan that has none yet."""
 

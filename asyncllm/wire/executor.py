@@ -32,7 +32,8 @@ class Executor(Protocol):
         """Set who is told why it has died, on the loop, even if no step is in flight."""
 
     def submit(self, plan: bytes, on_result: ResultHandler) -> None:
-        """Run a plan; never blocks. ``on_result`` is called once, later, on the event loop."""
+        """Run a plan; waits for its launch at most. ``on_result`` is called once, later, on the
+        event loop."""
 
     def flush(self) -> None:
         """Have the steps in flight collected without waiting for a plan behind them."""

@@ -55,6 +55,9 @@ class SocketChannel:
         length = self._exactly(_LENGTH.size)
         return None if length is None else self._exactly(*_LENGTH.unpack(length))
 
+    def launched(self) -> None:
+        pass  # the loop is in another process
+
     def post(self, result: StepResult) -> None:
         self._end.sendall(_framed(encode(result)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -30,9 +31,20 @@ class ThreadChannel:
         self._loop = loop
         self._on_message = on_message
         self._inbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._launched = threading.Event()
 
     def send(self, message: bytes) -> None:
         self._inbox.put(message)
+
+    def send_and_wait(self, plan: bytes, timeout: float) -> None:
+        """Send a plan, and give the thread the GIL until it has launched one, or for ``timeout``
+        seconds."""
+        self._launched.clear()
+        self._inbox.put(plan)
+        self._launched.wait(timeout)
+
+    def launched(self) -> None:
+        self._launched.set()
 
     def close(self) -> None:
         """``receive`` returns None once everything sent before has been received."""

@@ -43,6 +43,9 @@ class TeamChannel:
             self._team.send(message)
         return message
 
+    def launched(self) -> None:
+        self._channel.launched()
+
     def post(self, result: StepResult) -> None:
         reports = self._team.done(result.step)
         for report in reports:

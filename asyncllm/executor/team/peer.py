@@ -65,6 +65,9 @@ class RingChannel:
     def receive(self, timeout: float | None = None) -> bytes | None:
         return self._reader.receive(timeout)
 
+    def launched(self) -> None:
+        pass  # no event loop shares this process
+
     def post(self, result: StepResult) -> None:
         self._reports.send_done(result)
 

@@ -164,6 +164,9 @@ class Script:
             message()
         return None
 
+    def launched(self) -> None:
+        pass
+
     def post(self, result: StepResult) -> None:
         self.results.append(result)
 

@@ -85,7 +85,7 @@ class StepSizes:
     def _ratio(self, size: int, cost: StepCost) -> float:
         """Measured over predicted seconds of a size.
 
-        The means are compared with today's cost, so that a new fit does not make an old ratio wrong.
+        The means are compared with today's cost: a new fit does not make an old ratio wrong.
         """
         measured = self._measured[size]
         if not measured.count or self._is_old(measured):
