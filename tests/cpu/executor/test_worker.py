@@ -87,6 +87,9 @@ class ScriptedChannel:
                 raise Empty
         return None
 
+    def launched(self) -> None:
+        pass
+
     def post(self, result: StepResult) -> None:
         self.posted.append(result)
 

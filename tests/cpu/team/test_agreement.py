@@ -35,6 +35,9 @@ class Channel:
     def receive(self, timeout: float | None = None) -> bytes | None:
         return self._plans.popleft() if self._plans else None
 
+    def launched(self) -> None:
+        pass
+
     def post(self, result: StepResult) -> None:
         self.results.append(result)
 
