@@ -3,17 +3,21 @@
     python examples/bench_restart.py [--runs N] [MODEL AND OPTIONS OF serve ...]
 
 Starts ``asyncllm serve``, kills the serving process with SIGKILL, N times, and sends a request
-again and again until it is answered with a token. Prints the seconds from the kill to that token,
-and the memory of the supervising process. With a standby (``--standby``, or on a GPU) each kill
-waits until it stands by. A server that has not been ready for a minute is started again after 1, 2,
-4... seconds from its second death on: this delay is printed, and is part of the seconds before it.
-The files of the model are in the system's page cache by then. Needs Linux.
+again and again until it is answered with a token. Prints the seconds from the kill until its parent
+process knows that it is dead, until the new server is ready, and until that token; the size of the
+new KV cache (smaller if the GPU still held what the old server had), and the memory of the parent.
+
+With a standby (``--standby``, or on a GPU), each kill waits until it stands by. A server that has
+not been ready for a minute is started again after 1, 2, 4... seconds from its second death on: this
+delay is printed, and is part of the seconds. The files of the model are in the system's page cache
+by then. Needs Linux.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -37,25 +41,30 @@ class Log:
     """What the processes write to stderr; it is passed on."""
 
     def __init__(self, server: subprocess.Popen[str]):
-        self._lines: list[str] = []
+        self._lines: list[tuple[float, str]] = []
         self._reader = threading.Thread(target=self._read, args=(server.stderr,))
         self._reader.start()
 
     def _read(self, stderr: IO[str]) -> None:
         for line in stderr:
             sys.stderr.write(line)
-            self._lines.append(line)
+            self._lines.append((time.perf_counter(), line))
 
     def join(self) -> None:
         """Return when all is read of processes that have ended."""
         self._reader.join()
 
     def count(self, words: str) -> int:
-        return sum(words in line for line in self._lines)
+        return sum(words in line for _, line in self._lines)
+
+    def latest(self, words: str) -> float:
+        """When a line with these words came last, by ``time.perf_counter``."""
+        return max((at for at, line in self._lines if words in line), default=math.nan)
 
     def delay(self) -> str:
         """How long the supervising process waited before the latest start."""
-        said = re.findall(r"starting it again (?:in )?(now|\d+ s)", "".join(self._lines))
+        log = "".join(line for _, line in self._lines)
+        said = re.findall(r"starting it again (now|in \d+ s)", log)
         return said[-1] if said else "?"
 
 
@@ -92,12 +101,13 @@ def first_token(url: str) -> None:
         time.sleep(RETRY_SECONDS)
 
 
-def wait_until_ready(server: subprocess.Popen[str]) -> str:
-    """The URL, when the server says that it is ready."""
+def wait_until_ready(server: subprocess.Popen[str]) -> tuple[str, str]:
+    """The URL, and the size of the KV cache, when the server says that it is ready."""
     assert server.stdout is not None
     for line in server.stdout:
         if " is ready on " in line:
-            return line.split(" is ready on ")[1].split()[0]
+            url = line.split(" is ready on ")[1].split()[0]
+            return url, line[line.rindex("KV cache") :].rstrip(")\n")
     raise SystemExit("the server ended")
 
 
@@ -111,17 +121,21 @@ def main() -> None:
     ) as server:
         log = Log(server)
         try:
-            url = wait_until_ready(server)
+            url, _ = wait_until_ready(server)
             first_token(url)
-            print("seconds from the kill to the first token")
+            print("seconds from the kill\n  dead  ready  first token")
             for run in range(args.runs):
                 has_standby = wait_for_standby(server.pid, log, run + 1)
                 killed = time.perf_counter()
                 os.kill(children(server.pid)[0], signal.SIGKILL)
                 first_token(url)
-                seconds = time.perf_counter() - killed
+                answered = time.perf_counter()
+                times = log.latest("the server has ended"), log.latest("start-up:"), answered
+                dead, ready, token = (at - killed for at in times)
                 by = "standby" if has_standby else "new process"
-                print(f"{seconds:6.2f}  by a {by}, started: {log.delay()}", flush=True)
+                _, cache = wait_until_ready(server)
+                print(f"{dead:6.2f} {ready:6.2f} {token:12.2f}", end="  ")
+                print(f"by a {by}, started {log.delay()}; {cache}", flush=True)
             status = Path(f"/proc/{server.pid}/status").read_text()
             rss = next(line for line in status.splitlines() if line.startswith("VmRSS"))
             print("supervising process:", " ".join(rss.split()))

@@ -49,7 +49,7 @@ RUNS = {
     ),
     "bench_restart.py": Run(
         "--runs 1 --device sim --standby",
-        r"first token\n +\d+\.\d\d  by a standby, started: now\n.*VmRSS",
+        r"first token\n( +\d+\.\d\d){3}  by a standby, started now; KV cache \d+ tokens\n.*VmRSS",
     ),
     "bench_scheduler.py": Run(
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
