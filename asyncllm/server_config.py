@@ -43,6 +43,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     supervise: Annotated[
         bool, doc("run under a small parent process that starts the server again when it dies")
     ] = True
+    standby: Annotated[
+        bool | None,
+        doc(
+            "keep a second process that has imported everything, and is the server when this one "
+            "dies: it starts some seconds sooner, for some of the host's memory; by default on a "
+            "GPU"
+        ),
+    ] = None
     served_model_name: Annotated[
         tuple[str, ...],
         doc("name of the model for clients; may be repeated; the model's own by default"),
@@ -169,6 +177,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "tls_cert" if self.tls_cert is None else "tls_key"
             raise BadRequest("tls_cert and tls_key need each other", param=missing)
+        if self.standby and not self.supervise:
+            raise BadRequest("standby needs supervise: a parent process", param="standby")
         if not all(self.api_key):
             raise BadRequest("api_key must not be empty", param="api_key")
         if self.admin_key == "":

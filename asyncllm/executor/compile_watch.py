@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -58,6 +59,8 @@ class CompileWatch:
 
     def report_to(self, heartbeat: Heartbeat) -> None:
         """Enter "compile" while this thread compiles, or loads, a kernel."""
+        if "triton" not in sys.modules:  # on a CPU; the first step would wait for the import
+            return
         try:
             from triton import knobs
         except ImportError:

@@ -63,24 +63,31 @@ class ProcessBill:
 
     Args:
         pid: of another process, whose start counts.
+        since: by ``time.monotonic``; this moment counts, and not the start of a process.
     """
 
-    def __init__(self, pid: int | None = None) -> None:
+    def __init__(self, pid: int | None = None, since: float | None = None) -> None:
         self._pid = pid
-        self._before = process_seconds(pid)
+        self._since = since
+        self._before = self._age()
 
     def whole(self, bill: StartupBill) -> StartupBill:
         """The bill of loading, with "server" before it and "rest" for what is in no phase.
 
         Where there is no /proc, that of loading alone.
         """
-        age, whole = process_seconds(self._pid), StartupBill()
+        age, whole = self._age(), StartupBill()
         if age is None or self._before is None:
             return bill
         rest = max(age - self._before - bill.seconds, 0.0)
         first, last = StartupItem("server", self._before, 0), StartupItem("rest", rest, 0)
         whole.items = [first, *bill.items, last]
         return whole
+
+    def _age(self) -> float | None:
+        if self._since is not None:
+            return time.monotonic() - self._since
+        return process_seconds(self._pid)
 
 
 def process_seconds(pid: int | None = None) -> float | None:

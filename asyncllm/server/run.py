@@ -110,7 +110,10 @@ async def serve(
         reloader.start, reloader.read = options
     reloading = asyncio.ensure_future(reload_when_told(shutdown.reload, reloader))
     # Of the first server, the start of the parent counts, which is that of the command.
-    bill = ProcessBill(os.getppid() if parent is not None and not parent.restarts else None)
+    bill = ProcessBill(
+        os.getppid() if parent is not None and not parent.restarts else None,
+        None if parent is None else parent.took_over_at,
+    )
     loading = asyncio.ensure_future(llm.start())
     try:
         await _first_of(loading, shutdown.stop)
@@ -144,9 +147,11 @@ async def _serve_until(
     sys.setswitchinterval(1e-4)
     limits = llm.limits
     log.info("start-up:\n%s", bill.whole(llm.startup))
+    standby = service.config.standby
     arrivals.ready(
         f"model {service.model_names[0]}, {limits.device}, {limits.dtype}, "
-        f"context {limits.max_model_len}, KV cache {limits.num_pages * limits.page_size} tokens"
+        f"context {limits.max_model_len}, KV cache {limits.num_pages * limits.page_size} tokens",
+        wants_standby=limits.device == "cuda" if standby is None else standby,
     )
     stopped = asyncio.ensure_future(llm.stopped())
     reporting = asyncio.ensure_future(log_throughput(llm.stats))

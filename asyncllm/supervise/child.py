@@ -22,6 +22,11 @@ LEAVING: Final = b"l"
 HAND_OVER: Final = b"h"
 #: With the descriptor of a file: what a server that is started again gets as ``Parent.memory``.
 REMEMBER: Final = b"o"
+#: It would be worth it to have a standby for this server.
+STANDBY: Final = b"s"
+#: To a standby, followed by how many servers have died, with the descriptor of what the last of
+#: them had remembered: it is the server now.
+TAKE_OVER: Final = b"t"
 #: Before the next attempt, when the parent does not take messages as fast as they are sent.
 SEND_SECONDS: Final = 0.01
 #: Most bytes of a message.
@@ -38,21 +43,38 @@ class Parent:
             for the only one.
         channel: to the parent; it keeps the boundaries of messages.
         memory: what a server before this one had it remember last; empty if there was nothing.
+        is_standby: this process is to call ``stand_by``, and has no restarts and memory before.
+        took_over_at: when a standby became the server, by ``time.monotonic``.
     """
 
     def __init__(
         self,
         sockets: Sequence[socket.socket],
         channel: socket.socket,
-        restarts: int,
+        restarts: int = 0,
         replica: int | None = None,
         memory: bytes = b"",
+        *,
+        is_standby: bool = False,
     ):
         self.sockets = sockets
         self.restarts = restarts
         self.replica = replica
         self.channel = channel
         self.memory = memory
+        self.is_standby = is_standby
+        self.took_over_at: float | None = None
+
+    def stand_by(self) -> None:
+        """Returns when this process is to serve; ends it if there will be nothing to do."""
+        message, files, _, _ = socket.recv_fds(self.channel, MESSAGE_BYTES, 1)
+        if not message:  # the parent is gone
+            os._exit(0)
+        self.took_over_at = time.monotonic()
+        self.restarts = int(message.removeprefix(TAKE_OVER))
+        for file in files:
+            self.memory = content_of(file)
+            os.close(file)
 
     def remember(self, data: bytes) -> None:
         """Have the parent keep this for the next server. Waits while it has much to read."""
@@ -82,6 +104,10 @@ class Parent:
     def ready(self, about: str) -> None:
         """The model is loaded; ``about`` says what it is, in a line."""
         self._tell(READY + about.encode()[: MESSAGE_BYTES - 1])
+
+    def ask_for_standby(self) -> None:
+        """Have a process stand by, to be the next server."""
+        self._tell(STANDBY)
 
     def hand_over(self, connection: int, request: int) -> None:
         """Give the parent a connection for the next server, and a file with its request.

@@ -6,6 +6,8 @@ import signal
 from typing import Final
 
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+#: What the parent process handles.
+HANDLED: Final = (*STOPS, signal.SIGHUP, signal.SIGCHLD)
 #: How the parent passes them on. Not as they came: a signal to the whole process group has reached
 #: the server already, and would be counted twice.
 FORWARDED_STOP: Final = signal.SIGUSR2

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -20,13 +19,23 @@ from asyncllm.supervise.child import (
     MESSAGE_BYTES,
     READY,
     REMEMBER,
+    STANDBY,
     Parent,
     content_of,
 )
 from asyncllm.supervise.door import SingleDoor
+from asyncllm.supervise.fork import fork
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.server import Server
-from asyncllm.supervise.signals import DEAD, FORWARDED_STOP, GRACE_SECONDS, SAME_SECONDS, STOPS
+from asyncllm.supervise.signals import (
+    DEAD,
+    FORWARDED_STOP,
+    GRACE_SECONDS,
+    HANDLED,
+    SAME_SECONDS,
+    STOPS,
+)
+from asyncllm.supervise.standby import Standby
 from asyncllm.supervise.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -40,8 +49,6 @@ log = logging.getLogger(__name__)
 KILL_SECONDS: Final = 1.0
 #: Before the next attempt, when the system allows no new process.
 FORK_SECONDS: Final = 1.0
-
-_HANDLED: Final = (*STOPS, signal.SIGHUP, signal.SIGCHLD)
 
 
 class Supervisor:
@@ -69,6 +76,7 @@ class Supervisor:
         self._door = make_door(self._poller, sockets, self._retry_seconds, tls)
         self._terminal = Terminal()
         self._servers = [Server(index) for index in range(num_servers)]
+        self._standby = Standby()
         self._signals = 0
         self._signalled_at = -SAME_SECONDS
         self._kill_at: float | None = None
@@ -87,7 +95,7 @@ class Supervisor:
         for end in (self._wakeup, self._woken):
             end.setblocking(False)
         signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
-        for number in _HANDLED:
+        for number in HANDLED:
             signal.signal(number, _wake)
         self._poller.add(self._wakeup, self._on_wakeup)
         self._door.open()
@@ -101,6 +109,10 @@ class Supervisor:
                     parent = self._start(server)
                     if parent is not None:
                         return parent
+            if self._standby.is_due:
+                parent = self._start_standby()
+                if parent is not None:
+                    return parent
             if self._kill_at is not None and now >= self._kill_at:
                 self._kill_at = None
                 self._kill()
@@ -109,60 +121,47 @@ class Supervisor:
             times += [server.start_at for server in self._servers]
             next_at = min((at for at in times if at is not None), default=None)
             self._poller.wait(None if next_at is None else next_at - time.monotonic())
+        self._standby.kill()
         self._close()
         for listening in self._sockets:
             listening.close()
         return self._exit_code
 
     def _start(self, server: Server) -> Parent | None:
-        """Fork; returns a ``Parent`` in the new process."""
-        try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError as error:
-            self._cannot_start(server, error)
-            return None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        me = os.getpid()
-        # No handler of ours may run in the new process.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        try:
-            pid = os.fork()
-        except OSError as error:
-            self._cannot_start(server, error)
-            pid = -1
+        """Let the standby be the server, or fork; returns a ``Parent`` in a new process."""
+        restarts = server.restarts.count
+        process = self._standby.take_over(restarts, self._remembered)
+        if process is None:
+            try:
+                process = fork()
+            except OSError as error:
+                log.error("cannot start %s, will keep trying: %s", self._name(server), error)
+                server.start_at = time.monotonic() + FORK_SECONDS
+                return None
+        pid, channel = process
         if pid == 0:
-            ours.close()
             memory = b"" if self._remembered is None else content_of(self._remembered)
-            self._leave(me)
+            self._close()
             replica = None if len(self._servers) == 1 else server.index
-            return Parent(self._sockets, theirs, server.restarts.count, replica, memory)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        theirs.close()
-        if pid < 0:
-            ours.close()
-            return None
-        ours.setblocking(False)
-        server.began(pid, ours)
-        self._poller.add(ours, partial(self._on_message, server))
+            return Parent(self._sockets, channel, restarts, replica, memory)
+        server.began(pid, channel)
+        self._poller.add(channel, partial(self._on_message, server))
         self._door.began(server)
         return None
 
-    def _cannot_start(self, server: Server, error: OSError) -> None:
-        """The system allows no new process, or no file descriptor for it."""
-        log.error("cannot start %s, will keep trying: %s", self._name(server), error)
-        server.start_at = time.monotonic() + FORK_SECONDS
-
-    def _leave(self, parent: int) -> None:
-        """Become a serving process: give up all that is the parent's, and die with it."""
-        from asyncllm.child_process import die_with
-
-        die_with(parent)
-        for number in (*STOPS, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can read its configuration again
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        self._close()
+    def _start_standby(self) -> Parent | None:
+        """Fork; returns a ``Parent`` in the new process."""
+        self._standby.is_due = False
+        try:
+            pid, channel = fork()
+        except OSError as error:
+            log.warning("cannot start a standby: %s", error)
+            return None
+        if pid == 0:
+            self._close()
+            return Parent(self._sockets, channel, is_standby=True)
+        self._standby.began(pid, channel)
+        return None
 
     def _close(self) -> None:
         """Close what is the parent's alone."""
@@ -173,6 +172,7 @@ class Supervisor:
         self._poller.close()
         for server in self._servers:
             server.ended()
+        self._standby.ended()
         if self._remembered is not None:
             os.close(self._remembered)
 
@@ -204,6 +204,8 @@ class Supervisor:
                 server.restarts.ready()
             elif message == LEAVING:
                 server.is_ready = False
+            elif message == STANDBY:
+                self._standby.is_due = not self._signals
             self._door.said(server, message, files)
             if message == ACCEPT and server.hung_up and server.pid is not None:
                 os.kill(server.pid, signal.SIGHUP)
@@ -217,9 +219,14 @@ class Supervisor:
                 return
             if pid == 0:
                 return
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self._standby.pid:
+                self._standby.ended()
+                if -code not in STOPS:  # Ctrl-C reaches all processes
+                    log.warning("the standby has ended %s", _cause(code))
             for server in self._servers:
                 if pid == server.pid:
-                    self._ended(server, os.waitstatus_to_exitcode(status))
+                    self._ended(server, code)
 
     def _ended(self, server: Server, code: int) -> None:
         """A server has ended, with this code or by the signal of this number, negated."""
@@ -228,6 +235,7 @@ class Supervisor:
         self._poller.remove(server.channel)
         server.ended()
         self._door.lost(server)
+        self._standby.is_due = False  # the next server asks again
         if self._signals:
             asked = code in (-FORWARDED_STOP, *(-number for number in STOPS))
             self._leaves(0 if asked else _exit_code(code))
@@ -290,6 +298,7 @@ class Supervisor:
             return
         self._signalled_at = now
         self._signals += 1
+        self._standby.kill()
         for server in self._servers:
             server.start_at = None
             if server.pid is not None:

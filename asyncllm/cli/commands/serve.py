@@ -84,6 +84,8 @@ def _check_replicas(args: argparse.Namespace, server: ServerConfig) -> None:
         usage_error(args, "--tls-cert: with --dp above 1, let a proxy before the server do TLS")
     if not server.supervise:
         usage_error(args, "--no-supervise: replicas (--dp above 1) need the parent process")
+    if server.standby:
+        usage_error(args, "--standby: only for a single server, not for replicas (--dp above 1)")
     if not _can_fork():
         usage_error(args, "--dp: replicas need Linux, and a program without threads or torch")
 
@@ -125,6 +127,11 @@ def _serve(
             from asyncllm.startup.replica_config import replica_config
 
             engine = replica_config(engine, parent.replica)
+        if parent is not None and parent.is_standby:
+            from asyncllm.cli.import_ahead import import_ahead
+
+            import_ahead(engine)
+            parent.stand_by()
         kernels = _begin_early(engine)
 
         from asyncllm.llm.async_llm import AsyncLLM

@@ -298,7 +298,8 @@ class Sampler:
 def _groups(which: np.ndarray, kinds: np.ndarray) -> list[np.ndarray]:
     """The rows where ``which`` is true, in groups of at most ``_GROUP`` of one kind."""
     groups = []
-    for kind in np.unique(kinds[which]):
+    # np.unique would import numpy.ma, for which the first token would wait.
+    for kind in sorted(set(kinds[which].tolist())):
         rows = np.flatnonzero(which & (kinds == kind))
         groups += [rows[start : start + _GROUP] for start in range(0, len(rows), _GROUP)]
     return groups

@@ -35,8 +35,12 @@ class Arrivals(Protocol):
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
         """Connections come from now on."""
 
-    def ready(self, about: str) -> None:
-        """The model is loaded; ``about`` says what it is, in a line."""
+    def ready(self, about: str, *, wants_standby: bool) -> None:
+        """The model is loaded; ``about`` says what it is, in a line.
+
+        Args:
+            wants_standby: a process should stand by; only the parent of a single server has one.
+        """
 
     def leaving(self) -> None:
         """The server drains."""
@@ -67,7 +71,7 @@ class OwnPort:
         await listener.start(self._sockets, tls)
         self._url = url_of(*listener.address, scheme="https" if tls else "http")
 
-    def ready(self, about: str) -> None:
+    def ready(self, about: str, *, wants_standby: bool) -> None:
         print(f"asyncllm is ready on {self._url} ({about})", flush=True)
 
     def leaving(self) -> None:
@@ -93,9 +97,11 @@ class InheritedPort(OwnPort):
         await super().begin(listener, tls)
         self._listener = listener
 
-    def ready(self, about: str) -> None:
+    def ready(self, about: str, *, wants_standby: bool) -> None:
         self._parent.ready(about)  # first: whoever reads the line may end this process at once
-        super().ready(about)
+        if wants_standby:
+            self._parent.ask_for_standby()
+        super().ready(about, wants_standby=wants_standby)
         asyncio.get_running_loop().add_reader(self._parent.fileno(), self._adopt)
 
     def close(self) -> None:
@@ -129,7 +135,7 @@ class FromFront:
             self._parent.fileno(), partial(adopt, listener, self._channel)
         )
 
-    def ready(self, about: str) -> None:
+    def ready(self, about: str, *, wants_standby: bool) -> None:
         assert self._channel is not None
         self._channel.ready(about)
 

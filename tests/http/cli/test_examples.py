@@ -47,7 +47,10 @@ RUNS = {
         "hits --chats 6 --turns 2 --connections 3 --replicas 2",
         r"2 replicas: +\d.*of one replica's",
     ),
-    "bench_restart.py": Run("--runs 1 --device sim", r"first token\n +\d+\.\d\d\n.*VmRSS"),
+    "bench_restart.py": Run(
+        "--runs 1 --device sim --standby",
+        r"first token\n( +\d+\.\d\d){3}  by a standby, started now; KV cache \d+ tokens\n.*VmRSS",
+    ),
     "bench_scheduler.py": Run(
         "--quick", r"longest +10000 +\d(.|\n)*cached: plan +\d(.|\n)*waiting: server +\d"
     ),

@@ -33,7 +33,7 @@ STREAM = {"prompt": "a", "max_tokens": 40, "ignore_eos": True, "stream": True}
 
 
 class Supervised:
-    """A fake server, and the process that supervises it.
+    """A server, and the process that supervises it.
 
     Attributes:
         log: what both have written to stderr so far.
@@ -80,17 +80,24 @@ class Supervised:
 
 @contextmanager
 def supervised(port: int = 0, drain_seconds: float = 20.0, **options: Any) -> Iterator[Supervised]:
-    """A supervised server in a session of its own, of which nothing may be left."""
-    command = [sys.executable, "-W", "error", "-m", "tests.support.server.serve_fake"]
+    """A supervised fake server."""
+    words = (str(port), str(drain_seconds), json.dumps(options), "supervised")
+    with running_of("-W", "error", "-m", "tests.support.server.serve_fake", *words) as running:
+        running.port = port
+        yield running
+
+
+@contextmanager
+def running_of(*words: str) -> Iterator[Supervised]:
+    """Python with these arguments, in a session of its own, of which nothing may be left."""
     with subprocess.Popen(
-        [*command, str(port), str(drain_seconds), json.dumps(options), "supervised"],
+        [sys.executable, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as process:
         running = Supervised(process)
-        running.port = port
         try:
             yield running
         finally:

@@ -71,6 +71,7 @@ def test_the_loading_bar_is_for_large_models(
     [
         ("--tls-cert a --tls-key b", "--tls-cert: with --dp above 1"),
         ("--no-supervise", "--no-supervise: replicas"),
+        ("--standby", "--standby: only for a single server"),
     ],
 )
 def test_what_replicas_cannot_do(

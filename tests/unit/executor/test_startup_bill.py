@@ -94,6 +94,13 @@ def test_the_bill_of_a_server_accounts_for_all_of_its_time(pid: int | None) -> N
     assert bill.items == [weights]
 
 
+def test_the_bill_of_a_standby_begins_when_it_takes_over() -> None:
+    whole = ProcessBill(since=time.monotonic() - 2.0)
+    server, rest = whole.whole(StartupBill()).items
+    assert 2.0 <= server.seconds < 2.5
+    assert rest.seconds < 0.5
+
+
 def test_the_bill_of_a_server_without_proc_is_that_of_loading() -> None:
     bill = StartupBill()
     assert ProcessBill(2**30).whole(bill) is bill
