@@ -178,7 +178,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             missing = "tls_cert" if self.tls_cert is None else "tls_key"
             raise BadRequest("tls_cert and tls_key need each other", param=missing)
         if self.standby and not self.supervise:
-            raise BadRequest("standby needs supervise: a parent process", param="standby")
+            raise BadRequest("standby needs the parent process", param="standby")
         if not all(self.api_key):
             raise BadRequest("api_key must not be empty", param="api_key")
         if self.admin_key == "":

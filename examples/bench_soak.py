@@ -71,7 +71,8 @@ class Server:
 
     def __init__(self, options: list[str]):
         command = [sys.executable, "-m", "asyncllm", "serve", "--port", "0"]
-        command += ["--log-level", "error", "--kv-cache-tokens", "8192", *options]
+        # A standby would grow while the first reading is taken.
+        command += ["--no-standby", "--log-level", "error", "--kv-cache-tokens", "8192", *options]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         found = re.search(r"ready on http://\S+:(\d+)", self._process.stdout.readline())

@@ -85,6 +85,7 @@ class ServerProcess:
         self.start_s = 0.0
         self._command = [
             *(sys.executable, "-m", "asyncllm", "serve", "--host", "127.0.0.1", "--port", "0"),
+            "--no-standby",  # it would import beside the first requests
             *options(config),
         ]
 

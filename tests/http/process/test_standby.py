@@ -103,6 +103,21 @@ def test_a_standby_that_is_not_done_yet_takes_over_when_it_is() -> None:
         assert standby_of(running, 2)[0] == standby
 
 
+def test_server_and_standby_die_at_once() -> None:
+    with serving("--standby", device="sim") as running:
+        running.until_ready()
+        dead = standby_of(running)
+        running.process.send_signal(signal.SIGSTOP)
+        for pid in dead:
+            os.kill(pid, signal.SIGKILL)
+        running.process.send_signal(signal.SIGCONT)
+        running.until_ready()
+        answer_of(running)
+        assert not {*dead} & {*standby_of(running, 2)}
+        running.process.terminate()
+        assert running.end() == 0
+
+
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_standby_dies_with_its_parent(is_stopped: bool) -> None:
     with serving("--standby", device="sim") as running:

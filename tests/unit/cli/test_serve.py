@@ -66,6 +66,13 @@ def test_the_loading_bar_is_for_large_models(
     assert ("loading 100%" in captured.err) is drawn
 
 
+def test_a_standby_needs_a_parent(capsys: pytest.CaptureFixture[str], served: list[Any]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--standby", "--no-supervise"])
+    assert "--standby needs the parent process" in capsys.readouterr().err
+    assert not served
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
