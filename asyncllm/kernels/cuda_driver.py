@@ -14,6 +14,15 @@ _CAPABILITY_MINOR = 76
 _MAX_NAME = 256
 
 
+def is_installed() -> bool:
+    """Whether CUDA's driver is here, which takes much less time than to initialise it."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def load_driver() -> ctypes.CDLL | None:
     """CUDA's driver, initialised; None if there is none, or no GPU."""
     try:

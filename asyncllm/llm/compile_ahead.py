@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from asyncllm.errors import EngineDead, KernelError
-from asyncllm.startup.kernel_compiler import KernelCompiler, job_of
+from asyncllm.startup.kernel_compiler import KernelCompiler, expects_job, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,13 +73,21 @@ class CompileAhead:
 
     def _run(self, config: EngineConfig, folder: Path) -> None:
         job: CompileJob | None = None
+        early: KernelCompiler | None = None
         compiler: KernelCompiler | None = None
         with _logged():
-            job = job_of(config, folder)  # CUDA's driver takes its time
-        if not self._started.set_running_or_notify_cancel():
-            return
+            # CUDA's driver takes its time, during which the compiler imports torch.
+            early = KernelCompiler() if expects_job(config, folder) else None
+            job = job_of(config, folder)
+        is_wanted = self._started.set_running_or_notify_cancel()
         with _logged():
-            compiler = None if job is None else KernelCompiler(job)
+            if is_wanted and job is not None:
+                compiler = early or KernelCompiler()
+                compiler.begin(job)
+        if early is not None and compiler is None:
+            early.close()
+        if not is_wanted:
+            return
         self._started.set_result(compiler)
         if compiler is not None:
             self._closed.wait()  # the process ends with the thread that started it

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -66,10 +67,9 @@ class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             OSError: the model's configuration cannot be read.
         """
-        if dtype is None:  # as on a GPU
-            dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+        dtype = dtype or _serving_dtype(config)
         cache = str(cache_folder(config).absolute())
-        key = _key(config, folder, gpu, dtype)
+        key = f"{_common_key(config, folder, dtype)}-{_gpu_key(gpu)}"
         return cls(config=config, folder=str(folder), dtype=dtype, gpu=gpu, cache=cache, key=key)
 
     def is_done(self) -> bool:
@@ -117,7 +117,23 @@ def cache_folder(config: EngineConfig) -> Path:
     return Path(os.environ.get("TRITON_HOME", os.path.expanduser("~/")), ".triton", "cache")
 
 
-def _key(config: EngineConfig, folder: Path, gpu: Gpu, dtype: str) -> str:
+def is_new(config: EngineConfig, folder: Path) -> bool:
+    """Whether no job of serving was ever done, on whatever GPU.
+
+    Raises:
+        OSError: the model's configuration cannot be read.
+    """
+    key = _common_key(config, folder, _serving_dtype(config))
+    return not any(Path(cache_folder(config), _MANIFESTS).glob(f"{key}-*.json"))
+
+
+def _serving_dtype(config: EngineConfig) -> str:
+    """As on a GPU."""
+    return "bfloat16" if config.dtype == "auto" else config.dtype
+
+
+def _common_key(config: EngineConfig, folder: Path, dtype: str) -> str:
+    """The part of a job's key that does not depend on the GPU."""
     parts = (
         __version__,
         _digest_of_sources(),
@@ -127,14 +143,21 @@ def _key(config: EngineConfig, folder: Path, gpu: Gpu, dtype: str) -> str:
             (k, v) for k, v in os.environ.items() if k.startswith("TRITON_") and k not in _PLACES
         ),
         hashlib.sha256(Path(folder, "config.json").read_bytes()).hexdigest(),
-        gpu,
-        _text_of(user_table(gpu.name)),
         dtype,
         [getattr(config, name) for name in OPTIONS],
     )
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+    return _hash_of(parts)
 
 
+def _gpu_key(gpu: Gpu) -> str:
+    return _hash_of((gpu, _text_of(user_table(gpu.name))))
+
+
+def _hash_of(parts: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
+
+
+@cache
 def _digest_of_sources() -> str:
     """A hash of the package's files that decide which kernels are launched."""
     digest = hashlib.sha256()

@@ -1,8 +1,8 @@
 """The process that compiles a model's kernels: ``python -m asyncllm.startup.compile_kernels``.
 
-It reads a ``CompileJob`` from its standard input and writes ``CompileReport``s, one a line, the
-last of which has ``done`` or ``error``. It uses no GPU. Threads and libraries' thread pools would
-be lost when compilers are forked, so none is running then.
+It imports what compilers need, reads a ``CompileJob`` from its standard input, and writes
+``CompileReport``s, one a line, the last of which has ``done`` or ``error``. It uses no GPU. Threads
+and libraries' thread pools would be lost when compilers are forked, so none is running then.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 from asyncllm.child_process import die_with
 from asyncllm.errors import AsyncLLMError
 from asyncllm.startup.compile_job import CompileJob, CompileReport
+from asyncllm.startup.lean_torch import add_native_meta, end_leaving_out, leave_out_meta
 
 
 def main(parent: int) -> int:
@@ -35,6 +36,7 @@ def main(parent: int) -> int:
         print(msgspec.json.encode(report).decode(), file=output)
 
     try:
+        import_compiler()
         job = msgspec.json.decode(sys.stdin.buffer.read(), type=CompileJob)
         count = compile_kernels(job, lambda ready: send(CompileReport(ready)))
     except Exception as error:  # compilers and the steps of a model raise various types
@@ -45,10 +47,31 @@ def main(parent: int) -> int:
     return 0
 
 
+def import_compiler() -> None:
+    """Import and compute what compilers inherit when they are forked."""
+    from triton.runtime.cache import triton_key
+
+    # A hash of half a gigabyte, without the GIL.
+    hashing = threading.Thread(target=triton_key, name="asyncllm-triton-key")
+    hashing.start()
+    leave_out_meta()
+    import torch  # noqa: F401
+
+    end_leaving_out()
+    add_native_meta()
+
+    from asyncllm.kernels import triton as kernels
+
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        import_module(module.name)
+    import_module("asyncllm.startup.kernel_discovery")
+    hashing.join()
+
+
 def compile_kernels(job: CompileJob, progress: Callable[[int], None]) -> int:
     """Compile all kernels of a job that the cache lacks, and record that it is done.
 
-    A kernel is compiled as soon as it is found to be needed.
+    After ``import_compiler``. A kernel is compiled as soon as it is found to be needed.
 
     Returns:
         The number of kernels.
@@ -57,15 +80,8 @@ def compile_kernels(job: CompileJob, progress: Callable[[int], None]) -> int:
         ModelError: the model is not supported, or not with this configuration.
         KernelError: a kernel cannot be compiled.
     """
-    from triton.runtime.cache import triton_key
-
-    # A hash of half a gigabyte, without the GIL.
-    hashing = threading.Thread(target=triton_key, name="asyncllm-triton-key")
-    hashing.start()
-
     import torch
 
-    from asyncllm.kernels import triton as kernels
     from asyncllm.kernels.support import MIN_CAPABILITY
     from asyncllm.models.spec import read_spec
     from asyncllm.startup.compiler_pool import compiler_pool
@@ -77,10 +93,6 @@ def compile_kernels(job: CompileJob, progress: Callable[[int], None]) -> int:
         job.record([])
         return 0
     spec = read_spec(Path(job.folder))
-    # Compilers inherit what is imported and computed before they are forked.
-    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
-        import_module(module.name)
-    hashing.join()
     with compiler_pool(gpu, Path(job.cache)) as pool:
         futures = []
 

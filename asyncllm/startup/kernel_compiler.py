@@ -15,9 +15,9 @@ import msgspec
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import KernelError
-from asyncllm.kernels.cuda_driver import find_gpu
+from asyncllm.kernels.cuda_driver import find_gpu, is_installed
 from asyncllm.kernels.gpu import PRETEND
-from asyncllm.startup.compile_job import CompileJob, CompileReport
+from asyncllm.startup.compile_job import CompileJob, CompileReport, is_new
 
 #: How long to wait for the next kernel before giving up; the slowest takes 5 s of CPU time.
 STALL_SECONDS: Final = 60.0
@@ -26,12 +26,20 @@ STALL_SECONDS: Final = 60.0
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
+def expects_job(config: EngineConfig, folder: Path) -> bool:
+    """Whether ``job_of`` will probably find something to do; takes less time, as no GPU is used."""
+    try:
+        return _can_compile(config) and is_installed() and is_new(config, folder)
+    except OSError:
+        return False
+
+
 def job_of(config: EngineConfig, folder: Path) -> CompileJob | None:
     """What is to be compiled before a model can be served; None if there is nothing to do."""
-    if config.gpu is None or sys.platform != "linux" or find_spec("triton") is None:
+    if config.gpu is None or not _can_compile(config):
         return None
     gpu = find_gpu(config.gpu)
-    if gpu is None or os.environ.get(PRETEND):  # a pretended GPU's kernels run on the one here
+    if gpu is None:
         return None
     try:
         job = CompileJob.of(config, folder, gpu)
@@ -40,8 +48,16 @@ def job_of(config: EngineConfig, folder: Path) -> CompileJob | None:
         return None  # loading the model says what is wrong
 
 
+def _can_compile(config: EngineConfig) -> bool:
+    if config.gpu is None or sys.platform != "linux" or find_spec("triton") is None:
+        return False
+    return not os.environ.get(PRETEND)  # a pretended GPU's kernels run on the one here
+
+
 class KernelCompiler:
-    """A running job. Linux kills it when this process ends, or the thread that started the job.
+    """A process that imports what compilers need, and then runs one job.
+
+    Linux kills it when this process ends, or the thread that started it.
 
     Args:
         module: runs the job; another one than ``compile_kernels`` must read and report as it does.
@@ -53,7 +69,7 @@ class KernelCompiler:
         OSError: no process can be started.
     """
 
-    def __init__(self, job: CompileJob, module: str = "asyncllm.startup.compile_kernels") -> None:
+    def __init__(self, module: str = "asyncllm.startup.compile_kernels") -> None:
         self.is_stopped = False
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
@@ -67,6 +83,10 @@ class KernelCompiler:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._reports = self._process.stdout
+
+    def begin(self, job: CompileJob) -> None:
+        """Run the job, the only one."""
+        assert self._process.stdin is not None
         with suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(msgspec.json.encode(job))
 
@@ -102,3 +122,6 @@ class KernelCompiler:
         self.stop()
         self._process.wait()
         self._reports.close()
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()

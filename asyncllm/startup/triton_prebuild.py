@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map
 
 from asyncllm.errors import KernelError
 from asyncllm.kernels.gpu import Gpu, dotted, gpu_of, pretended
+from asyncllm.startup.lean_torch import add_missing_meta
 
 #: The most likely GPU of each compute capability. What is built for one serves all of the same
 #: capability, except those whose projections were measured and tuned.
@@ -156,7 +157,12 @@ class _MetaAsCuda(TorchFunctionMode):
     """Every function returns ``_OnGpu`` for meta tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _on_gpu(func(*args, **(kwargs or {})))
+        try:
+            return _on_gpu(func(*args, **(kwargs or {})))
+        except Exception:  # nothing has run yet; functions without a kernel raise various types
+            if not add_missing_meta():
+                raise
+            return _on_gpu(func(*args, **(kwargs or {})))
 
 
 def _on_gpu(value: Any) -> Any:

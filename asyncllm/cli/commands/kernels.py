@@ -174,7 +174,8 @@ def _build_triton(args: argparse.Namespace, folders: dict[str, Path], config: En
         for (name, folder), dtype in itertools.product(folders.items(), args.dtypes):
             started = time.perf_counter()
             job = CompileJob.of(config, folder, gpu, dtype)
-            with closing(KernelCompiler(job)) as compiler:
+            with closing(KernelCompiler()) as compiler:
+                compiler.begin(job)
                 count = compiler.wait()
             print(
                 f"{name}: {count} of Triton's kernels in {dtype} for {gpu.name}: "

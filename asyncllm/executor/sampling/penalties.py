@@ -46,7 +46,8 @@ class PenaltyTable:
         on_device = packed.split([len(bits), len(prompt), len(generated)])
         self._penalties[slot] = on_device[0].view(torch.float32)
         counts = self._counts[slot].zero_()
-        counts.index_add_(0, on_device[2], torch.ones_like(on_device[2]))
+        if len(generated):
+            counts.index_add_(0, on_device[2], torch.ones_like(on_device[2]))
         self._in_prompt[slot].zero_().index_fill_(0, on_device[1].long(), 1)
 
     def add(self, slots: Tensor, tokens: Tensor) -> None:

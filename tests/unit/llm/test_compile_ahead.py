@@ -36,7 +36,7 @@ def does(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], CompileAhead]:
             key="",
         )
         monkeypatch.setattr(compile_ahead, "job_of", lambda config, folder: job)
-        monkeypatch.setattr(compile_ahead, "KernelCompiler", lambda job: KernelCompiler(job, FAKE))
+        monkeypatch.setattr(compile_ahead, "KernelCompiler", lambda: KernelCompiler(FAKE))
         return CompileAhead(EngineConfig(), Path())
 
     return start
@@ -81,6 +81,37 @@ async def test_stopping_before_the_start(does: Callable[[str], CompileAhead]) ->
     kernels.stop()
     with pytest.raises(EngineDead):
         await asyncio.to_thread(kernels.wait)
+    kernels.close()
+    assert set(psutil.Process().children()) <= before
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers start before it is known whether there is a job."""
+    monkeypatch.setattr(compile_ahead, "expects_job", lambda config, folder: True)
+
+
+@pytest.mark.usefixtures("early")
+async def test_a_compiler_that_started_early_does_the_job(
+    does: Callable[[str], CompileAhead], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = set(psutil.Process().children())
+    kernels = does("works")
+    await asyncio.to_thread(kernels.wait)
+    assert len(set(psutil.Process().children()) - before) <= 1
+    kernels.close()
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("early")
+async def test_a_compiler_that_started_early_is_closed_without_a_job(
+    does: Callable[[str], CompileAhead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(psutil.Process().children())
+    does("works").close()  # replaces what compiles
+    monkeypatch.setattr(compile_ahead, "job_of", lambda config, folder: None)
+    kernels = CompileAhead(EngineConfig(), Path())
+    await asyncio.to_thread(kernels.wait)
     kernels.close()
     assert set(psutil.Process().children()) <= before
 

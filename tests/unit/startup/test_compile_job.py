@@ -14,7 +14,7 @@ from asyncllm.config import EngineConfig
 from asyncllm.kernels.cuda_driver import find_gpu
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.startup import compile_job
-from asyncllm.startup.compile_job import CompileJob, cache_folder
+from asyncllm.startup.compile_job import CompileJob, cache_folder, is_new
 
 GPU = Gpu((9, 0), "NVIDIA H200", 132)
 
@@ -45,6 +45,14 @@ def test_a_recorded_job_is_done_until_an_entry_is_gone(model: Path, cache: Path)
     assert job(model, cache).is_done()
     (cache / "two").rmdir()
     assert not job(model, cache).is_done()
+
+
+def test_a_job_is_new_until_it_is_done_on_some_gpu(model: Path, cache: Path) -> None:
+    config = EngineConfig(kernel_cache=str(cache))
+    assert is_new(config, model)
+    job(model, cache).record(["one"])
+    assert not is_new(config, model)
+    assert is_new(EngineConfig(kernel_cache=str(cache), max_num_seqs=7), model)
 
 
 def test_options_that_change_no_kernel_change_no_key(model: Path, cache: Path) -> None:

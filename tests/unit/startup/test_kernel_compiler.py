@@ -20,7 +20,7 @@ from asyncllm.errors import KernelError
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.startup import kernel_compiler
 from asyncllm.startup.compile_job import CompileJob
-from asyncllm.startup.kernel_compiler import KernelCompiler, job_of
+from asyncllm.startup.kernel_compiler import KernelCompiler, expects_job, job_of
 
 FAKE = "tests.support.startup.fake_compiler"
 GPU = Gpu((9, 0), "NVIDIA H200", 132)
@@ -31,7 +31,8 @@ def compiler(behaviour: str) -> Iterator[KernelCompiler]:
     job = CompileJob(
         config=EngineConfig(), folder="", dtype=behaviour, gpu=GPU, cache="/nowhere", key="0"
     )
-    with closing(KernelCompiler(job, FAKE)) as started:
+    with closing(KernelCompiler(FAKE)) as started:
+        started.begin(job)
         yield started
 
 
@@ -98,13 +99,20 @@ def test_closing_leaves_no_process() -> None:
     assert gone(pids)
 
 
+def test_closing_without_a_job_leaves_no_process() -> None:
+    others = children()
+    with closing(KernelCompiler(FAKE)):
+        pids = children() - others
+        assert pids
+    assert gone(list(pids))
+
+
 def test_a_module_that_cannot_run_is_reported() -> None:
     job = CompileJob(config=EngineConfig(), folder="", dtype="", gpu=GPU, cache="", key="")
-    with (
-        closing(KernelCompiler(job, "asyncllm.no_such_module")) as started,
-        pytest.raises(KernelError, match="ended with code 1"),
-    ):
-        started.wait()
+    with closing(KernelCompiler("asyncllm.no_such_module")) as started:
+        started.begin(job)
+        with pytest.raises(KernelError, match="ended with code 1"):
+            started.wait()
 
 
 #: Starts a compiler that hangs, and prints the ids of its processes.
@@ -144,7 +152,12 @@ def test_there_is_a_job_until_it_is_done(monkeypatch: pytest.MonkeyPatch, tmp_pa
     config = EngineConfig(device="cuda:1", kernel_cache=str(tmp_path / "cache"))
     assert job_of(EngineConfig(device="cpu"), tmp_path) is None
     assert job_of(config, tmp_path / "missing") is None
+    monkeypatch.setattr(kernel_compiler, "is_installed", lambda: True)
+    assert not expects_job(EngineConfig(device="cpu"), tmp_path)
+    assert not expects_job(config, tmp_path / "missing")
+    assert expects_job(config, tmp_path)
     job = job_of(config, tmp_path)
     assert job is not None
     job.record([])
+    assert not expects_job(config, tmp_path)
     assert job_of(config, tmp_path) is None
