@@ -49,7 +49,8 @@ def environment(how: str, folder: Path) -> dict[str, str]:
         return env | {"PATH": str(folder)}
     (folder / "sitecustomize.py").write_text(first)
     root = Path(__file__).parents[2]
-    return env | {"PYTHONPATH": os.pathsep.join((str(folder), str(root)))}
+    paths = str(folder), str(root), *filter(None, [env.get("PYTHONPATH")])
+    return env | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def answers(server: ServerProcess) -> list[str]:

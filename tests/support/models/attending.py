@@ -42,6 +42,14 @@ def attend(
     return out.view(-1, spec.num_heads, spec.head_dim)
 
 
+def _upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """Without waiting for the device, as a copy from memory that is not pinned would."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 def forward_batch(
     backend: AttentionBackend, rows: np.ndarray, table: Tensor, page_size: int, *, plan: Any = None
 ) -> ForwardBatch:
@@ -50,8 +58,7 @@ def forward_batch(
     positions = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, q_lens, strict=True)])
     entries = np.stack([np.zeros_like(positions), slots.repeat(q_lens), positions])
     last_token = torch.zeros(len(table), dtype=torch.int64, device=table.device)
-    tokens = locate_tokens(
-        torch.from_numpy(entries.astype(np.int32)).to(table.device), last_token, table, page_size
-    )
+    on_device = _upload(entries.astype(np.int32), table.device)
+    tokens = locate_tokens(on_device, last_token, table, page_size)
     plan = backend.plan(rows, table) if plan is None else plan
     return ForwardBatch(*tokens, sample_rows=None, backend=backend, plan=plan)

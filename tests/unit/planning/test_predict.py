@@ -1,7 +1,4 @@
-"""Predicted times against those that were measured over HTTP, on one H200.
-
-They were measured before steps filled their sizes (``step_sizes``), which predictions know of.
-"""
+"""Predicted times against those that were measured over HTTP, on one H200."""
 
 from __future__ import annotations
 
@@ -73,7 +70,7 @@ def test_one_measured_model_tells_the_other(profile: str, tmp_path: Path) -> Non
     other = [name for name in MEASURED if name != profile]
     cost = PredictedCost(rank, H200, 1, other)
     found = ratios(predict(LoadPlan.parse("c32"), limits, cost, "fair"), measured(profile, "c32"))
-    assert found["tok_s"] == pytest.approx(1.0, abs=0.07)
+    assert found["tok_s"] == pytest.approx(1.0, abs=0.06)
     assert found["tpot_p50"] == pytest.approx(1.0, abs=0.07)
     assert found["ttft_p50"] == pytest.approx(1.0, abs=0.16)
 
