@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from asyncllm.engine.scheduling.lengths import OutputLengths, bin_of
 from asyncllm.engine.scheduling.sequence import FIRST_RATE, FOREVER, Sequence
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 
-#: Expected tokens of an output before any has ended.
-FIRST_GUESS = 256.0
+#: Mean tokens of an output before any has ended, where only a wait depends on it.
+FIRST_MEAN = 256.0
 #: The weight of the newest output in the mean, and of the newest decode step.
 NEWEST = 1 / 32
 #: Requests with a deadline are begun while they have this much more time than expected: others
@@ -19,7 +20,8 @@ class Forecast:
 
     def __init__(self, times: StepTimeModel):
         self._times = times
-        self._output = FIRST_GUESS
+        self.lengths = OutputLengths()
+        self._output = FIRST_MEAN
         #: Tokens of outputs by the kind of their deadline, of kinds that were seen.
         self._timely: dict[int, float] = {}
         #: Of a step without prompt chunks, for one token of each row; 0.0 until there was one.
@@ -31,6 +33,8 @@ class Forecast:
 
     def saw_output(self, seq: Sequence, num_tokens: int) -> None:
         """A sequence ended, for any reason, after ``num_tokens`` of output."""
+        self.grew(seq)
+        self.lengths.ended(seq.output_bin)
         self._output += (num_tokens - self._output) * NEWEST
         if seq.deadline < FOREVER:
             kind = _kind(seq)
@@ -70,13 +74,20 @@ class Forecast:
     def length(self, seq: Sequence) -> int:
         """The expected final length of ``seq``, at least one token more than it has.
 
-        An output that is long already is expected to double.
+        It depends on how many tokens of output there are, and how many there may be.
         """
         if seq.surely_full:
             return seq.max_length
-        generated = len(seq.tokens) - seq.num_prompt
-        expected = seq.num_prompt + max(int(self._output), 2 * generated)
+        num_output, most = len(seq.tokens) - seq.num_prompt, seq.max_length - seq.num_prompt
+        expected = seq.num_prompt + round(self.lengths.expected(num_output, most))
         return min(max(expected, len(seq.tokens) + 1), seq.max_length)
+
+    def grew(self, seq: Sequence) -> None:
+        """``seq`` has more tokens than before."""
+        reached = bin_of(len(seq.tokens) - seq.num_prompt)
+        while seq.output_bin < reached:
+            self.lengths.passed(seq.output_bin)
+            seq.output_bin += 1
 
     def wait(self, num_ahead: int, tokens_ahead: int, num_free: int, num_rows: int) -> float:
         """Estimated seconds until a request that arrives now has its first step.
