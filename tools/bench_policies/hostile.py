@@ -62,6 +62,12 @@ def preempt(seconds: float = 120.0, num_long: int = 24) -> Hostile:
     return Hostile(_load("preempt", [*short, *long]), kv_cache_tokens=40_960)
 
 
+def grow(num_streams: int = 120) -> Hostile:
+    """Streams that all come at once, in a cache that holds the whole of one in eight."""
+    streams = [LoadRequest(0.0, 100, 2000) for _ in range(num_streams)]
+    return Hostile(_load("grow", streams), kv_cache_tokens=30_000)
+
+
 def interfere(num_prompts: int = 40) -> Hostile:
     """32 streams, and a prompt of 8,000 tokens every 0.3 s that wants one token."""
     streams = [LoadRequest(0.0, 128, 1000, group="streams") for _ in range(32)]
@@ -86,6 +92,7 @@ HOSTILE: Final = {
     "cached-turns": cached_turns,
     "wall": wall,
     "preempt": preempt,
+    "grow": grow,
     "interfere": interfere,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from itertools import islice
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.cache.radix import Match
@@ -10,6 +11,8 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.growth import Growth
+from asyncllm.engine.scheduling.overload import given_up
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Turn
 from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.timing.prefill_room import PrefillRoom
@@ -18,12 +21,12 @@ from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST, WaitingQueue
 from asyncllm.engine.scheduling.waiting.reason import Reason, Wait
 from asyncllm.engine.scheduling.waiting.sharing import Sharing
 
-#: The share of the pages that admissions leave free, for rows that grow more than expected.
-WATERMARK = 0.01
 #: The share of the slots, and of the pages, that short prompts may have which overtake others.
 SHORT_SHARE = 0.1
 #: Requests at the head of the queue whose deadlines one plan looks at, at most.
 MOST_JUDGED = 64
+#: Requests of an account that are looked at, at most, to find the deadlines to give up.
+MOST_COMPARED = 128
 
 
 class Entry(enum.Enum):
@@ -37,9 +40,8 @@ class Entry(enum.Enum):
 class Admission:
     """Owns the waiting queue, and the pages promised to sequences that left it.
 
-    Pages for output are expected, not reserved: a sequence enters when the pages that it and all
-    running sequences are expected to take are available, with a margin. When pages run out all the
-    same, the scheduler preempts.
+    Pages for output are expected, not reserved (``Growth``). When pages run out all the same, the
+    scheduler preempts.
 
     Attributes:
         missed: by id, requests that left the queue, too late for their deadline, until they end.
@@ -63,14 +65,14 @@ class Admission:
         self._copies = copies
         self._trials = trials
         self._sharing = Sharing(cache, limits.max_num_seqs)
-        #: Sequences with pages, running or about to, and the pages they are still expected to take.
-        self._num_inside = 0
-        self._promised = 0
-        #: Sequences for which there were not enough pages, and the pages that were available.
-        self._blocked: dict[int, int] = {}
+        self._growth = Growth(cache, forecast)
+        #: Sequences for which there were not enough pages, the pages that were available, and the
+        #: growth after which they are looked at again.
+        self._blocked: dict[int, tuple[int, int]] = {}
         #: Sequences with pages that entered through the share for short prompts.
         self._short: dict[int, Sequence] = {}
-        self._watermark = max(1, int(limits.num_pages * WATERMARK))
+        #: By account, those whose deadlines the present plan gives up.
+        self._given_up: dict[str, set[int]] = {}
         self._waits = WaitClock()
 
     # -- waiting ---------------------------------------------------------------------------------
@@ -104,7 +106,7 @@ class Admission:
 
     def look(self, now: float) -> None:
         """Account for the time since the last look."""
-        self._now = now
+        self._now, self._given_up = now, {}
         self._waits.look(now)
         self._cache.expire_pins(now)
 
@@ -123,7 +125,7 @@ class Admission:
         if seq in self.queue:
             reason: Reason = "trial" if self._trials.active else self._waits.reason or "step"
             needs = self._cache.pages_for(self._forecast.length(seq))
-            available = max(0, self._pages_for_newcomer())
+            available = max(0, self._growth.available)
             return Wait(reason, self.queue.num_before(seq), needs, available)
         if (page := self._sharing.page_of(seq)) is not None:
             return Wait("prefix", page=page.page, prefix_pages=page.depth)
@@ -191,9 +193,9 @@ class Admission:
 
     def _needs_all(self, seq: Sequence) -> bool:
         """Whether ``seq`` waits for pages that the share for short prompts would keep from it."""
-        most = (1.0 - SHORT_SHARE) * self._limits.num_pages - self._watermark
+        most = self._growth.most - SHORT_SHARE * self._limits.num_pages
         expected = self._cache.pages_for(self._forecast.length(seq))
-        return expected > max(most, self._pages_for_newcomer())
+        return expected > max(most, self._growth.available)
 
     def _first_in_time(self) -> Sequence | None:
         """The head of the queue, after those who will miss their deadline have made way."""
@@ -203,12 +205,21 @@ class Admission:
                 return seq
             if self._misses(seq, self._forecast.least(seq)):
                 self._miss(seq)
-            elif seq.turn is Turn.NEW and self._misses(seq, self._forecast.expected(seq)):
+            elif seq.turn is Turn.NEW and self._gives_up(seq):
                 seq.turn = Turn.LATE
                 self.queue.reorder(seq)
             else:
                 return seq
         return self.queue.peek()
+
+    def _gives_up(self, head: Sequence) -> bool:
+        """Whether the head makes way, so that most of its account can be in time."""
+        account = head.account or ""
+        if account not in self._given_up:
+            seqs = islice(self.queue.by_deadline(head), MOST_COMPARED)
+            pace = float(self.queue.num_active)
+            self._given_up[account] = given_up(seqs, self._now, self._forecast, pace)
+        return head.id in self._given_up[account]
 
     def _miss(self, seq: Sequence) -> None:
         """``seq`` leaves the queue for good; the caller ends it."""
@@ -241,7 +252,7 @@ class Admission:
         if not load and not self._fits(seq, cached, room):
             return Entry.STEP_FULL
         if not self._place(seq, match, load=load):
-            self._blocked[seq.id] = self._pages_for_newcomer()
+            self._blocked[seq.id] = self._growth.available, self._growth.check_again
             return Entry.WAITS
         if short:
             self._short[seq.id] = seq
@@ -260,21 +271,12 @@ class Admission:
 
     def grew(self, seq: Sequence) -> None:
         """A running sequence has taken one page more."""
-        if len(seq.pages) <= seq.expected_pages:
-            self._promised -= 1
-            return
-        # It has outgrown its expected length: expect, and charge, anew.
-        length = max(self._forecast.length(seq), len(seq.pages) * self._limits.page_size)
-        expected = self._cache.pages_for(length)
-        more = (expected - seq.expected_pages) * self._limits.page_size
-        self.queue.charge(seq, OUTPUT_COST * more)
-        self._promised += expected - len(seq.pages)
-        seq.expected_pages = expected
+        if more := self._growth.grew(seq):
+            self.queue.charge(seq, OUTPUT_COST * more * self._limits.page_size)
 
     def left(self, seq: Sequence) -> None:
         """``seq`` leaves the batch, and with it the pages promised to it."""
-        self._num_inside -= 1
-        self._promised -= max(0, seq.expected_pages - len(seq.pages))
+        self._growth.leave(seq)
 
     def settle(self, seq: Sequence, cost: float) -> None:
         """Replace what was charged in advance for its stay in the batch by its real cost."""
@@ -287,7 +289,7 @@ class Admission:
             return Entry.STEP_FULL
         self.left(seq)
         extended = self._cache.extend(seq, len(seq.tokens))
-        self._promise(seq)
+        self._growth.enter(seq)
         if not extended:
             self.make_room()
             return Entry.WAITS
@@ -304,22 +306,17 @@ class Admission:
         With ``load``, only those of the prefix, and start to load its host part.
         """
         self._cache.hold(seq, match)
-        expected = self._cache.pages_for(self._forecast.length(seq))
-        placed = not self._num_inside or expected - len(seq.pages) <= self._pages_for_newcomer()
+        seq.num_found = len(seq.pages)
+        placed = self._growth.fits(seq)
         if placed and load:
             placed = self._copies.load(seq, match)
         elif placed:
             placed = self._cache.extend(seq, len(seq.tokens))
         if placed:
-            self._promise(seq)
+            self._growth.enter(seq)
         else:
             self._cache.release(seq, 0)
         return placed
-
-    def _promise(self, seq: Sequence) -> None:
-        seq.expected_pages = self._cache.pages_for(self._forecast.length(seq))
-        self._num_inside += 1
-        self._promised += max(0, seq.expected_pages - len(seq.pages))
 
     def _forgo(self, seq: Sequence) -> None:
         """``seq``, loading or loaded, gives its pages up."""
@@ -328,18 +325,14 @@ class Admission:
         self.settle(seq, 0.0)
         self._cache.release(seq, 0)
 
-    def _pages_for_newcomer(self) -> int:
-        """Pages that a newcomer may take; all available ones when it would be alone."""
-        spoken_for = self._promised + self._watermark if self._num_inside else 0
-        return self._cache.num_available - spoken_for
-
     def _is_blocked(self, seq: Sequence) -> bool:
-        """Whether ``seq`` did not fit before, and there are no more pages now."""
-        pages = self._blocked.get(seq.id)
-        return pages is not None and self._pages_for_newcomer() <= pages
+        """Whether ``seq`` did not fit before, and that can hardly have changed."""
+        available, check_again = self._blocked.get(seq.id, (-1, -1))
+        growth = self._growth
+        return growth.num_grown < check_again and growth.available <= available
 
     def _still_blocked(self, seq: Sequence) -> bool:
-        """``_is_blocked``; if there are more pages now, those before are forgotten."""
+        """``_is_blocked``; if not, the pages available before are forgotten."""
         if self._is_blocked(seq):
             return True
         self._blocked.pop(seq.id, None)

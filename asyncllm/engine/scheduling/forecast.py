@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from asyncllm.engine.scheduling.lengths import OutputLengths, bin_of
 from asyncllm.engine.scheduling.sequence import FIRST_RATE, FOREVER, Sequence
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 
-#: Expected tokens of an output before any has ended.
-FIRST_GUESS = 256.0
+#: Mean tokens of an output before any has ended, where only a wait depends on it.
+FIRST_MEAN = 256.0
 #: The weight of the newest output in the mean, and of the newest decode step.
 NEWEST = 1 / 32
-#: Requests with a deadline are begun while they have this much more time than expected: others
-#: come in between, and one that is dropped in the middle has cost as much as one in time.
-MARGIN = 1.5
+#: Requests with a deadline are begun while they have this much more time for their output than
+#: expected: outputs differ, and one that is dropped in the middle has cost as much as one in time.
+MARGIN = 1.6
 
 
 class Forecast:
@@ -19,18 +20,21 @@ class Forecast:
 
     def __init__(self, times: StepTimeModel):
         self._times = times
-        self._output = FIRST_GUESS
+        self.lengths = OutputLengths()
+        self._output = FIRST_MEAN
         #: Tokens of outputs by the kind of their deadline, of kinds that were seen.
         self._timely: dict[int, float] = {}
         #: Of a step without prompt chunks, for one token of each row; 0.0 until there was one.
         self.decode_seconds = 0.0
         #: Of any step with decode rows, for one token of each row; 0.0 until there was one.
         self.row_seconds = 0.0
-        #: Of steps with prompt chunks, for each prompt token; 0.0 until there was one.
-        self._chunk_seconds = 0.0
+        #: Of a step with prompt chunks; 0.0 until there was one.
+        self._chunk_seconds = self._chunk_tokens = 0.0
 
     def saw_output(self, seq: Sequence, num_tokens: int) -> None:
         """A sequence ended, for any reason, after ``num_tokens`` of output."""
+        self.grew(seq)
+        self.lengths.ended(seq.output_bin)
         self._output += (num_tokens - self._output) * NEWEST
         if seq.deadline < FOREVER:
             kind = _kind(seq)
@@ -41,7 +45,8 @@ class Forecast:
         if num_rows:
             self.row_seconds = _mean(self.row_seconds, seconds)
         if prompt_tokens:
-            self._chunk_seconds = _mean(self._chunk_seconds, seconds / prompt_tokens)
+            self._chunk_seconds = _mean(self._chunk_seconds, seconds)
+            self._chunk_tokens = _mean(self._chunk_tokens, prompt_tokens)
         else:
             self.decode_seconds = _mean(self.decode_seconds, seconds)
 
@@ -52,14 +57,22 @@ class Forecast:
         return self._times.prefill_seconds(num_tokens, start)
 
     def expected(self, seq: Sequence) -> float:
-        """Expected seconds from the first step of ``seq`` to its last token, under today's load.
+        """Expected seconds from the first step of ``seq`` to its last token, under today's load."""
+        return self.turn_seconds(seq) + self.output_seconds(seq)
+
+    def turn_seconds(self, seq: Sequence) -> float:
+        """Seconds of steps that the rest of a prompt fills, decode rows beside it included."""
+        rate = self._chunk_seconds / self._chunk_tokens if self._chunk_tokens else 0.0
+        return max(seq.prefill_seconds, seq.num_left * rate)
+
+    def output_seconds(self, seq: Sequence) -> float:
+        """Seconds that the rest of an output may take, under today's load.
 
         An output is expected to be like others with such a deadline: they often are of one kind.
         """
-        prefill = max(seq.prefill_seconds, seq.num_left * self._chunk_seconds)
         mean = self._timely.get(_kind(seq), 0.0)
         length = seq.max_length if seq.surely_full else seq.num_prompt + mean
-        return MARGIN * (prefill + max(1.0, length - len(seq.tokens)) * self.row_seconds)
+        return MARGIN * max(1.0, length - len(seq.tokens)) * self.row_seconds
 
     def least(self, seq: Sequence) -> float:
         """Seconds from the first step of ``seq`` to its last token, at best."""
@@ -70,13 +83,20 @@ class Forecast:
     def length(self, seq: Sequence) -> int:
         """The expected final length of ``seq``, at least one token more than it has.
 
-        An output that is long already is expected to double.
+        It depends on how many tokens of output there are, and how many there may be.
         """
         if seq.surely_full:
             return seq.max_length
-        generated = len(seq.tokens) - seq.num_prompt
-        expected = seq.num_prompt + max(int(self._output), 2 * generated)
+        num_output, most = len(seq.tokens) - seq.num_prompt, seq.max_length - seq.num_prompt
+        expected = seq.num_prompt + round(self.lengths.expected(num_output, most))
         return min(max(expected, len(seq.tokens) + 1), seq.max_length)
+
+    def grew(self, seq: Sequence) -> None:
+        """``seq`` has more tokens than before."""
+        reached = bin_of(len(seq.tokens) - seq.num_prompt)
+        while seq.output_bin < reached:
+            self.lengths.passed(seq.output_bin)
+            seq.output_bin += 1
 
     def wait(self, num_ahead: int, tokens_ahead: int, num_free: int, num_rows: int) -> float:
         """Estimated seconds until a request that arrives now has its first step.

@@ -63,7 +63,9 @@ class Sequence:
         prompt_logprobs: alternatives wanted with each prompt token's logprob; -1: no logprobs.
         pool_from: the first position whose hidden state is wanted; -1: none.
         num_read: prompt positions whose logprobs or hidden states have been read.
-        expected_pages: how many pages it was admitted for.
+        num_found: pages that it found in the cache when it was last admitted.
+        expected_pages: how many pages it is expected to have at its end.
+        output_bin: where its output is among the bins of ``OutputLengths``.
         account: the account that pays for it; None until the queue has asked the policy.
         compiled: its grammar, which the executor looks up by its key while the sequence lives.
         charged: the cost charged to its account for it (``engine/scheduling/waiting/``).
@@ -91,9 +93,11 @@ class Sequence:
         "node",
         "num_cached",
         "num_failures",
+        "num_found",
         "num_left",
         "num_prompt",
         "num_read",
+        "output_bin",
         "pages",
         "pool_from",
         "prefill_seconds",
@@ -173,7 +177,9 @@ class Sequence:
         if isinstance(params, PooledParams):
             self.pool_from = params.first_wanted(len(prompt))
         self.num_read = 0
+        self.num_found = 0
         self.expected_pages = 0
+        self.output_bin = 0
         self.account: str | None = None
         self.charged = 0.0
         self.failed = False

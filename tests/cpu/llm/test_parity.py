@@ -12,6 +12,7 @@ import pytest
 from asyncllm import AsyncLLM
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.requests.mailbox import Collector
+from tests.support.engine.scheduling import expect_outputs
 from tests.support.models import tiny_models
 from tests.support.models.reference import GREEDY, NEW_TOKENS, answers, check
 
@@ -117,4 +118,4 @@ def expect_short_outputs(llm: AsyncLLM) -> None:
     """Otherwise no more would be admitted than fit, and nobody preempted."""
     engine = llm._started.engine
     assert isinstance(engine, Engine)
-    engine._scheduler._forecast._output = 0.0
+    expect_outputs(engine._scheduler, 0.0)

@@ -10,6 +10,7 @@ from asyncllm.cache.manager import KVCacheManager
 from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Fair, Policy
+from asyncllm.engine.scheduling.lengths import OutputLengths
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.types import SamplingParams, SchedulingParams
@@ -293,3 +294,20 @@ def tree_nodes(cache: KVCacheManager) -> Iterator[Node]:
         node = unseen.pop()
         unseen += node.children.values()
         yield node
+
+
+class _Assumed(OutputLengths):
+    """Outputs have a given length, or twice what they have."""
+
+    def __init__(self, tokens: float):
+        super().__init__()
+        self._tokens = tokens
+
+    def expected(self, num_tokens: int, most: int) -> float:
+        return min(max(int(self._tokens), 2 * num_tokens), most)
+
+
+def expect_outputs(sched: Scheduler, tokens: float) -> Scheduler:
+    """Have outputs of this many tokens expected, whatever the scheduler has seen."""
+    sched._forecast.lengths = _Assumed(tokens)
+    return sched

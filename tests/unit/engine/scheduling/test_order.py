@@ -13,7 +13,7 @@ from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.waiting.sorted_work import BLOCK, Entry, SortedWork
 from asyncllm.wire.messages import StepResult, pack
-from tests.support.engine.scheduling import rows, scheduler, sequence
+from tests.support.engine.scheduling import expect_outputs, rows, scheduler, sequence
 
 
 class Driver:
@@ -85,7 +85,7 @@ def test_the_queue_counts_what_is_left() -> None:
 
 def test_who_was_preempted_resumes_before_anybody_younger_is_admitted() -> None:
     sched = scheduler(Aged(), max_num_seqs=4, num_pages=16, max_model_len=60)
-    sched._forecast._output = 0.0  # so that too many are admitted
+    expect_outputs(sched, 0.0)  # so that too many are admitted
     driver, preempted = Driver(sched), set[int]()
     for id in (1, 2, 3):
         sched.add(sequence(id, 8, max_tokens=40), 0.0)
@@ -181,7 +181,7 @@ def test_sums_of_a_hundred_thousand_look_at_few_entries() -> None:
 
 def test_a_prompt_that_needs_all_pages_is_not_starved_by_the_share() -> None:
     sched = scheduler(max_num_seqs=20, num_pages=100, max_model_len=400)
-    sched._forecast._output = 16.0
+    expect_outputs(sched, 16.0)
     driver = Driver(sched)
     for id in (1000, 1001):
         sched.add(sequence(id, 4, max_tokens=16), 0.0)

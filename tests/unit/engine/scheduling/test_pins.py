@@ -10,7 +10,7 @@ import pytest
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import StepResult, pack
-from tests.support.engine.scheduling import FakeDevice, rows, scheduler, sequence
+from tests.support.engine.scheduling import FakeDevice, expect_outputs, rows, scheduler, sequence
 
 #: 32 tokens: eight pages.
 AGENT = list(range(200, 232))
@@ -150,7 +150,7 @@ def test_who_outgrows_what_was_expected_takes_pages_from_pins() -> None:
     serving = Serving(max_pinned_share=1.0)
     for _ in range(16):
         serving.serve(13, 2, cache_ttl_s=3600.0)
-    serving.sched._forecast._output = 1.0
+    expect_outputs(serving.sched, 1.0)
     for _ in range(4):
         serving.add(4, 59, known_length=False)
     serving.run()

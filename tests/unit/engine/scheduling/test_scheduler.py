@@ -14,7 +14,14 @@ from asyncllm.engine.scheduling.sequence import SeqState, Turn
 from asyncllm.engine.scheduling.step import MOST_PAGES, NEWCOMER_PAGES
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack
-from tests.support.engine.scheduling import EOS, FakeDevice, rows, scheduler, sequence
+from tests.support.engine.scheduling import (
+    EOS,
+    FakeDevice,
+    expect_outputs,
+    rows,
+    scheduler,
+    sequence,
+)
 
 
 def plan(sched: Scheduler, step: int = 0) -> StepPlan:
@@ -323,13 +330,8 @@ def test_without_prefix_caching_nothing_stays() -> None:
 # -- pressure --------------------------------------------------------------------------------------
 
 
-def expecting(sched: Scheduler, output: float) -> Scheduler:
-    sched._forecast._output = output
-    return sched
-
-
 def test_the_victim_has_the_least_to_do_again_and_resumes_with_its_tokens() -> None:
-    sched = expecting(scheduler(num_pages=8, page_size=4, max_model_len=32), 1.0)
+    sched = expect_outputs(scheduler(num_pages=8, page_size=4, max_model_len=32), 1.0)
     old, long, short = (sequence(id, n, 12) for id, n in ((1, 4), (2, 8), (3, 3)))
     for seq in (old, long, short):
         sched.add(seq, 0.0)
@@ -349,7 +351,7 @@ def test_the_victim_has_the_least_to_do_again_and_resumes_with_its_tokens() -> N
 
 
 def test_a_preempted_sequence_is_a_prefix_hit_when_it_comes_back() -> None:
-    sched = expecting(scheduler(num_pages=12, page_size=2, max_model_len=24), 1.0)
+    sched = expect_outputs(scheduler(num_pages=12, page_size=2, max_model_len=24), 1.0)
     old, young = sequence(1, 8, max_tokens=10), sequence(2, 10, max_tokens=6)
     sched.add(old, 0.0)
     sched.add(young, 0.0)
@@ -361,7 +363,7 @@ def test_a_preempted_sequence_is_a_prefix_hit_when_it_comes_back() -> None:
 
 def test_admission_expects_outputs_and_does_not_reserve_them() -> None:
     for expected, running in ((2.0, 4), (40.0, 1)):
-        sched = expecting(scheduler(num_pages=16, page_size=4, max_model_len=64), expected)
+        sched = expect_outputs(scheduler(num_pages=16, page_size=4, max_model_len=64), expected)
         for id in range(1, 5):
             sched.add(sequence(id, 8, max_tokens=50), 0.0)
         plan(sched)
@@ -369,7 +371,7 @@ def test_admission_expects_outputs_and_does_not_reserve_them() -> None:
 
 
 def test_certain_lengths_are_taken_at_their_word() -> None:
-    sched = expecting(scheduler(num_pages=16, page_size=4, max_model_len=64), 2.0)
+    sched = expect_outputs(scheduler(num_pages=16, page_size=4, max_model_len=64), 2.0)
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     for id in range(1, 5):
         sched.add(sequence(id, 8, max_tokens=50, params=params), 0.0)
@@ -388,7 +390,9 @@ def test_a_request_as_large_as_the_cache_runs_alone_and_blocks_nobody_for_ever()
 
 
 def test_over_capacity_everything_finishes_and_preemptions_are_bounded() -> None:
-    sched = expecting(scheduler(num_pages=40, page_size=4, max_model_len=160, max_num_seqs=16), 1.0)
+    sched = expect_outputs(
+        scheduler(num_pages=40, page_size=4, max_model_len=160, max_num_seqs=16), 1.0
+    )
     count = 40  # 40 requests of about 10 pages each
     for id in range(1, count + 1):
         sched.add(sequence(id, 8 + id % 20, max_tokens=10 + id % 25), 0.0)
@@ -481,7 +485,7 @@ def test_every_output_teaches_how_long_outputs_are() -> None:
         apply(sched, 3)
         sched.finish(seq, 0.0)
     waiting = sequence(1000, 3, max_tokens=50)
-    assert sched._forecast.length(waiting) <= 6
+    assert sched._forecast.length(waiting) < 3 + 16
 
 
 def test_those_who_share_are_looked_at_once_and_not_for_every_chunk() -> None:

@@ -18,7 +18,14 @@ from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN
-from tests.support.engine.scheduling import EOS, FakeDevice, check_books, scheduler, sequence
+from tests.support.engine.scheduling import (
+    EOS,
+    FakeDevice,
+    check_books,
+    expect_outputs,
+    scheduler,
+    sequence,
+)
 
 SEEDS = range(24)
 
@@ -44,7 +51,7 @@ class Run:
             max_decode_steps=rng.choice([1, 1, 2, 4]),
             page_copy_seconds=(copy_seconds := rng.choice([0.0, 1e-4])),
         )
-        self.sched._forecast._output = rng.choice([0.0, 4.0, 256.0])
+        expect_outputs(self.sched, rng.choice([0.0, 4.0, 256.0]))
         self.depth = rng.choice([1, 2])
         self.device = FakeDevice(self.sched.limits, copy_seconds)
         self.digest = hashlib.sha256()

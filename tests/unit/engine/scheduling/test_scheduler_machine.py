@@ -15,7 +15,14 @@ from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.types import FinishReason, Pooling, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, PooledPrompt
-from tests.support.engine.scheduling import EOS, FakeDevice, check_books, scheduler, sequence
+from tests.support.engine.scheduling import (
+    EOS,
+    FakeDevice,
+    check_books,
+    expect_outputs,
+    scheduler,
+    sequence,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             host_pages=host_pages if caching else 0,
             page_copy_seconds=0.0,
         )
-        self.sched._forecast._output = expected_output
+        expect_outputs(self.sched, expected_output)
         self.depth = depth
         self.device = FakeDevice(self.sched.limits, 0.0)
         self.live: dict[int, Sequence] = {}
@@ -236,7 +243,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sched = self.sched
         assert sched.cache.num_held == 0
         assert sched.num_free_slots == sched.limits.max_num_seqs
-        assert sched._admission._promised == 0
+        assert sched._admission._growth._promised == 0
         if not sched.limits.prefix_caching:
             assert sched.cache.num_cached == 0
         # Everything that is cached can be evicted: nobody has forgotten a lock.

@@ -1,0 +1,105 @@
+"""Growth: the pages that admitted sequences will take and give back, and whether one more fits."""
+
+from __future__ import annotations
+
+from asyncllm.cache.manager import KVCacheManager
+from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.sequence import Sequence
+
+#: The share of the pages that admissions leave free, for rows that grow more than expected.
+WATERMARK = 0.01
+#: All sequences inside can grow by this many pages before one is preempted, if none ends.
+NEAR = 16
+#: Beyond, this share of their growth is counted: until then some will have been preempted, and
+#: resumed when others have ended. With more, the cache is half empty while sequences that began
+#: together grow; with less, those preempted wait longer.
+FAR_SHARE = 0.6
+
+
+class Growth:
+    """The sequences with pages, running or about to, and what they are expected to take.
+
+    Sequences of the same age end together, when each of them is longest; of different ages, one
+    takes the pages that another gives back. So a newcomer fits when, at the end of each sequence
+    inside, the pages that all others have taken by then are there (the peak of Gong et al.,
+    Past-Future Scheduler for LLM Serving, ASPLOS 2025).
+    """
+
+    def __init__(self, cache: KVCacheManager, forecast: Forecast):
+        self._cache = cache
+        self._forecast = forecast
+        self._inside: dict[int, Sequence] = {}
+        self._promised = 0  # pages that they are still expected to take
+        self._watermark = max(1, int(cache.num_pages * WATERMARK))
+        self._num_grown = 0
+
+    @property
+    def available(self) -> int:
+        """Pages that no sequence inside is expected to take; all when a newcomer is alone."""
+        spoken_for = self._promised + self._watermark if self._inside else 0
+        return self._cache.num_available - spoken_for
+
+    @property
+    def most(self) -> int:
+        """``available`` at best, while another sequence is inside."""
+        return self._cache.num_pages - self._watermark
+
+    @property
+    def check_again(self) -> int:
+        """When ``num_grown`` is this, the sequences inside have grown by a page each."""
+        return self._num_grown + len(self._inside) + 1
+
+    @property
+    def num_grown(self) -> int:
+        """Pages that sequences have grown by so far."""
+        return self._num_grown
+
+    def fits(self, seq: Sequence) -> bool:
+        """Whether there is room for ``seq``, which holds the pages that it found in the cache."""
+        if not self._inside:
+            return True
+        expected = self._cache.pages_for(self._forecast.length(seq))
+        if expected - len(seq.pages) <= self.available:
+            return True
+        if seq.surely_full:
+            return False  # as all of its kind, it is never admitted to be preempted
+        begins_with = self._cache.pages_for(len(seq.tokens))
+        taken = begins_with - len(seq.pages)
+        inside = self._inside.values()
+        rows = [(_more(other), len(other.pages) - other.num_found) for other in inside]
+        rows.append((max(0, expected - begins_with), taken))
+        rows.sort()
+        room, num_left = self._cache.num_available - self._watermark - taken, len(rows)
+        for more, own in rows:
+            near = min(more, NEAR)
+            if num_left * (near + FAR_SHARE * (more - near)) > room:
+                return False
+            num_left -= 1
+            room += own
+        return True
+
+    def enter(self, seq: Sequence) -> None:
+        """``seq`` has pages from now on."""
+        self._inside[seq.id] = seq
+        seq.expected_pages = self._cache.pages_for(self._forecast.length(seq))
+        self._promised += _more(seq)
+
+    def grew(self, seq: Sequence) -> int:
+        """``seq`` has taken one page more; returns how many more than before it is to take."""
+        self._num_grown += 1
+        before = seq.expected_pages
+        self._promised -= max(0, before - len(seq.pages) + 1)
+        self._forecast.grew(seq)
+        expected = self._cache.pages_for(self._forecast.length(seq))
+        seq.expected_pages = max(expected, len(seq.pages))
+        self._promised += _more(seq)
+        return seq.expected_pages - before
+
+    def leave(self, seq: Sequence) -> None:
+        """``seq`` gives its pages up."""
+        del self._inside[seq.id]
+        self._promised -= _more(seq)
+
+
+def _more(seq: Sequence) -> int:
+    return max(0, seq.expected_pages - len(seq.pages))
