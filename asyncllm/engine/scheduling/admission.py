@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from itertools import islice
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.cache.radix import Match
@@ -15,6 +16,7 @@ from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Tur
 from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.timing.prefill_room import PrefillRoom
 from asyncllm.engine.scheduling.trials import Trials
+from asyncllm.engine.scheduling.waiting.overload import given_up
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST, WaitingQueue
 from asyncllm.engine.scheduling.waiting.reason import Reason, Wait
 from asyncllm.engine.scheduling.waiting.sharing import Sharing
@@ -23,6 +25,8 @@ from asyncllm.engine.scheduling.waiting.sharing import Sharing
 SHORT_SHARE = 0.1
 #: Requests at the head of the queue whose deadlines one plan looks at, at most.
 MOST_JUDGED = 64
+#: Requests of an account that are looked at, at most, to find the deadlines to give up.
+MOST_COMPARED = 128
 
 
 class Entry(enum.Enum):
@@ -67,6 +71,8 @@ class Admission:
         self._blocked: dict[int, tuple[int, int]] = {}
         #: Sequences with pages that entered through the share for short prompts.
         self._short: dict[int, Sequence] = {}
+        #: By account, those whose deadlines the present plan gives up.
+        self._given_up: dict[str, set[int]] = {}
         self._waits = WaitClock()
 
     # -- waiting ---------------------------------------------------------------------------------
@@ -100,7 +106,7 @@ class Admission:
 
     def look(self, now: float) -> None:
         """Account for the time since the last look."""
-        self._now = now
+        self._now, self._given_up = now, {}
         self._waits.look(now)
         self._cache.expire_pins(now)
 
@@ -199,12 +205,21 @@ class Admission:
                 return seq
             if self._misses(seq, self._forecast.least(seq)):
                 self._miss(seq)
-            elif seq.turn is Turn.NEW and self._misses(seq, self._forecast.expected(seq)):
+            elif seq.turn is Turn.NEW and self._gives_up(seq):
                 seq.turn = Turn.LATE
                 self.queue.reorder(seq)
             else:
                 return seq
         return self.queue.peek()
+
+    def _gives_up(self, head: Sequence) -> bool:
+        """Whether the head makes way, so that most of its account can be in time."""
+        account = head.account or ""
+        if account not in self._given_up:
+            seqs = islice(self.queue.by_deadline(head), MOST_COMPARED)
+            pace = float(self.queue.num_active)
+            self._given_up[account] = given_up(seqs, self._now, self._forecast, pace)
+        return head.id in self._given_up[account]
 
     def _miss(self, seq: Sequence) -> None:
         """``seq`` leaves the queue for good; the caller ends it."""

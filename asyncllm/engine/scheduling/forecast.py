@@ -10,9 +10,9 @@ from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 FIRST_MEAN = 256.0
 #: The weight of the newest output in the mean, and of the newest decode step.
 NEWEST = 1 / 32
-#: Requests with a deadline are begun while they have this much more time than expected: others
-#: come in between, and one that is dropped in the middle has cost as much as one in time.
-MARGIN = 1.5
+#: Requests with a deadline are begun while they have this much more time for their output than
+#: expected: outputs differ, and one that is dropped in the middle has cost as much as one in time.
+MARGIN = 1.6
 
 
 class Forecast:
@@ -28,8 +28,8 @@ class Forecast:
         self.decode_seconds = 0.0
         #: Of any step with decode rows, for one token of each row; 0.0 until there was one.
         self.row_seconds = 0.0
-        #: Of steps with prompt chunks, for each prompt token; 0.0 until there was one.
-        self._chunk_seconds = 0.0
+        #: Of a step with prompt chunks; 0.0 until there was one.
+        self._chunk_seconds = self._chunk_tokens = 0.0
 
     def saw_output(self, seq: Sequence, num_tokens: int) -> None:
         """A sequence ended, for any reason, after ``num_tokens`` of output."""
@@ -45,7 +45,8 @@ class Forecast:
         if num_rows:
             self.row_seconds = _mean(self.row_seconds, seconds)
         if prompt_tokens:
-            self._chunk_seconds = _mean(self._chunk_seconds, seconds / prompt_tokens)
+            self._chunk_seconds = _mean(self._chunk_seconds, seconds)
+            self._chunk_tokens = _mean(self._chunk_tokens, prompt_tokens)
         else:
             self.decode_seconds = _mean(self.decode_seconds, seconds)
 
@@ -56,14 +57,22 @@ class Forecast:
         return self._times.prefill_seconds(num_tokens, start)
 
     def expected(self, seq: Sequence) -> float:
-        """Expected seconds from the first step of ``seq`` to its last token, under today's load.
+        """Expected seconds from the first step of ``seq`` to its last token, under today's load."""
+        return self.turn_seconds(seq) + self.output_seconds(seq)
+
+    def turn_seconds(self, seq: Sequence) -> float:
+        """Seconds of steps that the rest of a prompt fills, decode rows beside it included."""
+        rate = self._chunk_seconds / self._chunk_tokens if self._chunk_tokens else 0.0
+        return max(seq.prefill_seconds, seq.num_left * rate)
+
+    def output_seconds(self, seq: Sequence) -> float:
+        """Seconds that the rest of an output may take, under today's load.
 
         An output is expected to be like others with such a deadline: they often are of one kind.
         """
-        prefill = max(seq.prefill_seconds, seq.num_left * self._chunk_seconds)
         mean = self._timely.get(_kind(seq), 0.0)
         length = seq.max_length if seq.surely_full else seq.num_prompt + mean
-        return MARGIN * (prefill + max(1.0, length - len(seq.tokens)) * self.row_seconds)
+        return MARGIN * max(1.0, length - len(seq.tokens)) * self.row_seconds
 
     def least(self, seq: Sequence) -> float:
         """Seconds from the first step of ``seq`` to its last token, at best."""

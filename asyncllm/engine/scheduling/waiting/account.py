@@ -89,6 +89,10 @@ class Account:
             first = self._deadlines.first()
         return None if first is None else self._waiting[first.number].seq
 
+    def by_deadline(self) -> Iterator[Sequence]:
+        """Those with a deadline that were not admitted before, the earliest first."""
+        return (self._waiting[entry.number].seq for entry in self._deadlines)
+
     def peek_short(self) -> Sequence | None:
         """The first for the share of short prompts; None when there is none."""
         first = self._short.first()

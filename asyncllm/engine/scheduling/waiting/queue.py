@@ -76,6 +76,15 @@ class WaitingQueue:
         self._place(account, seq)
         return self.peek() is seq
 
+    @property
+    def num_active(self) -> int:
+        """Accounts with requests."""
+        return self._num_active
+
+    def by_deadline(self, seq: Sequence) -> Iterator[Sequence]:
+        """New requests with deadlines of the account of ``seq``, the earliest first."""
+        return self._account_of(seq).by_deadline()
+
     def ahead_of(self, seq: Sequence) -> tuple[int, int]:
         """Requests of its account surely before a newcomer with a deadline, and their tokens."""
         rank = self._policy.rank(seq, seq.num_left)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 #: Entries in a block; a block of twice as many is split.
@@ -28,6 +30,9 @@ class SortedWork:
         self._blocks: list[list[Entry]] = []
         self._lasts: list[Entry] = []  # of each block
         self._sums: list[int] = []
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(self._blocks)
 
     def add(self, entry: Entry) -> None:
         """Insert an entry that is not there yet."""
