@@ -17,6 +17,7 @@ from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Tur
 from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.timing.prefill_room import PrefillRoom
 from asyncllm.engine.scheduling.trials import Trials
+from asyncllm.engine.scheduling.waiting.overload import given_up
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST, WaitingQueue
 from asyncllm.engine.scheduling.waiting.reason import Reason, Wait
 from asyncllm.engine.scheduling.waiting.sharing import Sharing
