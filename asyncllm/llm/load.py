@@ -33,7 +33,6 @@ from asyncllm.models.registry import is_multimodal
 from asyncllm.models.sentence_transformers import read_embedding_params
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.record import RecordedScheduler
-from asyncllm.startup.lean_torch import end_leaving_out
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.jinja_env import read_template
@@ -323,8 +322,6 @@ def _build_worker(
     # Imported here, in the executor thread: it brings torch, which takes seconds.
     with bill.phase("import"):
         from asyncllm.executor.leader import build_leader
-
-        end_leaving_out()
 
     report_import()
     return build_leader(config, folder, spec, report, bill, structured, await_kernels, machines)

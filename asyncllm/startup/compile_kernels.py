@@ -22,7 +22,7 @@ import msgspec
 from asyncllm.child_process import die_with
 from asyncllm.errors import AsyncLLMError
 from asyncllm.startup.compile_job import CompileJob, CompileReport
-from asyncllm.startup.lean_torch import add_native_meta, end_leaving_out, leave_out_meta
+from asyncllm.startup.lean_torch import import_lean_torch
 
 
 def main(parent: int) -> int:
@@ -54,11 +54,7 @@ def import_compiler() -> None:
     # A hash of half a gigabyte, without the GIL.
     hashing = threading.Thread(target=triton_key, name="asyncllm-triton-key")
     hashing.start()
-    leave_out_meta()
-    import torch  # noqa: F401
-
-    end_leaving_out()
-    add_native_meta()
+    import_lean_torch()
 
     from asyncllm.kernels import triton as kernels
 

@@ -1,8 +1,11 @@
 """Import torch without its operators in Python for the meta device.
 
 Importing torch imports these for its compiler, which takes a quarter of the time; using one of them
-imports sympy and the compiler itself, which takes another second. Serving needs none of them, and
-finding kernels only the two that are written here. Only for processes that run nothing but ours.
+imports sympy and the compiler itself, which takes another second. Finding kernels needs only the
+two that are written here.
+
+Only for a process that runs nothing else: most modules of torch's compiler cannot be imported
+before ``add_missing_meta``, as they import each other in circles.
 """
 
 from __future__ import annotations
@@ -17,40 +20,27 @@ if TYPE_CHECKING:
 
 _NAME: Final = "torch._meta_registrations"
 
-#: What torch finds in their place.
-_PLACEHOLDER: Final = ModuleType(_NAME)
-
-#: Those of ``add_native_meta``, which last as long as they are here.
+#: Registrations of our operators, which last as long as they are here.
 _libraries: list[Any] = []
 
 
-def leave_out_meta() -> None:
-    """The first import of torch after this is shorter; call ``end_leaving_out`` once it is done."""
-    if "torch" not in sys.modules:
-        sys.modules[_NAME] = _PLACEHOLDER
-
-
-def end_leaving_out() -> None:
-    """From now on, importing these operators imports them; without ``leave_out_meta``, nothing."""
-    if sys.modules.get(_NAME) is _PLACEHOLDER:
-        del sys.modules[_NAME]
-        vars(sys.modules.get("torch", _PLACEHOLDER)).pop("_meta_registrations", None)
-
-
-def add_native_meta() -> None:
-    """Have the meta device compute what finding kernels needs, unless torch's operators do."""
+def import_lean_torch() -> None:
+    """Import torch like this, unless it was imported before."""
+    if "torch" in sys.modules:
+        return
+    sys.modules[_NAME] = ModuleType(_NAME)  # which torch finds in their place
     import torch
 
-    if _NAME not in sys.modules:
-        library = torch.library.Library("aten", "IMPL", "Meta")
-        library.impl("index_select", _index_select)
-        library.impl("logsumexp", _logsumexp)
-        _libraries.append(library)
+    del sys.modules[_NAME]
+    vars(torch).pop("_meta_registrations", None)
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    library.impl("index_select", _index_select)
+    library.impl("logsumexp", _logsumexp)
+    _libraries.append(library)
 
 
 def add_missing_meta() -> bool:
     """Import torch's operators after all; returns whether they had been left out."""
-    end_leaving_out()
     if _NAME in sys.modules:
         return False
     while _libraries:

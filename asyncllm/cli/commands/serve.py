@@ -165,10 +165,8 @@ def _begin_early(engine: EngineConfig) -> CompileAhead | None:
 
         kernels = CompileAhead(engine, folder)
     if engine.gpu is not None and engine.executor == "thread":
-        from asyncllm.startup.lean_torch import leave_out_meta
         from asyncllm.startup.preload import preload_cuda
 
-        leave_out_meta()
         preload_cuda(engine.gpu)
     return kernels
 
