@@ -12,7 +12,6 @@ from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.growth import Growth
-from asyncllm.engine.scheduling.overload import given_up
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Turn
 from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.timing.prefill_room import PrefillRoom
