@@ -41,6 +41,8 @@ OTHER_PROGRAMS = {
     "--build-arg",
     "--count",
     "--extra-index-url",
+    "--folder",
+    "--gigabytes",
     "--gpus",
     "--hostile",
     "--index-url",
