@@ -270,7 +270,8 @@ class CudaDevice:
             torch.cuda.empty_cache()
 
     def keep_block(self, num_bytes: int) -> None:
-        torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
+        with suppress(torch.OutOfMemoryError):  # another process has it now, and may give it back
+            torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
 
     def release(self) -> None:
         try:
