@@ -49,7 +49,8 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
         for completion, answer in zip(together, expected, strict=True):
             check(completion, answer)
         assert llm.stats.pages_held == 0
-        assert (llm.stats.preemptions > 0) == (mode == "preempting")
+        if mode != "host tier":  # where what fits at the expected peak is admitted, nearly all
+            assert (llm.stats.preemptions > 0) == (mode == "preempting")
         if mode in ("default", "chunks of 16", "no overlap"):
             cached = sum(completion.usage.cached_tokens for completion in together)
             assert cached > 800, "of the long prompts"

@@ -65,7 +65,8 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
             if turn and ("host" not in mode or llm.stats.host_cached_tokens):
                 break
         assert llm.stats.pages_held == 0
-        assert (llm.stats.preemptions > 0) == ("preempting" in mode)
+        if "host tier" not in mode:  # as in tests/cpu/llm/test_parity.py
+            assert (llm.stats.preemptions > 0) == ("preempting" in mode)
         if "host" in mode:
             assert llm.stats.host_pages_used > 0
             assert llm.stats.host_cached_tokens > 0
