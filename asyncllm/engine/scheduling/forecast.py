@@ -91,12 +91,13 @@ class Forecast:
         expected = seq.num_prompt + round(self.lengths.expected(num_output, most))
         return min(max(expected, len(seq.tokens) + 1), seq.max_length)
 
-    def grew(self, seq: Sequence) -> None:
-        """``seq`` has more tokens than before."""
-        reached = bin_of(len(seq.tokens) - seq.num_prompt)
+    def grew(self, seq: Sequence) -> bool:
+        """``seq`` has more tokens than before; returns whether that tells more of its length."""
+        before, reached = seq.output_bin, bin_of(len(seq.tokens) - seq.num_prompt)
         while seq.output_bin < reached:
             self.lengths.passed(seq.output_bin)
             seq.output_bin += 1
+        return reached > before
 
     def wait(self, num_ahead: int, tokens_ahead: int, num_free: int, num_rows: int) -> float:
         """Estimated seconds until a request that arrives now has its first step.

@@ -89,7 +89,9 @@ class Growth:
         self._num_grown += 1
         before = seq.expected_pages
         self._promised -= max(0, before - len(seq.pages) + 1)
-        self._forecast.grew(seq)
+        if not self._forecast.grew(seq) and len(seq.pages) <= before:
+            self._promised += _more(seq)
+            return 0  # it is as long as expected, as far as can be said
         expected = self._cache.pages_for(self._forecast.length(seq))
         seq.expected_pages = max(expected, len(seq.pages))
         self._promised += _more(seq)

@@ -17,6 +17,9 @@ FIRST_GUESS: Final = 1024
 PRIOR_WEIGHT: Final = 0.25
 #: Outputs over which a bin's share is averaged.
 MEMORY: Final = 64.0
+#: The tables are made anew after so many observations, or an eighth of all so far if these are
+#: fewer: it takes as long as planning a step of 64 rows.
+REFRESH: Final = 64
 #: A smaller share of outputs is not told from none.
 LEAST: Final = 1e-9
 
@@ -50,7 +53,8 @@ class OutputLengths:
     def __init__(self) -> None:
         self._seen = [0.0] * NUM_BINS
         self._ended = [0.0] * NUM_BINS
-        # At the beginning of each bin; made anew after each observation, when they are needed:
+        self._num_seen = self._refresh_at = 0
+        # At the beginning of each bin:
         self._survival: list[float] = []  # the share of all outputs that get there
         self._means: list[float] = []  # the mean of all outputs, each cut off there
 
@@ -66,8 +70,9 @@ class OutputLengths:
         """The expected length of an output that has ``num_tokens`` and may get ``most``."""
         if num_tokens >= most:
             return float(most)
-        if not self._survival:
+        if self._num_seen >= self._refresh_at:
             self._tabulate()
+            self._refresh_at = self._num_seen + min(max(1, self._num_seen // 8), REFRESH)
         share, mean = self._at(num_tokens)
         return num_tokens + (self._at(most)[1] - mean) / share
 
@@ -75,7 +80,7 @@ class OutputLengths:
         keep = 1.0 - 1.0 / MEMORY
         self._seen[index] = keep * self._seen[index] + 1.0
         self._ended[index] = keep * self._ended[index] + ended
-        self._survival = []
+        self._num_seen += 1
 
     def _tabulate(self) -> None:
         survival, areas = [1.0], []
