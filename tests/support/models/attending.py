@@ -11,6 +11,7 @@ from torch import Tensor
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
+from asyncllm.kernels.upload import upload
 
 UNCHANGED = HeadEncoding(None, None, None)
 
@@ -42,14 +43,6 @@ def attend(
     return out.view(-1, spec.num_heads, spec.head_dim)
 
 
-def _upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Without waiting for the device, as a copy from memory that is not pinned would."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
-
-
 def forward_batch(
     backend: AttentionBackend, rows: np.ndarray, table: Tensor, page_size: int, *, plan: Any = None
 ) -> ForwardBatch:
@@ -58,7 +51,7 @@ def forward_batch(
     positions = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, q_lens, strict=True)])
     entries = np.stack([np.zeros_like(positions), slots.repeat(q_lens), positions])
     last_token = torch.zeros(len(table), dtype=torch.int64, device=table.device)
-    on_device = _upload(entries.astype(np.int32), table.device)
+    on_device = upload(entries.astype(np.int32), table.device)
     tokens = locate_tokens(on_device, last_token, table, page_size)
     plan = backend.plan(rows, table) if plan is None else plan
     return ForwardBatch(*tokens, sample_rows=None, backend=backend, plan=plan)
