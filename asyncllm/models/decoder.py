@@ -158,7 +158,8 @@ class _Stack(nn.Module):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
-        *layers, last = zip(self.layers, self.ropes, strict=True)
+        # ``first_layers`` leaves some out.
+        *layers, last = zip(self.layers, self.ropes, strict=False)
         for layer, rope in layers:
             x = layer(x, rope, batch)
         layer, rope = last

@@ -7,7 +7,6 @@ them run.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -31,6 +30,7 @@ from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.tokens import list_pages
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config.base import DecoderConfig
+from asyncllm.models.first_layers import layer_kinds
 from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
@@ -113,22 +113,10 @@ def _recorded_ranks(size: int) -> Ranks:
 
 def shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
     """The spec of two layers, if all are alike; the last one computes less than the others."""
-    count = len(model.attention_specs)
-    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count)
-    layers = next(lists, None)
-    if layers is None:
-        return spec
-    config = spec.config
-    kinds = {
-        (
-            dataclasses.replace(attention, layer=0),
-            config.rope(attention.layer) if isinstance(config, DecoderConfig) else None,
-            *(type(module) for module in layer.modules()),
-            *((name, parameter.shape) for name, parameter in layer.named_parameters()),
-        )
-        for attention, layer in zip(model.attention_specs, layers, strict=True)
-    }
-    if len(kinds) > 1 or count < 2:
+    config, kinds = spec.config, layer_kinds(model)
+    layers = range(len(kinds))
+    ropes = {config.rope(i) if isinstance(config, DecoderConfig) else None for i in layers}
+    if len(set(kinds)) > 1 or len(ropes) > 1 or len(kinds) < 2:
         return spec
     return replace(spec, num_layers=2, config=replace(config, num_hidden_layers=2))
 

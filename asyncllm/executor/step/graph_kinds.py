@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from asyncllm.executor.sampling.needs import Level
-from asyncllm.executor.step.padded_steps import Size
+from asyncllm.executor.step.padded_steps import FREE_TOKENS, Size
 
 #: The rows for which several decode steps in one graph are captured before serving starts. These
 #: graphs take as long to capture as several others, and a single stream gains most from them.
 FIRST_MULTI_STEP_ROWS = 1
+
+#: Up to here, decode rows that are padding cost little: they have logits, but no K and V to read.
+FEW_ROWS = 64
 
 
 class Kind(NamedTuple):
@@ -52,20 +55,27 @@ class GraphKinds:
         return level if level is Level.GREEDY and is_small else Level.FILTER
 
     def first(self) -> list[Kind]:
-        """A graph for every step, if with more padding: powers of two, and the largest.
+        """A graph for every step, if with more padding: the largest sizes, and some smaller ones.
 
-        The largest come first: the others then reuse their memory.
+        Powers of two, but where padding costs little: no mixed step of less than ``FREE_TOKENS``,
+        and every other power of up to ``FEW_ROWS``. The largest come first: the others then reuse
+        their memory.
         """
         mixed = [
             Kind(size, Level.FILTER)
             for size in reversed(self._mixed_sizes)
             if size == self._mixed_sizes[-1]
-            or (_is_power(size.tokens) and size.rows == self._mixed_sizes[-1].rows)
+            or (
+                size.rows == self._mixed_sizes[-1].rows
+                and size.tokens >= FREE_TOKENS
+                and _is_power(2, size.tokens)
+            )
         ]
         decode = [
             kind
             for size in reversed(self._decode_sizes)
-            if _is_power(size.rows) or size == self._decode_sizes[-1]
+            if size == self._decode_sizes[-1]
+            or _is_power(4 if size.rows <= FEW_ROWS else 2, size.rows)
             for kind in self._of_size(size)
             if kind.decode_steps == 1 or size.rows <= FIRST_MULTI_STEP_ROWS
         ]
@@ -91,6 +101,8 @@ class GraphKinds:
                 yield Kind(size, level, decode_steps)
 
 
-def _is_power(count: int) -> bool:
-    """Whether it is a power of two; count > 0."""
-    return count & (count - 1) == 0
+def _is_power(base: int, number: int) -> bool:
+    """Whether it is a power of the base; number > 0."""
+    while number % base == 0:
+        number //= base
+    return number == 1

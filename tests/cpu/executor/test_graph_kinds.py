@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asyncllm.executor.sampling.needs import Level
-from asyncllm.executor.step.graph_kinds import GraphKinds, Kind
-from asyncllm.executor.step.padded_steps import MIXED_TOKENS, Size, row_buckets
+from asyncllm.executor.step.graph_kinds import FEW_ROWS, GraphKinds, Kind
+from asyncllm.executor.step.padded_steps import FREE_TOKENS, MIXED_TOKENS, Size, row_buckets
 
 
 def sizes(max_rows: int, max_tokens: int) -> tuple[list[Size], list[Size]]:
@@ -40,13 +40,22 @@ def test_every_step_has_a_graph_at_first_and_one_of_its_size_later(
             assert Kind(size, Level.GREEDY, 4) in first + others
 
 
-def test_a_first_step_is_padded_to_less_than_twice_its_tokens() -> None:
-    decode, mixed = sizes(256, 8192)
+@pytest.mark.parametrize(("max_rows", "max_tokens"), [(256, 8192), (1024, 1536)])
+def test_a_first_step_is_padded_to_less_than_twice_its_tokens_where_that_costs(
+    max_rows: int, max_tokens: int
+) -> None:
+    decode, mixed = sizes(max_rows, max_tokens)
     first = GraphKinds(decode, mixed, 4, 8).first()
-    for group in (decode, mixed):
-        tokens = sorted({kind.size.tokens for kind in first if kind.size.mixed == group[0].mixed})
-        for size in group:
-            assert min(n for n in tokens if n >= size.tokens) < 2 * size.tokens
+    for size in decode + mixed:
+        fits = [
+            kind.size.tokens
+            for kind in first
+            if kind.size.mixed == size.mixed and kind.size.tokens >= size.tokens
+        ]
+        if size.mixed:
+            assert min(fits) < 2 * max(size.tokens, FREE_TOKENS)
+        else:
+            assert min(fits) < (4 if size.rows <= FEW_ROWS else 2) * size.rows
 
 
 def test_the_largest_step_is_captured_first_as_others_reuse_its_memory() -> None:
