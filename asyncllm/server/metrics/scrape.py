@@ -80,8 +80,8 @@ async def measure_loop(measured: Measured) -> None:
         due = time.perf_counter() + LAG_SECONDS
         await asyncio.sleep(LAG_SECONDS)
         now = time.perf_counter()
-        measured.lag.observe(max(0.0, now - due))
-        if llm.ready:
+        if llm.ready:  # while a model is loaded, imports hold the loop up
+            measured.lag.observe(max(0.0, now - due))
             measured.busy.sample(now, llm.stats.device_busy)
 
 

@@ -37,6 +37,7 @@ RUNS = {
     "bench_constraints.py": Run("--quick --device cpu", r"grammar: a JSON schema +\d+ +\d+ +\d"),
     "bench_cpu.py": Run("--quick", r"SSE frame +\d(.|\n)*\n +4 +\d+ +\d+ +\d+\.\d\d"),
     "bench_grammar.py": Run("--quick", r"vocabulary of 4000(.|\n)* a Python thread keeps \d+%"),
+    "bench_lag.py": Run("--quick", r"loop lag p99 \d+\.\d ms(.|\n)*/health p99 \d+\.\d ms"),
     "bench_live.py": Run("--quick", r"page open +\d+ tokens/s(.|\n)*event loop: [+-]\d"),
     "bench_loading.py": Run("--quick --device cpu", r"direct: +\d(.|\n)*load_model, bfloat16 +\d"),
     "bench_ray.py": Run(  # the others take as long as all tests of Ray
