@@ -12,7 +12,7 @@ from asyncllm.kernels.support import in_triton
 
 Activation = Callable[[Tensor], Tensor]
 
-#: By their names in config.json.
+#: By their names in config.json, which ``models.config.base`` has too.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),

@@ -10,7 +10,7 @@ from torch import nn
 from asyncllm.models.config.base import MoeConfig
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.mlp import GatedMLP
-from asyncllm.models.layers.moe import Experts, ExpertsOnDisk, SparseMoE, TokenGate
+from asyncllm.models.layers.moe import Experts, SparseMoE, TokenGate
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.router import Router, SoftmaxRouter
 from asyncllm.parallel.ranks import Apart
@@ -22,12 +22,12 @@ class MoeDecoderLM(DecoderLM[C]):
     """A decoder with experts or, in the layers that config.json names, one MLP.
 
     Attributes:
-        experts_on_disk: see ``Experts``; "fused" also holds for the shared expert.
+        fuses_shared_expert: gate and up of the shared expert are one matrix in the checkpoint.
         has_shared_gate: the output of the shared expert is weighted for each token.
         renamed: parts of names in the checkpoint, and what they are called here.
     """
 
-    experts_on_disk: ExpertsOnDisk = "apart"
+    fuses_shared_expert = False
     has_shared_gate = False
     renamed: ClassVar[dict[str, str]] = {}
 
@@ -37,13 +37,13 @@ class MoeDecoderLM(DecoderLM[C]):
         hidden, act = config.hidden_size, config.activation
         shared = None
         if (size := config.shared_expert_size) > 0:
-            fused = self.experts_on_disk == "fused"
+            fused = self.fuses_shared_expert
             unsummed = replace(place, ranks=Apart(place.ranks.rank, place.ranks.size))
             shared = GatedMLP(hidden, size, act, unsummed, fused_on_disk=fused)
         sizes = config.experts, hidden, config.expert_size
         return SparseMoE(
             self.make_router(config, place),
-            Experts(*sizes, act, place, on_disk=self.experts_on_disk),
+            Experts(*sizes, act, place),
             place,
             shared=shared,
             shared_gate=TokenGate(hidden, place) if shared and self.has_shared_gate else None,

@@ -128,7 +128,7 @@ FAMILIES = (
     Family(
         "Qwen3-VL-MoE",
         "qwen_moe",
-        "Qwen3VLMoeForCausalLM",
+        "Qwen3MoeForCausalLM",
         Qwen3VLMoeConfig,
         (),
         multimodal=("Qwen3VLMoeForConditionalGeneration",),

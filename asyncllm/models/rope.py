@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from asyncllm.errors import ModelError
@@ -15,6 +17,12 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
 }
+
+#: Settings that must be above 0.
+_POSITIVE = (
+    *("factor", "low_freq_factor", "high_freq_factor", "attention_factor"),
+    *("beta_fast", "beta_slow", "short_factor", "long_factor"),
+)
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +68,24 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
             factors = getattr(self, name)
             if factors is not None and len(factors) != self.rotary_dim // 2:
                 raise ModelError(f"{name} has {len(factors)} values, not {self.rotary_dim // 2}")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """Check all numbers that something is divided by, or that a logarithm is taken of."""
+        # longrope divides by the logarithm of the original length.
+        least = 2 if self.rope_type == "longrope" else 1
+        if self.original_max_position_embeddings < least:
+            given = self.original_max_position_embeddings
+            raise ModelError(f"original_max_position_embeddings is {given}, not at least {least}")
+        if not 1 < self.rope_theta < math.inf:
+            raise ModelError(f"rope_theta is {self.rope_theta}, not a number above 1")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            values = value if isinstance(value, tuple | list) else () if value is None else (value,)
+            if not all(0 < number < math.inf for number in values):
+                raise ModelError(f"{name} of rotary positions is {value}: it must be positive")
+        if self.rope_type == "llama3" and self.low_freq_factor == self.high_freq_factor:
+            raise ModelError("low_freq_factor and high_freq_factor are the same")
 
     @property
     def stretch(self) -> float:

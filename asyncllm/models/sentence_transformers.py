@@ -54,7 +54,7 @@ def read_embedding_params(folder: Path) -> EmbeddingParams:
 
 
 def _read_pooling(file: Path, module: _Module) -> Pooling:
-    if not module.path.isprintable() or PurePath(module.path).name != module.path:
+    if not module.path.isprintable() or PurePath(module.path).name != module.path.rstrip("/"):
         raise ModelError(f"{file}: {module.path!r} is not the name of a folder beside it")
     path = file.parent / module.path / "config.json"
     modes = _modes(read_json(path))

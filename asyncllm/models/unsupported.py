@@ -35,11 +35,12 @@ _NEEDS: Final = (
         "attention and MLP side by side (a parallel block)",
     ),
     (r"Bloom|MPT", "attention biases by distance (ALiBi)"),
+    (r"ChatGLM", "code that comes with the checkpoint; those named -hf do without it"),
     (r"\w+(For(Sequence|Token)Classification|RewardModel)", "a head that gives scores"),
 )
 
 #: How alike two names are that differ in spelling only.
-_SAME_NAME: Final = 0.85
+_SAME_NAME: Final = 0.8
 
 
 def lacking(architecture: str) -> str:
@@ -61,8 +62,9 @@ def nearest(architecture: str, served: Iterable[str]) -> str:
 
 
 def _stem(architecture: str) -> str:
-    """Its name without what it is for."""
-    return re.sub(r"(For[A-Z]\w*|Model|LMHeadModel)$", "", architecture).lower()
+    """Its name without what it is for, in small letters."""
+    purpose = r"(for(causallm|conditionalgeneration|\w+classification)|lmheadmodel|model)$"
+    return re.sub(purpose, "", architecture.lower())
 
 
 def _word(architecture: str) -> str:

@@ -22,6 +22,20 @@ Window = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # 0: none
 Length = Annotated[int, msgspec.Meta(ge=1, le=2**25)]
 VocabSize = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 
+#: Of MLPs.
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "relu", "silu")
+
+
+def check_activation(name: str) -> None:
+    """Check the name of an activation.
+
+    Raises:
+        ModelError: it is not supported.
+    """
+    if name not in ACTIVATIONS:
+        supported = ", ".join(ACTIVATIONS)
+        raise ModelError(f"activation {name!r} is not supported; {supported} are")
+
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of every family."""
@@ -65,10 +79,13 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
 
     Attributes:
         default_theta: ``rope_theta`` where config.json has none.
+        has_partial_rotary: ``partial_rotary_factor`` counts; elsewhere transformers does not read
+            it either.
         gated_mlp: an MLP has three matrices (gate, up, down), not two.
     """
 
     default_theta: ClassVar[float] = 10_000.0
+    has_partial_rotary: ClassVar[bool] = False
     gated_mlp: ClassVar[bool] = True
 
     intermediate_size: Size
@@ -92,6 +109,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
                 f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
                 f"num_key_value_heads ({self.num_kv_heads})"
             )
+        check_activation(self.activation)
         for layer in range(self.num_hidden_layers):
             self.window(layer)
             self.rope(layer)
@@ -157,18 +175,23 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         """The rotary encoding of a layer; None if it has no positions."""
         given = self.rope_scaling or self.rope_parameters or {}
         of_layer = given.get(self.layer_type(layer), given)
-        return self._rope({"rope_theta": self.rope_theta or self.default_theta, **of_layer})
+        theta = self.default_theta if self.rope_theta is None else self.rope_theta
+        return self._rope({"rope_theta": theta, **of_layer})
 
     def _rope(self, given: dict[str, Any]) -> RopeConfig:
         """Resolve one set of rotary settings."""
         turned = given.get("partial_rotary_factor", self.partial_rotary_factor)
+        if not isinstance(turned, int | float) or not 0 < turned <= 1:
+            raise ModelError(f"partial_rotary_factor is {turned!r}, not above 0 and up to 1")
         original = self.original_max_position_embeddings
         if original is None:
             original = given.get("original_max_position_embeddings", self.max_position_embeddings)
         values = {
             **given,
             "rope_type": self._rope_type(given.get("rope_type", given.get("type", "default"))),
-            "rotary_dim": int(self.head_size * turned),
+            "rotary_dim": int(self.head_size * turned)
+            if self.has_partial_rotary
+            else self.head_size,
             "max_position_embeddings": self.max_position_embeddings,
             "original_max_position_embeddings": original,
         }

@@ -90,5 +90,5 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
         given = (self.rope_parameters or {}).get(kind) or {}
         if kind == SLIDING:
             return self._rope({"rope_theta": self.rope_local_base_freq, **given})
-        theta = self.rope_theta or 1_000_000.0
+        theta = 1_000_000.0 if self.rope_theta is None else self.rope_theta
         return self._rope({"rope_theta": theta, **given, **(self.rope_scaling or {})})

@@ -11,6 +11,8 @@ from asyncllm.models.config.base import Count, DecoderConfig, Experts, MoeConfig
 class GlmConfig(DecoderConfig, frozen=True, kw_only=True):
     """GLM-4 and GLM-4-0414: half of each head is rotated."""
 
+    has_partial_rotary: ClassVar[bool] = True
+
     head_dim: Size | None = 128
     rms_norm_eps: float = 1.5625e-7
     attention_bias: bool = True
@@ -21,6 +23,7 @@ class Glm4MoeConfig(MoeConfig, frozen=True, kw_only=True):
     """GLM-4 with a mixture of experts; the first layers have one MLP."""
 
     experts_field: ClassVar[str] = "n_routed_experts"
+    has_partial_rotary: ClassVar[bool] = True
 
     rms_norm_eps: float = 1e-5
     partial_rotary_factor: float = 0.5

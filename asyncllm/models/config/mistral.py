@@ -42,6 +42,8 @@ class Ministral3Config(MistralConfig, frozen=True, kw_only=True):
                 f"a text part of type {self.model_type!r} is not supported; "
                 "'mistral' and 'ministral3' are"
             )
+        if self.model_type == "ministral3" and not (self.rope_scaling or self.rope_parameters):
+            raise ModelError("rope_parameters are missing: Ministral 3 needs its own")
 
     @property
     def query_scaling(self) -> tuple[float, int] | None:

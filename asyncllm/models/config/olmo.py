@@ -30,7 +30,7 @@ class Olmo3Config(Olmo2Config, frozen=True, kw_only=True):
         kind = self.layer_type(layer)
         given = (self.rope_parameters or {}).get(kind) or {}
         scaling = (self.rope_scaling or {}) if kind == FULL else {}
-        theta = self.rope_theta or self.default_theta
+        theta = self.default_theta if self.rope_theta is None else self.rope_theta
         return self._rope({"rope_theta": theta, **given, **scaling})
 
 

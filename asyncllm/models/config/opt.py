@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncllm.models.config.base import Config, Size
+from asyncllm.models.config.base import Config, Size, check_activation
 
 
 class OPTConfig(Config, frozen=True, kw_only=True):
@@ -18,6 +18,10 @@ class OPTConfig(Config, frozen=True, kw_only=True):
     word_embed_proj_dim: Size | None = None
     enable_bias: bool = True
     layer_norm_elementwise_affine: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_activation(self.activation_function)
 
     @property
     def output_size(self) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from asyncllm.models.config.base import FULL, SLIDING, DecoderConfig, Length
 
 
 class Phi3Config(DecoderConfig, frozen=True, kw_only=True):
     """Phi-3. Early checkpoints call longrope "su" or "yarn"."""
+
+    has_partial_rotary: ClassVar[bool] = True
 
     rms_norm_eps: float = 1e-5
     original_max_position_embeddings: Length | None = 4096

@@ -74,6 +74,8 @@ class Qwen2MoeConfig(QwenMoeConfig, frozen=True, kw_only=True):
 class Qwen3MoeConfig(QwenMoeConfig, frozen=True, kw_only=True):
     """Qwen3 with a mixture of experts; ``use_sliding_window`` holds for every layer."""
 
+    intermediate_size: Size = 6144
+
     def layer_type(self, layer: int) -> str:
         return SLIDING if self.use_sliding_window and self.sliding_window is not None else FULL
 

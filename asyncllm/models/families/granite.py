@@ -19,9 +19,11 @@ class GraniteForCausalLM(MoeDecoderLM[GraniteConfig]):
     Layers have an MLP, or experts and maybe a shared one.
     """
 
-    experts_on_disk = "fused"
+    fuses_shared_expert = True
     renamed: ClassVar[dict[str, str]] = {
-        ".block_sparse_moe.router.layer.": ".mlp.gate.",
+        ".block_sparse_moe.router.": ".mlp.gate.",
+        ".mlp.gate.layer.": ".mlp.gate.",
+        ".block_sparse_moe.experts.": ".mlp.experts.",
         ".block_sparse_moe.input_linear.weight": ".mlp.experts.gate_up_proj",
         ".block_sparse_moe.output_linear.weight": ".mlp.experts.down_proj",
         ".shared_mlp.input_linear.": ".mlp.shared_expert.gate_up_proj.",

@@ -12,7 +12,6 @@ from asyncllm.models.config.opt import OPTConfig
 from asyncllm.models.layers.attention import HeadShare
 from asyncllm.models.layers.embedding import Embedding, OutputProjection, TokenEmbedding
 from asyncllm.models.layers.linear import FusedLinear, Kept, Linear, RowLinear
-from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.norm import LayerNorm
 from asyncllm.models.layers.parameter import Placement
 
@@ -121,7 +120,7 @@ class _Layer(nn.Module):
         self.fc1 = FusedLinear(size, {"fc1": inner}, place, bias=bias)
         self.fc2 = RowLinear(inner, size, place, bias=bias)
         self.final_layer_norm = LayerNorm(size, place, affine=affine)
-        self.act = ACTIVATIONS[check_activation(config.activation_function)]
+        self.act = ACTIVATIONS[config.activation_function]
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         if self.norm_first:

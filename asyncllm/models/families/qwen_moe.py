@@ -25,9 +25,3 @@ class Qwen3MoeForCausalLM(MoeDecoderLM[Qwen3MoeConfig]):
     """Qwen3 with experts."""
 
     has_head_norms = True
-
-
-class Qwen3VLMoeForCausalLM(Qwen3MoeForCausalLM):
-    """The text part of Qwen3-VL with experts."""
-
-    experts_on_disk = "transposed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +13,9 @@ from asyncllm.kernels.activation import gated
 from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.types import Norm
 from asyncllm.models.layers.linear import Kept
-from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.parameter import Packed, Placement
 from asyncllm.models.layers.router import Router
-from asyncllm.models.quant.place import Place, Sliced
-
-#: Experts in a checkpoint: three matrices each, or two tensors with all, maybe of their transposes.
-ExpertsOnDisk = Literal["apart", "fused", "transposed"]
+from asyncllm.models.quant.place import Place
 
 #: Bytes that rows of the matrices of ``grouped_mm`` must be multiples of.
 _ALIGNMENT = 16
@@ -31,8 +26,9 @@ class Experts(Packed):
 
     Each rank has a share of every expert's features.
 
-    Args:
-        on_disk: see ``ExpertsOnDisk``.
+    Attributes:
+        is_fused_on_disk: the checkpoint has these two tensors too, and not three matrices of each
+            expert.
     """
 
     def __init__(
@@ -42,11 +38,9 @@ class Experts(Packed):
         intermediate_size: int,
         act: str,
         place: Placement,
-        *,
-        on_disk: ExpertsOnDisk = "apart",
     ):
         super().__init__()
-        self.on_disk = on_disk
+        self.is_fused_on_disk = False
         self.inner = Kept.share(intermediate_size, "the size of experts", place.ranks)
         if place.ranks.size > 1 and self.inner.size * place.dtype.itemsize % _ALIGNMENT:
             raise ModelError(
@@ -56,7 +50,7 @@ class Experts(Packed):
             )
         self.gate_up_proj = place.empty(num_experts, 2 * self.inner.size, hidden_size)
         self.down_proj = place.empty(num_experts, hidden_size, self.inner.size)
-        self.act = check_activation(act)
+        self.act = act
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Apply each expert to its rows.
@@ -72,12 +66,10 @@ class Experts(Packed):
         return F.grouped_mm(gated(gate_up, self.act), self.down_proj.transpose(1, 2), offs=ends)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
-        if self.on_disk != "apart":
-            gate_up = Kept.of(self.inner, self.inner).place(1, self.gate_up_proj)
-            down = self.inner.place(2, self.down_proj)
-            for name, place in (("gate_up_proj", gate_up), ("down_proj", down)):
-                assert isinstance(place, Tensor | Sliced)
-                yield f"experts.{name}", place.mT if self.on_disk == "transposed" else place
+        if self.is_fused_on_disk:
+            gate_up = Kept.of(self.inner, self.inner)
+            yield "experts.gate_up_proj", gate_up.place(1, self.gate_up_proj)
+            yield "experts.down_proj", self.inner.place(2, self.down_proj)
             return
         pairs = zip(self.gate_up_proj, self.down_proj, strict=True)
         for expert, (gate_up, down) in enumerate(pairs):

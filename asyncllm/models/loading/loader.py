@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
@@ -162,7 +163,7 @@ def _wanted(model: CausalLM, headers: list[tuple[str, Header]]) -> dict[str, Hea
     wanted: dict[str, Header] = {}
     for stored_name, header in headers:
         name = model.checkpoint_name(stored_name)
-        if name is None:
+        if name is None or 0 in header.shape:  # such as those of no shared expert
             continue
         if name in wanted:
             raise ModelError(
@@ -176,11 +177,11 @@ def _match(
     model: CausalLM, folder: Path, headers: dict[str, Header], matrices: dict[str, StoredMatrix]
 ) -> dict[Path, list[Source]]:
     """The place of every tensor, by the file that holds it or the largest part of it."""
-    missing = _experts_as_stored(model, headers)
+    all_stored: dict[str, Header | StoredMatrix] = {**headers, **matrices}
+    missing = _experts_as_stored(model, all_stored)
     unexpected: list[str] = []
     plans: dict[Path, list[Source]] = defaultdict(list)
-    stored: Header | StoredMatrix
-    for name, stored in (headers | matrices).items():
+    for name, stored in all_stored.items():
         main = stored if isinstance(stored, Header) else stored.main
         if name not in missing:
             unexpected.append(f"{main.name!r} in {main.file.name}")
@@ -197,21 +198,26 @@ def _match(
     return plans
 
 
-def _experts_as_stored(model: CausalLM, headers: dict[str, Header]) -> dict[str, Place]:
-    """``checkpoint_tensors``, for either order of the two dimensions of an expert.
+def _experts_as_stored(
+    model: CausalLM, stored: Mapping[str, Header | StoredMatrix]
+) -> dict[str, Place]:
+    """``checkpoint_tensors``, with experts as the checkpoint has them.
 
-    transformers 5 reads transposed experts, but writes them in the other order.
+    Which layout that is depends on who has written it: three matrices of each expert, or two
+    tensors of all, with the two dimensions of an expert in either order.
     """
+    if any(name.endswith(".experts.gate_up_proj") for name in stored):
+        for module in model.modules():
+            if isinstance(module, Experts):
+                module.is_fused_on_disk = True
     places = model.checkpoint_tensors()
-    if not any(isinstance(m, Experts) and m.on_disk == "transposed" for m in model.modules()):
-        return places
-    experts = {
+    turned = {
         name: place.mT
         for name, place in places.items()
-        if name in headers and isinstance(place, torch.Tensor | Sliced) and len(place.shape) == 3
+        if name.rpartition(".")[0].endswith(".experts") and isinstance(place, Tensor | Sliced)
     }
-    fits = all(headers[name].shape == list(place.shape) for name, place in experts.items())
-    return places | experts if fits else places
+    fits = all(n in stored and stored[n].shape == list(p.shape) for n, p in turned.items())
+    return places | turned if fits else places
 
 
 def _check(stored: Header | StoredMatrix, main: Header, target: Place) -> None:

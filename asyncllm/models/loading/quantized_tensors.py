@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
+from asyncllm.kernels.quantized import dequantize_fp8
 from asyncllm.models.loading.checkpoint import Header
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.formats import (
     UNUSED,
+    check_experts,
     fields,
+    fp8_matrix,
     group_order,
     main_field,
     read_matrix,
@@ -51,12 +54,12 @@ Layout = Fp8Layout | Int4Layout
 
 
 class StoredMatrix(NamedTuple):
-    """A quantised matrix of a checkpoint.
+    """A quantised matrix of a checkpoint, or fp8 matrices of all experts in one tensor.
 
     Attributes:
         module: name of the module whose weight it is, in the model.
         tensors: by the last part of their names.
-        shape: [N, K].
+        shape: [N, K], or [experts, N, K].
     """
 
     module: str
@@ -69,10 +72,17 @@ class StoredMatrix(NamedTuple):
         """The largest tensor."""
         return self.tensors[main_field(self.quantization)]
 
-    def read(self, read: Read, device: torch.device) -> Matrix:
-        """Read it, and convert it on a device."""
+    def read(self, read: Read, device: torch.device) -> Matrix | Tensor:
+        """Read it, and convert it on a device; experts are dequantised."""
         stored = {field: read(header).to(device) for field, header in self.tensors.items()}
-        return read_matrix(self.quantization, self.module, stored)
+        if len(self.shape) == 2:
+            return read_matrix(self.quantization, self.module, stored)
+        return torch.stack(
+            [
+                dequantize_fp8(fp8_matrix(dict(zip(stored, expert, strict=True))))
+                for expert in zip(*stored.values(), strict=True)
+            ]
+        )
 
     def layout(self, read: Read) -> Layout:
         """Its layout, if it is kept quantised."""
@@ -121,10 +131,28 @@ def find_matrices(
         shapes = {field: tensor.shape for field, tensor in tensors.items()}
         shape = stored_shape(quantization, module, shapes)
         found[f"{module}.weight"] = StoredMatrix(module, quantization, tensors, shape)
+    found |= _find_experts(quantization, headers)
     for name, header in list(headers.items()):
         module, _, field = name.rpartition(".")
         # GPTQ tools write a bias of zeros for modules without one.
         empty = field == "bias" and f"{module}.weight" in found and name not in known
-        if field in UNUSED or (empty and not read(header).any()):
+        if field.endswith(UNUSED) or (empty and not read(header).any()):
             del headers[name]
+    return found
+
+
+def _find_experts(
+    quantization: Quantization, headers: dict[str, Header]
+) -> dict[str, StoredMatrix]:
+    """Take the fp8 tensors of all experts out of the headers."""
+    found: dict[str, StoredMatrix] = {}
+    for name, header in list(headers.items()):
+        if header.dtype != "F8_E4M3" or len(header.shape) != 3:
+            continue
+        scale = headers.pop(f"{name}_scale_inv", None)
+        if scale is None:
+            raise ModelError(f"{header.file}: tensor {header.name!r} is 8-bit, but has no scales")
+        check_experts(name, header.shape, scale.shape)
+        tensors = {"weight": headers.pop(name), "weight_scale_inv": scale}
+        found[name] = StoredMatrix(name, quantization, tensors, header.shape)
     return found

@@ -27,7 +27,7 @@ from asyncllm.models.quant.weight import Matrix
 Shape = Sequence[int]
 
 #: Unused tensors of quantised modules: scales of activations and of the KV cache.
-UNUSED = ("input_scale", "k_scale", "v_scale", "q_scale", "prob_scale")
+UNUSED = ("input_scale", "activation_scale", "k_scale", "v_scale", "q_scale", "prob_scale")
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SCALES = ("weight_scale", "weight_scale_inv")
@@ -85,6 +85,18 @@ def _fp8_shape(module: str, shapes: Mapping[str, Shape]) -> list[int]:
     return [size, depth]
 
 
+def check_experts(name: str, shape: Shape, scale: Shape) -> None:
+    """Check the shape of the scales of fp8 matrices [experts, N, K]: one for each, or for blocks.
+
+    Raises:
+        ModelError: it is another one.
+    """
+    experts, size, depth = shape
+    blocks = [experts, -(-size // FP8_BLOCK), -(-depth // FP8_BLOCK)]
+    if list(scale) not in ([experts], [experts, 1, 1], blocks):
+        raise ModelError(f"{name}_scale_inv has shape {list(scale)}, expected {blocks}")
+
+
 def _require(module: str, shapes: Mapping[str, Shape], *needed: str) -> None:
     for field in needed:
         if field not in shapes:
@@ -103,7 +115,7 @@ def read_matrix(quantization: Quantization, module: str, stored: Mapping[str, Te
     """
     match quantization.method:
         case "fp8":
-            return _fp8_matrix(stored)
+            return fp8_matrix(stored)
         case "awq":
             qweight, qzeros = stored["qweight"], stored["qzeros"]
             codes = _unpack(qweight, _AWQ_ORDER, 1).t()
@@ -117,7 +129,8 @@ def read_matrix(quantization: Quantization, module: str, stored: Mapping[str, Te
             return _int4_matrix(codes, zeros, stored["scales"], order)
 
 
-def _fp8_matrix(stored: Mapping[str, Tensor]) -> Fp8Matrix:
+def fp8_matrix(stored: Mapping[str, Tensor]) -> Fp8Matrix:
+    """An fp8 matrix from its tensors on their device."""
     data = stored["weight"]
     scale = next(stored[field] for field in _SCALES if field in stored).float()
     if scale.numel() == 1:

@@ -315,7 +315,7 @@ def sentence_transformers(folder: Path, pooling: dict[str, Any], *further: str) 
     edit_config(folder, architectures=["Qwen3Model"], tie_word_embeddings=False)
     kinds = ["Pooling", *further]
     modules = [
-        {"name": kind, "path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+        {"name": kind, "path": f"{i}_{kind}/", "type": f"sentence_transformers.models.{kind}"}
         for i, kind in enumerate(kinds, 1)
     ]
     (folder / "modules.json").write_text(json.dumps([TRANSFORMER, *modules]))

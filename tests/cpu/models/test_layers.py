@@ -13,10 +13,11 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from asyncllm.errors import ModelError
+from asyncllm.kernels import activation
 from asyncllm.kernels.attention import encode_heads
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
+from asyncllm.models.config.base import ACTIVATIONS, check_activation
 from asyncllm.models.layers.embedding import Embedding
-from asyncllm.models.layers.mlp import check_activation
 from asyncllm.models.layers.moe import Experts, SparseMoE
 from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
@@ -159,3 +160,4 @@ def test_the_bias_of_a_sigmoid_router_chooses_but_does_not_weigh() -> None:
 def test_unknown_activations() -> None:
     with pytest.raises(ModelError, match=r"'snake'.*silu"):
         check_activation("snake")
+    assert set(ACTIVATIONS) == set(activation.ACTIVATIONS)

@@ -104,6 +104,50 @@ def test_opt_saved_without_its_wrapper(tmp_path: Path) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.parametrize(
+    "family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granite_moe"]
+)
+def test_experts_as_transformers_holds_them(family: str, tmp_path: Path) -> None:
+    """It writes them so if it is told to keep its own names."""
+    folder = tiny_models.make(family, tmp_path / "published", max_shard_size=10**9)
+    own = tmp_path / "own"
+    tiny_models.reference(folder).save_pretrained(own, save_original_format=False)
+    assert any(".experts.gate_up_proj" in name for name in load_file(own / "model.safetensors"))
+    expected = _load(folder).state_dict()
+    for name, tensor in _load(own).state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_experts_apart_where_they_are_published_in_one_tensor(tmp_path: Path) -> None:
+    folder = tiny_models.make("qwen3_moe_vision", tmp_path)
+    expected = _load(folder).state_dict()
+
+    def apart(weights: Weights) -> Weights:
+        parts: Weights = {}
+        for name, tensor in weights.items():
+            path, _, part = name.rpartition(".")
+            if not path.endswith(".experts"):
+                parts[name] = tensor
+                continue
+            for number, expert in enumerate(tensor.mT):
+                chunks = expert.chunk(2) if part == "gate_up_proj" else (expert,)
+                names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+                for chunk, each in zip(chunks, names, strict=True):
+                    parts[f"{path}.{number}.{each}.weight"] = chunk.contiguous()
+        return parts
+
+    _rewrite(folder, apart)
+    for name, tensor in _load(folder).state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_tensors_without_numbers_are_ignored(tmp_path: Path) -> None:
+    folder = tiny_models.make("llama", tmp_path)
+    empty = {"model.layers.0.mlp.shared_experts.up_proj.weight": torch.ones(0, 64)}
+    _rewrite(folder, lambda weights: weights | empty)
+    _load(folder)
+
+
 def test_progress_counts_up_to_all_bytes(tmp_path: Path) -> None:
     folder = tiny_models.make("qwen3_moe", tmp_path)
     total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))

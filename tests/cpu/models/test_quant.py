@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from asyncllm import AsyncLLM
@@ -58,6 +59,42 @@ def test_experts(family: str, name: str, tmp_path: Path) -> None:
     sizes = {"moe_intermediate_size": 64, "max_shard_size": 10**9}
     folder, dense = quantized.make(name, tmp_path, family, **sizes)
     _assert_equal(_load(folder), _load(dense))
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_experts_in_one_tensor(turned: bool, blocked: bool, tmp_path: Path) -> None:
+    """As Qwen3-VL's are published, and as transformers writes them."""
+    dense = tiny_models.make("qwen3_moe_vision", tmp_path / "dense", hidden_size=160)
+    file, stored = dense / "model.safetensors", dict[str, Tensor]()
+    weights = load_file(file)
+    for name, weight in weights.items():
+        if ".experts." not in name:
+            stored[name] = weight
+            continue
+        weight = weight if turned else weight.mT
+        scales, meant, generator = list[Tensor](), list[Tensor](), np.random.default_rng(0)
+        data = list[Tensor]()
+        for expert in weight:
+            quantize = quantized.block_fp8 if blocked else quantized.tensor_fp8
+            parts, value = quantize(expert.contiguous(), generator)
+            data.append(parts["weight"])
+            scales.append(parts["weight_scale_inv" if blocked else "weight_scale"])
+            meant.append(value)
+        weights[name] = torch.stack(meant).contiguous()
+        stored[name] = torch.stack(data)
+        stored[f"{name}_scale_inv"] = torch.stack(scales)
+        stored[f"{name}_activation_scale"] = torch.ones(1)
+    save_file(weights, file, {"format": "pt"})
+    folder = tmp_path / "quantised"
+    shutil.copytree(dense, folder)
+    save_file(stored, folder / "model.safetensors")
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    tiny_models.edit_config(folder, quantization_config=config)
+    _assert_equal(_load(folder), _load(dense))
+    scale = next(name for name in stored if name.endswith("_scale_inv"))
+    quantized.edit(folder, lambda tensors: tensors | {scale: torch.ones(2, 3)})
+    _assert_refused(folder, ["_scale_inv has shape [2, 3]"])
 
 
 def _parts(name: str) -> bool:

@@ -172,12 +172,40 @@ def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "linear"}}, ["config.json", "'linear'", "'factor'"]),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, ["config.json", "factor"]),
         ({"head_dim": 15}, ["config.json", "15"]),
+        ({"rope_scaling": {"type": "yarn", "rope_theta": 1.0}}, ["rope_theta is 1.0"]),
+        ({"rope_parameters": None, "rope_theta": 0}, ["rope_theta is 0.0"]),
+        ({"rope_scaling": {"type": "linear", "factor": -2.0}}, ["factor", "-2.0", "positive"]),
+        (
+            {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0}},
+            ["original_max_position_embeddings is 0"],
+        ),
+        ({"rope_scaling": {"type": "yarn", "beta_fast": -3.0}}, ["beta_fast", "-3.0"]),
+        ({"hidden_act": "gelu_new"}, ["config.json", "'gelu_new'", "silu"]),
         ({"eos_token_id": "</s>"}, ["config.json", "eos_token_id"]),
     ],
 )
 def test_what_cannot_be_served(changes: dict[str, Any], words: list[str], llama: Path) -> None:
     edit_config(llama, **changes)
     _assert_refused(llama, words)
+
+
+@pytest.mark.parametrize("factor", [2.0, 0, "half"])
+def test_a_share_of_a_head_that_is_none(factor: object, tmp_path: Path) -> None:
+    folder = tiny_models.make("glm4", tmp_path)
+    edit_config(folder, rope_parameters={"rope_type": "default", "partial_rotary_factor": factor})
+    _assert_refused(folder, ["config.json", f"partial_rotary_factor is {factor!r}"])
+
+
+def test_families_that_rotate_whole_heads_ignore_a_share_as_transformers_does(llama: Path) -> None:
+    expected = _rope(_decoder(read_spec(llama)), 0).rotary_dim
+    edit_config(llama, partial_rotary_factor=0.5)
+    assert _rope(_decoder(read_spec(llama)), 0).rotary_dim == expected
+
+
+def test_ministral3_says_how_it_turns(tmp_path: Path) -> None:
+    folder = tiny_models.make("ministral3", tmp_path)
+    edit_config(folder, rope_parameters=None)
+    _assert_refused(folder, ["config.json", "rope_parameters are missing"])
 
 
 def test_unknown_layer_types(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ def refusal(architecture: str) -> str:
         ("PhiForCausalLM", "Phi3ForCausalLM"),
         ("LLaMAForCausalLM", "LlamaForCausalLM"),
         ("MistralForCausaLM", "MistralForCausalLM"),
+        ("mixtralforcausallm", "MixtralForCausalLM"),
+        ("Quen3ForCausalLM", "Qwen3ForCausalLM"),
     ],
 )
 def test_the_nearest_is_of_the_same_family(architecture: str, near: str) -> None:
@@ -45,6 +47,7 @@ def test_no_other_family_is_named(architecture: str) -> None:
         ("BloomForCausalLM", "attention biases by distance"),
         ("MllamaForConditionalGeneration", "layers that attend to images"),
         ("Phi4MMForCausalLM", "adapters"),
+        ("ChatGLMModel", "code that comes with the checkpoint; those named -hf"),
         ("FalconH1ForCausalLM", "layers with a recurrent or convolutional state"),
     ],
 )

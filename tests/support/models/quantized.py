@@ -35,6 +35,7 @@ def tensor_fp8(weight: Tensor, _generator: np.random.Generator) -> tuple[Tensors
     scale = (weight.abs().amax() / 448).bfloat16()
     data = (weight / scale.float()).to(torch.float8_e4m3fn)
     tensors = {"weight": data, "weight_scale": scale, "input_scale": torch.tensor(0.1)}
+    tensors["activation_scale"] = torch.tensor(0.1)  # transformers' name for the same
     return tensors, data.float() * scale.float()
 
 
