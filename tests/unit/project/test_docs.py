@@ -39,6 +39,7 @@ OTHER_PROGRAMS = {
     "--ask",
     "--build",
     "--build-arg",
+    "--cores",
     "--count",
     "--extra-index-url",
     "--folder",
