@@ -10,18 +10,18 @@ from typing import TypeVar
 from torch import nn
 
 from asyncllm.models.base import CausalLM
+from asyncllm.models.config.base import DecoderConfig
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def layer_kinds(model: CausalLM) -> list[Hashable]:
-    """The kind of each layer: two of a kind launch the same kernels, on tensors of equal shapes.
-
-    Rotary tables, which belong to no layer, may differ.
-    """
+    """The kind of each layer: two of a kind launch the same kernels, on tensors of equal shapes."""
+    config = getattr(model, "config", None)
     return [
         (
             replace(attention, layer=0),
+            config.rope(attention.layer) if isinstance(config, DecoderConfig) else None,
             *(type(module) for module in layer.modules()),
             *((name, parameter.shape) for name, parameter in layer.named_parameters()),
         )

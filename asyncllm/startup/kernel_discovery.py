@@ -1,8 +1,8 @@
 """Find the Triton kernels that serving a model launches, by running its steps without a GPU.
 
 Model, tables and buffers are those of serving, on the meta device, where tensors have no contents.
-So the launched variants are those of serving with the same sizes. If all layers are alike, two of
-them run.
+So the launched variants are those of serving with the same sizes. Of layers that are alike a few
+run: see ``first_layers``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from asyncllm.attention.paged import PagedBackend
@@ -28,9 +27,7 @@ from asyncllm.executor.step.padded_steps import PaddedSteps, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.tokens import list_pages
-from asyncllm.models.base import CausalLM
-from asyncllm.models.config.base import DecoderConfig
-from asyncllm.models.first_layers import layer_kinds
+from asyncllm.models.first_layers import first_layers
 from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
@@ -73,8 +70,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     ranks = _recorded_ranks(config.tp)
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
-    spec = shortened(spec, whole)
-    model = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
+    model = first_layers(whole)
     heads = model.attention_specs[0].num_kv_heads
     pool = KVPool(spec.num_layers, 1, page_size, heads, spec.head_dim, dtype, meta)
     backend = PagedBackend(pool, device.upload)
@@ -109,16 +105,6 @@ def _recorded_ranks(size: int) -> Ranks:
     from asyncllm.startup.recorded_ranks import RecordedRanks
 
     return RecordedRanks(size)
-
-
-def shortened(spec: ModelSpec, model: CausalLM) -> ModelSpec:
-    """The spec of two layers, if all are alike; the last one computes less than the others."""
-    config, kinds = spec.config, layer_kinds(model)
-    layers = range(len(kinds))
-    ropes = {config.rope(i) if isinstance(config, DecoderConfig) else None for i in layers}
-    if len(set(kinds)) > 1 or len(ropes) > 1 or len(kinds) < 2:
-        return spec
-    return replace(spec, num_layers=2, config=replace(config, num_hidden_layers=2))
 
 
 class MetaDevice(CpuDevice):

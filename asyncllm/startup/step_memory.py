@@ -24,11 +24,12 @@ from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import captured_tokens
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.gpu import Gpu
+from asyncllm.models.first_layers import first_layers
 from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import read_spec
 from asyncllm.parallel.ranks import Apart
-from asyncllm.startup.kernel_discovery import MetaDevice, shortened
+from asyncllm.startup.kernel_discovery import MetaDevice
 from asyncllm.startup.triton_prebuild import recorded_launches
 
 #: Bytes of a CUDA allocation are a multiple of this.
@@ -57,8 +58,7 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
     keep = spec.quantization is not None and kernels_take(spec.quantization, dtype, gpu)
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
-    spec = shortened(spec, whole)  # layers run one after the other, in the same memory
-    model = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
+    model = first_layers(whole)
     heads = model.attention_specs[0].num_kv_heads
     pool = KVPool(spec.num_layers, 1, page_size, heads, spec.head_dim, dtype, meta)
     size = StepSize(max_rows, step_tokens(config, "cuda"), length, captured, page_size)
