@@ -77,12 +77,10 @@ class StoredMatrix(NamedTuple):
         stored = {field: read(header).to(device) for field, header in self.tensors.items()}
         if len(self.shape) == 2:
             return read_matrix(self.quantization, self.module, stored)
-        return torch.stack(
-            [
-                dequantize_fp8(fp8_matrix(dict(zip(stored, expert, strict=True))))
-                for expert in zip(*stored.values(), strict=True)
-            ]
-        )
+        experts = torch.empty(self.shape, device=device)
+        for place, *expert in zip(experts, *stored.values(), strict=True):
+            place.copy_(dequantize_fp8(fp8_matrix(dict(zip(stored, expert, strict=True)))))
+        return experts
 
     def layout(self, read: Read) -> Layout:
         """Its layout, if it is kept quantised."""
