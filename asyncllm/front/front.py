@@ -37,6 +37,7 @@ from asyncllm.supervise.front_channel import (
 )
 from asyncllm.supervise.listening import url_of
 from asyncllm.supervise.outage import STARTING, Outage
+from asyncllm.supervise.standard_files import announce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -345,4 +346,4 @@ class Front:
         self._is_announced = True
         host, port, *_ = self._sockets[0].getsockname()
         what = f"{len(self._replicas)} replicas, each with {about}"
-        print(f"asyncllm is ready on {url_of(host, port)} ({what})", flush=True)
+        announce(f"asyncllm is ready on {url_of(host, port)} ({what})")

@@ -172,8 +172,10 @@ def _options(names: list[str]) -> str:
     return ", ".join(map(option_of, names))
 
 
-async def reload_when_told(told: asyncio.Event, reloader: Reloader) -> None:
-    """Reload each time the event is set."""
+async def reload_when_told(
+    told: asyncio.Event, reloader: Reloader, done: Callable[[], None] = lambda: None
+) -> None:
+    """Reload each time the event is set; ``done`` is called whether it could or not."""
     while True:
         await told.wait()
         told.clear()
@@ -183,6 +185,7 @@ async def reload_when_told(told: asyncio.Event, reloader: Reloader) -> None:
             log.error("nothing is reloaded: %s", name_options(error.message, error.param))
         except Exception:
             log.exception("nothing is reloaded")
+        done()
 
 
 RELOADER: Final = web.AppKey("asyncllm_reloader", Reloader)

@@ -108,7 +108,8 @@ async def serve(
     await arrivals.begin(listener, tls)
     if options is not None:
         reloader.start, reloader.read = options
-    reloading = asyncio.ensure_future(reload_when_told(shutdown.reload, reloader))
+    heeded = parent.reloaded if parent is not None else lambda: None
+    reloading = asyncio.ensure_future(reload_when_told(shutdown.reload, reloader, heeded))
     # Of the first server, the start of the parent counts, which is that of the command.
     bill = ProcessBill(
         os.getppid() if parent is not None and not parent.restarts else None,

@@ -22,6 +22,8 @@ LEAVING: Final = b"l"
 HAND_OVER: Final = b"h"
 #: With the descriptor of a file: what a server that is started again gets as ``Parent.memory``.
 REMEMBER: Final = b"o"
+#: It has read its configuration again, or could not, after a SIGHUP.
+RELOADED: Final = b"g"
 #: It would be worth it to have a standby for this server.
 STANDBY: Final = b"s"
 #: To a standby, followed by how many servers have died, with the descriptor of what the last of
@@ -104,6 +106,10 @@ class Parent:
     def ready(self, about: str) -> None:
         """The model is loaded; ``about`` says what it is, in a line."""
         self._tell(READY + about.encode()[: MESSAGE_BYTES - 1])
+
+    def reloaded(self) -> None:
+        """A SIGHUP has been heeded."""
+        self._tell(RELOADED)
 
     def ask_for_standby(self) -> None:
         """Have a process stand by, to be the next server."""

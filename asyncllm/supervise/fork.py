@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 
 from asyncllm.supervise.signals import HANDLED, STOPS
+from asyncllm.supervise.standard_files import flush
 
 
 def fork() -> tuple[int, socket.socket]:
@@ -21,8 +21,7 @@ def fork() -> tuple[int, socket.socket]:
         OSError: the system allows no new process, or no file descriptor for it.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     me = os.getpid()
     # No handler of ours may run in the new process.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)

@@ -20,6 +20,7 @@ class Server:
         channel: to that process; open as long as it runs.
         accepts: it has said that it accepts connections.
         is_ready: it has loaded the model.
+        hung_up: a SIGHUP has come that no process has heeded yet.
         start_at: when the next process is to be started.
     """
 
@@ -30,7 +31,7 @@ class Server:
         self.channel: socket.socket | None = None
         self.accepts = False
         self.is_ready = False
-        self.hung_up = False  # a SIGHUP came before it could take it
+        self.hung_up = False
         self.start_at: float | None = None
 
     def began(self, pid: int, channel: socket.socket) -> None:
@@ -47,4 +48,4 @@ class Server:
         if self.channel is not None:
             self.channel.close()
         self.pid = self.channel = None
-        self.accepts = self.is_ready = self.hung_up = False
+        self.accepts = self.is_ready = False

@@ -18,6 +18,7 @@ from asyncllm.supervise.child import (
     LEAVING,
     MESSAGE_BYTES,
     READY,
+    RELOADED,
     REMEMBER,
     STANDBY,
     Parent,
@@ -204,6 +205,8 @@ class Supervisor:
                 server.restarts.ready()
             elif message == LEAVING:
                 server.is_ready = False
+            elif message == RELOADED:
+                server.hung_up = False
             elif message == STANDBY:
                 self._standby.is_due = not self._signals
             self._door.said(server, message, files)
@@ -222,7 +225,7 @@ class Supervisor:
             code = os.waitstatus_to_exitcode(status)
             if pid == self._standby.pid:
                 self._standby.ended()
-                if -code not in STOPS:  # Ctrl-C reaches all processes
+                if not self._signals:  # Ctrl-C reaches all processes
                     log.warning("the standby has ended %s", _cause(code))
             for server in self._servers:
                 if pid == server.pid:
@@ -287,10 +290,9 @@ class Supervisor:
 
     def _hang_up(self) -> None:
         for server in self._servers:
+            server.hung_up = True
             if server.pid is not None and server.accepts:
                 os.kill(server.pid, signal.SIGHUP)
-            else:
-                server.hung_up = server.pid is not None
 
     def _stop(self) -> None:
         now = time.monotonic()

@@ -20,6 +20,7 @@ from asyncllm.ray_config import RayConfig
 from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import listen
+from asyncllm.supervise.standard_files import open_standard_files
 from asyncllm.supervise.supervisor import Supervisor
 from asyncllm.terminal import LoadingBar
 
@@ -37,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    open_standard_files()
     engine, server = _options(args)
     configure_logging(server)
     ray = config_from_args(args, RayConfig)

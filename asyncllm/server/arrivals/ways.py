@@ -10,6 +10,7 @@ from asyncllm.server.arrivals.routed import add_routing, adopt
 from asyncllm.server.http.hand_over import add_hand_over, is_second
 from asyncllm.supervise.front_channel import FrontChannel
 from asyncllm.supervise.listening import listen, url_of
+from asyncllm.supervise.standard_files import announce
 
 if TYPE_CHECKING:
     import socket
@@ -72,7 +73,7 @@ class OwnPort:
         self._url = url_of(*listener.address, scheme="https" if tls else "http")
 
     def ready(self, about: str, *, wants_standby: bool) -> None:
-        print(f"asyncllm is ready on {self._url} ({about})", flush=True)
+        announce(f"asyncllm is ready on {self._url} ({about})")
 
     def leaving(self) -> None:
         pass

@@ -198,3 +198,27 @@ def test_a_standby_ends_when_its_channel_does() -> None:
         process = subprocess.Popen([sys.executable, "-c", code, number], pass_fds=[theirs.fileno()])
     ours.close()
     assert process.wait(40) == 0
+
+
+@pytest.mark.parametrize("standby", [True, False])
+def test_a_configuration_told_between_two_servers_holds(standby: bool, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("served-model-name: old\n")
+    options = ("--standby",) if standby else ()
+
+    def name() -> str:
+        found: str = json.loads(running.ask("GET", "/v1/models")[2])["data"][0]["id"]
+        return found
+
+    with serving("--config", str(file), *options, device="sim") as running:
+        for number in (1, 2):
+            running.until_ready()
+            assert name() == "old"
+            if standby:
+                standby_of(running, number)
+            os.kill(children(running.process.pid)[0], signal.SIGKILL)
+        until(lambda: "starting it again in 1 s" in "".join(running.log))
+        file.write_text("served-model-name: new\n")
+        running.process.send_signal(signal.SIGHUP)
+        running.until_ready()
+        until(lambda: name() == "new")
