@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -154,5 +155,6 @@ def test_a_message_tells_why_it_took_long(tab: Tab, small: Server) -> None:
     tab.until("document.querySelector('.assistant .actions:not([hidden])')")
     tab.js("[...document.querySelectorAll('.actions button')][0].click()")
     cause = tab.until_text("#request .cause", "took")
-    assert "30 tokens" in cause or "prompt" in cause
+    # The page's temperature is above 0, so an answer may end before its limit.
+    assert re.search(r"\b([12]?\d|30) tokens", cause) or "prompt" in cause
     assert "admitted to slot" in tab.text("#request")
