@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from asyncllm.engine.scheduling.lengths import OutputLengths, bin_of
 from asyncllm.engine.scheduling.sequence import FIRST_RATE, FOREVER, Sequence
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
@@ -14,6 +16,10 @@ NEWEST = 1 / 32
 #: expected: outputs differ, and one that is dropped in the middle has cost as much as one in time.
 MARGIN = 1.6
 
+#: Of the requests that only their length can end, so many are assumed to have reached it. With
+#: fewer, a single client that leaves lets others enter which then preempt each other.
+LOYAL = 8.0
+
 
 class Forecast:
     """Expectations from means of past outputs and steps, and from the step-time model."""
@@ -21,6 +27,8 @@ class Forecast:
     def __init__(self, times: StepTimeModel):
         self._times = times
         self.lengths = OutputLengths()
+        #: Of those that only their length can end: how soon their clients leave.
+        self._left = OutputLengths(first_guess=math.inf, prior_weight=LOYAL)
         self._output = FIRST_MEAN
         #: Tokens of outputs by the kind of their deadline, of kinds that were seen.
         self._timely: dict[int, float] = {}
@@ -34,7 +42,10 @@ class Forecast:
     def saw_output(self, seq: Sequence, num_tokens: int) -> None:
         """A sequence ended, for any reason, after ``num_tokens`` of output."""
         self.grew(seq)
-        self.lengths.ended(seq.output_bin)
+        if not seq.surely_full:
+            self.lengths.ended(seq.output_bin)
+        elif seq.num_prompt + num_tokens < seq.max_length:
+            self._left.ended(seq.output_bin)
         self._output += (num_tokens - self._output) * NEWEST
         if seq.deadline < FOREVER:
             kind = _kind(seq)
@@ -85,19 +96,20 @@ class Forecast:
 
         It depends on how many tokens of output there are, and how many there may be.
         """
-        if seq.surely_full:
-            return seq.max_length
         num_output, most = len(seq.tokens) - seq.num_prompt, seq.max_length - seq.num_prompt
-        expected = seq.num_prompt + round(self.lengths.expected(num_output, most))
+        expected = seq.num_prompt + round(self._lengths_of(seq).expected(num_output, most))
         return min(max(expected, len(seq.tokens) + 1), seq.max_length)
 
     def grew(self, seq: Sequence) -> bool:
         """``seq`` has more tokens than before; returns whether that tells more of its length."""
         before, reached = seq.output_bin, bin_of(len(seq.tokens) - seq.num_prompt)
         while seq.output_bin < reached:
-            self.lengths.passed(seq.output_bin)
+            self._lengths_of(seq).passed(seq.output_bin)
             seq.output_bin += 1
         return reached > before
+
+    def _lengths_of(self, seq: Sequence) -> OutputLengths:
+        return self._left if seq.surely_full else self.lengths
 
     def wait(self, num_ahead: int, tokens_ahead: int, num_free: int, num_rows: int) -> float:
         """Estimated seconds until a request that arrives now has its first step.

@@ -50,7 +50,16 @@ class OutputLengths:
     outputs look short, and long ones are noticed before the first of them has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, first_guess: float = FIRST_GUESS, prior_weight: float = PRIOR_WEIGHT
+    ) -> None:
+        """
+        Args:
+            first_guess, prior_weight: take the places of ``FIRST_GUESS`` and ``PRIOR_WEIGHT``. With
+                infinity, the assumption is that none ends.
+        """
+        self._first_guess = first_guess
+        self._prior_weight = prior_weight
         self._seen = [0.0] * NUM_BINS
         self._ended = [0.0] * NUM_BINS
         self._num_seen = self._refresh_at = 0
@@ -86,9 +95,9 @@ class OutputLengths:
         survival, areas = [1.0], []
         for index in range(NUM_BINS):
             first, after = _FIRSTS[index], _FIRSTS[index + 1]
-            prior = (after - first) / after if first >= FIRST_GUESS else 0.0
-            ended = self._ended[index] + PRIOR_WEIGHT * prior
-            share = ended / (self._seen[index] + PRIOR_WEIGHT)
+            prior = (after - first) / after if first >= self._first_guess else 0.0
+            ended = self._ended[index] + self._prior_weight * prior
+            share = ended / (self._seen[index] + self._prior_weight)
             survival.append(max(LEAST, survival[-1] * (1.0 - share)))
             areas.append((after - first) * (survival[-2] + survival[-1]) / 2.0)
         self._survival = survival

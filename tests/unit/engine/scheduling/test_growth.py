@@ -47,6 +47,26 @@ def test_certain_lengths_are_never_admitted_to_be_preempted() -> None:
     assert sched.num_preemptions == 0
 
 
+def test_clients_that_leave_early_hold_no_room_for_long() -> None:
+    """Each may fill the cache; others enter beside it when it is known that few do."""
+    sched = scheduler(
+        num_pages=40, page_size=4, max_model_len=128, max_num_seqs=8, max_decode_steps=1
+    )
+    driver = Driver(sched)
+    params = SamplingParams(max_tokens=120, ignore_eos=True)
+    requests = [sequence(id, 8, max_tokens=120, params=params) for id in range(40)]
+    for seq in requests:
+        sched.add(seq, 0.0)
+    running: list[int] = []
+    for _ in range(20):
+        for _ in range(6):
+            driver.step()
+        running.append(len(sched.running))
+        sched.finish(next(iter(sched.running.values())), 0.0)
+    assert running[:3] == [1, 1, 1]
+    assert running[-3:] == [2, 2, 2]
+
+
 def test_no_stream_stands_still_for_long_while_many_grow() -> None:
     """It was 30 s, with 83 preemptions and 3,531 tokens/s, when 256 tokens were expected."""
     hostile = grow()

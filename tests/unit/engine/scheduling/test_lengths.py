@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +39,19 @@ def test_before_any_output_has_ended_they_are_expected_to_be_long() -> None:
     lengths = OutputLengths()
     assert lengths.expected(0, 500) == 500
     assert FIRST_GUESS < lengths.expected(0, 2 * FIRST_GUESS) < 2 * FIRST_GUESS
+
+
+def test_where_none_is_assumed_to_end_before_its_limit() -> None:
+    lengths = OutputLengths(first_guess=math.inf, prior_weight=8.0)
+    assert lengths.expected(0, 500) == 500
+    pass_bins(lengths, 20_000)  # and reached its limit there
+    assert lengths.expected(70, CONTEXT) == CONTEXT
+    end(lengths, 30)
+    assert lengths.expected(0, CONTEXT) > 0.8 * CONTEXT
+    for _ in range(60):
+        end(lengths, 30)
+    assert lengths.expected(0, CONTEXT) < 0.2 * CONTEXT
+    assert round(lengths.expected(70, CONTEXT)) == CONTEXT
 
 
 def test_a_few_outputs_teach_how_long_they_are() -> None:
