@@ -225,7 +225,7 @@ class Supervisor:
             code = os.waitstatus_to_exitcode(status)
             if pid == self._standby.pid:
                 self._standby.ended()
-                if not self._signals:  # Ctrl-C reaches all processes
+                if -code not in STOPS:  # Ctrl-C reaches all processes, this one maybe last
                     log.warning("the standby has ended %s", _cause(code))
             for server in self._servers:
                 if pid == server.pid:
