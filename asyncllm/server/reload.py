@@ -173,7 +173,7 @@ def _options(names: list[str]) -> str:
 
 
 async def reload_when_told(
-    told: asyncio.Event, reloader: Reloader, done: Callable[[], None] = lambda: None
+    told: asyncio.Event, reloader: Reloader, done: Callable[[], None]
 ) -> None:
     """Reload each time the event is set; ``done`` is called whether it could or not."""
     while True:

@@ -15,7 +15,6 @@ NEWEST = 1 / 32
 #: Requests with a deadline are begun while they have this much more time for their output than
 #: expected: outputs differ, and one that is dropped in the middle has cost as much as one in time.
 MARGIN = 1.6
-
 #: Of the requests that only their length can end, so many are assumed to have reached it. With
 #: fewer, a single client that leaves lets others enter which then preempt each other.
 LOYAL = 8.0

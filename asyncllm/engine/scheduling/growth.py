@@ -62,7 +62,7 @@ class Growth:
         if expected - len(seq.pages) <= self.available:
             return True
         if seq.surely_full:
-            return False  # as all of its kind, it is never admitted to be preempted
+            return False  # its kind does not count on others to end before
         begins_with = self._cache.pages_for(len(seq.tokens))
         taken = begins_with - len(seq.pages)
         inside = self._inside.values()

@@ -132,6 +132,11 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         return max(self.max_position_embeddings, stretched)
 
     @property
+    def theta(self) -> float:
+        """``rope_theta``, where rotary settings do not have their own."""
+        return self.default_theta if self.rope_theta is None else self.rope_theta
+
+    @property
     def activation(self) -> str:
         """Name of the MLP's activation."""
         return self.hidden_act
@@ -175,8 +180,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         """The rotary encoding of a layer; None if it has no positions."""
         given = self.rope_scaling or self.rope_parameters or {}
         of_layer = given.get(self.layer_type(layer), given)
-        theta = self.default_theta if self.rope_theta is None else self.rope_theta
-        return self._rope({"rope_theta": theta, **of_layer})
+        return self._rope({"rope_theta": self.theta, **of_layer})
 
     def _rope(self, given: dict[str, Any]) -> RopeConfig:
         """Resolve one set of rotary settings."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from asyncllm.models.config.base import (
     FULL,
     SLIDING,
@@ -69,6 +71,8 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
     layers only.
     """
 
+    default_theta: ClassVar[float] = 1_000_000.0
+
     vocab_size: VocabSize = 262_208
     num_attention_heads: Size = 8
     num_key_value_heads: Size | None = 4
@@ -90,5 +94,4 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
         given = (self.rope_parameters or {}).get(kind) or {}
         if kind == SLIDING:
             return self._rope({"rope_theta": self.rope_local_base_freq, **given})
-        theta = 1_000_000.0 if self.rope_theta is None else self.rope_theta
-        return self._rope({"rope_theta": theta, **given, **(self.rope_scaling or {})})
+        return self._rope({"rope_theta": self.theta, **given, **(self.rope_scaling or {})})

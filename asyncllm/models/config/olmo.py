@@ -30,8 +30,7 @@ class Olmo3Config(Olmo2Config, frozen=True, kw_only=True):
         kind = self.layer_type(layer)
         given = (self.rope_parameters or {}).get(kind) or {}
         scaling = (self.rope_scaling or {}) if kind == FULL else {}
-        theta = self.default_theta if self.rope_theta is None else self.rope_theta
-        return self._rope({"rope_theta": theta, **given, **scaling})
+        return self._rope({"rope_theta": self.theta, **given, **scaling})
 
 
 class OlmoeConfig(MoeConfig, frozen=True, kw_only=True):

@@ -129,12 +129,13 @@ def find_matrices(
         shapes = {field: tensor.shape for field, tensor in tensors.items()}
         shape = stored_shape(quantization, module, shapes)
         found[f"{module}.weight"] = StoredMatrix(module, quantization, tensors, shape)
-    found |= _find_experts(quantization, headers)
+    if quantization.method == "fp8":
+        found |= _find_experts(quantization, headers)
     for name, header in list(headers.items()):
         module, _, field = name.rpartition(".")
         # GPTQ tools write a bias of zeros for modules without one.
         empty = field == "bias" and f"{module}.weight" in found and name not in known
-        if field.endswith(UNUSED) or (empty and not read(header).any()):
+        if field in UNUSED or (empty and not read(header).any()):
             del headers[name]
     return found
 
@@ -151,6 +152,8 @@ def _find_experts(
         if scale is None:
             raise ModelError(f"{header.file}: tensor {header.name!r} is 8-bit, but has no scales")
         check_experts(name, header.shape, scale.shape)
+        for field in UNUSED:
+            headers.pop(f"{name}_{field}", None)
         tensors = {"weight": headers.pop(name), "weight_scale_inv": scale}
         found[name] = StoredMatrix(name, quantization, tensors, header.shape)
     return found

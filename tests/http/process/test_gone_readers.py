@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.http.process.test_supervise import children, free_port, session, until
+from tests.http.process.test_supervise import children, free_port, own_session, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,22 +27,13 @@ NOWHERE = subprocess.DEVNULL
 def serving(
     port: int, *options: str, redirect: str = "", stdout: int = NOWHERE, stderr: int = NOWHERE
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """``asyncllm serve``, in a session of its own, of which nothing may be left."""
+    """``asyncllm serve``."""
     command = [sys.executable, "-m", "asyncllm", "serve", "--device", "sim", "--port", str(port)]
     shell = ["sh", "-c", f'exec "$@" {redirect}', "sh"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(
-        [*shell, *command, *options],
-        stdout=stdout,
-        stderr=stderr,
-        env=environment,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-    until(lambda: not session(process.pid))
+    files = {"stdout": stdout, "stderr": stderr}
+    with own_session(*shell, *command, *options, **files, env=environment) as process:
+        yield process
 
 
 def is_ready(port: int) -> bool:

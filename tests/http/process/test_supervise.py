@@ -89,17 +89,18 @@ def supervised(port: int = 0, drain_seconds: float = 20.0, **options: Any) -> It
 
 @contextmanager
 def running_of(*words: str) -> Iterator[Supervised]:
-    """Python with these arguments, in a session of its own, of which nothing may be left."""
-    with subprocess.Popen(
-        [sys.executable, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        running = Supervised(process)
+    """Python with these arguments."""
+    pipe = subprocess.PIPE
+    with own_session(sys.executable, *words, stdout=pipe, stderr=pipe, text=True) as process:
+        yield Supervised(process)
+
+
+@contextmanager
+def own_session(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process in a session of its own, of which nothing may be left."""
+    with subprocess.Popen(command, start_new_session=True, **options) as process:
         try:
-            yield running
+            yield process
         finally:
             process.kill()
     until(lambda: not session(process.pid))
