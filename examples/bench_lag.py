@@ -81,10 +81,11 @@ async def probes(url: str, until: float) -> list[float]:
 async def run(url: str, options: argparse.Namespace) -> None:
     port, until = int(url.rpartition(":")[2]), time.perf_counter() + options.seconds
     before = scrape(url)
-    health, long, *counts = await asyncio.gather(
+    streams = (stream(port, options.max_tokens + i % 97, until) for i in range(options.streams))
+    health, long, counts = await asyncio.gather(
         probes(url, until),
         long_prompts(url, options.long, until),
-        *(stream(port, options.max_tokens + i % 97, until) for i in range(options.streams)),
+        asyncio.gather(*streams),
     )
     now = scrape(url)
     grown = now["asyncllm_generation_tokens_total"] - before["asyncllm_generation_tokens_total"]
