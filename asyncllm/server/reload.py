@@ -103,7 +103,7 @@ class Reloader:
         read: reads the options again, in a thread; None where they did not come from files.
         start: the options that the process was started with.
         tls: of the listener.
-        remember: has what is in force now outlive this process; called in a thread.
+        remember: has what will be in force outlive this process; called in a thread.
     """
 
     def __init__(self, service: Service):
@@ -121,12 +121,13 @@ class Reloader:
         """
         async with self._lock:
             new = await run_in_daemon(self._prepare)
+            # First: a client that sees a change must not lose it with this process.
+            if self.remember is not None:
+                await run_in_daemon(self.remember, InForce(new.config, new.keys).encode())
             self._service.reconfigure(new.config, new.keys)
             logging.getLogger("asyncllm").setLevel(new.config.log_level.upper())
             if self.tls is not None and new.context is not None:
                 self.tls.context = new.context
-            if self.remember is not None:
-                await run_in_daemon(self.remember, InForce(new.config, new.keys).encode())
         changed, left = map(_options, (new.changed, new.needs_restart))
         log.info("configuration read again; changed: %s", changed or "nothing")
         if left:
