@@ -135,6 +135,9 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
     tokens = np.array([round_up(m.shape.tokens, padded_tokens) for m in mixed], dtype=float)
     sizes = sorted({*TOKENS, *LARGE, *padded_tokens, *(s + 1 for s in step_sizes[-1:])})
     token_points = _used(sizes, tokens)
+    if step_sizes and tokens.max() > step_sizes[-1]:
+        # Steps take longer at once where padding ends, so no line crosses that point.
+        token_points = np.union1d(token_points, step_sizes[-1] + 1.0)
     length_points = _used(LENGTHS, np.concatenate([m.shape.chunk_lengths for m in mixed]))
     counts = np.array(
         [

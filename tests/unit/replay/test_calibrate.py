@@ -99,6 +99,30 @@ def test_padded_steps_have_the_time_of_their_size() -> None:
         assert profile.steps.seconds(shape) == pytest.approx(1e-3 + 1e-5 * size, rel=0.01)
 
 
+def test_steps_beyond_the_largest_size_take_longer_at_once() -> None:
+    """Those that are just beyond it, and much larger ones, tell what is between."""
+
+    def truth(shape: StepShape) -> float:
+        if shape.decode:
+            return 2e-3
+        size = next((size for size in (32, 64, 128, 192, 256, 1024) if size >= shape.tokens), None)
+        return 1e-3 + 1e-5 * size if size is not None else 6e-3 + 1e-5 * shape.tokens
+
+    def larger(step: RecordedStep, num_tokens: int) -> RecordedStep:
+        starts, lengths = np.array([[0, num_tokens]], dtype=np.int64).T
+        seconds = truth(StepShape.of(starts, lengths, 1))
+        return step._replace(starts=starts, lengths=lengths, num_samples=1, seconds=seconds)
+
+    rng = random.Random(7)
+    steps = [step for step in recorded(truth) if step.lengths.sum() <= 1024]
+    for low, high in ((1030, 1300), (6000, 8000)):
+        steps += [larger(step, rng.randrange(low, high)) for step in steps[:40]]
+    profile, _ = calibrate([steps], limits(step_sizes=(1024,)), "made up")
+    for tokens in (1024, 1030, 1536, 3000, 8000):
+        shape = StepShape.of(np.array([0]), np.array([tokens]), 1)
+        assert profile.steps.seconds(shape) == pytest.approx(truth(shape), rel=0.03), tokens
+
+
 def test_steps_that_differ_are_found_to_differ() -> None:
     rng = random.Random(5)
     steps = [
