@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from asyncllm.text.parsing.call_output import NotACall
+from asyncllm.text.parsing.calls.output import NotACall
 from asyncllm.text.parsing.source import markers_of
 
 if TYPE_CHECKING:
-    from asyncllm.text.parsing.call_output import CallOutput
+    from asyncllm.text.parsing.calls.output import CallOutput
     from asyncllm.text.parsing.formats import ChannelFormat
     from asyncllm.text.parsing.outbox import Outbox
     from asyncllm.text.parsing.source import Source, Steps

@@ -73,12 +73,14 @@ class CallSyntax(msgspec.Struct, frozen=True):
             and counts at the beginning of a line only.
         json: the body if a bracket follows ``begin``; None if there is no such form.
         named: the body if anything else follows.
+        in_python: anything else that follows is calls in Python, ``NAME(key=value)``, one a line.
         end: markers that close the call, one after the other; any of them may be missing.
     """
 
     begin: str
     json: JsonBody | None = None
     named: NamedBody | None = None
+    in_python: bool = False
     end: tuple[str, ...] = ()
 
 

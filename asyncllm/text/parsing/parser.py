@@ -6,8 +6,8 @@ import secrets
 import string
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.text.parsing.call_output import CallOutput
-from asyncllm.text.parsing.calls import CallReader
+from asyncllm.text.parsing.calls.output import CallOutput
+from asyncllm.text.parsing.calls.reader import CallReader
 from asyncllm.text.parsing.channels import ChannelReader
 from asyncllm.text.parsing.events import Content, Event, Reasoning
 from asyncllm.text.parsing.formats import CallIds, ChannelFormat

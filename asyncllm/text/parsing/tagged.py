@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from asyncllm.text.parsing.source import SPACE, markers_of
 
 if TYPE_CHECKING:
-    from asyncllm.text.parsing.calls import CallReader
+    from asyncllm.text.parsing.calls.reader import CallReader
     from asyncllm.text.parsing.formats import CallSyntax, ReasoningFormat, ToolFormat
     from asyncllm.text.parsing.outbox import Outbox
     from asyncllm.text.parsing.source import Markers, Source, Steps

@@ -214,6 +214,15 @@ TAGGED_FORMATS = (
         ),
     ),
     ToolFormat(
+        "olmo3",
+        calls=(
+            CallSyntax("<function_calls>", json=_JSON, in_python=True, end=("</function_calls>",)),
+        ),
+        template=CallTemplate(
+            "", "(**", ")", begin="<function_calls>", separator="\n", end="</function_calls>"
+        ),
+    ),
+    ToolFormat(
         "command",  # Command A and R7B
         calls=(
             CallSyntax(

@@ -156,6 +156,12 @@ def _minimax_m2(name: str, arguments: dict[str, Any]) -> str:
     return f'<invoke name="{name}">\n{values}</invoke>'
 
 
+def _olmo3(name: str, arguments: dict[str, Any]) -> str:
+    if not all(key.isidentifier() for key in arguments):
+        return f"{name}(**{arguments!r})"
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
 def _around(before: str, middle: str, after: str) -> Callable[[str, dict[str, Any]], str]:
     return lambda name, arguments: (
         f"{before}{name}{middle}{json.dumps(arguments, ensure_ascii=False)}{after}"
@@ -200,6 +206,7 @@ WRITERS: dict[str, tuple[str, Callable[[str, dict[str, Any]], str], str, str]] =
     ),
     "granite": ("<|tool_call|>[", _object("arguments"), ", ", "]"),
     "nemotron": ("<TOOLCALL>[", _object("arguments"), ", ", "]</TOOLCALL>"),
+    "olmo3": ("<function_calls>", _olmo3, "\n", "</function_calls>"),
     "command": (
         "<|START_ACTION|>[\n",
         _around('{"tool_call_id": "0", "tool_name": "', '", "parameters": ', "}"),

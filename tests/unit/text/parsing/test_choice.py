@@ -60,6 +60,7 @@ def names(formats: Formats) -> tuple[str | None, str | None]:
         ("seed_oss", "<seed:think><seed:tool_call><function=<parameter=", ("seed_oss",) * 2),
         ("cohere2", "<|START_THINKING|><|START_ACTION|>", ("command", "command")),
         ("nemotron_h", "<think></think><TOOLCALL>[", ("nemotron", "think")),
+        ("olmo3", "<functions></functions><function_calls></function_calls>", ("olmo3", None)),
         # no template, or one that says nothing
         ("qwen3", None, ("hermes", "think")),
         ("gpt_oss", "", ("harmony", "harmony")),
@@ -201,7 +202,10 @@ def test_what_is_enforced_reads_back_as_calls(name: str) -> None:
     text = structure.begin + structure.separator.join(calls) + structure.end
     assert text.startswith(structure.trigger)
     message = message_of(events_of([text], formats))
-    assert [call.arguments for call in message.calls] == texts
+    arguments = [call.arguments for call in message.calls]
+    if name == "olmo3":  # which is Python, and written anew
+        texts = [json.dumps(json.loads(text)) for text in texts]
+    assert arguments == texts
     assert [call.name for call in message.calls] == ["get_weather", "search.web", "now"]
     assert (message.content, message.reasoning) == ("", "")
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncllm.text.parsing.calls.parameters import as_json, parameter_types
 from asyncllm.text.parsing.json_value import JsonValue, StringDecoder
-from asyncllm.text.parsing.parameters import as_json, parameter_types
 from tests.support.text.parsing_texts import json_values
 
 json_texts = st.builds(

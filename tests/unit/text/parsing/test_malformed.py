@@ -50,6 +50,9 @@ from tests.support.text.parsing_texts import (
         ("qwen3_coder", "<tool_call>\n<function=nope>\n<parameter=a>\n1\n</parameter></function>"),
         ("qwen3_coder", "<tool_call>\n<function=now>\nhm <parameter=a>1</parameter>"),
         ("qwen3_coder", "<function=now>"),
+        ("olmo3", "<function_calls>nope(a=1)</function_calls>"),
+        ("olmo3", "<function_calls>now</function_calls>"),
+        ("olmo3", "As in <function_calls></function_calls>"),
         ("harmony", "<|channel|>commentary to=functions.no"),
         ("harmony", " to=functions.nope<|channel|>commentary<|message|>{}"),
         ("harmony", "<|channel|>final"),
@@ -91,6 +94,26 @@ def test_json_that_goes_wrong_within_a_call(text: str, arguments: str, content: 
         ("llama3_json", '{"name": "now", "parameters": {a}} x', "{a}} x", ""),
         ("mistral", "[TOOL_CALLS]now[ARGS]{a}[TOOL_CALLS]x", "{a}", "[TOOL_CALLS]x"),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>{a}<|call|>", "{a}", ""),
+        *(
+            ("olmo3", f"<function_calls>now({written}</function_calls>x", arguments, "x")
+            for written, arguments in (
+                ("a=San Francisco, b=1)", '{"a": San Francisco, b=1)'),
+                ("a=f(1))", '{"a": f(1))'),
+                ("a='x' 'y')", '{"a": "x"\'y\')'),
+                ("a=[1 2])", '{"a": [12])'),
+                ("a=inf)", '{"a": inf)'),
+                ("a=nan)", '{"a": nan)'),
+                ("*a)", "*a)"),
+                ("5)", "{5)"),
+                ("a=" + "[" * 65, '{"a": ' + "[" * 65),
+            )
+        ),
+        (
+            "olmo3",
+            "<function_calls>now() and so on</function_calls>",
+            "{}",
+            "and so on</function_calls>",
+        ),
         (
             "qwen3_coder",
             "<function=now><parameter=a>1</parameter> b </function>",
@@ -116,6 +139,10 @@ def test_calls_that_go_wrong(tools: str, text: str, arguments: str, content: str
         ("qwen3_coder", "<function=get_weather><parameter=days>\n1", '{"days": 1'),
         ("qwen3_coder", "<function=now><parameter=a>\n1\n</parameter>\n<para", '{"a": "1"'),
         ("harmony", '<|channel|>commentary to=functions.now<|message|>{"a', '{"a'),
+        ("olmo3", "<function_calls>now(a =", '{"a": '),
+        ("olmo3", "<function_calls>get_weather(city='Par", '{"city": "Par'),
+        ("olmo3", "<function_calls>get_weather(city='Par\\u00", '{"city": "Par\\\\u00'),
+        ("olmo3", "<function_calls>get_weather(exact=Tr", '{"exact": Tr'),
     ],
 )
 def test_arguments_that_are_cut_off_stay_so(tools: str, text: str, arguments: str) -> None:

@@ -159,3 +159,39 @@ def test_others(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
 )
 def test_parameters_as_text(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
     assert calls_of(text, tools) == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("city='Paris', days=3", '{"city": "Paris", "days": 3}'),
+        ('\n  city = "Paris",\n  days = 3,\n', '{"city": "Paris", "days": 3}'),
+        ("exact=True, area=[None, False, ]", '{"exact": true, "area": [null, false]}'),
+        ("exact=true, area=[null, false]", '{"exact": true, "area": [null, false]}'),
+        ("area={'a': (1, 2), 3: {}}", '{"area": {"a": [1, 2], "3": {}}}'),
+        ("days=-1.5e-3, a=1_000, b=0x1F, c=.5, d=+2", None),
+        (
+            r"city='It\'s \"a\"\n\x41\u00e9\U0001f642\q\\'",
+            '{"city": "It\'s \\"a\\"\\nAé🙂\\\\q\\\\"}',
+        ),
+        (r"city='\ud83d\ude42'", r'{"city": "\ud83d\ude42"}'),
+        ("city='''a 'b'\n''', days=1", '{"city": "a \'b\'\\n", "days": 1}'),
+        ("city='', days=1", '{"city": "", "days": 1}'),
+        ("city='a\nb)</function_calls>'", '{"city": "a\\nb)</function_calls>"}'),
+        ("'Paris', 3, exact=None", '{"city": "Paris", "days": 3, "exact": null}'),
+        ('**{"city": "Paris"}', '{"city": "Paris"}'),
+        ("", "{}"),
+    ],
+)
+def test_python(text: str, arguments: str | None) -> None:
+    if arguments is None:
+        arguments = '{"days": -1.5e-3, "a": 1000, "b": 31, "c": 0.5, "d": 2}'
+    call = ("get_weather", arguments)
+    assert calls_of(f"<function_calls>get_weather({text})</function_calls>", "olmo3") == [call]
+    for between in ("\n", ", ", "\n\n  "):
+        calls = f"<function_calls>\nnow( ){between}get_weather ({text})\n</function_calls>\n"
+        assert calls_of(calls, "olmo3") == [*NOW, call]
+
+
+def test_calls_in_python_may_be_json() -> None:
+    assert calls_of('<function_calls>[{"name": "now"}]</function_calls>', "olmo3") == NOW

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from asyncllm.text.parsing.call_output import NotACall
+from asyncllm.text.parsing.calls.output import NotACall
 from asyncllm.text.parsing.json_value import JsonValue
 
 if TYPE_CHECKING:
-    from asyncllm.text.parsing.call_output import CallOutput
+    from asyncllm.text.parsing.calls.output import CallOutput
     from asyncllm.text.parsing.formats import JsonBody
     from asyncllm.text.parsing.source import Emit, Markers, Source, Steps
 

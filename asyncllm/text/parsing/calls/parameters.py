@@ -98,6 +98,12 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+def parameter_names(schema: Any) -> list[str]:
+    """The names of the properties of a tool's schema, in order."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return [*properties] if isinstance(properties, dict) else []
+
+
 def parameter_types(schema: Any, name: str) -> frozenset[str]:
     """The types that the property ``name`` of a tool's schema may have; none if it is unknown."""
     properties = schema.get("properties") if isinstance(schema, dict) else None

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from asyncllm.text.parsing.call_output import NotACall
-from asyncllm.text.parsing.json_call import JsonCall
-from asyncllm.text.parsing.parameters import read_parameters
+from asyncllm.text.parsing.calls.json_call import JsonCall
+from asyncllm.text.parsing.calls.output import NotACall
+from asyncllm.text.parsing.calls.parameters import parameter_names, read_parameters
+from asyncllm.text.parsing.calls.python_arguments import BreaksOff, NotPython, PythonArguments
 from asyncllm.text.parsing.source import markers_of
 
 if TYPE_CHECKING:
-    from asyncllm.text.parsing.call_output import CallOutput
+    from asyncllm.text.parsing.calls.output import CallOutput
     from asyncllm.text.parsing.formats import CallSyntax, JsonBody, NamedBody
     from asyncllm.text.parsing.outbox import Outbox
     from asyncllm.text.parsing.source import Markers, Source, Steps
 
 _NAME = re.compile(r"[\w.:/-]+")
 _MAX_NAME = 256
+# Calls in Python stand on lines of their own; models write other signs as well.
+_BETWEEN = re.compile(r"[ \t\r\n,;]+")
 # Models often close one bracket too many; where a marker ends the call, that is recognizable.
 _SURPLUS = re.compile(r"[ \t\r\n}\]]+")
 
@@ -50,6 +53,8 @@ class CallReader:
                 yield from self._json_calls(call, call.json, stops)
             elif call.named is not None:
                 yield from self._named_call(call, call.named, stops)
+            elif call.in_python:
+                yield from self._python_calls(stops)
             else:
                 raise NotACall
         except NotACall:
@@ -113,6 +118,29 @@ class CallReader:
             emit, schema = calls.start(name), calls.tools[name]
             if (yield from read_parameters(source, emit, body.parameters, schema, call.end)):
                 calls.end()
+
+    def _python_calls(self, stops: Markers) -> Steps[None]:
+        source, calls = self._source, self._calls
+        another = True
+        while another:
+            name = calls.offered((yield from source.run(_NAME, _MAX_NAME)))
+            yield from source.skip_space()
+            if not (yield from source.take("(")):
+                raise NotACall
+            emit, names = calls.start(name), parameter_names(calls.tools[name])
+            try:
+                yield from PythonArguments(source, emit, names).read()
+            except BreaksOff:
+                return
+            except NotPython as found:
+                if found.text:
+                    emit(found.text)
+                if not (yield from source.until(stops, emit)):
+                    return
+            calls.end()
+            yield from source.run(_BETWEEN)
+            source.keep()
+            another = _NAME.match((yield from source.peek())) is not None
 
     def _expect(self, marker: str) -> Steps[None]:
         yield from self._source.skip_space()

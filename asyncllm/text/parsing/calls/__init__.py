@@ -1,0 +1,1 @@
+"""Reading calls: a name, and arguments in JSON, in tags of their own or in Python."""
