@@ -21,6 +21,7 @@ from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
 from asyncllm.server.watchdog import WATCHDOG
+from asyncllm.startup.bytecode import compiled_each_time
 from asyncllm.supervise.signals import DEAD, GRACE_SECONDS
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ async def _serve_until(
     sys.setswitchinterval(1e-4)
     limits = llm.limits
     log.info("start-up:\n%s", bill.whole(llm.startup))
+    if names := " and ".join(compiled_each_time()):
+        log.info("Python compiled %s, as at each start: their bytecode is not kept", names)
     standby = service.config.standby
     arrivals.ready(
         f"model {service.model_names[0]}, {limits.device}, {limits.dtype}, "
