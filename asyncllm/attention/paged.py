@@ -122,11 +122,12 @@ class PagedBackend:
         )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         count = 0 if decodes is None else min(len(decodes.slots), len(q))
-        prefill_attention(q, keys, values, table, extends, spec, out=out)
+        sinks = encoding.sinks
+        prefill_attention(q, keys, values, table, extends, spec, sinks=sinks, out=out)
         if decodes is not None:
             slots, lengths = decodes.slots[:count], decodes.lengths[:count]
             decoding = q[:count], keys, values, table, slots, lengths, spec
-            decode_attention(*decoding, out=out[:count], overlaps_previous=True)
+            decode_attention(*decoding, sinks=sinks, out=out[:count], overlaps_previous=True)
         return out.flatten(1)
 
     def forward_logit_rows(
@@ -141,5 +142,6 @@ class PagedBackend:
         table = batch.plan.block_table
         # The decode kernel reads K and V of earlier tokens without waiting for the previous kernel.
         # Here that is the selection of rows, which has waited itself.
-        out = decode_attention(batch.sampling(q), keys, values, table, *batch.logit_rows, spec)
+        decoding = batch.sampling(q), keys, values, table, *batch.logit_rows, spec
+        out = decode_attention(*decoding, sinks=encoding.sinks)
         return out.flatten(1)

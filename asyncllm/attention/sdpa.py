@@ -69,23 +69,31 @@ class SdpaBackend:
         q, k, v = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.slot_mapping)
         keys, values = (part.flatten(0, 1) for part in pages)
         plan: SdpaPlan = batch.plan
-        reads = plan.reads(spec.window, spec.softcap is None, q.dtype)
+        is_fused = spec.softcap is None and encoding.sinks is None
+        reads = plan.reads(spec.window, is_fused, q.dtype)
         out = q.new_empty(q.shape)
         if reads.groups:
-            _decode(q, keys, values, out, spec, reads)
+            _decode(q, keys, values, out, spec, encoding.sinks, reads)
         for chunk in reads.chunks:
             span = slice(chunk.begin, chunk.end)
             if chunk.tokens is None:
-                _prefill(q[span], k[span], v[span], out[span], spec, None)
+                _prefill(q[span], k[span], v[span], out[span], spec, None, None)
             else:
                 seen_k = keys.index_select(0, chunk.tokens)
                 seen_v = values.index_select(0, chunk.tokens)
-                _prefill(q[span], seen_k, seen_v, out[span], spec, chunk.bias)
+                seen = q[span], seen_k, seen_v, out[span]
+                _prefill(*seen, spec, encoding.sinks, chunk.bias)
         return out.flatten(1)
 
 
 def _decode(
-    q: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec, reads: Reads
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
+    reads: Reads,
 ) -> None:
     """Attend decode rows, group by group; query heads of a K/V head become query rows."""
     heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
@@ -99,13 +107,20 @@ def _decode(
         group_v = values.index_select(0, group.tokens).view(shape).transpose(1, 2)
         group_q = sorted_q[group.begin : group.end].view(rows, *heads)
         group_out = sorted_out[group.begin : group.end].view(rows, *heads)
-        group_out.copy_(_attend(group_q, group_k, group_v, spec, group.bias))
+        sink = None if sinks is None else sinks.view(spec.num_kv_heads, spec.group, 1)
+        group_out.copy_(_attend(group_q, group_k, group_v, spec, sink, group.bias))
     if order is not None:
         out.index_copy_(0, order, sorted_out)
 
 
 def _prefill(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, spec: AttentionSpec, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
+    bias: Tensor | None,
 ) -> None:
     """Attend one chunk of a row, causally if it has no bias.
 
@@ -121,7 +136,8 @@ def _prefill(
     q = q.view(shape).permute(1, 2, 0, 3)
     k = k.transpose(0, 1).unsqueeze(1).expand(-1, shared_by, -1, -1)
     v = v.transpose(0, 1).unsqueeze(1).expand(-1, shared_by, -1, -1)
-    result = _attend(q, k, v, spec, bias, causal=bias is None)
+    sink = None if sinks is None else sinks.view(spec.num_kv_heads, shared_by, 1, 1)
+    result = _attend(q, k, v, spec, sink, bias, causal=bias is None)
     out.view(shape).copy_(result.permute(2, 0, 1, 3))
 
 
@@ -130,17 +146,28 @@ def _attend(
     k: Tensor,
     v: Tensor,
     spec: AttentionSpec,
+    sinks: Tensor | None,
     bias: Tensor | None,
     causal: bool = False,
 ) -> Tensor:
-    """Attention of [batch, heads, queries, head_dim]; the bias is added to the scores."""
-    if spec.softcap is None:
+    """Attention of [batch, heads, queries, head_dim]; the bias is added to the scores.
+
+    ``sinks``, of fewer dimensions or of size 1 where they are equal, have one key.
+    """
+    if spec.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, is_causal=causal, scale=spec.scale
         )
-    # No fused kernel caps scores. In float32, as a bfloat16 score of 50 is off by up to 0.125.
-    scores = torch.matmul(q.float(), k.float().transpose(-2, -1)).mul_(spec.scale / spec.softcap)
-    scores.tanh_().mul_(spec.softcap)
+    # No fused kernel does that. In float32, as a bfloat16 score of 50 is off by up to 0.125.
+    scores = torch.matmul(q.float(), k.float().transpose(-2, -1))
+    scores.mul_(spec.scale / (spec.softcap or 1.0))
+    if spec.softcap is not None:
+        scores.tanh_().mul_(spec.softcap)
     if bias is not None:
         scores += bias
-    return torch.matmul(scores.softmax(-1), v.float()).to(q.dtype)
+    if sinks is not None:
+        sink = sinks.float().expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return torch.matmul(weights, v.float()).to(q.dtype)

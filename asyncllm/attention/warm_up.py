@@ -50,6 +50,7 @@ def warm_up(
         for spec in kinds.values():
             width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
             qkv = torch.zeros(tokens, width, dtype=dtype, device=device)
-            backend.forward(qkv, spec, HeadEncoding(None, None, None), batch)
+            sinks = qkv.new_zeros(spec.num_heads) if spec.has_sinks else None
+            backend.forward(qkv, spec, HeadEncoding(None, None, None, sinks), batch)
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -55,6 +55,7 @@ def prefill_attention(
     rows: PrefillRows,
     spec: AttentionSpec,
     *,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend the new tokens of each row to its sequence in the paged cache, themselves included.
@@ -65,6 +66,7 @@ def prefill_attention(
     Args:
         q: [tokens, num_heads, head_dim], the last dimension contiguous.
         keys, values: must already hold the new tokens.
+        sinks: [num_heads], in layers that have them.
         out: where to write the result, contiguous; by default a new tensor.
 
     Returns:
@@ -75,7 +77,7 @@ def prefill_attention(
     for i, (slot, start) in enumerate(zip(rows.slots.tolist(), rows.starts.tolist(), strict=True)):
         row = slice(bounds[i], bounds[i + 1])
         if row.start < row.stop:
-            out[row] = _attend(q[row], start, keys, values, block_table[slot], spec)
+            out[row] = _attend(q[row], start, keys, values, block_table[slot], spec, sinks)
     return out
 
 
@@ -89,6 +91,7 @@ def decode_attention(
     lengths: Tensor,
     spec: AttentionSpec,
     *,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     overlaps_previous: bool = False,
 ) -> Tensor:
@@ -106,6 +109,7 @@ def decode_attention(
         slots: int [rows].
         lengths: int [rows]; positions of the row that are written, the query's own included. 0 for
             padding, whose result is 0.
+        sinks: [num_heads], in layers that have them.
         out: where to write the result, contiguous; by default a new tensor.
         overlaps_previous: overlap the kernel launched just before, whose results must not be
             needed here, and which must have waited for our inputs before it let this one start, as
@@ -120,7 +124,7 @@ def decode_attention(
     for i, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         if length > 0:
             row = slice(i, i + 1)
-            out[row] = _attend(q[row], length - 1, keys, values, block_table[slot], spec)
+            out[row] = _attend(q[row], length - 1, keys, values, block_table[slot], spec, sinks)
     return out
 
 
@@ -153,7 +157,7 @@ def decode_heads(
         qkv.clone(), spec, encoding, positions, keys, values, slot_mapping
     )
     cache = keys, values, block_table, slots, lengths
-    return decode_attention.reference(q, *cache, spec).flatten(1)
+    return decode_attention.reference(q, *cache, spec, sinks=encoding.sinks).flatten(1)
 
 
 def _rotate(x: Tensor, angles: Tensor) -> Tensor:
@@ -173,7 +177,13 @@ def _write(pages: Tensor, heads: Tensor, slot_mapping: Tensor) -> None:
 
 
 def _attend(
-    q: Tensor, start: int, keys: Tensor, values: Tensor, pages: Tensor, spec: AttentionSpec
+    q: Tensor,
+    start: int,
+    keys: Tensor,
+    values: Tensor,
+    pages: Tensor,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attend queries [tokens, num_heads, head_dim] at positions from ``start`` on to a sequence.
 
@@ -196,5 +206,13 @@ def _attend(
     hidden = key_at > query_at
     if spec.window is not None:
         hidden |= key_at <= query_at - spec.window
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+    weights = softmax_with_sinks(scores.masked_fill(hidden, -torch.inf), sinks)
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax of scores [heads, queries, keys], in which each head's sink takes part."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]

@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix, packed_block
+from asyncllm.kernels.types import (
+    FP8_BLOCK,
+    MXFP4_BLOCK,
+    Fp8Matrix,
+    Int4Matrix,
+    packed_block,
+)
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+#: The number of each code of e2m1.
+_E2M1 = (*_MAGNITUDES, *(-number for number in _MAGNITUDES))
 
 
 def dequantize_fp8(weight: Fp8Matrix) -> Tensor:
@@ -27,6 +37,27 @@ def dequantize_int4(weight: Int4Matrix) -> Tensor:
     )
     values: Tensor = (codes.float() - zero) * scale
     return values
+
+
+def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Matrices of experts in bfloat16, [experts, N, K], which has all their numbers.
+
+    OCP Microscaling Formats (MX), version 1.0, 2023: e2m1 codes and e8m0 scales.
+
+    Args:
+        blocks: uint8 [experts, N, K / 32, 16], two codes each, the first in the lower bits; or
+            [experts, N, K / 2].
+        scales: uint8 [experts, N, K / 32]: exponents of 2, plus 127.
+    """
+    numbers = torch.tensor(_E2M1, dtype=torch.bfloat16, device=blocks.device)
+    experts, rows, groups = scales.shape
+    out = numbers.new_empty(experts, rows, groups * MXFP4_BLOCK)
+    for expert, codes, exponents in zip(out, blocks, scales, strict=True):
+        pairs = torch.stack((codes & 15, codes >> 4), dim=-1).view(rows, groups, -1)
+        # The bits of a float32; 0, which stands for less than any weight, becomes 0.
+        factors = (exponents.int() << 23).view(torch.float32).to(numbers.dtype)
+        expert.copy_((numbers[pairs.int()] * factors.unsqueeze(-1)).flatten(1))
+    return out
 
 
 def pack_int4(codes: Tensor, group: int) -> Tensor:

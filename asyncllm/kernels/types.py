@@ -12,6 +12,8 @@ from torch import Tensor
 FP8_BLOCK: Final = 128
 #: The largest e4m3 number.
 FP8_MAX: Final = 448.0
+#: Numbers of an mxfp4 matrix that share a scale.
+MXFP4_BLOCK: Final = 32
 #: The most columns of an int4 weight that are packed together.
 INT4_BLOCK: Final = 128
 
@@ -32,15 +34,17 @@ class Norm(NamedTuple):
 
 
 class HeadEncoding(NamedTuple):
-    """Norms of the query and key heads, and rotary positions; None for those a model lacks.
+    """Norms of the query and key heads, rotary positions and sinks; None for those a model lacks.
 
     ``rope`` is float32 [max_length, rotary_dim]: the cosines of each position, then the sines.
     Element i of a head is rotated together with element i + rotary_dim / 2.
+    ``sinks``, [num_heads], in layers that have them: see ``AttentionSpec.has_sinks``.
     """
 
     q_norm: Norm | None
     k_norm: Norm | None
     rope: Tensor | None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class AttentionSpec:
         scale: factor of the dot products.
         window: None, or how many positions (its own included) a query sees.
         softcap: None, or c in ``c * tanh(score / c)``, applied after ``scale``.
+        has_sinks: each head has a score of its own, which takes a share of the softmax's weight
+            and has no value (Xiao et al., arXiv 2309.17453). It is not scaled or capped.
     """
 
     layer: int
@@ -62,6 +68,7 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False
 
     @property
     def group(self) -> int:

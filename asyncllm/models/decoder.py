@@ -177,4 +177,5 @@ def _spec(config: DecoderConfig, layer: int) -> AttentionSpec:
         scale=config.attention_scale,
         window=config.window(layer),
         softcap=config.attention_softcap,
+        has_sinks=config.has_sinks,
     )

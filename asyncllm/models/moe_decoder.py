@@ -40,14 +40,18 @@ class MoeDecoderLM(DecoderLM[C]):
             fused = self.fuses_shared_expert
             unsummed = replace(place, ranks=Apart(place.ranks.rank, place.ranks.size))
             shared = GatedMLP(hidden, size, act, unsummed, fused_on_disk=fused)
-        sizes = config.experts, hidden, config.expert_size
         return SparseMoE(
             self.make_router(config, place),
-            Experts(*sizes, act, place),
+            self.make_experts(config, place),
             place,
             shared=shared,
             shared_gate=TokenGate(hidden, place) if shared and self.has_shared_gate else None,
         )
+
+    def make_experts(self, config: C, place: Placement) -> Experts:
+        """The experts of a sparse layer."""
+        sizes = config.experts, config.hidden_size, config.expert_size
+        return Experts(*sizes, config.activation, place)
 
     def make_router(self, config: C, place: Placement) -> Router:
         """The router of a sparse layer."""

@@ -20,6 +20,7 @@ from asyncllm.errors import ModelError
 from asyncllm.models.config.base import Config
 from asyncllm.models.config.gemma import Gemma2Config, Gemma3Config, GemmaConfig
 from asyncllm.models.config.glm import Glm4MoeConfig, GlmConfig
+from asyncllm.models.config.gpt_oss import GptOssConfig
 from asyncllm.models.config.granite import GraniteConfig, GraniteMoeConfig
 from asyncllm.models.config.llama import LlamaConfig, SeedOssConfig, SmolLM3Config
 from asyncllm.models.config.mistral import Ministral3Config, MistralConfig, MixtralConfig
@@ -171,6 +172,7 @@ FAMILIES = (
         Glm4MoeConfig,
         ("Glm4MoeForCausalLM",),
     ),
+    Family("gpt-oss", "gpt_oss", "GptOssForCausalLM", GptOssConfig, ("GptOssForCausalLM",)),
     Family(
         "StarCoder2",
         "starcoder2",

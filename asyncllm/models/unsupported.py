@@ -13,7 +13,6 @@ _NEEDS: Final = (
         r"Deepseek(V2|V3|V4|VL)|Kimi|Glm4MoeLite|GlmMoeDsa|MiniCPM3|Mistral4|LongcatFlash",
         "multi-head latent attention (MLA)",
     ),
-    (r"GptOss", "attention sinks and experts in MXFP4"),
     (
         r"Qwen3Next|Qwen3_5|Qwen3_6|Qwen3_8|OlmoHybrid|KimiLinear",
         "layers with a recurrent state (gated delta nets)",

@@ -41,6 +41,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "granite": _sizes(4096, 12800, 32, 8, **_FACTORS),  # 8B
     "glm": _sizes(4096, 13696, 32, 2, head_dim=128),  # 9B
     "glm4": _sizes(4096, 13696, 32, 2, head_dim=128),  # 9B
+    "gpt_oss": _sizes(2880, 2880, 64, 8, head_dim=64, sliding_window=128, swiglu_limit=7.0),  # 20B
     "starcoder2": _sizes(3072, 12288, 24, 2),  # 3B
     "mixtral": _sizes(4096, 3584, 32, 8),
     "qwen2_moe": _sizes(  # 2.7B active

@@ -37,6 +37,8 @@ def unsupported(specs: Iterable[AttentionSpec], dtype: torch.dtype) -> str | Non
     for spec in specs:
         if spec.head_dim not in HEAD_DIMS:
             return f"it has kernels for a head_dim of 64, 128 or 256, not {spec.head_dim}"
+        if spec.has_sinks:
+            return "attention sinks are on our own kernels only"
     return None
 
 

@@ -17,7 +17,7 @@ _GIB: Final = 2**30
 _FORMATS: Final = """\
 Formats: safetensors in bfloat16, float16 or float32, or pytorch_model.bin where there are none.
 fp8 (compressed-tensors or blocks of 128), AWQ and GPTQ (4 bits) stay quantised on an NVIDIA GPU,
-and are converted while they are loaded on a CPU; experts always are converted.
+and are converted while they are loaded on a CPU; experts, MXFP4 too, always are converted.
 Needs: 2 bytes of GPU memory a parameter in 16 bits, 1 in fp8, 0.6 in 4 bits, and room for keys and
 values. 'asyncllm models MODEL' computes both; docs/models.md says what was tested where."""
 

@@ -193,7 +193,7 @@ def encoding_of(
     encoding: HeadEncoding,
 ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor | None], tuple[int, float, bool]]:
     """Arguments of kernels: (q_weight, k_weight, rope) and (ROTARY, EPS, OFFSET)."""
-    q_norm, k_norm, rope = encoding
+    q_norm, k_norm, rope = encoding.q_norm, encoding.k_norm, encoding.rope
     rotary = 0 if rope is None else rope.shape[1]
     if q_norm is None or k_norm is None:
         assert q_norm is k_norm

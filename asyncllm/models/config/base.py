@@ -82,11 +82,13 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         has_partial_rotary: ``partial_rotary_factor`` counts; elsewhere transformers does not read
             it either.
         gated_mlp: an MLP has three matrices (gate, up, down), not two.
+        has_sinks: ``AttentionSpec.has_sinks``.
     """
 
     default_theta: ClassVar[float] = 10_000.0
     has_partial_rotary: ClassVar[bool] = False
     gated_mlp: ClassVar[bool] = True
+    has_sinks: ClassVar[bool] = False
 
     intermediate_size: Size
     num_key_value_heads: Size | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ from asyncllm.errors import ModelError
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
 from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
 from asyncllm.models.layers.norm import RMSNorm, SharedRMSNorm
-from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.parameter import Packed, Placement
+from asyncllm.models.quant.place import Place
 from asyncllm.parallel.ranks import Ranks
 
 
@@ -50,8 +51,20 @@ class HeadShare(NamedTuple):
         else:
             first = ranks.rank * heads // ranks.size * size
             keys = Kept(heads * size, (slice(first, first + size),))
-        counts = {"num_heads": queries.size // size, "num_kv_heads": keys.size // size}
-        return cls(replace(spec, **counts), queries, keys)
+        own = replace(spec, num_heads=queries.size // size, num_kv_heads=keys.size // size)
+        return cls(own, queries, keys)
+
+
+class HeadSinks(Packed):
+    """The sinks of this rank's query heads: see ``AttentionSpec.has_sinks``."""
+
+    def __init__(self, spec: AttentionSpec, place: Placement):
+        super().__init__()
+        self.kept = Kept.share(spec.num_heads, "num_attention_heads", place.ranks)
+        self.scores = place.empty(self.kept.size)
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield "sinks", self.kept.place(0, self.scores)
 
 
 class Attention(nn.Module):
@@ -78,6 +91,7 @@ class Attention(nn.Module):
         neighbours: int = 0,
     ):
         super().__init__()
+        self.head_sinks = HeadSinks(spec, place) if spec.has_sinks else None
         spec, queries, keys = HeadShare.of(spec, place.ranks)
         self.spec = spec
         apart = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
@@ -106,8 +120,9 @@ class Attention(nn.Module):
             rope: float32 [max_length, rotary_dim]; see ``HeadEncoding.rope``.
         """
         qkv = self.project(x, batch, norm)
-        q_norm, k_norm = self.head_norms()
-        attended = batch.attend(self.spec, qkv, HeadEncoding(q_norm, k_norm, rope))
+        sinks = None if self.head_sinks is None else self.head_sinks.scores
+        encoding = HeadEncoding(*self.head_norms(), rope, sinks)
+        attended = batch.attend(self.spec, qkv, encoding)
         out: Tensor = self.o_proj(attended, residual=residual)
         return out
 

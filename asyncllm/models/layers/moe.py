@@ -79,6 +79,49 @@ class Experts(Packed):
             yield f"experts.{expert}.down_proj.weight", self.inner.place(1, down)
 
 
+class ClampedExperts(Experts):
+    """gpt-oss's: with biases, and gate and up of a feature side by side, here and on disk.
+
+    The activation is ``(up + 1) * gate * sigmoid(alpha * gate)``, of gate at most ``limit``, and up
+    between that and its negative.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        place: Placement,
+        *,
+        alpha: float,
+        limit: float,
+    ):
+        super().__init__(num_experts, hidden_size, intermediate_size, "silu", place)
+        self.gate_up_proj_bias = place.empty(num_experts, 2 * self.inner.size)
+        self.down_proj_bias = place.empty(num_experts, hidden_size)
+        self.alpha = alpha
+        self.limit = limit
+        self.adds_bias = place.ranks.rank == 0  # as outputs are added up
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        numbers = torch.arange(len(rows), dtype=ends.dtype, device=ends.device)
+        experts = torch.searchsorted(ends, numbers, right=True)
+        gate_up = F.grouped_mm(rows, self.gate_up_proj.transpose(1, 2), offs=ends)
+        gate, up = (gate_up + self.gate_up_proj_bias[experts]).unflatten(1, (-1, 2)).unbind(-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        inner = (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
+        out = F.grouped_mm(inner, self.down_proj.transpose(1, 2), offs=ends)
+        return out + self.down_proj_bias[experts] if self.adds_bias else out
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        (one,) = self.inner.slices
+        pairs = Kept(2 * self.inner.whole, (slice(2 * one.start, 2 * one.stop),))
+        yield "experts.gate_up_proj", pairs.place(1, self.gate_up_proj)
+        yield "experts.gate_up_proj_bias", pairs.place(1, self.gate_up_proj_bias)
+        yield "experts.down_proj", self.inner.place(2, self.down_proj)
+        yield "experts.down_proj_bias", self.down_proj_bias
+
+
 class TokenGate(nn.Module):
     """A factor from 0 to 1 for each token: [tokens, hidden] -> [tokens, 1]."""
 

@@ -20,9 +20,16 @@ class SoftmaxRouter(Linear):
     """
 
     def __init__(
-        self, hidden_size: int, num_experts: int, place: Placement, *, top_k: int, normalize: bool
+        self,
+        hidden_size: int,
+        num_experts: int,
+        place: Placement,
+        *,
+        top_k: int,
+        normalize: bool,
+        bias: bool = False,
     ):
-        super().__init__(hidden_size, num_experts, place)
+        super().__init__(hidden_size, num_experts, place, bias=bias)
         self.top_k = top_k
         self.normalize = normalize
 

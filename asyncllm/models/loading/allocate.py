@@ -30,7 +30,7 @@ def can_keep(quantization: Quantization, dtype: torch.dtype, device: torch.devic
 
 def kernels_take(quantization: Quantization, dtype: torch.dtype, gpu: Gpu) -> bool:
     """Whether kernels for this GPU take weights as they are stored."""
-    if dtype not in (torch.bfloat16, torch.float16):
+    if dtype not in (torch.bfloat16, torch.float16) or quantization.method == "mxfp4":
         return False
     if quantization.method != "fp8":
         return True

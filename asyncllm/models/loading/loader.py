@@ -214,7 +214,9 @@ def _experts_as_stored(
     turned = {
         name: place.mT
         for name, place in places.items()
-        if name.rpartition(".")[0].endswith(".experts") and isinstance(place, Tensor | Sliced)
+        if name.rpartition(".")[0].endswith(".experts")
+        and isinstance(place, Tensor | Sliced)
+        and len(place.shape) == 3  # no biases
     }
     fits = all(n in stored and stored[n].shape == list(p.shape) for n, p in turned.items())
     return places | turned if fits else places

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
-from asyncllm.kernels.quantized import dequantize_fp8
+from asyncllm.kernels.quantized import dequantize_fp8, dequantize_mxfp4
 from asyncllm.models.loading.checkpoint import Header
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.formats import (
@@ -19,6 +19,7 @@ from asyncllm.models.quant.formats import (
     fp8_matrix,
     group_order,
     main_field,
+    mxfp4_shape,
     read_matrix,
     stored_shape,
 )
@@ -54,7 +55,7 @@ Layout = Fp8Layout | Int4Layout
 
 
 class StoredMatrix(NamedTuple):
-    """A quantised matrix of a checkpoint, or fp8 matrices of all experts in one tensor.
+    """A quantised matrix of a checkpoint, or the matrices of all experts in one tensor.
 
     Attributes:
         module: name of the module whose weight it is, in the model.
@@ -77,6 +78,8 @@ class StoredMatrix(NamedTuple):
         stored = {field: read(header).to(device) for field, header in self.tensors.items()}
         if len(self.shape) == 2:
             return read_matrix(self.quantization, self.module, stored)
+        if self.quantization.method == "mxfp4":
+            return dequantize_mxfp4(stored["blocks"], stored["scales"])
         experts = torch.empty(self.shape, device=device)
         for place, *expert in zip(experts, *stored.values(), strict=True):
             place.copy_(dequantize_fp8(fp8_matrix(dict(zip(stored, expert, strict=True)))))
@@ -131,6 +134,8 @@ def find_matrices(
         found[f"{module}.weight"] = StoredMatrix(module, quantization, tensors, shape)
     if quantization.method == "fp8":
         found |= _find_experts(quantization, headers)
+    if quantization.method == "mxfp4":
+        found |= _find_mxfp4(quantization, headers)
     for name, header in list(headers.items()):
         module, _, field = name.rpartition(".")
         # GPTQ tools write a bias of zeros for modules without one.
@@ -156,4 +161,20 @@ def _find_experts(
             headers.pop(f"{name}_{field}", None)
         tensors = {"weight": headers.pop(name), "weight_scale_inv": scale}
         found[name] = StoredMatrix(name, quantization, tensors, header.shape)
+    return found
+
+
+def _find_mxfp4(quantization: Quantization, headers: dict[str, Header]) -> dict[str, StoredMatrix]:
+    """Take the mxfp4 tensors of all experts out of the headers."""
+    found: dict[str, StoredMatrix] = {}
+    for name, header in list(headers.items()):
+        if header.dtype != "U8" or not name.endswith("_blocks"):
+            continue
+        module = name.removesuffix("_blocks")
+        scales = headers.pop(f"{module}_scales", None)
+        if scales is None or scales.dtype != "U8":
+            raise ModelError(f"{header.file}: tensor {header.name!r} is 4-bit, but has no scales")
+        shape = mxfp4_shape(module, header.shape, scales.shape)
+        tensors = {"blocks": headers.pop(name), "scales": scales}
+        found[module] = StoredMatrix(module, quantization, tensors, shape)
     return found

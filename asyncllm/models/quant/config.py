@@ -12,7 +12,7 @@ from asyncllm.errors import ModelError
 #: Rows and columns of a block that shares a scale; checkpoints have no other size.
 BLOCK = (128, 128)
 
-Method = Literal["fp8", "awq", "gptq"]
+Method = Literal["fp8", "awq", "gptq", "mxfp4"]
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,8 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         method: "fp8", 8-bit floating point (e4m3) with a scale for each matrix, row or block; "awq"
             or "gptq", 4-bit integers with a scale and a zero point for each group of columns, as
-            AutoAWQ ("gemm") or GPTQ tools pack them.
+            AutoAWQ ("gemm") or GPTQ tools pack them; "mxfp4", 4-bit floating point (e2m1) with a
+            power of two for 32 numbers, of experts only.
         zero_offset: added to stored zero points.
         reordered: columns may belong to groups in any order (``g_idx``).
         blocked: "fp8" with a scale for each block.
@@ -71,7 +72,9 @@ def parse_quantization(raw: Any) -> Quantization | None:
             return _awq(raw)
         case "gptq":
             return _gptq(raw)
-    supported = "compressed-tensors, fp8, awq, gptq"
+        case "mxfp4":
+            return Quantization(method="mxfp4", ignored=_names(raw, "modules_to_not_convert"))
+    supported = "compressed-tensors, fp8, awq, gptq, mxfp4"
     raise _unsupported(raw, "quant_method", supported)
 
 

@@ -5,9 +5,11 @@
 | fp8 | weight e4m3 [N, K]; weight_scale or weight_scale_inv: one, [N], [N, 1], or one a block |
 | awq | qweight int32 [K, N / 8], qzeros int32 [K / G, N / 8], scales [K / G, N] |
 | gptq | qweight int32 [K / 8, N], qzeros and scales as awq, g_idx int32 [K]: groups of columns |
+| mxfp4 | blocks uint8 [E, N, K / 32, 16] or [E, N, K / 2], and scales uint8 [E, N, K / 32] |
 
 An int32 has eight codes: in gptq the first is in the lowest bits; in awq their order from the
-lowest bits up is 0, 2, 4, 6, 1, 3, 5, 7.
+lowest bits up is 0, 2, 4, 6, 1, 3, 5, 7. A uint8 of mxfp4 has two codes, the first in the lower
+bits.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from asyncllm.errors import ModelError
 from asyncllm.kernels.quantized import dequantize_fp8, dequantize_int4, pack_int4
-from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix
+from asyncllm.kernels.types import FP8_BLOCK, MXFP4_BLOCK, Fp8Matrix, Int4Matrix
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.place import Place, Reordered, Slice, Sliced
 from asyncllm.models.quant.weight import Matrix
@@ -36,7 +38,7 @@ _ROWS_AT_ONCE = 1024  # a multiple of FP8_BLOCK
 
 def main_field(quantization: Quantization) -> str:
     """The name of the tensor of codes, which every quantised matrix has."""
-    return "weight" if quantization.method == "fp8" else "qweight"
+    return {"fp8": "weight", "mxfp4": "blocks"}.get(quantization.method, "qweight")
 
 
 def fields(quantization: Quantization) -> tuple[str, ...]:
@@ -97,6 +99,22 @@ def check_experts(name: str, shape: Shape, scale: Shape) -> None:
         raise ModelError(f"{name}_scale_inv has shape {list(scale)}, expected {blocks}")
 
 
+def mxfp4_shape(name: str, blocks: Shape, scales: Shape) -> list[int]:
+    """The shape [experts, N, K] of mxfp4 matrices from those of their tensors.
+
+    Raises:
+        ModelError: the tensors do not fit each other.
+    """
+    half = MXFP4_BLOCK // 2
+    wanted = [*scales, half], [*scales[:2], scales[-1] * half]
+    if len(scales) != 3 or list(blocks) not in wanted:
+        raise ModelError(
+            f"{name}_blocks has shape {list(blocks)} and {name}_scales {list(scales)}, expected "
+            f"[experts, rows, columns / {MXFP4_BLOCK}, {half}] and the first three"
+        )
+    return [*scales[:2], scales[2] * MXFP4_BLOCK]
+
+
 def _require(module: str, shapes: Mapping[str, Shape], *needed: str) -> None:
     for field in needed:
         if field not in shapes:
@@ -120,6 +138,8 @@ def read_matrix(quantization: Quantization, module: str, stored: Mapping[str, Te
             qweight, qzeros = stored["qweight"], stored["qzeros"]
             codes = _unpack(qweight, _AWQ_ORDER, 1).t()
             return _int4_matrix(codes, _unpack(qzeros, _AWQ_ORDER, 1), stored["scales"], None)
+        case "mxfp4":
+            raise ModelError(f"{module}: only experts can be in mxfp4")
         case "gptq":
             codes = _unpack(stored["qweight"], range(8), 0).t()
             zeros = _unpack(stored["qzeros"], range(8), 1) + quantization.zero_offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -176,6 +177,7 @@ def test_kernels_are_not_compiled_without_a_compiler(monkeypatch: pytest.MonkeyP
         ([spec()], torch.float16, None),
         ([spec()], torch.float32, "float32"),
         ([spec(), spec(head_dim=80)], BF16, "not 80"),
+        ([spec(), replace(spec(), has_sinks=True)], BF16, "sinks"),
     ],
 )
 def test_what_flashinfer_supports(

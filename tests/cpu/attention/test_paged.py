@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asyncllm.attention.base import GraphRows, LogitRows
 from asyncllm.attention.paged import PagedBackend
+from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.kernels.types import PrefillRows
 from tests.support.models.attending import UNCHANGED, forward_batch
 from tests.support.models.paged_world import (
@@ -24,15 +25,21 @@ from tests.support.models.paged_world import (
 )
 
 
-@given(lens=row_lists, window=st.sampled_from([None, 1, 5]), softcap=st.sampled_from([None, 2.0]))
+@given(
+    lens=row_lists,
+    window=st.sampled_from([None, 1, 5]),
+    softcap=st.sampled_from([None, 2.0]),
+    has_sinks=st.booleans(),
+)
 def test_random_rows_match_dense_attention(
-    lens: list[tuple[int, int]], window: int | None, softcap: float | None
+    lens: list[tuple[int, int]], window: int | None, softcap: float | None, has_sinks: bool
 ) -> None:
-    world = World(lens, specs(window, softcap))
+    world = World(lens, specs(window, softcap, has_sinks))
     qkv = world.qkv(world.rows)
     expected = world.run(world.dense, qkv)
-    answer = world.run(PagedBackend(world.pool, torch.from_numpy), qkv)
-    torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
+    for backend in (PagedBackend(world.pool, torch.from_numpy), SdpaBackend(world.pool)):
+        answer = world.run(backend, qkv)
+        torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
 
 
 @given(lens=row_lists, decodes=st.integers(0, SLOTS - 1), padding=st.integers(0, 5))

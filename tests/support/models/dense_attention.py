@@ -32,7 +32,7 @@ class DenseBackend:
         for slot, start, q_len in batch.plan:
             here = slice(first, first + q_len)
             keys, values = self._extend((spec.layer, slot), start, k[here], v[here])
-            out[here] = attend(q[here], keys, values, spec, start)
+            out[here] = attend(q[here], keys, values, spec, start, encoding.sinks)
             first += q_len
         return out.flatten(1)
 
@@ -46,7 +46,14 @@ class DenseBackend:
         return k, v
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, start: int) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec,
+    start: int,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention of queries at positions from ``start`` over all keys: [n, heads, head_dim]."""
     group = spec.num_heads // spec.num_kv_heads
     keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
@@ -58,7 +65,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, start: int) -> 
     visible = key_at <= query_at
     if spec.window is not None:
         visible &= key_at > query_at - spec.window
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    scores.masked_fill_(~visible, -torch.inf)
+    if spec.has_sinks:
+        assert sinks is not None
+        sink = sinks.double().view(-1, 1, 1).expand(-1, len(q), 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(k)]
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.kernels.types import AttentionSpec
-from tests.support.models.attending import attend
+from tests.support.models.attending import UNCHANGED, attend
 from tests.support.models.dense_attention import DenseBackend
 
 HEADS, KV_HEADS, DIM, PAGE_SIZE, SLOTS, MAX_PAGES = 4, 2, 8, 4, 8, 12
@@ -25,8 +25,10 @@ row_lists = st.lists(
 )
 
 
-def specs(window: int | None = None, softcap: float | None = None) -> AttentionSpec:
-    return AttentionSpec(0, HEADS, KV_HEADS, DIM, DIM**-0.5, window, softcap)
+def specs(
+    window: int | None = None, softcap: float | None = None, has_sinks: bool = False
+) -> AttentionSpec:
+    return AttentionSpec(0, HEADS, KV_HEADS, DIM, DIM**-0.5, window, softcap, has_sinks)
 
 
 class World:
@@ -34,6 +36,8 @@ class World:
 
     def __init__(self, lens: list[tuple[int, int]], spec: AttentionSpec):
         self.spec = spec
+        sinks = torch.linspace(-3.0, 3.0, HEADS) if spec.has_sinks else None
+        self.encoding = UNCHANGED._replace(sinks=sinks)
         slots = torch.randperm(SLOTS - 1)[: len(lens)].tolist()
         self.rows = np.array(
             [(s, *span) for s, span in zip(slots, lens, strict=True)], dtype=np.int32
@@ -46,13 +50,15 @@ class World:
         if len(before):
             # As earlier steps would have left it.
             qkv = self.qkv(before)
-            attend(
-                PagedBackend(self.pool, torch.from_numpy), qkv, spec, before, self.table, PAGE_SIZE
-            )
-            attend(self.dense, qkv, spec, before, self.table, PAGE_SIZE)
+            for backend in (PagedBackend(self.pool, torch.from_numpy), self.dense):
+                self._attend(backend, qkv, before)
 
     def qkv(self, rows: np.ndarray) -> Tensor:
         return torch.randn(int(rows[:, 2].sum()), HEADS + 2 * KV_HEADS, DIM)
 
     def run(self, backend: Any, qkv: Tensor, plan: Any = None) -> Tensor:
-        return attend(backend, qkv, self.spec, self.rows, self.table, PAGE_SIZE, plan=plan)
+        return self._attend(backend, qkv, self.rows, plan)
+
+    def _attend(self, backend: Any, qkv: Tensor, rows: np.ndarray, plan: Any = None) -> Tensor:
+        where = rows, self.table, PAGE_SIZE
+        return attend(backend, qkv, self.spec, *where, encoding=self.encoding, plan=plan)

@@ -226,6 +226,26 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "seed_oss": ("SeedOssConfig", {**_ROTARY, "head_dim": 24, "mlp_bias": True}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_ROTARY,
+            "head_dim": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "sliding_window": WINDOW,
+            "swiglu_limit": 0.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150_000.0,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
     "starcoder2": ("Starcoder2Config", {**_ROTARY, "sliding_window": WINDOW}),
     "gemma3_vision": (
         "Gemma3Config",

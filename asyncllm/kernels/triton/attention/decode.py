@@ -68,6 +68,7 @@ from asyncllm.kernels.triton.attention.decode_pieces import (
     finish,
     load_page,
     place_of,
+    take_sinks,
     take_tile,
 )
 from asyncllm.kernels.triton.launch import Launcher
@@ -87,6 +88,7 @@ def decode_attention(
     lengths: Tensor,
     spec: AttentionSpec,
     *,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     overlaps_previous: bool = False,
     cut: Cut | None = None,
@@ -102,7 +104,8 @@ def decode_attention(
         )
         return out
     cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
-    launch(q, q.stride(0), q.stride(1), UNENCODED, rows, spec, out, cut, overlaps_previous)
+    heads = UNENCODED if sinks is None else UNENCODED._replace(sinks=sinks)
+    launch(q, q.stride(0), q.stride(1), heads, rows, spec, out, cut, overlaps_previous)
     return out
 
 
@@ -119,7 +122,7 @@ def launch(
 ) -> None:
     """Launch the kernel; q holds queries, or a projection's output if ``heads.encodes``."""
     args = (
-        *(q, row_stride, head_stride, *heads.tensors, *rows),
+        *(q, row_stride, head_stride, *heads.tensors, heads.sinks, *rows),
         *(out, *workspace_of(q.device, len(q), spec, cut.splits), rows.block_table.stride(0)),
         *(spec.scale, spec.softcap or 0.0, spec.window or 0, cut.splits, cut.chunk),
     )
@@ -151,6 +154,7 @@ def _decode(
     rope,
     positions,
     slot_mapping,
+    sinks,
     keys,
     values,
     block_table,
@@ -246,6 +250,11 @@ def _decode(
             PRECISION,
         )  # fmt: skip
     total = tl.sum(totals, axis=1)
+    if sinks is not None:
+        # In the piece with the newest token alone, or they would count several times.
+        head = kv_head * GROUP + tl.minimum(tl.arange(0, G), GROUP - 1)
+        own = tl.load(sinks + head, mask=has_newest, other=float("-inf"))
+        acc, total, peak = take_sinks(acc, total, peak, own)
     pieces = tl.maximum(tl.cdiv(stop - first, size), 1)
     finish(
         acc, total, peak, row * KV_HEADS + kv_head, piece, pieces, splits, out, partial, stats,

@@ -57,7 +57,7 @@ def decode_heads(
         return out
     rows = Rows(keys, values, block_table, slots, lengths)
     weights, constants = encoding_of(encoding)
-    heads = Heads(True, (*weights, positions, slot_mapping), constants)
+    heads = Heads(True, (*weights, positions, slot_mapping), constants, encoding.sinks)
     if cut is None and fused is not False and decode_hopper.supports(qkv, rows, spec):
         decode_hopper.launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out)
         return out
@@ -65,7 +65,7 @@ def decode_heads(
         fused = num_rows * spec.num_kv_heads <= FUSED_PAIRS
     if not fused:
         q, _, _ = encode_heads(qkv, spec, encoding, positions, keys, values, slot_mapping)
-        decode_attention(q, *rows, spec, out=out.view(q.shape), cut=cut)
+        decode_attention(q, *rows, spec, sinks=encoding.sinks, out=out.view(q.shape), cut=cut)
         return out
     max_length = block_table.shape[1] * keys.shape[1]
     cut = cut or choose_fused_cut(num_rows, spec, max_length, qkv.itemsize)

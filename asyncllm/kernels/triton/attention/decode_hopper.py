@@ -105,6 +105,7 @@ def supports(q: Tensor, rows: Rows, spec: AttentionSpec) -> bool:
     return (
         len(q) * spec.num_kv_heads > FEW_PAIRS
         and can_copy(rows.keys, spec, TILE.value)
+        and not spec.has_sinks
         and q.dtype == rows.keys.dtype
         and spec.group <= MAX_GROUP
         and spec.window is None

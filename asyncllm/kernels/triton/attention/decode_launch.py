@@ -40,11 +40,13 @@ class Heads(NamedTuple):
         encodes: q is a projection's output: encode it, and write the newest key and value.
         tensors: q_weight, k_weight, rope, positions and slot_mapping.
         constants: ROTARY, EPS and OFFSET.
+        sinks: see ``HeadEncoding``.
     """
 
     encodes: bool
     tensors: tuple[Tensor | None, ...]
     constants: tuple[int, float, bool]
+    sinks: Tensor | None = None
 
 
 UNENCODED = Heads(False, (None,) * 5, (0, 0.0, False))

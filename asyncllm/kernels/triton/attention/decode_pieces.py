@@ -99,6 +99,15 @@ def take_tile(
 
 
 @triton.jit
+def take_sinks(acc, total, peak, sinks):
+    """Take each lane's sink into a running softmax; ``sinks`` are scores, [lanes]."""
+    scores = sinks.to(tl.float32) * LOG2_E
+    new_peak = tl.maximum(peak, scores)
+    fade = tl.exp2(peak - new_peak)
+    return acc * fade[:, None], total * fade + tl.exp2(scores - new_peak), new_peak
+
+
+@triton.jit
 def in_log2(dots, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     """Scores from dot products, as exponents of 2."""
     if HAS_SOFTCAP:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from asyncllm.kernels.triton.attention import prefill_hopper
-from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST
+from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST, take_sinks
 from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2, shared_bytes
 
@@ -51,6 +51,7 @@ def prefill_attention(
     rows: PrefillRows,
     spec: AttentionSpec,
     *,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     blocks: Blocks | None = None,
 ) -> Tensor:
@@ -72,7 +73,7 @@ def prefill_attention(
     factors = (spec.scale, spec.softcap or 0.0, spec.window or 0)
     _launch(
         (spec.num_kv_heads * most, 1, 1),
-        (q, keys, values, out, block_table, tiles, *strides, *factors),
+        (q, keys, values, out, block_table, tiles, sinks, *strides, *factors),
         (
             *(spec.softcap is not None, spec.window is not None),
             *(keys.shape[1], spec.num_kv_heads, group, head_dim),
@@ -104,6 +105,7 @@ def _prefill(
     out,
     block_table,
     tiles,
+    sinks,
     table_stride,
     q_token_stride,
     q_head_stride,
@@ -167,7 +169,9 @@ def _prefill(
         scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS, HEAD_DIM,
         KEYS, DIMS, PRECISION,
     )  # fmt: skip
-    # Lanes without a query have a total of 0.
+    if sinks is not None:
+        acc, total, _ = take_sinks(acc, total, peak, tl.load(sinks + head))
+    # Lanes without a query may have a total of 0.
     result = (acc / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty)
     out_at = (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
     tl.store(out + out_at[:, None] + dim[None, :], result, mask=inside)

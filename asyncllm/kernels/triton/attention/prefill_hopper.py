@@ -114,6 +114,7 @@ def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
     """Whether the kernel can run on this GPU, with these types and sizes."""
     return (
         can_copy(keys, spec, KEYS.value)
+        and not spec.has_sinks
         and q.dtype == keys.dtype
         and spec.group <= QUERIES.value
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0

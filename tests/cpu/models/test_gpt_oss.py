@@ -1,0 +1,153 @@
+"""gpt-oss: its configuration as published, and experts in MXFP4."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from asyncllm.errors import ModelError
+from asyncllm.models.config.gpt_oss import GptOssConfig
+from asyncllm.models.loading.loader import load_model
+from asyncllm.models.spec import read_spec
+from tests.support.models import quantized, tiny_models
+
+#: Of openai/gpt-oss-20b, shortened.
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def test_the_published_configuration(tmp_path: Path) -> None:
+    config = written(tmp_path, PUBLISHED)
+    assert [config.window(layer) for layer in range(4)] == [128, None, 128, None]
+    assert config.context_length == 131072
+    rope = config.rope(0)
+    assert rope is not None
+    assert (rope.rope_type, rope.factor, rope.truncate) == ("yarn", 32.0, False)
+    bare = written(tmp_path, PUBLISHED | {"rope_scaling": None, "layer_types": None})
+    assert bare.rope(0) == rope
+    assert [bare.window(layer) for layer in range(4)] == [128, None, 128, None]
+
+
+def written(folder: Path, config: dict[str, Any]) -> GptOssConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    found = read_spec(folder).config
+    assert isinstance(found, GptOssConfig)
+    return found
+
+
+def in_mxfp4(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks, scales, and what they stand for: [experts, N, K]."""
+    generator = np.random.default_rng(seed)
+    codes = generator.integers(0, 16, (*shape[:2], shape[2] // 32, 32), np.uint8)
+    exponents = generator.integers(118, 126, codes.shape[:3], np.uint8)
+    meant = NUMBERS[codes] * 2.0 ** (exponents[..., None].astype(np.float32) - 127)
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    return tuple(map(torch.from_numpy, (blocks, exponents, meant.reshape(shape))))  # type: ignore[return-value]
+
+
+def make(folder: Path, *, flat: bool = False) -> tuple[Path, Path]:
+    """A checkpoint with experts in MXFP4, and one with what they stand for.
+
+    Args:
+        flat: blocks have three dimensions.
+    """
+    dense = tiny_models.make("gpt_oss", folder / "dense")
+    weights, stored = load_file(dense / "model.safetensors"), dict[str, Tensor]()
+    for seed, (name, weight) in enumerate(sorted(weights.items())):
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            stored[name] = weight
+            continue
+        blocks, scales, meant = in_mxfp4(weight.mT.shape, seed)
+        expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        assert torch.equal(expected, meant.mT)
+        weights[name] = meant.mT.contiguous()
+        stored[f"{name}_blocks"] = blocks.flatten(2) if flat else blocks
+        stored[f"{name}_scales"] = scales
+    save_file(weights, dense / "model.safetensors", {"format": "pt"})
+    packed = folder / "packed"
+    shutil.copytree(dense, packed)
+    save_file(stored, packed / "model.safetensors")
+    tiny_models.edit_config(packed, quantization_config=PUBLISHED["quantization_config"])
+    return packed, dense
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_in_mxfp4(dtype: torch.dtype, flat: bool, tmp_path: Path) -> None:
+    models = [load_model(f, read_spec(f), dtype, "cpu") for f in make(tmp_path, flat=flat)]
+    found, expected = (model.state_dict() for model in models)
+    assert list(found) == list(expected)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "words"),
+    [
+        ("down_proj_scales", None, "has no scales"),
+        ("down_proj_scales", lambda t: t[:, 1:], "down_proj_scales [8, 63, 3]"),
+        ("down_proj_scales", lambda t: t.float(), "has no scales"),
+        ("down_proj_blocks", lambda t: t[..., :8], "has shape [8, 64, 3, 8]"),
+        ("down_proj_blocks", lambda t: t[0], "has shape [64, 3, 16]"),
+        ("down_proj_blocks", None, "unexpected"),
+        ("gate_up_proj_bias", None, "missing"),
+        ("sinks", None, "missing"),
+    ],
+)
+def test_what_does_not_fit_is_named(field: str, change: Any, words: str, tmp_path: Path) -> None:
+    folder, _ = make(tmp_path)
+    name = f"model.layers.1.{'self_attn' if field == 'sinks' else 'mlp.experts'}.{field}"
+
+    def edited(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensor = tensors.pop(name)
+        return tensors if change is None else tensors | {name: change(tensor).contiguous()}
+
+    quantized.edit(folder, edited)
+    with pytest.raises(ModelError) as refused:
+        load_model(folder, read_spec(folder), torch.float32, "cpu")
+    assert words in str(refused.value)
