@@ -7,11 +7,11 @@ import os
 import re
 import signal
 import sys
-from contextlib import aclosing
-from pathlib import Path
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from asyncllm import AsyncLLM
@@ -35,11 +35,13 @@ CHAT = [{"role": "user", "content": "Hello"}]
 
 
 def replicas() -> list[int]:
-    """The process ids; any thread may have started them."""
-    of_threads = Path("/proc/self/task").glob("*/children")
-    children = [int(pid) for file in of_threads for pid in file.read_text().split()]
-    command = "/proc/{}/cmdline"
-    return [pid for pid in children if b"replica_worker" in Path(command.format(pid)).read_bytes()]
+    """The process ids."""
+    found: list[int] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if any("replica_worker" in word for word in child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 async def until(condition: Callable[[], bool]) -> None:
