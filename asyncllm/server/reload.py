@@ -113,12 +113,25 @@ class Reloader:
         self.remember: Callable[[bytes], None] | None = None
         self._service = service
         self._lock = asyncio.Lock()
+        self._running: set[asyncio.Future[Reloaded]] = set()
 
     async def reload(self) -> Reloaded:
-        """
+        """Goes on to its end even if who waits for it is cancelled, such as a client that leaves.
+
         Raises:
             BadRequest: what is read is wrong; nothing has changed.
         """
+        running = asyncio.ensure_future(self._reload())
+        self._running.add(running)
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)
+
+    def _ended(self, reload: asyncio.Future[Reloaded]) -> None:
+        self._running.discard(reload)
+        if not reload.cancelled():
+            reload.exception()  # whoever waits for it has it
+
+    async def _reload(self) -> Reloaded:
         async with self._lock:
             new = await run_in_daemon(self._prepare)
             # First: a client that sees a change must not lose it with this process.

@@ -17,9 +17,12 @@ PACKAGES: Final = ("asyncllm", "torch")
 
 def compiled_each_time() -> list[str]:
     """Those of PACKAGES that were imported and have no bytecode, also now."""
-    specs = [module.__spec__ for name in PACKAGES if (module := sys.modules.get(name))]
-    return [
-        spec.name
-        for spec in specs
-        if spec is not None and spec.cached is not None and not os.path.exists(spec.cached)
-    ]
+    return [name for name in PACKAGES if name in sys.modules and not _is_kept(name)]
+
+
+def _is_kept(name: str) -> bool:
+    spec = getattr(sys.modules[name], "__spec__", None)
+    source, cached = getattr(spec, "origin", None), getattr(spec, "cached", None)
+    if source is None or cached is None or not os.path.exists(source):
+        return True  # in no file of its own, so nothing can be said
+    return os.path.exists(cached)

@@ -19,7 +19,8 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 SizeOrZero = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Window = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # 0: none
-Length = Annotated[int, msgspec.Meta(ge=1, le=2**25)]
+MAX_LENGTH = 2**25
+Length = Annotated[int, msgspec.Meta(ge=1, le=MAX_LENGTH)]
 VocabSize = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 
 #: Of MLPs.
@@ -130,8 +131,13 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         rope = next((rope for rope in ropes if rope is not None), None)
         if rope is None or rope.rope_type != "yarn":
             return self.max_position_embeddings
-        stretched = int(rope.original_max_position_embeddings * rope.stretch)
-        return max(self.max_position_embeddings, stretched)
+        stretched = rope.original_max_position_embeddings * rope.stretch
+        if stretched > MAX_LENGTH:
+            raise ModelError(
+                f"a rotary factor of {rope.stretch:g} gives a context of {stretched:g} tokens; "
+                f"at most {MAX_LENGTH:,} are supported"
+            )
+        return max(self.max_position_embeddings, int(stretched))
 
     @property
     def theta(self) -> float:
@@ -181,7 +187,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
     def rope(self, layer: int) -> RopeConfig | None:
         """The rotary encoding of a layer; None if it has no positions."""
         given = self.rope_scaling or self.rope_parameters or {}
-        of_layer = given.get(self.layer_type(layer), given)
+        of_layer = given.get(self.layer_type(layer), given) or {}
         return self._rope({"rope_theta": self.theta, **of_layer})
 
     def _rope(self, given: dict[str, Any]) -> RopeConfig:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final
+import math
+from typing import Any, ClassVar, Final
 
-import msgspec
-
+from asyncllm.errors import ModelError
 from asyncllm.models.config.base import FULL, SLIDING, Experts, MoeConfig, Size, Window
 from asyncllm.models.rope import RopeConfig
 
@@ -38,9 +38,22 @@ class GptOssConfig(MoeConfig, frozen=True, kw_only=True):
     num_key_value_heads: Size | None = 8
     num_local_experts: Experts | None = 128
     num_experts_per_tok: Size = 4
-    norm_topk_prob: bool = True
     swiglu_alpha: float = 1.702
-    swiglu_limit: Annotated[float, msgspec.Meta(gt=0)] = 7.0
+    swiglu_limit: float = 7.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.experts == 0:
+            raise ModelError("num_local_experts is 0: every layer has experts")
+        if not (math.isfinite(self.swiglu_alpha) and 0 < self.swiglu_limit < math.inf):
+            raise ModelError(
+                f"swiglu_alpha is {self.swiglu_alpha} and swiglu_limit {self.swiglu_limit}: both "
+                "must be finite, and the limit positive"
+            )
+
+    @property
+    def activation(self) -> str:
+        return "silu"  # of no use: the experts have their own
 
     def layer_type(self, layer: int) -> str:
         return self._listed_layer_type(layer) or (FULL if layer % 2 else SLIDING)

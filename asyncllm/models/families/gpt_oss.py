@@ -32,6 +32,6 @@ class GptOssForCausalLM(MoeDecoderLM[GptOssConfig]):
             config.experts,
             place,
             top_k=config.num_experts_per_tok,
-            normalize=config.norm_topk_prob,
+            normalize=True,
             bias=True,
         )

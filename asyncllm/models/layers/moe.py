@@ -48,6 +48,11 @@ class Experts(Packed):
                 f"rows are no multiples of {_ALIGNMENT} bytes, which their matmul needs",
                 param="tp",
             )
+        if any(n * place.dtype.itemsize % _ALIGNMENT for n in (hidden_size, intermediate_size)):
+            raise ModelError(
+                f"experts of {intermediate_size} features and a hidden size of {hidden_size} have "
+                f"rows that are no multiples of {_ALIGNMENT} bytes, which their matmul needs"
+            )
         self.gate_up_proj = place.empty(num_experts, 2 * self.inner.size, hidden_size)
         self.down_proj = place.empty(num_experts, hidden_size, self.inner.size)
         self.act = act

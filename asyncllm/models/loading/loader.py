@@ -204,7 +204,7 @@ def _experts_as_stored(
     """``checkpoint_tensors``, with experts as the checkpoint has them.
 
     Which layout that is depends on who has written it: three matrices of each expert, or two
-    tensors of all, with the two dimensions of an expert in either order.
+    tensors of all, with the two dimensions of an expert in either order (in one order in MXFP4).
     """
     if any(name.endswith(".experts.gate_up_proj") for name in stored):
         for module in model.modules():
@@ -217,9 +217,14 @@ def _experts_as_stored(
         if name.rpartition(".")[0].endswith(".experts")
         and isinstance(place, Tensor | Sliced)
         and len(place.shape) == 3  # no biases
+        and not _is_mxfp4(stored.get(name))
     }
     fits = all(n in stored and stored[n].shape == list(p.shape) for n, p in turned.items())
     return places | turned if fits else places
+
+
+def _is_mxfp4(stored: Header | StoredMatrix | None) -> bool:
+    return isinstance(stored, StoredMatrix) and stored.quantization.method == "mxfp4"
 
 
 def _check(stored: Header | StoredMatrix, main: Header, target: Place) -> None:

@@ -115,6 +115,8 @@ def find_matrices(
     Raises:
         ModelError: the tensors of a matrix do not fit each other.
     """
+    if quantization.method == "mxfp4":
+        return _find_mxfp4(quantization, headers)
     main = main_field(quantization)
     found: dict[str, StoredMatrix] = {}
     for name, header in list(headers.items()):
@@ -134,8 +136,6 @@ def find_matrices(
         found[f"{module}.weight"] = StoredMatrix(module, quantization, tensors, shape)
     if quantization.method == "fp8":
         found |= _find_experts(quantization, headers)
-    if quantization.method == "mxfp4":
-        found |= _find_mxfp4(quantization, headers)
     for name, header in list(headers.items()):
         module, _, field = name.rpartition(".")
         # GPTQ tools write a bias of zeros for modules without one.
@@ -173,7 +173,11 @@ def _find_mxfp4(quantization: Quantization, headers: dict[str, Header]) -> dict[
         module = name.removesuffix("_blocks")
         scales = headers.pop(f"{module}_scales", None)
         if scales is None or scales.dtype != "U8":
-            raise ModelError(f"{header.file}: tensor {header.name!r} is 4-bit, but has no scales")
+            raise ModelError(
+                f"{header.file}: tensor {header.name!r} is 4-bit, but has no scales of type U8"
+            )
+        if module in headers:
+            raise ModelError(f"{header.file}: {module!r} is in the checkpoint in 4 bits, too")
         shape = mxfp4_shape(module, header.shape, scales.shape)
         tensors = {"blocks": headers.pop(name), "scales": scales}
         found[module] = StoredMatrix(module, quantization, tensors, shape)

@@ -106,8 +106,11 @@ def mxfp4_shape(name: str, blocks: Shape, scales: Shape) -> list[int]:
         ModelError: the tensors do not fit each other.
     """
     half = MXFP4_BLOCK // 2
-    wanted = [*scales, half], [*scales[:2], scales[-1] * half]
-    if len(scales) != 3 or list(blocks) not in wanted:
+    fits = len(scales) == 3 and list(blocks) in (
+        [*scales, half],
+        [*scales[:2], scales[2] * half],
+    )
+    if not fits:
         raise ModelError(
             f"{name}_blocks has shape {list(blocks)} and {name}_scales {list(scales)}, expected "
             f"[experts, rows, columns / {MXFP4_BLOCK}, {half}] and the first three"

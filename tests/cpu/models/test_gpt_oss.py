@@ -90,13 +90,14 @@ def in_mxfp4(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor, Tensor]
     return tuple(map(torch.from_numpy, (blocks, exponents, meant.reshape(shape))))  # type: ignore[return-value]
 
 
-def make(folder: Path, *, flat: bool = False) -> tuple[Path, Path]:
+def make(folder: Path, *, flat: bool = False, **overrides: Any) -> tuple[Path, Path]:
     """A checkpoint with experts in MXFP4, and one with what they stand for.
 
     Args:
         flat: blocks have three dimensions.
+        overrides: as for ``tiny_models.make``.
     """
-    dense = tiny_models.make("gpt_oss", folder / "dense")
+    dense = tiny_models.make("gpt_oss", folder / "dense", **overrides)
     weights, stored = load_file(dense / "model.safetensors"), dict[str, Tensor]()
     for seed, (name, weight) in enumerate(sorted(weights.items())):
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
@@ -130,6 +131,7 @@ def test_experts_in_mxfp4(dtype: torch.dtype, flat: bool, tmp_path: Path) -> Non
     ("field", "change", "words"),
     [
         ("down_proj_scales", None, "has no scales"),
+        ("down_proj_scales", lambda t: t[0, 0, 0], "down_proj_scales []"),
         ("down_proj_scales", lambda t: t[:, 1:], "down_proj_scales [8, 63, 3]"),
         ("down_proj_scales", lambda t: t.float(), "has no scales"),
         ("down_proj_blocks", lambda t: t[..., :8], "has shape [8, 64, 3, 8]"),
@@ -151,3 +153,54 @@ def test_what_does_not_fit_is_named(field: str, change: Any, words: str, tmp_pat
     with pytest.raises(ModelError) as refused:
         load_model(folder, read_spec(folder), torch.float32, "cpu")
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("packed", ["gate_up_proj", "down_proj"])
+def test_square_experts_of_which_some_are_in_mxfp4(packed: str, tmp_path: Path) -> None:
+    """Those in 16 bits are stored the other way round, which their shape does not show."""
+    folder, dense = make(tmp_path, intermediate_size=64)
+    whole = load_file(dense / "model.safetensors")
+    kept = {n: t for n, t in whole.items() if ".experts." in n and n.endswith("_proj")}
+    kept = {name: tensor for name, tensor in kept.items() if not name.endswith(packed)}
+
+    def edited(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        parts = {f"{name}_{part}" for name in kept for part in ("blocks", "scales")}
+        return {name: t for name, t in tensors.items() if name not in parts} | kept
+
+    quantized.edit(folder, edited)
+    found, expected = (
+        load_model(f, read_spec(f), torch.float32, "cpu").state_dict() for f in (folder, dense)
+    )
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_matrix_in_16_and_in_4_bits(tmp_path: Path) -> None:
+    folder, _ = make(tmp_path)
+    name = "model.layers.0.mlp.experts.down_proj"
+    quantized.edit(folder, lambda tensors: tensors | {name: torch.ones(8, 96, 64)})
+    with pytest.raises(ModelError, match="is in the checkpoint in 4 bits, too"):
+        load_model(folder, read_spec(folder), torch.float32, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_local_experts": 0}, "num_local_experts is 0"),
+        ({"swiglu_limit": -1.0}, "swiglu_limit -1.0"),
+        ({"rope_scaling": {**PUBLISHED["rope_scaling"], "factor": 1e30}}, "a context of 4.096e+33"),
+    ],
+)
+def test_wrong_settings_are_named(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as refused:
+        written(tmp_path, PUBLISHED | fields)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("fields", [{"intermediate_size": 33}, {"hidden_size": 50}])
+def test_rows_that_the_matmul_of_experts_does_not_take(
+    fields: dict[str, int], tmp_path: Path
+) -> None:
+    folder = tiny_models.make("gpt_oss", tmp_path, **fields)
+    with pytest.raises(ModelError, match="no multiples of 16 bytes"):
+        load_model(folder, read_spec(folder), torch.float32, "cpu")

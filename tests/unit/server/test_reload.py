@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -31,3 +33,34 @@ async def test_what_changes_is_remembered_before_it_shows(
     await reloader.reload()
     assert steps == [("old", "new")]
     assert service.model_names == ("new",)
+
+
+async def test_whoever_asked_may_leave(caplog: pytest.LogCaptureFixture) -> None:
+    """A reload that has begun goes on, and the next one waits for it."""
+    caplog.set_level("INFO", "asyncllm")
+    llm: Any = None
+    configs = [ServerConfig(served_model_name=(name,)) for name in ("a", "b", "c")]
+    service = Service(llm, configs[0])
+    reloader, begun, go_on = Reloader(service), threading.Event(), threading.Event()
+    remembered: list[tuple[str, ...]] = []
+
+    def remember(data: bytes) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        remembered.append(InForce.decode(data).config.served_model_name)
+
+    reloader.remember = remember
+    reloader.start = Options(EngineConfig(), configs[0])
+    reloader.read = lambda: Options(EngineConfig(), configs[1])
+    first = asyncio.ensure_future(reloader.reload())
+    await asyncio.to_thread(begun.wait, 10)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    reloader.read = lambda: Options(EngineConfig(), configs[2])
+    second = asyncio.ensure_future(reloader.reload())
+    await asyncio.sleep(0)
+    go_on.set()
+    await second
+    assert remembered == [("b",), ("c",)]
+    assert service.model_names == ("c",)

@@ -25,7 +25,11 @@ _CONSTANTS: Final = {
     **{name: name for name in ("true", "false", "null")},
 }
 _CLOSERS: Final = {"[": "]", "(": ")", "{": "}"}
-_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+_ESCAPES: Final = {
+    **{"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"},
+    "\n": "",
+}
+_OCTAL = re.compile(r"[0-7]+")
 #: Escapes by a code, with the number of its hexadecimal digits.
 _CODES: Final = {"x": 2, "u": 4, "U": 8}
 _HEX = re.compile(r"[0-9a-fA-F]+")
@@ -71,8 +75,10 @@ class PythonArguments:
                 raise NotPython(stars)
             yield from self._value(0)
             yield from self._source.skip_space()
-            yield from self._source.take(",")
-            yield from self._punctuation(")")
+            comma = yield from self._source.take(",")
+            if (yield from self._next()) != ")":
+                raise NotPython(comma)
+            yield from self._source.take(")")
             return
         self._emit("{")
         count = 0
@@ -119,17 +125,43 @@ class PythonArguments:
             raise NotPython
         elif char == "{":
             yield from self._dictionary(depth)
+        elif char == "[":
+            yield from self._list(depth)
         else:
-            yield from self._list(char, depth)
+            yield from self._parentheses(depth)
 
-    def _list(self, opener: str, depth: int) -> Steps[None]:
-        yield from self._source.take(opener)
+    def _list(self, depth: int) -> Steps[None]:
+        yield from self._source.take("[")
         self._emit("[")
         count = 0
-        while (yield from self._has_another(_CLOSERS[opener], count)):
+        while (yield from self._has_another("]", count)):
             yield from self._value(depth + 1)
             count += 1
         self._emit("]")
+
+    def _parentheses(self, depth: int) -> Steps[None]:
+        """Read a value in parentheses or, which a comma shows, a tuple; emit it at its end."""
+        yield from self._source.take("(")
+        emit, items, item = self._emit, list[str](), list[str]()
+        self._emit = item.append
+        is_tuple = False
+        try:
+            while (yield from self._next()) != ")":
+                yield from self._value(depth + 1)
+                items.append("".join(item))
+                item.clear()
+                if (yield from self._next()) == ",":
+                    is_tuple = True
+                    yield from self._source.take(",")
+                elif (yield from self._next()) != ")":
+                    raise NotPython
+            yield from self._source.take(")")
+        except (NotPython, BreaksOff):
+            emit("[" + ", ".join([*items, "".join(item)] if item else items))
+            raise
+        finally:
+            self._emit = emit
+        emit(items[0] if len(items) == 1 and not is_tuple else f"[{', '.join(items)}]")
 
     def _dictionary(self, depth: int) -> Steps[None]:
         yield from self._source.take("{")
@@ -147,15 +179,23 @@ class PythonArguments:
         self._emit("}")
 
     def _string(self) -> Steps[None]:
-        """Read a string with one quote or three; line breaks may be in either."""
+        """Read a string, or several one after the other, which are one."""
+        self._emit('"')
+        char = "'"
+        while char and char in "'\"":
+            yield from self._part_of_string()
+            yield from self._source.skip_space()
+            char = yield from self._source.peek()
+        self._emit('"')
+
+    def _part_of_string(self) -> Steps[None]:
+        """Read what is between quotes, one or three; line breaks may be in either."""
         source, emit = self._source, self._emit
         quote = yield from source.at(markers_of("'''", '"""'))
         quote = quote or (yield from source.take("'\""))
-        emit('"')
         parts = markers_of(quote, "\\")
         while (yield from source.until(parts, lambda text: emit(_escaped(text)))):
             if (yield from source.at(parts)) == quote:
-                emit('"')
                 return
             emit((yield from self._escape()))
         raise BreaksOff
@@ -165,6 +205,8 @@ class PythonArguments:
         char = yield from self._source.peek()
         if not char:
             raise BreaksOff
+        if octal := (yield from self._source.run(_OCTAL, 3)):
+            return _character(int(octal, 8))
         yield from self._source.take(char)
         if digits := _CODES.get(char):
             code = yield from self._source.run(_HEX, digits)
@@ -173,7 +215,7 @@ class PythonArguments:
             return _escaped("\\" + char + code)
         if char in _ESCAPES or char in "'\"\\":
             return _escaped(_ESCAPES.get(char, char))
-        return _escaped("\\" + char)  # as Python has it
+        return _escaped("\\" + char)  # as Python has it; \\N, a character by name, is not known
 
     def _word(self) -> Steps[str]:
         yield from self._source.skip_space()

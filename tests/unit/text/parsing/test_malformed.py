@@ -99,7 +99,9 @@ def test_json_that_goes_wrong_within_a_call(text: str, arguments: str, content: 
             for written, arguments in (
                 ("a=San Francisco, b=1)", '{"a": San Francisco, b=1)'),
                 ("a=f(1))", '{"a": f(1))'),
-                ("a='x' 'y')", '{"a": "x"\'y\')'),
+                ("a='x' 5)", '{"a": "x"5)'),
+                ("a=('x' 5), b=1)", '{"a": ["x"5), b=1)'),
+                ("**{}, a=1)", "{},a=1)"),
                 ("a=[1 2])", '{"a": [12])'),
                 ("a=inf)", '{"a": inf)'),
                 ("a=nan)", '{"a": nan)'),
@@ -143,6 +145,7 @@ def test_calls_that_go_wrong(tools: str, text: str, arguments: str, content: str
         ("olmo3", "<function_calls>get_weather(city='Par", '{"city": "Par'),
         ("olmo3", "<function_calls>get_weather(city='Par\\u00", '{"city": "Par\\\\u00'),
         ("olmo3", "<function_calls>get_weather(exact=Tr", '{"exact": Tr'),
+        ("olmo3", "<function_calls>get_weather(area=(1, 'a", '{"area": [1, "a'),
     ],
 )
 def test_arguments_that_are_cut_off_stay_so(tools: str, text: str, arguments: str) -> None:
