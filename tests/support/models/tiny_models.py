@@ -353,10 +353,14 @@ def randomize(model: nn.Module, seed: int, std: float = 0.15) -> None:
     """Give every parameter random values: matrices around 0, norms around their neutral value."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
                 parameter.copy_(values * std)
+            elif name.endswith("sinks"):
+                parameter.copy_(values)
+            elif name.endswith("bias"):  # some are random already
+                parameter.copy_(values * 0.1)
             else:
                 parameter.add_(values * 0.1)
         for name, buffer in model.named_buffers():

@@ -113,7 +113,9 @@ async def test_a_compiler_that_started_early_is_closed_without_a_job(
     kernels = CompileAhead(EngineConfig(), Path())
     await asyncio.to_thread(kernels.wait)
     kernels.close()
-    assert set(psutil.Process().children()) <= before
+    async with asyncio.timeout(20):  # the first one's thread may only be starting it
+        while not set(psutil.Process().children()) <= before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_a_cpu_has_no_kernels_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
