@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.attention.sdpa_plan import Reads, SdpaPlan
-from asyncllm.kernels.attention import encode_heads
+from asyncllm.kernels.attention import encode_heads, softmax_with_sinks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,7 +152,7 @@ def _attend(
 ) -> Tensor:
     """Attention of [batch, heads, queries, head_dim]; the bias is added to the scores.
 
-    ``sinks``, of fewer dimensions or of size 1 where they are equal, have one key.
+    ``sinks``: see ``softmax_with_sinks``.
     """
     if spec.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
@@ -165,9 +165,4 @@ def _attend(
         scores.tanh_().mul_(spec.softcap)
     if bias is not None:
         scores += bias
-    if sinks is not None:
-        sink = sinks.float().expand(*scores.shape[:-1], 1)
-        weights = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    return torch.matmul(weights, v.float()).to(q.dtype)
+    return torch.matmul(softmax_with_sinks(scores, sinks), v.float()).to(q.dtype)

@@ -206,13 +206,18 @@ def _attend(
     hidden = key_at > query_at
     if spec.window is not None:
         hidden |= key_at <= query_at - spec.window
+    sinks = None if sinks is None else sinks[:, None, None]
     weights = softmax_with_sinks(scores.masked_fill(hidden, -torch.inf), sinks)
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
 
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax of scores [heads, queries, keys], in which each head's sink takes part."""
+    """The softmax of scores [..., keys], in which sinks take part like one more key.
+
+    Args:
+        sinks: of a shape that expands to [..., 1].
+    """
     if sinks is None:
         return scores.softmax(dim=-1)
-    sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    sink = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
     return torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
