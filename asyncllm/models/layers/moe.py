@@ -57,11 +57,12 @@ class Experts(Packed):
         self.down_proj = place.empty(num_experts, hidden_size, self.inner.size)
         self.act = act
 
-    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
         """Apply each expert to its rows.
 
         Args:
             rows: [n, hidden], sorted by expert.
+            experts: int64 [n]; the expert of each row.
             ends: int32 [num_experts]; the end of each expert's rows.
 
         Returns:
@@ -108,9 +109,7 @@ class ClampedExperts(Experts):
         self.limit = limit
         self.adds_bias = place.ranks.rank == 0  # as outputs are added up
 
-    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        numbers = torch.arange(len(rows), dtype=ends.dtype, device=ends.device)
-        experts = torch.searchsorted(ends, numbers, right=True)
+    def forward(self, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
         gate_up = F.grouped_mm(rows, self.gate_up_proj.transpose(1, 2), offs=ends)
         gate, up = (gate_up + self.gate_up_proj_bias[experts]).unflatten(1, (-1, 2)).unbind(-1)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
@@ -176,10 +175,9 @@ class SparseMoE(nn.Module):
             x = rms_norm(x, norm)
         weights, experts = self.gate.route(x)
         order = experts.flatten().argsort(stable=True)
-        ends = torch.searchsorted(
-            experts.flatten()[order], self.expert_ids, right=True, out_int32=True
-        )
-        grouped = self.experts(x[order // experts.shape[1]], ends)
+        in_order = experts.flatten()[order]
+        ends = torch.searchsorted(in_order, self.expert_ids, right=True, out_int32=True)
+        grouped = self.experts(x[order // experts.shape[1]], in_order, ends)
         chosen = torch.empty_like(grouped)
         chosen[order] = grouped
         out = (chosen.view(*experts.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
