@@ -7,6 +7,8 @@ block table is int32 [slots, max_pages], the page numbers of each slot; a slot m
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -158,6 +160,23 @@ def decode_heads(
     )
     cache = keys, values, block_table, slots, lengths
     return decode_attention.reference(q, *cache, spec, sinks=encoding.sinks).flatten(1)
+
+
+@in_triton("attention.sinks")
+def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """Turn attention without sinks into attention with them, in place.
+
+    A sink takes its share of the softmax's weight and has no value, so all that is left to do is to
+    scale the result by the share of the other keys, sigmoid(log-sum-exp - sink).
+
+    Args:
+        out: [tokens, num_heads, head_dim], contiguous.
+        lse: float32 [tokens, num_heads], contiguous: log2 of the sum of exp(score) over all keys.
+            For tokens of no row it may hold anything: no factor is NaN or above 1.
+        sinks: [num_heads].
+    """
+    kept = torch.sigmoid(lse * math.log(2) - sinks.to(lse.dtype)).nan_to_num(1.0)
+    out.mul_(kept.unsqueeze(-1))
 
 
 def _rotate(x: Tensor, angles: Tensor) -> Tensor:

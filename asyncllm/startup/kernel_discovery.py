@@ -25,6 +25,7 @@ from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import PaddedSteps, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.kernels.attention import apply_sinks
 from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.tokens import list_pages
 from asyncllm.models.first_layers import first_layers
@@ -80,9 +81,14 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     sampler = Sampler(max_rows, spec.vocab_size, device)
     table = SlotTable(max_rows, -(-length // page_size), device)
     if config.attention == "flashinfer" or not gpu_of(meta).has_pdl:
-        # FlashInfer's backend launches this kernel of ours, which PagedBackend does not.
+        # FlashInfer's backend launches these kernels of ours, which PagedBackend does not.
         slots = torch.zeros(1, dtype=torch.int32, device=meta)
         list_pages(table.block_table, slots, torch.zeros(2, dtype=torch.int32, device=meta))
+        with_sinks = (spec for spec in model.attention_specs if spec.has_sinks)
+        for shape in {(1, spec.num_heads, spec.head_dim) for spec in with_sinks}:
+            out = torch.empty(shape, dtype=dtype, device=meta)
+            sinks = torch.empty(shape[1], dtype=dtype, device=meta)
+            apply_sinks(out, torch.empty(shape[:2], device=meta), sinks)
     eager = EagerForward(model, backend, sampler, table, page_size, device)
     sampler.warm_up(dtype)
     table.warm_up()

@@ -24,7 +24,7 @@ from tests.gpu.test_attention_cuda import (
 )
 from tests.support.engine.waiting import gate
 from tests.support.kernels.paged_sequences import DEVICE, NUM_SLOTS, Case, Layer, PagedSequences
-from tests.support.models.attending import UNCHANGED, forward_batch
+from tests.support.models.attending import forward_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ class Step:
         tokens = self._ids, self._positions, self._written
         batch = ForwardBatch(*tokens, None, self._backend, self._plan)
         return [
-            self._backend.forward(qkv, spec, UNCHANGED, batch)
+            self._backend.forward(qkv, spec, self._world.encoding, batch)
             for spec, qkv in zip(self._world.specs, self._qkv, strict=True)
         ]
 

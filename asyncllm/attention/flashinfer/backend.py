@@ -21,7 +21,7 @@ from asyncllm.attention.flashinfer.kernels import (
 from asyncllm.attention.flashinfer.library import HOPPER, decode_template, prompt_template
 from asyncllm.attention.flashinfer.rows import DeviceRows, HostRows
 from asyncllm.attention.flashinfer.staging import Staging
-from asyncllm.kernels.attention import encode_heads
+from asyncllm.kernels.attention import apply_sinks, encode_heads
 from asyncllm.kernels.tokens import list_pages
 from asyncllm.kernels.upload import pack_aligned
 
@@ -180,10 +180,16 @@ class FlashInferBackend:
         pages = self._kv.layer(spec.layer)
         q, _, _ = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        lse: Tensor | None = None
+        if spec.has_sinks:
+            lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         kind = self._kind_of_layer[spec.layer]
         for part, rows in zip(running.parts, running.rows, strict=True):
             planned = part.planned[kind]
-            planned.kernel.run(planned.info, planned.memory, Launch(q, *pages, rows, out))
+            planned.kernel.run(planned.info, planned.memory, Launch(q, *pages, rows, out, lse))
+        if lse is not None:
+            assert encoding.sinks is not None
+            apply_sinks(out, lse, encoding.sinks)
         return out.flatten(1)
 
     def _parts(self, decodes: int, prompts: int, tokens: int, captured: bool = False) -> list[Part]:

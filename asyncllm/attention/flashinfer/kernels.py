@@ -77,6 +77,8 @@ class Launch(NamedTuple):
         q, out: [tokens, num_heads, head_dim]; ``out`` is contiguous.
         keys, values: pages.
         rows: those that were planned.
+        lse: float32 [tokens, num_heads], contiguous, or None: where to write log2 of the sum of
+            exp(score) over each query's keys. FlashInfer writes about -50,000 if there are none.
     """
 
     q: Tensor
@@ -84,6 +86,7 @@ class Launch(NamedTuple):
     values: Tensor
     rows: DeviceRows
     out: Tensor
+    lse: Tensor | None = None
 
 
 class Kernel(Protocol):
@@ -100,7 +103,7 @@ class Kernel(Protocol):
         """
 
     def run(self, planned: Any, memory: Tensor, launch: Launch) -> None:
-        """Write the attention of all rows to ``launch.out``."""
+        """Write the attention of all rows, without sinks, to ``launch.out``."""
 
 
 def make_kernel(template: Template, spec: AttentionSpec, place: Place) -> Kernel:
@@ -175,7 +178,7 @@ class DecodeKernel:
             paged_kv_indices=rows.pages,
             paged_kv_last_page_len=rows.last_page_len,
             o=launch.out,
-            maybe_lse=None,
+            maybe_lse=launch.lse,
             kv_layout_code=_NHD,
             window_left=_window_left(spec),
             enable_pdl=self._place.overlaps,
@@ -253,7 +256,7 @@ class PrefillKernel:
     def run(self, planned: Any, memory: Tensor, launch: Launch) -> None:
         """See ``Kernel``."""
         spec, partial = self._spec, self._place.partial
-        q, keys, values, rows, out = launch
+        q, keys, values, rows, out, lse = launch
         self._functions.paged_run(
             float_workspace_buffer=partial,
             int_workspace_buffer=memory,
@@ -266,7 +269,7 @@ class PrefillKernel:
             paged_kv_indices=rows.pages,
             paged_kv_last_page_len=rows.last_page_len,
             o=out,
-            maybe_lse=None,
+            maybe_lse=lse,
             mask_mode=_CAUSAL,
             layout=_NHD,
             window_left=_window_left(spec),

@@ -37,8 +37,6 @@ def unsupported(specs: Iterable[AttentionSpec], dtype: torch.dtype) -> str | Non
     for spec in specs:
         if spec.head_dim not in HEAD_DIMS:
             return f"it has kernels for a head_dim of 64, 128 or 256, not {spec.head_dim}"
-        if spec.has_sinks:
-            return "attention sinks are on our own kernels only"
     return None
 
 
@@ -68,9 +66,8 @@ def templates(spec: AttentionSpec, capability: Capability) -> tuple[Template, ..
 class Library:
     """The kernels of one template for one dtype and head size.
 
-    Whether there is a window and a soft cap is compiled in, but not their values. (Attention sinks
-    would be one more such option: FlashInfer compiles them from
-    ``gen_batch_prefill_attention_sink_module``.)
+    Whether there is a window and a soft cap is compiled in, but not their values. Layers with sinks
+    need nothing else: see ``apply_sinks``.
     """
 
     template: Template

@@ -177,7 +177,7 @@ def test_kernels_are_not_compiled_without_a_compiler(monkeypatch: pytest.MonkeyP
         ([spec()], torch.float16, None),
         ([spec()], torch.float32, "float32"),
         ([spec(), spec(head_dim=80)], BF16, "not 80"),
-        ([spec(), replace(spec(), has_sinks=True)], BF16, "sinks"),
+        ([spec(), replace(spec(), has_sinks=True)], BF16, None),
     ],
 )
 def test_what_flashinfer_supports(
@@ -188,8 +188,10 @@ def test_what_flashinfer_supports(
     assert reason is None or reason in (problem or "")
 
 
-def test_layers_of_one_kind_share_libraries() -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_layers_of_one_kind_share_libraries(has_sinks: bool) -> None:
     layers = [spec(layer, group=4, window=None if layer % 2 else 64) for layer in range(6)]
+    layers = [replace(layer, has_sinks=has_sinks) for layer in layers]
     assert libraries_for(layers, BF16, (8, 0)) == [
         Library("fa2", BF16, 64, window=True),
         Library("fa2", BF16, 64),

@@ -20,7 +20,7 @@ from asyncllm.attention.flashinfer.rows import HostRows
 from asyncllm.attention.flashinfer.staging import Staging
 from asyncllm.kernels.types import AttentionSpec, PrefillRows
 from tests.support.models import fake_flashinfer
-from tests.support.models.attending import UNCHANGED, forward_batch
+from tests.support.models.attending import forward_batch
 from tests.support.models.paged_world import (
     DIM,
     HEADS,
@@ -74,7 +74,7 @@ def run_padded(
     batch.positions = torch.cat([batch.positions, torch.zeros(padding, dtype=torch.int64)])
     batch.slot_mapping = torch.cat([batch.slot_mapping, torch.full((padding,), -1)])
     padded = torch.cat([qkv, torch.full((padding, *qkv.shape[1:]), torch.nan)])
-    out = backend.forward(padded.flatten(1).clone(), world.spec, UNCHANGED, batch)
+    out = backend.forward(padded.flatten(1).clone(), world.spec, world.encoding, batch)
     return out.view(-1, HEADS, DIM)
 
 
@@ -82,12 +82,17 @@ def run_padded(
     lens=row_lists,
     window=st.sampled_from([None, 1, 5]),
     softcap=st.sampled_from([None, 2.0]),
+    has_sinks=st.booleans(),
     gpu=gpus,
 )
 def test_random_rows_match_dense_attention(
-    lens: list[tuple[int, int]], window: int | None, softcap: float | None, gpu: Capability
+    lens: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+    gpu: Capability,
 ) -> None:
-    world = World(lens, specs(window, softcap))
+    world = World(lens, specs(window, softcap, has_sinks))
     qkv = world.qkv(world.rows)
     expected = world.run(world.dense, qkv)
     answer = world.run(make_backend(world, gpu), qkv)
@@ -98,18 +103,20 @@ def test_random_rows_match_dense_attention(
     steps=st.lists(row_lists, min_size=1, max_size=3),
     decodes=st.integers(0, SLOTS - 1),
     padding=st.tuples(st.integers(0, 3), st.integers(0, 5)),
+    has_sinks=st.booleans(),
     gpu=gpus,
 )
 def test_one_mixed_plan_serves_any_rows(
     steps: list[list[tuple[int, int]]],
     decodes: int,
     padding: tuple[int, int],
+    has_sinks: bool,
     gpu: Capability,
 ) -> None:
     steps = [[(start, 1) for start, _ in lens[:decodes]] + lens[decodes:] for lens in steps]
     num_rows = max(len(lens) for lens in steps) + padding[0]
     tokens = max(sum(n for _, n in lens) for lens in steps) + padding[1]
-    world = World(steps[0], specs())
+    world = World(steps[0], specs(has_sinks=has_sinks))
     backend = make_backend(world, gpu)
     plan = backend.graph_plan(graph_rows(world, tokens, num_rows, mixed=True), world.table)
     backend.before_replay(plan, np.zeros((0, 3), dtype=np.int32))
@@ -131,13 +138,14 @@ def test_one_mixed_plan_serves_any_rows(
     starts=st.lists(st.integers(0, 25), min_size=1, max_size=SLOTS - 1),
     padding=st.integers(0, 4),
     window=st.sampled_from([None, 5]),
+    has_sinks=st.booleans(),
     multiprocessors=st.integers(1, 8),
 )
 def test_padding_of_decode_steps_is_zero(
-    starts: list[int], padding: int, window: int | None, multiprocessors: int
+    starts: list[int], padding: int, window: int | None, has_sinks: bool, multiprocessors: int
 ) -> None:
     """On CUDA cores without a window, else on tensor cores, with split rows and without."""
-    world = World([(start, 1) for start in starts], specs(window))
+    world = World([(start, 1) for start in starts], specs(window, has_sinks=has_sinks))
     backend = make_backend(world, multiprocessors=multiprocessors)
     qkv = world.qkv(world.rows)
     expected = world.run(world.dense, qkv)

@@ -272,19 +272,18 @@ FOR_FLASHINFER = """
 import sys
 from pathlib import Path
 import torch
-from asyncllm import demo
 from asyncllm.config import EngineConfig
 from asyncllm.startup.kernel_discovery import find_variants
 from asyncllm.startup.triton_prebuild import gpus_of
 from asyncllm.models.spec import read_spec
 
-arch, *attentions = sys.argv[1:]
+folder, arch, *attentions = sys.argv[1:]
 [gpu] = gpus_of([arch])
 for attention in attentions:
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 128}
     config = EngineConfig(attention=attention, **sizes)
-    found = find_variants(read_spec(Path(demo.path())), torch.bfloat16, config, gpu)
-    print(*{variant.function.__name__ for variant in found} & {"_list_pages", "_encode_heads"})
+    found = find_variants(read_spec(Path(folder)), torch.bfloat16, config, gpu)
+    print(*{variant.function.__name__ for variant in found})
 """
 
 
@@ -292,10 +291,13 @@ for attention in attentions:
     ("arch", "needed"),
     [("9.0a", {"flashinfer": True, "auto": False}), ("8.0", {"auto": True})],
 )
+@pytest.mark.parametrize("has_sinks", [False, True])
 def test_our_kernels_that_flashinfer_needs_are_discovered(
-    arch: str, needed: dict[str, bool]
+    arch: str, needed: dict[str, bool], has_sinks: bool, folder_of: Callable[[str], Path]
 ) -> None:
-    lines = python("-c", FOR_FLASHINFER, arch, *needed).splitlines()
+    folder = str(folder_of("gpt_oss") if has_sinks else demo.path())
+    lines = python("-c", FOR_FLASHINFER, folder, arch, *needed).splitlines()
     for attention, line in zip(needed, lines, strict=True):
         assert "_encode_heads" in line.split()
         assert ("_list_pages" in line.split()) == needed[attention]
+        assert ("_apply_sinks" in line.split()) == (has_sinks and needed[attention])

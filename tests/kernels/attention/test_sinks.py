@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from asyncllm.kernels.triton.attention.decode import decode_attention
 from asyncllm.kernels.triton.attention.decode_heads import decode_heads
 from asyncllm.kernels.triton.attention.decode_launch import Cut
 from asyncllm.kernels.triton.attention.prefill import prefill_attention
+from asyncllm.kernels.triton.attention.sinks import apply_sinks
 from tests.kernels.attention.test_decode import (
     SPLIT,
     WHOLE,
@@ -96,3 +99,56 @@ def test_prefill(case: Case) -> None:
         atol=tolerance,
         rtol=tolerance,
     )
+
+
+#: One rounding, which Triton's interpreter does by truncation.
+ROUNDING = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize(
+    ("tokens", "num_heads", "head_dim"),
+    [(0, 4, 64), (1, 1, 64), (3, 5, 24), (5, 64, 64), (2, 40, 128), (2, 3, 256), (1, 2, 2000)],
+)
+def test_sinks_after_attention(
+    tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """Scaling attention without sinks is the same as a softmax in which sinks take part."""
+    scores = 4 * torch.randn(tokens, num_heads, 7, device=DEVICE, dtype=torch.float64)
+    values = torch.randn(tokens, num_heads, 7, head_dim, device=DEVICE, dtype=torch.float64)
+    sinks = torch.linspace(-9.0, 9.0, num_heads, device=DEVICE).to(dtype)
+
+    def attend(weights: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("thk,thkd->thd", weights, values)
+
+    out = attend(scores.softmax(dim=-1)).to(dtype)
+    expected = attend(in_torch.softmax_with_sinks(scores, sinks[:, None]))
+    lse = (scores.logsumexp(dim=-1) / math.log(2)).float()
+    in_place = out.clone()
+    in_torch.apply_sinks.reference(in_place, lse, sinks)
+    apply_sinks(out, lse, sinks)
+    tolerance = 2 * ROUNDING[dtype]
+    for actual in (out, in_place):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+# Where exp2 overflows to infinity, as it should.
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("run", [apply_sinks, in_torch.apply_sinks.reference])
+def test_no_factor_is_nan_or_above_1(run: Callable[..., None]) -> None:
+    """Whatever the log-sum-exp of tokens that nobody attended. -50,000 is FlashInfer's infinity."""
+    sums = [torch.nan, torch.inf, 3e38, 0.0, -5e4, -3e38, -torch.inf]
+    lse = torch.tensor(sums, device=DEVICE)[:, None].repeat(1, 3)
+    sinks = torch.tensor([-9.0, 0.0, 9.0], device=DEVICE)
+    out = torch.ones(len(sums), 3, 64, device=DEVICE)
+    out[4] = 0.0
+    before = out.clone()
+    run(out, lse, sinks)
+    assert bool(((out >= 0) & (out <= before)).all())
+    assert bool((out[:3] == 1).all())
+    assert bool((out[5:] == 0).all())
+    zeros = torch.zeros(2, 3, 64, device=DEVICE)
+    out = torch.full_like(zeros, torch.nan)
+    run(out, zeros[..., 0].contiguous(), sinks)
+    assert bool(out.isnan().all())

@@ -153,6 +153,13 @@ def launch_decode_heads() -> None:
     decode_heads(qkv(2), encoding(), *at, SPEC, fused=True)
 
 
+def launch_sinks() -> None:
+    from asyncllm.kernels.triton.attention.sinks import apply_sinks
+
+    for num_heads, head_dim in ((64, 64), (20, 128)):
+        apply_sinks(half(3, num_heads, head_dim), torch.empty(3, num_heads), half(num_heads))
+
+
 def launch_linear() -> None:
     from asyncllm.kernels.triton.gemm.linear import project
 

@@ -27,7 +27,8 @@ TOLERANCE = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model's attention; ``kinds`` are (window, softcap) of its layers."""
+    """A model's attention; ``kinds`` are (window, softcap) of its layers, and all or none of them
+    have sinks."""
 
     dtype: torch.dtype
     head_dim: int
@@ -35,6 +36,7 @@ class Case:
     kinds: tuple[tuple[int | None, float | None], ...] = ((None, None),)
     page_size: int = 16
     num_kv_heads: int = 2
+    has_sinks: bool = False
 
     def specs(self) -> list[AttentionSpec]:
         return [
@@ -46,6 +48,7 @@ class Case:
                 scale=self.head_dim**-0.5,
                 window=window,
                 softcap=softcap,
+                has_sinks=self.has_sinks,
             )
             for layer, (window, softcap) in enumerate(self.kinds)
         ]
@@ -53,7 +56,8 @@ class Case:
     def __str__(self) -> str:
         kinds = "+".join(f"w{window}c{softcap}" for window, softcap in self.kinds)
         name = str(self.dtype).removeprefix("torch.")
-        return f"{name}-d{self.head_dim}-g{self.group}-p{self.page_size}-{kinds}"
+        sinks = "-sinks" if self.has_sinks else ""
+        return f"{name}-d{self.head_dim}-g{self.group}-p{self.page_size}-{kinds}{sinks}"
 
 
 class PagedSequences:
@@ -77,6 +81,10 @@ class PagedSequences:
         self.pool.storage.fill_(torch.nan)
         shuffled = torch.randperm(num_pages, generator=self._random, device=DEVICE)
         self.block_table = shuffled.to(torch.int32).view(NUM_SLOTS, max_pages)
+        num_heads = case.group * case.num_kv_heads
+        # From those that hardly count to one that takes nearly all the weight.
+        sinks = torch.linspace(-9.0, 9.0, num_heads, device=DEVICE).to(case.dtype)
+        self.encoding = attending.UNCHANGED._replace(sinks=sinks if case.has_sinks else None)
         self._dense: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def remember(self, slot: int, length: int) -> None:
@@ -123,9 +131,10 @@ class PagedSequences:
         for slot, start, q_len in rows.tolist():
             queries = q[first : first + q_len].double()
             first += q_len
+            seen = self._dense[spec.layer, slot]
             with DEVICE:  # where the reference makes its positions
                 answers.append(
-                    dense_attention.attend(queries, *self._dense[spec.layer, slot], spec, start)
+                    dense_attention.attend(queries, *seen, spec, start, self.encoding.sinks)
                 )
         return torch.cat(answers)
 
@@ -143,9 +152,9 @@ class Layer:
     def run(self, backend: AttentionBackend, plan: Any = None) -> Tensor:
         """By default with a plan of the backend's own."""
         table, page_size = self.world.block_table, self.world.case.page_size
-        return attending.attend(
-            backend, self.qkv, self.spec, self.rows, table, page_size, plan=plan
-        )
+        where = self.rows, table, page_size
+        encoding = self.world.encoding
+        return attending.attend(backend, self.qkv, self.spec, *where, encoding=encoding, plan=plan)
 
     def check(self, answer: Tensor) -> None:
         atol, rtol = TOLERANCE[self.qkv.dtype]

@@ -7,6 +7,7 @@ in the staging memory, which is garbage after each plan.
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,9 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.flashinfer.library import Library
+
+#: FlashInfer's log-sum-exp of no scores: its minus infinity is finite.
+_NO_KEYS = -5e4
 
 
 def load(library: Library) -> Any:
@@ -170,14 +174,20 @@ def _attend(
     paged_v_cache: Tensor,
     paged_kv_indices: Tensor,
     o: Tensor,
+    maybe_lse: Tensor | None,
     window_left: int,
     logits_soft_cap: float,
     sm_scale: float,
     **_: Any,
 ) -> None:
     """Queries [begin, end) are the last ones of a row with so many keys."""
+    lse = torch.empty(q.shape[:2]) if maybe_lse is None else maybe_lse
+    assert lse.dtype == torch.float32
+    assert lse.shape == q.shape[:2]
+    assert lse.is_contiguous()
     if keys == 0:
         o[begin:end] = 0
+        lse[begin:end] = _NO_KEYS
         return
     page_size = paged_k_cache.shape[1]
     pages = paged_kv_indices[first : first + -(-keys // page_size)].long()
@@ -194,7 +204,9 @@ def _attend(
     hidden = key > own
     if window_left >= 0:
         hidden |= key < own - window_left
-    o[begin:end] = (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    o[begin:end] = (scores.softmax(-1) @ v).transpose(0, 1)
+    lse[begin:end] = scores.logsumexp(-1).T / math.log(2)
 
 
 def _length(row: int, kv_indptr: Tensor, launch: dict[str, Any]) -> int:
