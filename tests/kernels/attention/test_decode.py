@@ -75,6 +75,11 @@ def make_spec(
     return AttentionSpec(0, num_heads, num_kv_heads, head_dim, 0.3, window, softcap)
 
 
+def make_sinks(spec: AttentionSpec, dtype: torch.dtype = torch.float16) -> Tensor:
+    """From those that hardly count to one that takes nearly all the weight."""
+    return torch.linspace(-9.0, 9.0, spec.num_heads, device=DEVICE).to(dtype)
+
+
 def make_queries(spec: AttentionSpec, dtype: torch.dtype, rows: int = len(LENGTHS)) -> Tensor:
     """Heads that lie between others."""
     mixed = torch.randn(rows, spec.num_heads + 3, spec.head_dim, device=DEVICE)

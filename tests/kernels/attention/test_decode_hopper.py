@@ -15,6 +15,7 @@ from tests.kernels.attention.test_decode import (
     make_cache,
     make_newest,
     make_queries,
+    make_sinks,
     make_spec,
 )
 from tests.support.kernels.device import on_hopper
@@ -51,9 +52,11 @@ def attend(
     out: Tensor,
     overlaps_previous: bool = False,
     pieces: tuple[int, int] | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
+    heads = UNENCODED._replace(sinks=sinks)
     strides = q.stride(0), q.stride(1)
-    launch(q, *strides, UNENCODED, Rows(*cache), spec, out, overlaps_previous, pieces)
+    launch(q, *strides, heads, Rows(*cache), spec, out, overlaps_previous, pieces)
 
 
 def check(
@@ -61,13 +64,14 @@ def check(
     dtype: torch.dtype = torch.bfloat16,
     cut: tuple[int, int] = WHOLE,
     page_size: int = 16,
+    sinks: Tensor | None = None,
 ) -> None:
     cache = make_cache(spec, dtype, page_size, row_lengths=LENGTHS)
     q = make_queries(spec, dtype, len(LENGTHS))
-    expected = in_torch.decode_attention.reference(q, *cache, spec)
+    expected = in_torch.decode_attention.reference(q, *cache, spec, sinks=sinks)
     for _ in range(2):  # the second time with what the first left behind
         out = torch.full_like(expected, torch.nan)
-        attend(q, cache, spec, out, pieces=cut)
+        attend(q, cache, spec, out, pieces=cut, sinks=sinks)
         assert_close(out, expected)
         assert (out[cache.lengths == 0] == 0).all()
     assert not workspace_of(cache.keys.device, 1, spec, 1).arrivals.any()
@@ -102,6 +106,13 @@ def test_attends_in_every_form(spec: AttentionSpec, cut: tuple[int, int]) -> Non
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128])
 def test_any_page_size_that_it_supports(page_size: int) -> None:
     check(make_spec(16, 4, 128), cut=SPLIT, page_size=page_size)
+
+
+@on_hopper
+@pytest.mark.parametrize("cut", [WHOLE, SPLIT])
+@pytest.mark.parametrize("spec", [make_spec(64, 8, 64), make_spec(10, 2, 128)], ids=str)
+def test_sinks_take_part(spec: AttentionSpec, cut: tuple[int, int]) -> None:
+    check(spec, cut=cut, sinks=make_sinks(spec, torch.bfloat16))
 
 
 @on_hopper

@@ -27,6 +27,7 @@ from tests.kernels.attention.test_decode import (
     make_cache,
     make_newest,
     make_queries,
+    make_sinks,
     make_spec,
 )
 from tests.kernels.attention.test_prefill import TOLERANCE, Case, Step
@@ -38,11 +39,6 @@ SPECS = [
     make_spec(softcap=2.0),
     make_spec(num_heads=8, num_kv_heads=1, head_dim=80),
 ]
-
-
-def make_sinks(spec: AttentionSpec, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """From those that hardly count to one that takes nearly all the weight."""
-    return torch.linspace(-9.0, 9.0, spec.num_heads, device=DEVICE).to(dtype)
 
 
 @pytest.mark.parametrize("cut", [WHOLE, SPLIT, None])
@@ -80,6 +76,8 @@ def test_decode_of_projections(spec: AttentionSpec, fused: bool) -> None:
         Case(window=10),
         Case(group=5, num_kv_heads=1, head_dim=24, softcap=3.0),
         Case(dtype=torch.float32, group=8, num_kv_heads=1),
+        Case(group=8, window=10),
+        Case(group=4, head_dim=128),
     ],
     ids=str,
 )

@@ -120,7 +120,8 @@ def launch_extend_hopper() -> None:
 
     q = qkv(100).view(100, -1, SPEC.head_dim)[:, : SPEC.num_heads]
     rows = PrefillRows(int32(3), int32(3), int32(4))
-    prefill_attention(q, pages(), pages(), int32(9, 256), rows, SPEC)
+    for sinks in (None, half(SPEC.num_heads)):
+        prefill_attention(q, pages(), pages(), int32(9, 256), rows, SPEC, sinks=sinks)
 
 
 def launch_decode() -> None:
@@ -144,6 +145,11 @@ def launch_decode_hopper() -> None:
         decode_attention(half(70, num_heads, SPEC.head_dim), *rows, spec)
         qkv = half(70, (num_heads + 2 * SPEC.num_kv_heads) * SPEC.head_dim)
         decode_heads(qkv, encoding(), int64(70), int64(70), *rows, spec)
+    spec, sinks = replace(SPEC, num_heads=64), half(64)
+    decode_attention(half(70, 64, SPEC.head_dim), *rows, spec, sinks=sinks)
+    with_sinks = encoding()._replace(sinks=sinks)
+    qkv = half(70, (64 + 2 * SPEC.num_kv_heads) * SPEC.head_dim)
+    decode_heads(qkv, with_sinks, int64(70), int64(70), *rows, spec)
 
 
 def launch_decode_heads() -> None:

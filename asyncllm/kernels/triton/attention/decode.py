@@ -98,14 +98,12 @@ def decode_attention(
     if len(q) == 0:
         return out
     rows = Rows(keys, values, block_table, slots, lengths)
+    queries = (q, q.stride(0), q.stride(1), UNENCODED._replace(sinks=sinks))
     if cut is None and decode_hopper.supports(q, rows, spec):
-        decode_hopper.launch(
-            q, q.stride(0), q.stride(1), UNENCODED, rows, spec, out, overlaps_previous
-        )
+        decode_hopper.launch(*queries, rows, spec, out, overlaps_previous)
         return out
     cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
-    heads = UNENCODED if sinks is None else UNENCODED._replace(sinks=sinks)
-    launch(q, q.stride(0), q.stride(1), heads, rows, spec, out, cut, overlaps_previous)
+    launch(*queries, rows, spec, out, cut, overlaps_previous)
     return out
 
 

@@ -74,7 +74,12 @@ from asyncllm.kernels.triton.attention.decode_hopper_parts import (
     produce,
     tiles_of,
 )
-from asyncllm.kernels.triton.attention.decode_hopper_steps import attend, begin, finish
+from asyncllm.kernels.triton.attention.decode_hopper_steps import (
+    attend,
+    begin,
+    finish,
+    take_sinks,
+)
 from asyncllm.kernels.triton.attention.decode_launch import (
     MANY_PAIRS,
     MAX_PROGRAMS,
@@ -105,7 +110,6 @@ def supports(q: Tensor, rows: Rows, spec: AttentionSpec) -> bool:
     return (
         len(q) * spec.num_kv_heads > FEW_PAIRS
         and can_copy(rows.keys, spec, TILE.value)
-        and not spec.has_sinks
         and q.dtype == rows.keys.dtype
         and spec.group <= MAX_GROUP
         and spec.window is None
@@ -135,7 +139,7 @@ def launch(
     splits, chunk = pieces or choose_pieces(len(q), spec, block_table.shape[1] * page_size)
     boxes = describe(keys, TILE.value), describe(values, TILE.value)
     args = (
-        *(q, row_stride, head_stride, *heads.tensors, keys, values, *boxes),
+        *(q, row_stride, head_stride, *heads.tensors, heads.sinks, keys, values, *boxes),
         *(block_table, slots, lengths, out, *workspace_of(q.device, len(q), spec, splits)),
         *(block_table.stride(0), splits, chunk),
     )
@@ -178,6 +182,7 @@ def _decode_hopper(
     rope,
     positions,
     slot_mapping,
+    sinks,
     keys,
     values,
     key_boxes,
@@ -228,7 +233,7 @@ def _decode_hopper(
         page = gl.load(piece.table + newest // PAGE_SIZE)
         place = page.to(gl.int64) * PAGE_SIZE + newest % PAGE_SIZE
     memory = Memory(
-        *(q, q_row_stride, q_head_stride, q_weight, k_weight, rope, position, place),
+        *(q, q_row_stride, q_head_stride, q_weight, k_weight, rope, sinks, position, place),
         *(keys, values, out, partial, stats, arrivals, splits),
     )
     dtype: gl.constexpr = q.dtype.element_ty
@@ -275,4 +280,6 @@ def _consume(
     sums = gl.convert_layout(gl.permute(sums, (1, 0)), LAYOUT)
     total = gl.convert_layout(gl.sum(totals, 0), gl.SliceLayout(1, LAYOUT))
     peak = gl.convert_layout(peak, gl.SliceLayout(1, LAYOUT))
+    if memory.sinks is not None:
+        sums, total, peak = take_sinks(sums, total, peak, memory, piece, layer)
     finish(sums, total, peak, memory, piece, layer)

@@ -86,6 +86,7 @@ class Memory(NamedTuple):
 
     Attributes:
         q: queries, or all heads if they are not yet encoded.
+        sinks: of the query heads, or None.
         position, place: of the newest token: its rotary position, and its index in the flattened
             pages.
     """
@@ -96,6 +97,7 @@ class Memory(NamedTuple):
     q_weight: Any
     k_weight: Any
     rope: Any
+    sinks: Any
     position: Any
     place: Any
     k: Any

@@ -108,6 +108,21 @@ def _clear(values, count, layer: gl.constexpr):
 
 
 @gluon.jit
+def take_sinks(sums, total, peak, memory, piece, layer: gl.constexpr):
+    """Take the heads' sinks into the softmax of the piece with the newest token.
+
+    In another one too, they would count several times.
+    """
+    LANE: gl.constexpr = gl.SliceLayout(1, heads_layout(layer.head_dim))
+    lane = gl.minimum(gl.arange(0, layer.columns, layout=LANE), layer.group - 1)
+    own = gl.load(memory.sinks + piece.kv_head * layer.group + lane).to(gl.float32) * LOG2_E
+    own = gl.where(piece.newest >= 0, own, float("-inf"))
+    new_peak = gl.maximum(peak, own)
+    fade = gl.exp2(peak - new_peak)
+    return sums * fade[:, None], total * fade + gl.exp2(own - new_peak), new_peak
+
+
+@gluon.jit
 def finish(sums, total, peak, memory, piece, layer: gl.constexpr):
     """Store the result of a row's only piece; of several, the last to arrive adds them up."""
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)

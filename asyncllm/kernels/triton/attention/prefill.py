@@ -64,7 +64,9 @@ def prefill_attention(
     group = num_heads // spec.num_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if blocks is None and prefill_hopper.supports(q, keys, spec):
-        return prefill_hopper.prefill_attention(q, keys, values, block_table, rows, spec, out=out)
+        return prefill_hopper.prefill_attention(
+            q, keys, values, block_table, rows, spec, sinks=sinks, out=out
+        )
     blocks = choose_blocks(q) if blocks is None else blocks
     queries = max(blocks.queries, next_power_of_2(group))
     tiles = find_tiles(rows, num_tokens, queries // group)

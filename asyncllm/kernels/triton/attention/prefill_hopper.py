@@ -97,6 +97,7 @@ from asyncllm.kernels.triton.attention.prefill_hopper_steps import (
     score,
     store,
     store_piece,
+    take_sinks,
 )
 from asyncllm.kernels.triton.attention.prefill_tiles import KEYS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher
@@ -114,7 +115,6 @@ def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
     """Whether the kernel can run on this GPU, with these types and sizes."""
     return (
         can_copy(keys, spec, KEYS.value)
-        and not spec.has_sinks
         and q.dtype == keys.dtype
         and spec.group <= QUERIES.value
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
@@ -129,6 +129,7 @@ def prefill_attention(
     rows: PrefillRows,
     spec: AttentionSpec,
     *,
+    sinks: Tensor | None = None,
     out: Tensor,
 ) -> Tensor:
     """``kernels.attention.prefill_attention``, for arguments that ``supports`` accepts.
@@ -144,7 +145,7 @@ def prefill_attention(
     k, v = describe(keys, KEYS.value), describe(values, KEYS.value)
     _launch(
         (programs, 1, 1),
-        (q, k, v, out, *workspace, block_table, tiles, *strides),
+        (q, k, v, sinks, out, *workspace, block_table, tiles, *strides),
         (
             *(spec.scale, spec.softcap or 0.0, spec.window or 0),
             *(keys.shape[1], spec.num_kv_heads, group, spec.head_dim),
@@ -171,6 +172,7 @@ def _prefill(
     q,
     keys,
     values,
+    sinks,
     out,
     partial,
     stats,
@@ -209,7 +211,7 @@ def _prefill(
 
     pieces = gl.load(tiles + 1)
     work = Work(tiles, gl.load(tiles) * KV_HEADS * pieces, pieces)
-    queries = Queries(q, q_token_stride, q_head_stride)
+    queries = Queries(q, sinks, q_token_stride, q_head_stride)
     results = Results(out, partial, stats, arrivals)
     gl.warp_specialize(
         [
@@ -265,6 +267,12 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
             sums, scores = warpgroup_mma_wait(1, deps=(sums, scores))
             mbarrier.arrive(shared.barriers.index(V_FREE + before), count=1)
             kv_head = pair % layer.kv_heads
+            if queries.sinks is not None:
+                # In the first piece alone, or they would count several times.
+                counts = item % work.pieces == 0
+                sums, total, peak = take_sinks(
+                    half, sums, total, peak, queries.sinks, kv_head, counts, layer
+                )
             if blocks.pieces == 1:
                 store(half, results, sums, total, tile, kv_head, layer)
             else:

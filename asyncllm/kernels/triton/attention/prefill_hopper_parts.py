@@ -61,9 +61,10 @@ class Work(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Queries in global memory, and the strides of tokens and heads."""
+    """Queries in global memory, and the strides of tokens and heads; the heads' sinks, or None."""
 
     start: Any
+    sinks: Any
     token_stride: Any
     head_stride: Any
 

@@ -106,6 +106,18 @@ def _softmax(scores, total, peak, query_at, block, MASKED: gl.constexpr, layer: 
 
 
 @gluon.jit
+def take_sinks(half: gl.constexpr, sums, total, peak, sinks, kv_head, counts, layer: gl.constexpr):
+    """Take the sink of each query's head into its softmax, if it ``counts`` in this piece."""
+    lane = half * HALF + gl.arange(0, HALF, layout=ROW)
+    own = gl.load(sinks + kv_head * layer.group + lane % layer.group).to(gl.float32) * LOG2_E
+    own = gl.where(counts, own, float("-inf"))
+    new_peak = gl.maximum(peak, own)
+    fade = gl.exp2(peak - new_peak)
+    sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
+    return sums, total * fade + gl.exp2(own - new_peak), new_peak
+
+
+@gluon.jit
 def store(half: gl.constexpr, results, sums, total, tile, kv_head, layer: gl.constexpr):
     """Write the results of a warpgroup's queries."""
     # Lanes without a query may have a total of 0.
