@@ -17,7 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -28,7 +28,6 @@ from asyncllm.bench.load import Answered, Outcome
 from asyncllm.bench.offline import run_case
 from asyncllm.bench.online import summarize
 from asyncllm.bench.report import OfflineRow, OnlineRow, Report, decode_report
-from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.sim import virtual_time
 from asyncllm.sim.profile import HostTimes, find_profile
@@ -100,28 +99,35 @@ def compare(
     return found
 
 
-def offline_rows(profile: str, cases: Sequence[OfflineCase]) -> list[OfflineRow]:
-    """The rows of ``asyncllm bench offline``, simulated."""
+def offline_rows(
+    profile: str, cases: Sequence[OfflineCase], model: str | None = None
+) -> list[OfflineRow]:
+    """The rows of ``asyncllm bench offline``, simulated.
+
+    Args:
+        model: that the profile is of, if it does not come with asyncllm.
+    """
 
     async def main() -> list[OfflineRow]:
         clock = asyncio.get_running_loop().time
-        config = EngineConfig(
-            device="sim", sim_profile=profile, policy="longest", itl_target_ms=0.0
-        )
-        async with AsyncLLM(config=config) as llm:
+        options: dict[str, Any] = {"sim_profile": profile, "policy": "longest"}
+        async with AsyncLLM(model, device="sim", itl_target_ms=0.0, **options) as llm:
             rows = [await run_case(llm, case, REPETITIONS, clock) for case in cases]
         return [row for row in rows if row is not None]
 
     return virtual_time.run(main())
 
 
-def online_rows(profile: str, cases: Sequence[OnlineCase]) -> list[OnlineRow]:
-    """The rows of ``asyncllm bench serve``, simulated."""
+def online_rows(
+    profile: str, cases: Sequence[OnlineCase], model: str | None = None
+) -> list[OnlineRow]:
+    """The rows of ``asyncllm bench serve``, simulated; ``model`` as for ``offline_rows``."""
     found = find_profile(profile)
+    options: dict[str, Any] = {"sim_profile": profile, "max_model_len": CONTEXT}
 
     async def main() -> list[OnlineRow]:
-        async with AsyncLLM(device="sim", sim_profile=profile, max_model_len=CONTEXT) as llm:
-            load = _Load(llm, None if found is None else found.host)
+        async with AsyncLLM(model, device="sim", **options) as llm:
+            load = _Load(llm, HostTimes() if found is None else found.host)
             await load.run(warm_up(cases))
             return [await load.run(case) for case in cases]
 
@@ -131,11 +137,10 @@ def online_rows(profile: str, cases: Sequence[OnlineCase]) -> list[OnlineRow]:
 class _Load:
     """Clients of one engine."""
 
-    def __init__(self, llm: AsyncLLM, host: HostTimes | None):
+    def __init__(self, llm: AsyncLLM, host: HostTimes):
         self._llm = llm
         self._host = host
         self._loop = asyncio.get_running_loop()
-        self._reading = 0.0  # until then the event loop reads the requests so far
 
     async def run(self, case: OnlineCase) -> OnlineRow:
         """Send every shot at its time, or as soon as a client is free."""
@@ -158,35 +163,33 @@ class _Load:
     async def _ask(self, shot: Shot) -> Answered:
         sent = self._loop.time()
         await self._enter(shot.num_in)
-        sink = _Events()
+        sink = _Events(self._host)
         params = SamplingParams(temperature=0.0, max_tokens=shot.num_out, ignore_eos=True)
         self._llm.submit(shot.prompt(self._llm.limits.vocab_size), params, sink)
         await sink.done
         return Answered(shot.long, sent, len(sink.times), sink.times.tobytes())
 
     async def _enter(self, num_prompt: int) -> None:
-        """The way to the server, where the event loop reads one request after the other.
+        """The way to the server, whose event loop reads the request.
 
         The way back is included, though it comes later: no client can tell.
         """
-        host = self._host
-        if host is None:
-            return
-        now = self._loop.time()
-        reading = host.request + host.prompt_token * num_prompt
-        self._reading = max(now, self._reading) + reading
-        await asyncio.sleep(self._reading - now + max(0.0, host.client - reading))
+        reading = self._host.request + self._host.prompt_token * num_prompt
+        await asyncio.sleep(max(0.0, self._host.client - reading))
+        virtual_time.spend(reading)
 
 
 class _Events:
-    """A sink that notes when each token comes."""
+    """A sink that takes as long to send tokens as a server, and notes when each one has gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: HostTimes) -> None:
+        self._host = host
         self._loop = asyncio.get_running_loop()
         self.times = array("d")
         self.done: asyncio.Future[None] = self._loop.create_future()
 
     def emit(self, delta: TokenDelta) -> None:
+        virtual_time.spend(self._host.sent if self.times else self._host.begin)
         self.times.extend([self._loop.time()] * len(delta.token_ids))
         if delta.finish_reason is not None and not self.done.done():
             self.done.set_result(None)
@@ -210,17 +213,18 @@ def main() -> None:
     names = [case.name for case in cases.OFFLINE] + [case.name for case in online]
     parser = argparse.ArgumentParser(description="Compare simulated with measured figures.")
     parser.add_argument("--profile", default="h200-8b", help="h200-8b, h200-0.6b or a FILE")
+    parser.add_argument("--model", help="that a FILE is of: a folder, whose weights are not read")
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--measured", action="append", help="figures to compare with", type=Path)
     args = parser.parse_args()
     measured = read(args.measured) if args.measured else measured_rows(args.profile)
     simulated: list[OfflineRow | OnlineRow] = []
     if wanted := [case for case in cases.OFFLINE if case.name in args.cases]:
-        simulated += offline_rows(args.profile, wanted)
+        simulated += offline_rows(args.profile, wanted, args.model)
     # Those before a case shape what the scheduler knows when it begins.
     last = max((i for i, case in enumerate(online) if case.name in args.cases), default=-1)
     if last >= 0:
-        rows = online_rows(args.profile, online[: last + 1])
+        rows = online_rows(args.profile, online[: last + 1], args.model)
         simulated += [row for row in rows if row.case in args.cases]
     lines = [cells(one) for one in compare(measured, simulated)]
     print(table(["case", "figure", "measured", "simulated", "ratio"], lines))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from asyncllm.bench.report import OnlineRow, Report
-from asyncllm.replay.calibrate_host import NEVER, request_seconds
+from asyncllm.engine.stats import StepFigures
+from asyncllm.replay.calibrate_host import begin_seconds, request_seconds
 from asyncllm.replay.least_squares import line, rounded
 from asyncllm.replay.steps import RecordedStep
 from asyncllm.replay.trace_file import Trace
@@ -26,36 +27,57 @@ def host_times(
         traces: those that ``steps`` are of.
         reports: of the same engine.
     """
-    rows = [row for report in reports for row in report.online]
-    step, token = _loop_seconds(rows)
+    online = [row for report in reports for row in report.online]
+    offline = [row for report in reports for row in report.offline]
     request, prompt_token = request_seconds(traces)
-    return HostTimes(
-        idle=NEVER,
+    over_http = [_Case(row.tok_s * row.seconds, row.engine) for row in online if row.engine]
+    step, sent = _loop_seconds(over_http)
+    # Without HTTP, a token takes less.
+    _, token = _loop_seconds([_Case(row.out_tokens, row.engine) for row in offline if row.engine])
+    token = min(token, sent)
+    host = HostTimes(
+        launch=rounded(float(np.mean([case.launch for case in over_http] or [0.0]))),
         step=step,
         token=token,
         request=request,
         prompt_token=prompt_token,
-        client=_client_seconds(rows, steps),
+        sent=rounded(sent - token),
     )
+    begin = rounded(begin_seconds(traces, steps, host))
+    client = max(0.0, _first_token_seconds(online, steps) - host.loop(1) - begin)
+    return msgspec.structs.replace(host, begin=begin, client=rounded(client))
 
 
-def _loop_seconds(rows: Sequence[OnlineRow]) -> tuple[float, float]:
-    """``HostTimes.step`` and ``token``: the line through the cases."""
-    points = [
-        (
-            row.tok_s * row.seconds / row.engine.steps,
-            1e-6 * (row.engine.plan_us + row.engine.apply_us + row.engine.deliver_us),
-        )
-        for row in rows
-        if row.engine is not None and row.engine.steps
-    ]
+class _Case(NamedTuple):
+    """What the loop did in a case that yielded so many tokens."""
+
+    tokens: float
+    figures: StepFigures
+
+    @property
+    def launch(self) -> float:
+        """Seconds for which it waits for the launch of a step, which is part of planning it."""
+        return 1e-6 * min(self.figures.launch_us, self.figures.plan_us)
+
+    @property
+    def loop(self) -> float:
+        """Seconds for a step, besides."""
+        figures = self.figures
+        return 1e-6 * (figures.plan_us + figures.apply_us + figures.deliver_us) - self.launch
+
+
+def _loop_seconds(cases: Iterable[_Case]) -> tuple[float, float]:
+    """What the event loop takes for a step, besides its launch, and for each of its tokens."""
+    points = [(case.tokens / case.figures.steps, case.loop) for case in cases if case.figures.steps]
     if len(points) < 2:
         return 0.0, 0.0
     tokens, seconds = np.array(points).T
     return line(tokens, seconds, 1.0 / seconds)
 
 
-def _client_seconds(rows: Sequence[OnlineRow], steps: Sequence[Sequence[RecordedStep]]) -> float:
+def _first_token_seconds(
+    rows: Sequence[OnlineRow], steps: Sequence[Sequence[RecordedStep]]
+) -> float:
     """What a lone client waits longer for its first token than from the plan to the result."""
     waits = [1e-3 * row.ttft_p50 for row in rows if row.clients == 1 and row.ttft_p50 is not None]
     lone = [
@@ -65,7 +87,7 @@ def _client_seconds(rows: Sequence[OnlineRow], steps: Sequence[Sequence[Recorded
     ]
     if not waits or not lone:
         return 0.0
-    return rounded(max(0.0, float(np.median(waits) - np.median(lone))))
+    return float(np.median(waits) - np.median(lone))
 
 
 def kept(report: Report) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from asyncllm.planning.all_reduce import all_reduce_seconds
@@ -36,7 +37,8 @@ class PredictedCost:
         names: the profiles to learn from, from the smallest model on.
 
     Attributes:
-        profile: the nearest of them, for the times of the host.
+        profile: the nearest of them, with the times of the host of the smallest model's. They do
+            not depend on the model, and matter most for a small one.
         is_measured: whether it is of this very model, on this GPU.
     """
 
@@ -48,7 +50,8 @@ class PredictedCost:
         shares = _shares(_kernel_bytes(rank.work), sizes)
         self._mean = list(zip(shares, references, strict=True))
         nearest = references[int(np.argmax(shares))]
-        self.profile: Profile = nearest.profile
+        host = shipped(MEASURED[0]).host
+        self.profile: Profile = msgspec.structs.replace(nearest.profile, host=host)
         self.is_measured = nearest.is_of(rank.work) and gpu.title == "NVIDIA H200" and tp == 1
 
     def seconds(
@@ -83,7 +86,7 @@ class PredictedCost:
         num_samples: int,
         decode_steps: int = 1,
     ) -> StepTiming:
-        """As ``SimCost.timing``; the times of the host are those of the nearest profile."""
+        """As ``SimCost.timing``; see ``profile`` for the times of the host."""
         seconds = self.seconds(starts, lengths, num_samples, decode_steps)
         shape = StepShape.of(starts, lengths, num_samples)
         return self.profile.timing(step, shape, seconds, decode_steps)

@@ -15,7 +15,7 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import BadRequest
-from asyncllm.replay.calibrate_host import NEVER, idle_curve, mean_gaps
+from asyncllm.replay.calibrate_host import idle_curve, least_gaps
 from asyncllm.replay.least_squares import rising, rounded, solve
 from asyncllm.replay.steps import RecordedStep
 from asyncllm.sim.profile import Curve, HostTimes, Kind, Profile, StepShape, StepTimes, round_up
@@ -33,6 +33,8 @@ WIDE_ROWS: Final = 32
 MIN_STEPS: Final = 16
 #: Steps whose error is this many times the median one count less in the second fit.
 HUBER: Final = 3.0
+#: The smallest steps beyond the largest captured size are measured up to this multiple of it.
+NEAR: Final = 1.5
 #: Points of a spread.
 QUANTILES: Final = 40
 
@@ -94,7 +96,7 @@ def calibrate(
     ratios: dict[str, list[float]] = defaultdict(list)
     for shape, decode_steps, seconds in shapes:
         ratios[shape.kind].append(seconds / times.seconds(shape, decode_steps))
-    gaps = mean_gaps(traces)
+    gaps = least_gaps(traces)
     profile = Profile(
         source=source,
         step_sizes=limits.step_sizes,
@@ -104,7 +106,7 @@ def calibrate(
             Kind(name, _quantiles(ratios[name]), rounded(gaps.get(name, 0.0)))
             for name in sorted(ratios, key=_order)
         ),
-        host=msgspec.structs.replace(host or HostTimes(idle=NEVER), idle=idle_curve(traces)),
+        host=msgspec.structs.replace(host or HostTimes(), idle=idle_curve(traces)),
         measured=tuple(measured),
     )
     return Calibrated(profile, [_error(kind, ratios[kind]) for kind in sorted(ratios, key=_order)])
@@ -135,9 +137,11 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
     tokens = np.array([round_up(m.shape.tokens, padded_tokens) for m in mixed], dtype=float)
     sizes = sorted({*TOKENS, *LARGE, *padded_tokens, *(s + 1 for s in step_sizes[-1:])})
     token_points = _used(sizes, tokens)
-    if step_sizes and tokens.max() > step_sizes[-1]:
-        # Steps take longer at once where padding ends, so no line crosses that point.
-        token_points = np.union1d(token_points, step_sizes[-1] + 1.0)
+    beyond = tokens[tokens > step_sizes[-1]] if step_sizes else tokens[:0]
+    # Steps take longer at once where padding ends, so no line crosses that point.
+    ends = step_sizes[-1] + 1.0 if len(beyond) else None
+    if ends is not None and beyond.min() <= NEAR * ends:
+        token_points, ends = np.union1d(token_points, ends), None
     length_points = _used(LENGTHS, np.concatenate([m.shape.chunk_lengths for m in mixed]))
     counts = np.array(
         [
@@ -161,12 +165,18 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
         [rising(tokens, token_points), counts, attention], seconds, [m.shape.kind for m in mixed]
     )
     mixed_token, mixed_kv, mixed_row, wide, chunk, chunk_key = parts[1]
+    mixed_tokens = np.cumsum(parts[0])
+    if ends is not None:  # not measured: in proportion to the next that was
+        place = int(np.searchsorted(token_points, ends))
+        value = mixed_tokens[place] * ends / token_points[place]
+        mixed_tokens = np.insert(mixed_tokens, place, max(value, mixed_tokens[place - 1]))
+        token_points = np.insert(token_points, place, ends)
     return StepTimes(
         decode_rows=_curve(ROWS, row_points, decode_rows),
         padded_rows=padded_rows,
         decode_kv=_curve(KV_ROWS, kv_points, decode_kv),
         launch=rounded(launch[0]),
-        mixed_tokens=_curve(sizes, token_points, np.cumsum(parts[0])),
+        mixed_tokens=_curve(sizes, token_points, mixed_tokens),
         padded_tokens=padded_tokens,
         mixed_token=rounded(mixed_token),
         mixed_kv=rounded(mixed_kv),

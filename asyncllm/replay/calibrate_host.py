@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -11,15 +12,18 @@ import numpy as np
 from asyncllm.replay.least_squares import line, rising, rounded, solve
 from asyncllm.replay.steps import RecordedStep
 from asyncllm.replay.trace_file import Arrival, Plan, Result, Trace
-from asyncllm.sim.profile import Curve, StepShape
+from asyncllm.sim.profile import NOTHING, Curve, HostTimes, StepShape
 
-#: Of no tokens: nothing.
-NEVER: Final = Curve((0.0,), (0.0,))
 #: Points of ``HostTimes.idle``.
 IDLE_TOKENS: Final = (128, 1024, 8192)
 #: The quantile of an idle device's delays that counts: half of these steps, or more, wait for
 #: something else as well, such as a capture, or the loop that reads a burst of requests.
 QUANTILE: Final = 0.25
+#: A result with as many first tokens shows how long an answer takes to begin, if there are several.
+MIN_FIRSTS: Final = 4
+MIN_RESULTS: Final = 3
+#: Fewer of a kind in a trace are no measurement.
+MIN_GAPS: Final = 16
 #: A longer gap is an accident, in seconds.
 LONGEST_GAP: Final = 0.02
 #: Requests that the loop reads one after the other come at such distances, in seconds; those of
@@ -38,7 +42,7 @@ def idle_curve(traces: Iterable[Sequence[RecordedStep]]) -> Curve:
         if step.alone
     ]
     if not alone:
-        return NEVER
+        return NOTHING
     tokens, seconds = np.array(alone).T
     points = np.array(IDLE_TOKENS, dtype=float)
     columns, scale = rising(tokens, points), np.ones(len(tokens))
@@ -50,20 +54,29 @@ def idle_curve(traces: Iterable[Sequence[RecordedStep]]) -> Curve:
     return Curve(tuple(IDLE_TOKENS), tuple(map(rounded, np.cumsum(found).tolist())))
 
 
-def mean_gaps(traces: Iterable[Sequence[RecordedStep]]) -> dict[str, float]:
+def least_gaps(traces: Iterable[Sequence[RecordedStep]]) -> dict[str, float]:
     """``Kind.gap``, by name.
 
-    Steps follow each other without a break while one is always in flight. Results are late by
-    different times, which cancel out in the mean.
+    Steps follow each other without a break while one is always in flight, unless the event loop is
+    late; so of several traces, the one with the smallest gaps counts. Results are late by different
+    times, which cancel out in the mean.
     """
-    found: dict[str, list[float]] = defaultdict(list)
+    found: dict[str, list[list[float]]] = defaultdict(list)
     for steps in traces:
+        gaps: dict[str, list[float]] = defaultdict(list)
         for step in steps:
             if not step.alone:
-                gap = step.reported - step.before - step.seconds
                 shape = StepShape.of(step.starts, step.lengths, step.num_samples)
-                found[shape.kind].append(min(max(gap, -LONGEST_GAP), LONGEST_GAP))
-    return {name: max(0.0, float(np.mean(gaps))) for name, gaps in found.items()}
+                gaps[shape.kind].append(min(max(step.gap, -LONGEST_GAP), LONGEST_GAP))
+        for name, some in gaps.items():
+            found[name].append(some)
+    return {name: max(0.0, _least_mean(traced)) for name, traced in found.items()}
+
+
+def _least_mean(traced: list[list[float]]) -> float:
+    """The least mean of a trace with enough gaps; of all gaps if none has."""
+    enough = [gaps for gaps in traced if len(gaps) >= MIN_GAPS]
+    return min(float(np.mean(gaps)) for gaps in enough or [[*chain.from_iterable(traced)]])
 
 
 def request_seconds(traces: Iterable[Trace]) -> tuple[float, float]:
@@ -73,6 +86,48 @@ def request_seconds(traces: Iterable[Trace]) -> tuple[float, float]:
         return 0.0, 0.0
     tokens, seconds = np.array(found).T
     return line(tokens, seconds, np.ones(len(tokens)))
+
+
+def begin_seconds(
+    traces: Iterable[Trace], steps: Iterable[Sequence[RecordedStep]], host: HostTimes
+) -> float:
+    """``HostTimes.begin``; 0 without results with many first tokens, and requests to read then.
+
+    Args:
+        traces: those that ``steps`` are of.
+        host: all that the event loop does besides.
+    """
+    found = [
+        (until - host.launch - (host.token + host.sent) * step.num_samples - host.request) / firsts
+        for trace, some in zip(traces, steps, strict=True)
+        for step, firsts, until in _beginning(trace, some)
+    ]
+    return max(0.0, float(np.quantile(found, QUANTILE))) if len(found) >= MIN_RESULTS else 0.0
+
+
+def _beginning(
+    trace: Trace, steps: Sequence[RecordedStep]
+) -> Iterable[tuple[RecordedStep, int, float]]:
+    """Steps that yielded many first tokens, how many, and the time from the plan that the loop
+    made then to the next request, which waited to be read."""
+    by_time = {step.reported: step for step in steps}
+    events = list(trace.events())
+    for result, plan, arrival, following in zip(
+        events, events[1:], events[2:], events[3:], strict=False
+    ):
+        if not (
+            isinstance(result, Result)
+            and isinstance(plan, Plan)
+            and isinstance(arrival, Arrival)
+            and isinstance(following, Arrival)
+            and READING[0] <= following.now - arrival.now <= READING[1]
+        ):
+            continue
+        step = by_time.get(result.now)
+        if step is not None:
+            firsts = step.num_samples - int((step.lengths == 1).sum())
+            if firsts >= MIN_FIRSTS:
+                yield step, firsts, arrival.now - plan.now
 
 
 def _reading(trace: Trace) -> Iterable[tuple[int, float]]:

@@ -34,6 +34,11 @@ class RecordedStep(NamedTuple):
     reported: float = 0.0
     seconds: float = 0.0
 
+    @property
+    def gap(self) -> float:
+        """Between the step before and this one, in seconds, if results are taken at once."""
+        return self.reported - self.before - self.seconds
+
 
 class Sample:
     """Steps of a trace, evenly spread over it, and over steps that take turns."""

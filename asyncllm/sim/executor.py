@@ -17,12 +17,12 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.executor.memory.limits import resolve_limits
 from asyncllm.models.spec import ModelSpec
+from asyncllm.sim import virtual_time
 from asyncllm.sim.cost import H200, SimCost, shape_of
 from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
-from asyncllm.sim.profile import find_profile
+from asyncllm.sim.profile import HostTimes, find_profile
 from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
-from asyncllm.sim.virtual_time import VirtualTimeLoop
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack
@@ -59,8 +59,7 @@ class SimExecutor:
         self._device = SimDevice(limits)
         self._steps: deque[_Step] = deque()
         self._timeline = Timeline(lambda count: cost.copy_seconds(count, limits.page_size))
-        # A real loop takes its time by itself.
-        self._charges_loop = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+        self._host = HostTimes() if cost.profile is None else cost.profile.host
         self._dead: EngineDead | None = None
 
     async def start(self) -> EngineLimits:
@@ -73,6 +72,7 @@ class SimExecutor:
         if self._dead is None:
             try:
                 self._begin(decoded, on_result, now)
+                virtual_time.spend(self._host.launch)
             except BrokenPlan as error:
                 self._die(f"the simulated device refuses step {decoded.step}: {error}")
         if self._dead is not None:
@@ -97,7 +97,7 @@ class SimExecutor:
             self._timeline.start_copies(plan.step, unpack(plan.copies, 3), now)
         timing = self._timing(plan, computed) if len(computed.rows.slots) else NO_ROWS
         step = self._timeline.start_step(timing, now, alone=not self._steps)
-        timer = asyncio.get_running_loop().call_later(max(step.reported - now, 0.0), self._report)
+        timer = asyncio.get_running_loop().call_later(max(step.done - now, 0.0), self._report)
         seconds = timing.seconds or 0.0
         self._steps.append(_Step(plan.step, computed, now, step.done, seconds, on_result, timer))
         self.heartbeat.enter("wait", self._steps[0].number)
@@ -106,7 +106,7 @@ class SimExecutor:
         starts, lengths = unpack(plan.rows, 3).astype(np.int64).T[1:]
         samples = computed.num_samples // plan.decode_steps
         timing = self._cost.timing(plan.step, starts, lengths, samples, plan.decode_steps)
-        return timing if self._charges_loop else timing._replace(loop=0.0)
+        return timing._replace(loop=0.0)  # the loop is this one
 
     def _report(self) -> None:
         """The oldest step is done."""
@@ -129,7 +129,9 @@ class SimExecutor:
             copied=tuple((copies.step, copies.seconds) for copies in ended),
             seconds=step.seconds,
         )
+        virtual_time.spend(self._host.step)
         step.on_result(encode(result))
+        virtual_time.spend(self._host.token * step.computed.num_samples)
 
     def _die(self, cause: str) -> None:
         self._dead = self._dead or EngineDead(cause)

@@ -177,23 +177,36 @@ class Kind(msgspec.Struct, frozen=True):
     gap: float
 
 
+#: Of any number of tokens.
+NOTHING: Final = Curve((0.0,), (0.0,))
+
+
 class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the event loop, and of what is around it.
 
     Attributes:
         idle: from planning a step for an idle device to its result, beyond the step's own, by the
             step's tokens.
+        launch: of the event loop, which waits while a step is launched.
         step, token: of the event loop, for each result and for each token that it delivers.
-        request, prompt_token: of the event loop, to read one request over HTTP.
+        request, prompt_token, begin, sent: of the event loop, for HTTP: to read one request, to
+            begin an answer, and to send one token.
         client: of a request and its first token on their ways to the server and back.
     """
 
-    idle: Curve
+    idle: Curve = NOTHING
+    launch: float = 0.0
     step: float = 0.0
     token: float = 0.0
     request: float = 0.0
     prompt_token: float = 0.0
+    begin: float = 0.0
+    sent: float = 0.0
     client: float = 0.0
+
+    def loop(self, tokens: int) -> float:
+        """What the event loop takes for a step whose tokens it sends over HTTP."""
+        return self.launch + self.step + (self.token + self.sent) * tokens
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,7 +236,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             seconds * self.ratio(kind, step),
             gap=self.gap(kind),
             idle=host.idle(shape.tokens),
-            loop=host.step + host.token * shape.samples * decode_steps,
+            loop=host.loop(shape.samples * decode_steps),
         )
 
     def ratio(self, kind: str, step: int) -> float:

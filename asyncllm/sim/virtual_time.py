@@ -55,6 +55,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now
 
+    def spend(self, seconds: float) -> None:
+        """See the function."""
+        self._now += seconds
+
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
@@ -103,6 +107,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def spend(seconds: float) -> None:
+    """Let time pass within a callback, as if it computed; timers that come due fire late.
+
+    Does nothing on a real clock, where the event loop takes its time by itself.
+    """
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualTimeLoop):
+        loop.spend(seconds)
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:

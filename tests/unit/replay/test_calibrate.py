@@ -15,16 +15,16 @@ import pytest
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.__main__ import main
 from asyncllm.bench.host_times import host_times
-from asyncllm.bench.report import OnlineRow, Report
+from asyncllm.bench.report import OfflineRow, OnlineRow, Report
 from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import BadRequest
 from asyncllm.replay.calibrate import calibrate
-from asyncllm.replay.calibrate_host import request_seconds
+from asyncllm.replay.calibrate_host import begin_seconds, request_seconds
 from asyncllm.replay.least_squares import solve
 from asyncllm.replay.steps import RecordedStep, Sample
-from asyncllm.replay.trace_file import Arrival, Header, Trace, TraceWriter
+from asyncllm.replay.trace_file import Arrival, Header, Plan, Result, Trace, TraceWriter
 from asyncllm.sim import virtual_time
-from asyncllm.sim.profile import StepShape, find_profile, load, shipped
+from asyncllm.sim.profile import HostTimes, StepShape, find_profile, load, shipped
 from tests.support.engine.scheduling import limits
 
 Truth = Callable[[StepShape], float]
@@ -187,19 +187,62 @@ def test_requests_that_come_together_show_how_long_reading_one_takes(tmp_path: P
     assert token == pytest.approx(1e-7, rel=0.05)
 
 
-def online_row(case: str, tokens_per_step: float, loop_us: float, **changes: object) -> OnlineRow:
-    figures = StepFigures(
+def test_bursts_of_requests_show_how_long_an_answer_takes_to_begin(tmp_path: Path) -> None:
+    """Between the results of a burst, the loop begins its answers, and reads the next requests."""
+    host = HostTimes(launch=1e-3, token=1e-5, sent=2e-5, request=3e-4)
+    writer = TraceWriter(str(tmp_path / "a"), Header("1", "fair", limits()))
+    steps, now, id = [], 1.0, 0
+    for number, firsts in enumerate([8, 5, 3, 12, 6]):
+        lengths = np.array([100] * firsts + [1] * 10)
+        writer.write(Result(now, 0.005, (), (), (), False), now)
+        writer.write(Plan(number, now + 1e-4, None), now)
+        zeros = np.zeros_like(lengths)
+        steps.append(RecordedStep(zeros, lengths, len(lengths), 1, now, False, reported=now))
+        now += 1e-4 + host.launch + 3e-5 * len(lengths) + 2e-4 * firsts
+        for _ in range(3):
+            now, id = now + host.request, id + 1
+            writer.write(Arrival(now, id, 0, 0, 0, 100, 2000, 0, True, None, None), now)
+        now += 0.004
+    writer.close("done")
+    traces = [Trace.read(str(tmp_path / "a"))]
+    assert begin_seconds(traces, [steps], host) == pytest.approx(2e-4)
+    assert begin_seconds(traces, [steps[:2]], host) == 0.0, "too few"
+
+
+LAUNCH_US = 150.0
+
+
+def step_figures(loop_us: float) -> StepFigures:
+    """Of a loop that takes so long for a step, and waits for its launch while it plans."""
+    return StepFigures(
         seconds=10.0,
         steps=1000,
         busy_share=1.0,
         launch_gap_us=None,
         result_lag_ms=None,
-        plan_us=0.5 * loop_us,
+        plan_us=LAUNCH_US + 0.5 * loop_us,
         apply_us=0.0,
         deliver_us=0.5 * loop_us,
-        launch_us=0.0,
+        launch_us=LAUNCH_US,
         collect_us=0.0,
     )
+
+
+def offline_row(case: str, tokens_per_step: int, loop_us: float) -> OfflineRow:
+    tokens = 1000 * tokens_per_step
+    return OfflineRow(
+        case=case,
+        seconds=[10.0],
+        in_tokens=1,
+        out_tokens=tokens,
+        tok_s=tokens / 10.0,
+        ms_per_token=1.0,
+        ttft_ms=1.0,
+        engine=step_figures(loop_us),
+    )
+
+
+def online_row(case: str, tokens_per_step: float, loop_us: float, **changes: object) -> OnlineRow:
     row = OnlineRow(
         case=case,
         requests=1,
@@ -213,21 +256,36 @@ def online_row(case: str, tokens_per_step: float, loop_us: float, **changes: obj
         itl_p99=None,
         itl_max=None,
         client_busy=0.0,
-        engine=figures,
+        engine=step_figures(loop_us),
     )
     return msgspec.structs.replace(row, **changes)
 
 
-def test_bench_rows_show_the_time_of_the_loop_and_of_http() -> None:
+def test_bench_rows_show_the_time_of_the_loop_and_of_http(tmp_path: Path) -> None:
+    TraceWriter(str(tmp_path / "a"), Header("1", "fair", limits())).close("done")
+    traces = [Trace.read(str(tmp_path / "a"))]
     rows = [online_row("c1", 1, 210.0, clients=1), online_row("c64", 64, 840.0, clients=64)]
     alone = RecordedStep(
         np.array([0]), np.array([128]), 1, 1, 5.0, alone=True, reported=5.0052, seconds=0.004
     )
-    host = host_times([], [[alone]], [Report(machine="", model="", online=rows)])
+    offline = [offline_row("bs1", 1, 104.0), offline_row("bs64", 64, 356.0)]
+    reports = [Report(machine="", model="", online=rows, offline=offline)]
+    host = host_times(traces, [[alone]], reports)
+    assert host.launch == pytest.approx(150e-6)
     assert host.step == pytest.approx(200e-6)
-    assert host.token == pytest.approx(10e-6)
-    assert host.client == pytest.approx(7.0e-3 - 5.2e-3)
-    assert host_times([], [[alone]], []).client == 0.0
+    assert host.token == pytest.approx(4e-6)
+    assert host.sent == pytest.approx(6e-6)
+    assert host.loop(64) == pytest.approx(150e-6 + 840e-6)
+    assert host.client == pytest.approx(7.0e-3 - 5.2e-3 - host.loop(1))
+    assert host_times(traces, [[alone]], []) == HostTimes()
+
+
+def test_a_loop_that_is_late_is_no_gap_of_the_device() -> None:
+    """It was in one trace, and not in the other."""
+    late = [step._replace(reported=step.reported + 2e-4) for step in recorded(per_token)]
+    kinds = calibrate([late, recorded(per_token)], limits(), "made up").profile.kinds
+    gaps = {kind.gap for kind in kinds if kind.name.startswith("decode")}
+    assert gaps == {GAP}
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -72,8 +72,7 @@ def test_long_prompts_do_not_stop_streams_and_are_hardly_slower(context: int) ->
             scene = Scene(llm, context)
             alone, beside = await scene.play()
         gaps = sorted(scene.gaps)
-        p99, median = gaps[int(0.99 * len(gaps))], statistics.median(gaps)
-        assert p99 <= 2 * median, "inter-token times"
+        assert gaps[int(0.99 * len(gaps))] <= 0.027, "the target of inter-token times"
         assert statistics.median(beside) <= 1.35 * statistics.median(alone)
         assert max(beside) <= 1.5 * statistics.median(alone)
 

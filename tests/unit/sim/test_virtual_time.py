@@ -55,6 +55,31 @@ def test_timeouts_hold() -> None:
     virtual_time.run(main())
 
 
+def test_a_busy_loop_is_late() -> None:
+    fired: list[float] = []
+
+    async def main() -> None:
+        began = now()
+        loop = asyncio.get_running_loop()
+        for delay in (1.0, 2.0, 5.0):
+            loop.call_later(delay, lambda: fired.append(round(now() - began, 6)))
+        virtual_time.spend(3.0)
+        assert now() - began == 3.0
+        await asyncio.sleep(3.0)
+
+    virtual_time.run(main())
+    assert fired == [3.0, 3.0, 5.0]
+
+
+def test_a_real_loop_takes_its_time_by_itself() -> None:
+    async def main() -> float:
+        began = time.perf_counter()
+        virtual_time.spend(3.0)
+        return time.perf_counter() - began
+
+    assert asyncio.run(main()) < 1.0
+
+
 def test_callbacks_that_are_ready_run_before_time_passes() -> None:
     async def main() -> None:
         began = now()

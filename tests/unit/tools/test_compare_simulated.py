@@ -23,23 +23,17 @@ OFFLINE = {case.name: case for case in cases.OFFLINE}
 #: Largest |ratio - 1| by figure.
 GOAL, P99_GOAL = 0.07, 0.25
 #: Not held. With 256 clients of 8B, prompts come about as fast as they can be computed, so a few
-#: percent decide how long they wait: the median was measured at 192 and at 248 ms. With 0.6B, first
-#: tokens take a few ms, of which the host takes half. Requests that come at once, as in
-#: ``interfere32``, keep the event loop busy for longer than the profile says.
+#: percent decide how long they wait: the median was measured at 160, 179 and 193 ms. With 0.6B,
+#: first tokens take a few ms, of which the host takes half; what it takes for a long prompt is not
+#: in the profile.
 MISSED = {
-    "h200-8b": (
-        ("c256", "ttft_p50"),
-        ("interfere32", "ttft_p50"),
-        ("interfere32", "ttft_p99"),
-    ),
+    "h200-8b": (("c256", "ttft_p50"),),
     "h200-0.6b": (
         ("bs1", "ttft_ms"),
         ("bs128", "ttft_ms"),
         ("prefill8k", "ttft_ms"),
-        ("c1", "ttft_p50"),
         ("c32", "ttft_p50"),
         ("interfere32", "ttft_p50"),
-        ("interfere32", "ttft_p99"),
         ("interfere32", "itl_p99"),
         ("interfere32", "long_ttft_p50"),
     ),
