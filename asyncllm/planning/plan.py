@@ -25,14 +25,12 @@ LENGTHS: Final = (1024, 4096, 16384)
 _MEASURED: Final = (
     "Step times are measured: this model on one H200. In eight loads of 0.6B and 8B, simulated "
     "tokens/s and times per token were within 3 % of those measured over HTTP, the median TTFT "
-    "within 11 % (8B with 256 clients: half), p99 of TTFT and ITL within 28 %. They were measured "
-    "when steps did not fill their sizes yet, which helps where many wait."
+    "within 12 % (one client of 8B: 20 %), p99 of TTFT within 30 % and of ITL within 16 %."
 )
 _ESTIMATED: Final = (
     "Step times are estimated from those of Qwen3-0.6B and 8B on one H200. How far off that can "
-    "be: from 0.6B's times alone, 8B's time per token comes out within 7 %, tokens/s within 3 %, "
-    "median TTFT within 9 % (256 clients: 35 %); from 8B's alone, 0.6B's within 6, 7 and 15 % "
-    "(256 clients: 28, 22 and 75 %)."
+    "be: from 0.6B's times alone, 8B's time per token comes out within 6 %, tokens/s within 2 %, "
+    "median TTFT within 8 % (one client: 23 %); from 8B's alone, 0.6B's within 5, 5 and 9 %."
 )
 _HOST: Final = (
     "Times of HTTP and of the event loop are those of the machine on which that was measured."
