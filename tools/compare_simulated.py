@@ -28,7 +28,7 @@ from asyncllm.bench.load import Answered, Outcome
 from asyncllm.bench.offline import run_case
 from asyncllm.bench.online import summarize
 from asyncllm.bench.report import OfflineRow, OnlineRow, Report, decode_report
-from asyncllm.errors import BadRequest
+from asyncllm.errors import AsyncLLMError, BadRequest
 from asyncllm.sim import virtual_time
 from asyncllm.sim.profile import HostTimes, find_profile
 from asyncllm.terminal import table
@@ -189,7 +189,8 @@ class _Events:
         self.done: asyncio.Future[None] = self._loop.create_future()
 
     def emit(self, delta: TokenDelta) -> None:
-        virtual_time.spend(self._host.sent if self.times else self._host.begin)
+        begin = 0.0 if self.times else self._host.begin
+        virtual_time.spend(begin + self._host.sent * len(delta.token_ids))
         self.times.extend([self._loop.time()] * len(delta.token_ids))
         if delta.finish_reason is not None and not self.done.done():
             self.done.set_result(None)
@@ -209,14 +210,27 @@ def cells(one: Compared) -> list[str]:
 
 
 def main() -> None:
-    online = cases.online()
-    names = [case.name for case in cases.OFFLINE] + [case.name for case in online]
+    names = [case.name for case in cases.OFFLINE] + [case.name for case in cases.online()]
     parser = argparse.ArgumentParser(description="Compare simulated with measured figures.")
     parser.add_argument("--profile", default="h200-8b", help="h200-8b, h200-0.6b or a FILE")
     parser.add_argument("--model", help="that a FILE is of: a folder, whose weights are not read")
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--measured", action="append", help="figures to compare with", type=Path)
     args = parser.parse_args()
+    try:
+        print(compared(args))
+    except (AsyncLLMError, OSError) as error:
+        raise SystemExit(f"compare_simulated: error: {error}") from None
+
+
+def compared(args: argparse.Namespace) -> str:
+    """The table.
+
+    Raises:
+        BadRequest: nothing was measured of these cases.
+        ModelError: see ``find_profile``; or the model is too short for the cases.
+    """
+    online = cases.online()
     measured = read(args.measured) if args.measured else measured_rows(args.profile)
     simulated: list[OfflineRow | OnlineRow] = []
     if wanted := [case for case in cases.OFFLINE if case.name in args.cases]:
@@ -227,7 +241,9 @@ def main() -> None:
         rows = online_rows(args.profile, online[: last + 1], args.model)
         simulated += [row for row in rows if row.case in args.cases]
     lines = [cells(one) for one in compare(measured, simulated)]
-    print(table(["case", "figure", "measured", "simulated", "ratio"], lines))
+    if not lines:
+        raise BadRequest("none of these cases was measured")
+    return table(["case", "figure", "measured", "simulated", "ratio"], lines)
 
 
 if __name__ == "__main__":

@@ -29,19 +29,21 @@ def host_times(
     """
     online = [row for report in reports for row in report.online]
     offline = [row for report in reports for row in report.offline]
+    # On a CPU, launching a step is running it, and the loop does not wait.
+    waits = any(trace.header.limits.device == "cuda" for trace in traces)
+    over_http = _cases(((row.tok_s * row.seconds, row.engine) for row in online), waits)
+    inside = _cases(((row.out_tokens, row.engine) for row in offline), waits)
+    best = over_http if len(over_http) >= 2 else inside
+    step, whole = _line(best)
+    token = min(_line(inside)[1], whole) if len(inside) >= 2 else whole
     request, prompt_token = request_seconds(traces)
-    over_http = [_Case(row.tok_s * row.seconds, row.engine) for row in online if row.engine]
-    step, sent = _loop_seconds(over_http)
-    # Without HTTP, a token takes less.
-    _, token = _loop_seconds([_Case(row.out_tokens, row.engine) for row in offline if row.engine])
-    token = min(token, sent)
     host = HostTimes(
-        launch=rounded(float(np.mean([case.launch for case in over_http] or [0.0]))),
+        launch=_mean_launch(best),
         step=step,
         token=token,
         request=request,
         prompt_token=prompt_token,
-        sent=rounded(sent - token),
+        sent=rounded(whole - token),
     )
     begin = rounded(begin_seconds(traces, steps, host))
     client = max(0.0, _first_token_seconds(online, steps) - host.loop(1) - begin)
@@ -49,29 +51,42 @@ def host_times(
 
 
 class _Case(NamedTuple):
-    """What the loop did in a case that yielded so many tokens."""
+    """The mean step of a case: its tokens, seconds that the loop waits for its launch, and seconds
+    of the loop besides."""
 
+    steps: int
     tokens: float
-    figures: StepFigures
-
-    @property
-    def launch(self) -> float:
-        """Seconds for which it waits for the launch of a step, which is part of planning it."""
-        return 1e-6 * min(self.figures.launch_us, self.figures.plan_us)
-
-    @property
-    def loop(self) -> float:
-        """Seconds for a step, besides."""
-        figures = self.figures
-        return 1e-6 * (figures.plan_us + figures.apply_us + figures.deliver_us) - self.launch
+    launch: float
+    loop: float
 
 
-def _loop_seconds(cases: Iterable[_Case]) -> tuple[float, float]:
+def _cases(rows: Iterable[tuple[float, StepFigures | None]], waits: bool) -> list[_Case]:
+    """What the loop did in each case.
+
+    Args:
+        rows: the tokens of a case, and its figures.
+        waits: the loop waits for launches, which is part of planning.
+    """
+    found = []
+    for tokens, row in rows:
+        if row is not None and row.steps:
+            launch = min(row.launch_us, row.plan_us) if waits else 0.0
+            loop = row.plan_us + row.apply_us + row.deliver_us - launch
+            if loop > 0.0:
+                found.append(_Case(row.steps, tokens / row.steps, 1e-6 * launch, 1e-6 * loop))
+    return found
+
+
+def _mean_launch(cases: Sequence[_Case]) -> float:
+    steps = sum(case.steps for case in cases)
+    return rounded(sum(case.launch * case.steps for case in cases) / max(steps, 1))
+
+
+def _line(cases: Sequence[_Case]) -> tuple[float, float]:
     """What the event loop takes for a step, besides its launch, and for each of its tokens."""
-    points = [(case.tokens / case.figures.steps, case.loop) for case in cases if case.figures.steps]
-    if len(points) < 2:
+    if len(cases) < 2:
         return 0.0, 0.0
-    tokens, seconds = np.array(points).T
+    tokens, seconds = np.array([(case.tokens, case.loop) for case in cases]).T
     return line(tokens, seconds, 1.0 / seconds)
 
 

@@ -37,8 +37,8 @@ class PredictedCost:
         names: the profiles to learn from, from the smallest model on.
 
     Attributes:
-        profile: the nearest of them, with the times of the host of the smallest model's. They do
-            not depend on the model, and matter most for a small one.
+        profile: that of this very model; or the nearest one, with the host's times of the smallest
+            model's, where they were seen to matter.
         is_measured: whether it is of this very model, on this GPU.
     """
 
@@ -50,9 +50,11 @@ class PredictedCost:
         shares = _shares(_kernel_bytes(rank.work), sizes)
         self._mean = list(zip(shares, references, strict=True))
         nearest = references[int(np.argmax(shares))]
-        host = shipped(MEASURED[0]).host
-        self.profile: Profile = msgspec.structs.replace(nearest.profile, host=host)
         self.is_measured = nearest.is_of(rank.work) and gpu.title == "NVIDIA H200" and tp == 1
+        self.profile: Profile = nearest.profile
+        if not self.is_measured:
+            host = shipped(MEASURED[0]).host
+            self.profile = msgspec.structs.replace(nearest.profile, host=host)
 
     def seconds(
         self, starts: np.ndarray, lengths: np.ndarray, num_samples: int, decode_steps: int = 1

@@ -25,15 +25,15 @@ LENGTHS: Final = (1024, 4096, 16384)
 _MEASURED: Final = (
     "Step times are measured: this model on one H200. In eight loads of 0.6B and 8B, simulated "
     "tokens/s and times per token were within 3 % of those measured over HTTP, the median TTFT "
-    "within 12 % (one client of 8B: 20 %), p99 of TTFT within 30 % and of ITL within 16 %."
+    "within 11 % (8B with 256 clients: 26 %), p99 of TTFT within 23 % and of ITL within 16 %."
 )
 _ESTIMATED: Final = (
     "Step times are estimated from those of Qwen3-0.6B and 8B on one H200. How far off that can "
-    "be: from 0.6B's times alone, 8B's time per token comes out within 6 %, tokens/s within 2 %, "
-    "median TTFT within 8 % (one client: 23 %); from 8B's alone, 0.6B's within 5, 5 and 9 %."
+    "be: from 0.6B's steps alone, 8B's time per token comes out within 6 %, tokens/s within 2 %, "
+    "median TTFT within 7 % (one client: 21 %); from 8B's steps, 0.6B's within 5, 6 and 10 %."
 )
 _HOST: Final = (
-    "Times of HTTP and of the event loop are those of the machine on which that was measured."
+    "Times of HTTP and of the event loop are those of a machine on which that was measured."
 )
 _OTHER_GPU: Final = (
     "Nothing was measured on {}: it is taken to reach the same shares of its data sheet as the "

@@ -37,13 +37,13 @@ class Reading:
     def enters(self, now: float, num_prompt: int) -> float:
         """When a request that is sent now enters the queue.
 
-        The way back to the client is included, though it comes later, and so is what it takes to
-        begin the answer: no client can tell.
+        The way back to the client is included, though it comes later, and so is what the event
+        loop takes for the first token: no client can tell.
         """
         host = self._host
-        reading = host.request + host.begin + host.prompt_token * num_prompt
-        self._until = max(now, self._until) + reading
-        return self._until + max(0.0, host.client - reading)
+        reading = host.request + host.prompt_token * num_prompt
+        self._until = max(now, self._until) + reading + host.begin
+        return self._until + max(0.0, host.client - reading) + host.loop(1)
 
 
 def device_of(cost: StepCost, limits: EngineLimits) -> Device:

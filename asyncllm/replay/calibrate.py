@@ -139,9 +139,10 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
     token_points = _used(sizes, tokens)
     beyond = tokens[tokens > step_sizes[-1]] if step_sizes else tokens[:0]
     # Steps take longer at once where padding ends, so no line crosses that point.
-    ends = step_sizes[-1] + 1.0 if len(beyond) else None
-    if ends is not None and beyond.min() <= NEAR * ends:
-        token_points, ends = np.union1d(token_points, ends), None
+    end = step_sizes[-1] + 1.0 if step_sizes else 0.0
+    end_is_measured = len(beyond) > 0 and beyond.min() <= NEAR * end
+    if end_is_measured:
+        token_points = np.union1d(token_points, end)
     length_points = _used(LENGTHS, np.concatenate([m.shape.chunk_lengths for m in mixed]))
     counts = np.array(
         [
@@ -166,11 +167,11 @@ def _fit(decode: list[_Measured], mixed: list[_Measured], step_sizes: tuple[int,
     )
     mixed_token, mixed_kv, mixed_row, wide, chunk, chunk_key = parts[1]
     mixed_tokens = np.cumsum(parts[0])
-    if ends is not None:  # not measured: in proportion to the next that was
-        place = int(np.searchsorted(token_points, ends))
-        value = mixed_tokens[place] * ends / token_points[place]
+    if len(beyond) and not end_is_measured:  # in proportion to the next that was
+        place = int(np.searchsorted(token_points, end))
+        value = mixed_tokens[place] * end / token_points[place]
         mixed_tokens = np.insert(mixed_tokens, place, max(value, mixed_tokens[place - 1]))
-        token_points = np.insert(token_points, place, ends)
+        token_points = np.insert(token_points, place, end)
     return StepTimes(
         decode_rows=_curve(ROWS, row_points, decode_rows),
         padded_rows=padded_rows,

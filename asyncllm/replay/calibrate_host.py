@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final
@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncllm.replay.least_squares import line, rising, rounded, solve
 from asyncllm.replay.steps import RecordedStep
-from asyncllm.replay.trace_file import Arrival, Plan, Result, Trace
+from asyncllm.replay.trace_file import Arrival, Event, Plan, Result, Trace
 from asyncllm.sim.profile import NOTHING, Curve, HostTimes, StepShape
 
 #: Points of ``HostTimes.idle``.
@@ -111,23 +111,17 @@ def _beginning(
     """Steps that yielded many first tokens, how many, and the time from the plan that the loop
     made then to the next request, which waited to be read."""
     by_time = {step.reported: step for step in steps}
-    events = list(trace.events())
-    for result, plan, arrival, following in zip(
-        events, events[1:], events[2:], events[3:], strict=False
-    ):
-        if not (
-            isinstance(result, Result)
-            and isinstance(plan, Plan)
-            and isinstance(arrival, Arrival)
-            and isinstance(following, Arrival)
-            and READING[0] <= following.now - arrival.now <= READING[1]
-        ):
-            continue
-        step = by_time.get(result.now)
-        if step is not None:
-            firsts = step.num_samples - int((step.lengths == 1).sum())
-            if firsts >= MIN_FIRSTS:
-                yield step, firsts, arrival.now - plan.now
+    latest: deque[Event] = deque(maxlen=4)
+    for event in trace.events():
+        latest.append(event)
+        match list(latest):
+            case [Result() as result, Plan() as plan, Arrival() as arrival, Arrival() as following]:
+                step = by_time.get(result.now)
+                waited = READING[0] <= following.now - arrival.now <= READING[1]
+                if step is not None and waited:
+                    firsts = step.num_samples - int((step.lengths == 1).sum())
+                    if firsts >= MIN_FIRSTS:
+                        yield step, firsts, arrival.now - plan.now
 
 
 def _reading(trace: Trace) -> Iterable[tuple[int, float]]:

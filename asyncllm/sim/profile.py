@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -31,6 +31,10 @@ class Curve(msgspec.Struct, frozen=True):
 
     at: tuple[float, ...]
     values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.at or len(self.at) != len(self.values):
+            raise ValueError("a curve needs points, and a value at each")
 
     def __call__(self, x: float) -> float:
         return float(np.interp(x, self.at, self.values))
@@ -169,13 +173,15 @@ class Kind(msgspec.Struct, frozen=True):
     Attributes:
         ratios: quantiles of measured over fitted seconds.
         gap: mean seconds for which the device is idle before such a step, though the step was
-            planned in time: launching it took longer, or the event loop was busy.
+            planned in time.
     """
 
     name: str
     ratios: tuple[float, ...]
     gap: float
 
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0)]
 
 #: Of any number of tokens.
 NOTHING: Final = Curve((0.0,), (0.0,))
@@ -195,14 +201,14 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     idle: Curve = NOTHING
-    launch: float = 0.0
-    step: float = 0.0
-    token: float = 0.0
-    request: float = 0.0
-    prompt_token: float = 0.0
-    begin: float = 0.0
-    sent: float = 0.0
-    client: float = 0.0
+    launch: Seconds = 0.0
+    step: Seconds = 0.0
+    token: Seconds = 0.0
+    request: Seconds = 0.0
+    prompt_token: Seconds = 0.0
+    begin: Seconds = 0.0
+    sent: Seconds = 0.0
+    client: Seconds = 0.0
 
     def loop(self, tokens: int) -> float:
         """What the event loop takes for a step whose tokens it sends over HTTP."""

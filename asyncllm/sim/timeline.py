@@ -30,7 +30,7 @@ class StepTiming(NamedTuple):
         seconds: on the device; None for a step without rows.
         gap: the least time between the step before and this one.
         idle: beyond these, if the device has nothing else to do.
-        loop: of the event loop, for its result.
+        loop: of the event loop, for its launch and its result.
     """
 
     seconds: float | None

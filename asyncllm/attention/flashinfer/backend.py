@@ -141,7 +141,10 @@ class FlashInferBackend:
             staging=Staging(device),
         )
         self._decode = [make_kernel(decode_template(kind), kind, place) for kind in kinds]
-        self._mixed_decode = [make_kernel("fa2", kind, place) for kind in kinds]
+        # Without rows, all blocks of a kernel return before they wait for the prompts' kernel. What
+        # follows would then not wait for that one either, so this kernel must not overlap it.
+        after_prompts = replace(place, overlaps=False)
+        self._mixed_decode = [make_kernel("fa2", kind, after_prompts) for kind in kinds]
         self._prompts = [
             make_kernel(prompt_template(kind, capability), kind, place) for kind in kinds
         ]

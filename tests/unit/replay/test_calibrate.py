@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -261,23 +262,39 @@ def online_row(case: str, tokens_per_step: float, loop_us: float, **changes: obj
     return msgspec.structs.replace(row, **changes)
 
 
+def empty_trace(path: Path, device: str) -> Trace:
+    TraceWriter(str(path), Header("1", "fair", limits(device=device))).close("done")
+    return Trace.read(str(path))
+
+
 def test_bench_rows_show_the_time_of_the_loop_and_of_http(tmp_path: Path) -> None:
-    TraceWriter(str(tmp_path / "a"), Header("1", "fair", limits())).close("done")
-    traces = [Trace.read(str(tmp_path / "a"))]
-    rows = [online_row("c1", 1, 210.0, clients=1), online_row("c64", 64, 840.0, clients=64)]
+    online = [online_row("c1", 1, 210.0, clients=1), online_row("c64", 64, 840.0, clients=64)]
+    offline = [offline_row("bs1", 1, 104.0), offline_row("bs64", 64, 356.0)]
     alone = RecordedStep(
         np.array([0]), np.array([128]), 1, 1, 5.0, alone=True, reported=5.0052, seconds=0.004
     )
-    offline = [offline_row("bs1", 1, 104.0), offline_row("bs64", 64, 356.0)]
-    reports = [Report(machine="", model="", online=rows, offline=offline)]
-    host = host_times(traces, [[alone]], reports)
+
+    def found(device: str = "cuda", **rows: Any) -> HostTimes:
+        trace = empty_trace(tmp_path / device, device)
+        return host_times([trace], [[alone]], [Report(machine="", model="", **rows)])
+
+    host = found(online=online, offline=offline)
     assert host.launch == pytest.approx(150e-6)
     assert host.step == pytest.approx(200e-6)
     assert host.token == pytest.approx(4e-6)
     assert host.sent == pytest.approx(6e-6)
     assert host.loop(64) == pytest.approx(150e-6 + 840e-6)
     assert host.client == pytest.approx(7.0e-3 - 5.2e-3 - host.loop(1))
-    assert host_times(traces, [[alone]], []) == HostTimes()
+    # Either kind alone tells what it can.
+    http = found(online=online)
+    assert (http.step, http.token, http.sent) == pytest.approx((200e-6, 10e-6, 0.0))
+    inside = found(offline=offline)
+    assert (inside.step, inside.token, inside.sent) == pytest.approx((100e-6, 4e-6, 0.0))
+    on_cpu = found("cpu", online=online)
+    assert (on_cpu.launch, on_cpu.step) == pytest.approx((0.0, 350e-6)), "it does not wait there"
+    idle = online_row("idle", 0, 0.0, engine=msgspec.structs.replace(step_figures(0.0), steps=0))
+    assert found(online=[*online, idle]) == http
+    assert found() == HostTimes()
 
 
 def test_a_loop_that_is_late_is_no_gap_of_the_device() -> None:

@@ -96,6 +96,25 @@ def test_files_that_are_no_profiles_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "newer.json")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("launch", -1.0, "host.launch"),
+        ("token", -1e-6, "host.token"),
+        ("idle", {"at": [], "values": []}, "a curve needs points"),
+        ("idle", {"at": [1, 2], "values": [0.1]}, "a curve needs points"),
+    ],
+)
+def test_times_that_cannot_be_are_refused(
+    field: str, value: object, named: str, tmp_path: Path
+) -> None:
+    raw = msgspec.to_builtins(shipped("h200-8b"))
+    raw["host"][field] = value
+    (tmp_path / "odd.json").write_bytes(msgspec.json.encode(raw))
+    with pytest.raises(ModelError, match=named):
+        load(tmp_path / "odd.json")
+
+
 def test_the_name_of_a_profile_is_checked_before_anything_is_loaded() -> None:
     EngineConfig(sim_profile="mine.json")
     with pytest.raises(BadRequest, match="sim_profile must be auto, h200-8b"):
