@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import gc
+import json
 import sys
 from collections.abc import Callable
 from time import process_time
