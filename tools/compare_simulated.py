@@ -110,8 +110,8 @@ def offline_rows(
 
     async def main() -> list[OfflineRow]:
         clock = asyncio.get_running_loop().time
-        options: dict[str, Any] = {"sim_profile": profile, "policy": "longest"}
-        async with AsyncLLM(model, device="sim", itl_target_ms=0.0, **options) as llm:
+        options: dict[str, Any] = {"policy": "longest", "itl_target_ms": 0.0}
+        async with AsyncLLM(model, device="sim", sim_profile=profile, **options) as llm:
             rows = [await run_case(llm, case, REPETITIONS, clock) for case in cases]
         return [row for row in rows if row is not None]
 
@@ -123,10 +123,10 @@ def online_rows(
 ) -> list[OnlineRow]:
     """The rows of ``asyncllm bench serve``, simulated; ``model`` as for ``offline_rows``."""
     found = find_profile(profile)
-    options: dict[str, Any] = {"sim_profile": profile, "max_model_len": CONTEXT}
 
     async def main() -> list[OnlineRow]:
-        async with AsyncLLM(model, device="sim", **options) as llm:
+        options: dict[str, Any] = {"max_model_len": CONTEXT}
+        async with AsyncLLM(model, device="sim", sim_profile=profile, **options) as llm:
             load = _Load(llm, HostTimes() if found is None else found.host)
             await load.run(warm_up(cases))
             return [await load.run(case) for case in cases]
@@ -174,7 +174,7 @@ class _Load:
 
         The way back is included, though it comes later: no client can tell.
         """
-        reading = self._host.request + self._host.prompt_token * num_prompt
+        reading = self._host.reading(num_prompt)
         await asyncio.sleep(max(0.0, self._host.client - reading))
         virtual_time.spend(reading)
 

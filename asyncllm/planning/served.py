@@ -41,7 +41,7 @@ class Reading:
         loop takes for the first token: no client can tell.
         """
         host = self._host
-        reading = host.request + host.prompt_token * num_prompt
+        reading = host.reading(num_prompt)
         self._until = max(now, self._until) + reading + host.begin
         return self._until + max(0.0, host.client - reading) + host.loop(1)
 

@@ -61,16 +61,13 @@ def least_gaps(traces: Iterable[Sequence[RecordedStep]]) -> dict[str, float]:
     late; so of several traces, the one with the smallest gaps counts. Results are late by different
     times, which cancel out in the mean.
     """
-    found: dict[str, list[list[float]]] = defaultdict(list)
-    for steps in traces:
-        gaps: dict[str, list[float]] = defaultdict(list)
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for number, steps in enumerate(traces):
         for step in steps:
             if not step.alone:
-                shape = StepShape.of(step.starts, step.lengths, step.num_samples)
-                gaps[shape.kind].append(min(max(step.gap, -LONGEST_GAP), LONGEST_GAP))
-        for name, some in gaps.items():
-            found[name].append(some)
-    return {name: max(0.0, _least_mean(traced)) for name, traced in found.items()}
+                kind = StepShape.of(step.starts, step.lengths, step.num_samples).kind
+                found[kind][number].append(min(max(step.gap, -LONGEST_GAP), LONGEST_GAP))
+    return {kind: max(0.0, _least_mean(list(gaps.values()))) for kind, gaps in found.items()}
 
 
 def _least_mean(traced: list[list[float]]) -> float:
@@ -115,13 +112,16 @@ def _beginning(
     for event in trace.events():
         latest.append(event)
         match list(latest):
-            case [Result() as result, Plan() as plan, Arrival() as arrival, Arrival() as following]:
-                step = by_time.get(result.now)
-                waited = READING[0] <= following.now - arrival.now <= READING[1]
-                if step is not None and waited:
-                    firsts = step.num_samples - int((step.lengths == 1).sum())
-                    if firsts >= MIN_FIRSTS:
-                        yield step, firsts, arrival.now - plan.now
+            case [Result(now=result), Plan(now=plan), Arrival(now=arrival), Arrival(now=following)]:
+                pass
+            case _:
+                continue
+        step = by_time.get(result)
+        if step is None or not READING[0] <= following - arrival <= READING[1]:
+            continue
+        firsts = step.num_samples - int((step.lengths == 1).sum())
+        if firsts >= MIN_FIRSTS:
+            yield step, firsts, arrival - plan
 
 
 def _reading(trace: Trace) -> Iterable[tuple[int, float]]:

@@ -210,6 +210,10 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     sent: Seconds = 0.0
     client: Seconds = 0.0
 
+    def reading(self, num_prompt: int) -> float:
+        """What the event loop takes to read a request over HTTP."""
+        return self.request + self.prompt_token * num_prompt
+
     def loop(self, tokens: int) -> float:
         """What the event loop takes for a step whose tokens it sends over HTTP."""
         return self.launch + self.step + (self.token + self.sent) * tokens

@@ -180,20 +180,14 @@ def decode_rows(count: int, rng: np.random.Generator) -> list[tuple[int, int, in
     return [(slot, int(rng.integers(0, 4000 if slot % 5 == 0 else 700)), 1) for slot in slots]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize(("tokens", "rows"), [(1280, 32), (1280, 200), (2560, 20)])
-def test_a_mixed_graph_serves_any_rows(
-    tokens: int, rows: int, case: Case, name: AttentionName
+def check_a_mixed_graph(
+    tokens: int, rows: int, case: Case, name: AttentionName, seeds: int
 ) -> None:
-    backend: GraphBackend | None = None
-    graph: Graph | None = None
-    first = PagedSequences(case, 0)
-    for seed in range(5):
+    """One graph attends random rows, other ones for each seed."""
+    first = PagedSequences(case)
+    graph = Graph(first, make_graph_backend(first, name), tokens, rows, mixed=True)
+    for seed in range(seeds):
         world = PagedSequences(case, seed)
-        if backend is None or graph is None:
-            backend = make_graph_backend(first, name)
-            graph = Graph(first, backend, tokens, rows, mixed=True)
         step = random_rows(np.random.default_rng(seed), world)
         layers = world.step(step)
         # One cache for all seeds: the graph keeps its addresses.
@@ -201,6 +195,15 @@ def test_a_mixed_graph_serves_any_rows(
         first.block_table.copy_(world.block_table)
         [answers] = graph.replay((step, layers))
         check(layers, answers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("tokens", "rows"), [(1280, 32), (1280, 200), (2560, 20)])
+def test_a_mixed_graph_serves_any_rows(
+    tokens: int, rows: int, case: Case, name: AttentionName
+) -> None:
+    check_a_mixed_graph(tokens, rows, case, name, seeds=5)
 
 
 @pytest.mark.parametrize("name", NAMES)

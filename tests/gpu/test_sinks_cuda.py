@@ -9,15 +9,14 @@ import torch
 from asyncllm.config import AttentionName
 from asyncllm.kernels import attention as in_torch
 from asyncllm.kernels.attention import apply_sinks
-from tests.gpu.test_attention_cuda import (
-    BF16,
-    NAMES,
-    PLAIN,
-    make_backend,
-    random_rows,
-    remembered,
+from tests.gpu.test_attention_cuda import BF16, NAMES, PLAIN, make_backend, remembered
+from tests.gpu.test_captured_attention import (
+    Graph,
+    check,
+    check_a_mixed_graph,
+    decode_rows,
+    make_graph_backend,
 )
-from tests.gpu.test_captured_attention import Graph, check, decode_rows, make_graph_backend
 from tests.support.kernels.paged_sequences import DEVICE, NUM_SLOTS, Case, PagedSequences
 
 pytestmark = [
@@ -70,18 +69,7 @@ def test_steps(rows: list[tuple[int, int, int]], case: Case, name: AttentionName
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(("tokens", "rows"), [(1280, 32), (2560, 200)])
 def test_a_mixed_graph(tokens: int, rows: int, case: Case, name: AttentionName) -> None:
-    first = PagedSequences(case)
-    backend = make_graph_backend(first, name)
-    graph = Graph(first, backend, tokens, rows, mixed=True)
-    for seed in range(3):
-        world = PagedSequences(case, seed)
-        step = random_rows(np.random.default_rng(seed), world)
-        layers = world.step(step)
-        # One cache for all seeds: the graph keeps its addresses.
-        first.pool.storage.copy_(world.pool.storage)
-        first.block_table.copy_(world.block_table)
-        [answers] = graph.replay((step, layers))
-        check(layers, answers)
+    check_a_mixed_graph(tokens, rows, case, name, seeds=3)
 
 
 @pytest.mark.parametrize("name", NAMES)
