@@ -25,7 +25,7 @@ from asyncllm.server.openai.prompts import (
     truncate,
 )
 from asyncllm.server.openai.reply import OpenAIReply
-from asyncllm.server.openai.requests import CompletionRequest
+from asyncllm.server.openai.requests import MAX_TOKENS, CompletionRequest
 from asyncllm.server.service import SERVICE
 from asyncllm.types import TokenDelta
 
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     from asyncllm.server.model import Model, Tokenizer
     from asyncllm.types import PromptLogprob
-
-#: OpenAI's default, which clients of this route rely on.
-MAX_TOKENS = 16
 
 
 async def completions(request: web.Request) -> web.StreamResponse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -26,10 +26,14 @@ from asyncllm.types import Pooling
 Prompts = Text | Annotated[list[Text | TokenId | list[TokenId]], NOT_EMPTY]
 
 
-class CompletionRequest(OpenAIFields, kw_only=True):
-    """``max_tokens`` 0 only scores the prompt."""
+#: OpenAI's default, which clients of this route rely on.
+MAX_TOKENS: Final = 16
 
-    max_tokens: TokenBudget | None = None
+
+class CompletionRequest(OpenAIFields, kw_only=True):
+    """``max_tokens`` 0 only scores the prompt, and null is as if it were left out."""
+
+    max_tokens: TokenBudget | None = MAX_TOKENS
     prompt: Prompts
     echo: bool | None = None
     logprobs: Logprobs | None = None

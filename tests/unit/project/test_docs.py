@@ -8,9 +8,13 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from asyncllm.__main__ import main
+from asyncllm.config import EngineConfig
+from asyncllm.ray_config import RayConfig
+from asyncllm.server_config import ServerConfig
 
 ROOT = Path(__file__).parents[3]
 #: Without CHANGELOG.md, which also names what is no more.
@@ -29,6 +33,12 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 #: In backticks, what is written like a class, perhaps with one of its members.
 NAME = re.compile(r"`_?[A-Z][A-Za-z]*[a-z][A-Za-z]*(?:\.\w+)?`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+#: An option's default: in parentheses after its name, or beside it in a table of defaults.
+DEFAULT = re.compile(r"`--([a-z-]+)` \((\d[\d,.]*(?: [KM]iB)?)")
+DEFAULTS = re.compile(r"^\| option \| default \|.*\n\|.*\n((?:\|.*\n)+)", re.MULTILINE)
+IN_TABLE = re.compile(r"^\| `--([a-z-]+)` \| (\d[\d,.]*(?: [KM]iB)?)", re.MULTILINE)
+UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
 
 COMMANDS = (
     *("serve", "chat", "generate", "batch", "replay", "doctor", "models"),
@@ -100,6 +110,27 @@ def broken_links(document: Path, text: str) -> list[str]:
     return broken
 
 
+@cache
+def defaults() -> dict[str, msgspec.structs.FieldInfo]:
+    structs = (EngineConfig, ServerConfig, RayConfig)
+    return {f.name: f for struct in structs for f in msgspec.structs.fields(struct)}
+
+
+def wrong_defaults(text: str) -> list[str]:
+    """Those of options without a fixed default are looked for in its description."""
+    wrong = []
+    for option, said in DEFAULT.findall(text) + IN_TABLE.findall("".join(DEFAULTS.findall(text))):
+        number, _, unit = said.rstrip(",.").replace(",", "").partition(" ")
+        field = defaults()[option.replace("-", "_")]
+        if field.default is None:
+            fits = re.search(rf"\b{number}\b", str(field.type)) is not None
+        else:
+            fits = field.default == float(number) * UNITS.get(unit, 1)
+        if not fits:
+            wrong.append(f"--{option} ({said})")
+    return wrong
+
+
 @pytest.fixture(params=DOCUMENTS, ids=name_of)
 def document(request: pytest.FixtureRequest) -> Path:
     path: Path = request.param
@@ -118,6 +149,10 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 def test_every_option_exists(document: Path) -> None:
     named = set(OPTION.findall(document.read_text(encoding="utf-8")))
     assert sorted(named - options() - OTHER_PROGRAMS) == []
+
+
+def test_every_default_is_the_options_own(document: Path) -> None:
+    assert wrong_defaults(document.read_text(encoding="utf-8")) == []
 
 
 def test_every_class_and_member_exists(document: Path) -> None:
@@ -156,3 +191,7 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     assert broken_links(page, text) == ["#nowhere", "gone.md"]
     assert NAME.findall(text) == ["`Gone.at`"]
     assert OPTION.findall(text) == ["--no-such-option"]
+    text = "`--max-waiting` (4,096), `--stall-seconds` (30; 300 on a CPU)\n"
+    text += "| option | default |\n|--|--|\n| `--max-body-bytes` | 8 MiB |\n"
+    assert wrong_defaults(text) == []
+    assert len(wrong_defaults(text.replace("0", "1").replace("8", "9"))) == 3
