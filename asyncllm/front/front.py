@@ -23,7 +23,7 @@ from asyncllm.front.expiring import Expiring
 from asyncllm.front.replica import Parcel, Replica, able
 from asyncllm.front.request import home_of
 from asyncllm.front.router import Router
-from asyncllm.supervise.child import ACCEPT, READY
+from asyncllm.supervise.child import ACCEPT, PING, READY
 from asyncllm.supervise.front_channel import (
     BEGUN,
     CLOSED,
@@ -31,7 +31,6 @@ from asyncllm.supervise.front_channel import (
     KEPT,
     MOVED,
     NUMBER_BYTES,
-    PING,
     RETRY_SECONDS,
     number_of,
 )

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import signal
 import socket
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from asyncllm.supervise.child import HAND_OVER
-from asyncllm.supervise.front_channel import INLINE_BYTES, PING, numbered
+from asyncllm.supervise.child import HAND_OVER, PING
+from asyncllm.supervise.front_channel import INLINE_BYTES, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.supervise.server import Server
-
-log = logging.getLogger(__name__)
 
 #: Pings without an answer until a replica gets no new requests.
 MOST_MISSED: Final = 2
@@ -101,21 +96,10 @@ class Replica:
                 connection.close()
 
     def ping(self) -> None:
-        """Ask whether its event loop runs; to be called once a second.
-
-        A replica that was stopped (SIGSTOP) is killed: nobody else can have its requests before.
-        """
-        server = self.server
-        if server is None or server.pid is None:
-            return
-        if not server.accepts:  # it is loading, and does not answer pings yet
-            self._missed = self._missed + 1 if _is_stopped(server.pid) else 0
-        else:
+        """Ask whether its event loop runs; to be called once a second."""
+        if self.server is not None and self.server.accepts:
             self._missed += 1
-            server.tell(PING)
-        if self._missed > MOST_MISSED and _is_stopped(server.pid):
-            log.error("replica %d is stopped: killing it", server.index)
-            os.kill(server.pid, signal.SIGKILL)
+            self.server.tell(PING)
 
     def answered(self) -> None:
         """It has answered a ping."""
@@ -146,11 +130,3 @@ def _send(channel: socket.socket, number: int, connection: socket.socket, reques
         socket.send_fds(channel, [numbered(HAND_OVER, number)], fds)
     finally:
         os.close(file)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:  # it has ended
-        return False
-    return stat.rpartition(")")[2].split()[0] == "T"

@@ -15,8 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from asyncllm.supervise.signals import DEAD, FORWARDED_STOP, GRACE_SECONDS, SAME_SECONDS, STOPS
-from asyncllm.supervise.terminal import Terminal
+from asyncllm.supervise.signals import (
+    DEAD,
+    FORWARDED_STOP,
+    GRACE_SECONDS,
+    SAME_SECONDS,
+    STOPS,
+    Terminal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,6 +29,8 @@ STANDBY: Final = b"s"
 #: To a standby, followed by how many servers have died, with the descriptor of what the last of
 #: them had remembered: it is the server now.
 TAKE_OVER: Final = b"t"
+#: In both directions: does the other process react?
+PING: Final = b"p"
 #: Before the next attempt, when the parent does not take messages as fast as they are sent.
 SEND_SECONDS: Final = 0.01
 #: Most bytes of a message.
@@ -69,7 +71,11 @@ class Parent:
 
     def stand_by(self) -> None:
         """Returns when this process is to serve; ends it if there will be nothing to do."""
-        message, files, _, _ = socket.recv_fds(self.channel, MESSAGE_BYTES, 1)
+        message, files = PING, list[int]()
+        while message == PING:
+            message, files, _, _ = socket.recv_fds(self.channel, MESSAGE_BYTES, 1)
+            if message == PING:
+                self._tell(PING)
         if not message:  # the parent is gone
             os._exit(0)
         self.took_over_at = time.monotonic()

@@ -10,7 +10,15 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from asyncllm.supervise.child import HAND_OVER, LEAVING, MESSAGE_BYTES, READY, received, taken
+from asyncllm.supervise.child import (
+    HAND_OVER,
+    LEAVING,
+    MESSAGE_BYTES,
+    PING,
+    READY,
+    received,
+    taken,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +34,6 @@ KEPT: Final = b"k"
 CLOSED: Final = b"c"
 #: Another replica should answer the request; this one cannot.
 MOVED: Final = b"m"
-#: In both directions: is the event loop alive?
-PING: Final = b"p"
 
 #: Bytes of a connection's number. Connections with number 0 are not reported of.
 NUMBER_BYTES: Final = 8

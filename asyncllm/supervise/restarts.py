@@ -34,13 +34,14 @@ class Restarts:
         self._ready_at = self._clock()
         self._was_ready = True
 
-    def delay(self, *, others_serve: bool = False) -> float | None:
+    def delay(self, *, again: bool = False) -> float | None:
         """The server has died: seconds to wait before the next start, or None to give up.
 
-        A server that has never been ready is not started again, as it would fail in the same way,
-        unless others serve with the same options.
+        Args:
+            again: start it again although it has never been ready: others serve with the same
+                options, or it did not fail by itself. Else it would fail in the same way.
         """
-        if not (self._was_ready or others_serve):
+        if not (self._was_ready or again):
             return None
         if self._ready_at is None:
             self._failed += 1

@@ -27,17 +27,19 @@ from asyncllm.supervise.child import (
 from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.fork import fork
 from asyncllm.supervise.poller import Poller
+from asyncllm.supervise.progress import LOOK_SECONDS
 from asyncllm.supervise.server import Server
 from asyncllm.supervise.signals import (
-    DEAD,
     FORWARDED_STOP,
     GRACE_SECONDS,
     HANDLED,
     SAME_SECONDS,
     STOPS,
+    Terminal,
+    cause_of,
+    exit_code,
 )
 from asyncllm.supervise.standby import Standby
-from asyncllm.supervise.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +83,7 @@ class Supervisor:
         self._signals = 0
         self._signalled_at = -SAME_SECONDS
         self._kill_at: float | None = None
+        self._look_at = 0.0
         self._exit_code: int | None = None
         self._worst_code = 0
         self._remembered: int | None = None  # a file
@@ -117,12 +120,16 @@ class Supervisor:
             if self._kill_at is not None and now >= self._kill_at:
                 self._kill_at = None
                 self._kill()
+            if now >= self._look_at:
+                self._look_at = now + LOOK_SECONDS
+                self._look()
             self._door.act()
-            times = [self._kill_at, self._door.deadline]
+            times = [self._kill_at, self._look_at, self._door.deadline]
             times += [server.start_at for server in self._servers]
             next_at = min((at for at in times if at is not None), default=None)
             self._poller.wait(None if next_at is None else next_at - time.monotonic())
         self._standby.kill()
+        self._standby.await_killed()
         self._close()
         for listening in self._sockets:
             listening.close()
@@ -131,21 +138,23 @@ class Supervisor:
     def _start(self, server: Server) -> Parent | None:
         """Let the standby be the server, or fork; returns a ``Parent`` in a new process."""
         restarts = server.restarts.count
-        process = self._standby.take_over(restarts, self._remembered)
-        if process is None:
+        patience: int | None
+        if (standby := self._standby.take_over(restarts, self._remembered)) is not None:
+            pid, channel, patience = standby
+        else:
+            patience = None
             try:
-                process = fork()
+                pid, channel = fork()
             except OSError as error:
                 log.error("cannot start %s, will keep trying: %s", self._name(server), error)
                 server.start_at = time.monotonic() + FORK_SECONDS
                 return None
-        pid, channel = process
         if pid == 0:
             memory = b"" if self._remembered is None else content_of(self._remembered)
             self._close()
             replica = None if len(self._servers) == 1 else server.index
             return Parent(self._sockets, channel, restarts, replica, memory)
-        server.began(pid, channel)
+        server.began(pid, channel, patience)
         self._poller.add(channel, partial(self._on_message, server))
         self._door.began(server)
         return None
@@ -199,7 +208,7 @@ class Supervisor:
                     self._remember(file)
                 continue
             if message == ACCEPT:
-                server.accepts = True
+                server.accepted()
             elif message.startswith(READY):
                 server.is_ready = True
                 server.restarts.ready()
@@ -223,10 +232,11 @@ class Supervisor:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
+            self._standby.killed.discard(pid)
             if pid == self._standby.pid:
                 self._standby.ended()
                 if -code not in STOPS:  # Ctrl-C reaches all processes, this one maybe last
-                    log.warning("the standby has ended %s", _cause(code))
+                    log.warning("the standby has ended %s", cause_of(code))
             for server in self._servers:
                 if pid == server.pid:
                     self._ended(server, code)
@@ -236,14 +246,19 @@ class Supervisor:
         self._on_message(server)  # its last words
         assert server.channel is not None
         self._poller.remove(server.channel)
+        stood_by = server.stood_by
         server.ended()
         self._door.lost(server)
         self._standby.is_due = False  # the next server asks again
         if self._signals:
             asked = code in (-FORWARDED_STOP, *(-number for number in STOPS))
-            self._leaves(0 if asked else _exit_code(code))
+            self._leaves(0 if asked else exit_code(code))
         elif code == 0:
             self._leaves(0)  # somebody has stopped it
+        elif stood_by:
+            cause = cause_of(code, was_killed=server.was_killed)
+            log.error("the standby has ended %s: starting a server without it", cause)
+            server.start_at = time.monotonic()
         else:
             self._restart(server, code)
 
@@ -255,19 +270,20 @@ class Supervisor:
 
     def _restart(self, server: Server, code: int) -> None:
         name = self._name(server)
-        others_serve = any(other.is_ready for other in self._servers)
-        delay = server.restarts.delay(others_serve=others_serve)
+        cause = cause_of(code, was_killed=server.was_killed)
+        again = server.was_killed or any(other.is_ready for other in self._servers)
+        delay = server.restarts.delay(again=again)
         if delay is None:
             if server.restarts.count:
-                log.error("%s has ended %s again and again: giving up", name, _cause(code))
-                self._leaves(_exit_code(code))
+                log.error("%s has ended %s again and again: giving up", name, cause)
+                self._leaves(exit_code(code))
                 return
             if code < 0:
-                log.error("%s has ended %s before it was ready", name, _cause(code))
-            self._exit_code = _exit_code(code)  # the other servers would fail in the same way
+                log.error("%s has ended %s before it was ready", name, cause)
+            self._exit_code = exit_code(code)  # the other servers would fail in the same way
             return
         when = f"in {delay:.0f} s" if delay else "now"
-        log.error("%s has ended %s: starting it again %s", name, _cause(code), when)
+        log.error("%s has ended %s: starting it again %s", name, cause, when)
         server.start_at = time.monotonic() + delay
 
     def _name(self, server: Server) -> str:
@@ -311,6 +327,18 @@ class Supervisor:
         kill_at = now + seconds + KILL_SECONDS
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
+    def _look(self) -> None:
+        """Kill the children that make no progress; others take their places."""
+        for server in self._servers:
+            if server.pid is not None and (why := server.look()) is not None:
+                log.error("%s %s: killing it", self._name(server), why)
+                server.was_killed = True
+                os.kill(server.pid, signal.SIGKILL)
+        if (why := self._standby.look()) is not None:
+            log.error("the standby %s: starting another one", why)
+            self._standby.kill()
+            self._standby.is_due = not self._signals
+
     def _kill(self) -> None:
         for server in self._servers:
             if server.pid is not None:
@@ -320,16 +348,3 @@ class Supervisor:
 
 def _wake(number: int, frame: object) -> None:
     """Python writes the signal's number to the wake-up socket only if it has a handler."""
-
-
-def _exit_code(code: int) -> int:
-    """As a shell says it: 128 and the number of the signal."""
-    return code if code >= 0 else 128 - code
-
-
-def _cause(code: int) -> str:
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"by {name}{hint}"
-    return f"with status {code}" + (", its engine dead or stalled" if code == DEAD else "")

@@ -103,6 +103,27 @@ def test_a_standby_that_is_not_done_yet_takes_over_when_it_is() -> None:
         assert standby_of(running, 2)[0] == standby
 
 
+def test_a_standby_that_is_stopped_is_replaced_and_outlives_its_server() -> None:
+    """Whether the parent has noticed before it is needed or not."""
+    with serving("--standby", device="sim") as running:
+        running.until_ready()
+        first, standby = standby_of(running)
+        os.kill(standby, signal.SIGSTOP)
+        second = standby_of(running, 2)[1]
+        assert standby not in children(running.process.pid)
+        os.kill(second, signal.SIGSTOP)
+        os.kill(first, signal.SIGKILL)
+        running.until_ready()
+        answer_of(running)
+        assert not {first, standby, second} & {*standby_of(running, 3)}
+        running.process.terminate()
+        assert running.end() == 0
+    log = "".join(running.log)
+    assert "the standby is stopped: starting another one" in log
+    assert "the standby has ended by SIGKILL: starting a server without it" in log
+    assert "starting it again in" not in log, "it was no server that had died"
+
+
 def test_server_and_standby_die_at_once() -> None:
     with serving("--standby", device="sim") as running:
         running.until_ready()

@@ -288,6 +288,20 @@ def test_a_server_that_is_killed_while_it_loads() -> None:
         assert "before it was ready" in line
 
 
+def test_a_server_that_is_stopped_is_replaced() -> None:
+    """While it starts, loads and serves."""
+    with supervised(first={"load_seconds": 60}) as running:
+        until(lambda: bool(children(running.process.pid)))
+        os.kill(running.server, signal.SIGSTOP)
+        running.until_ready()
+        os.kill(running.server, signal.SIGSTOP)
+        running.until_ready()
+        assert running.status("/ready") == 200
+        running.process.terminate()
+        assert running.end() == 0
+    assert "".join(running.log).count("the server is stopped: killing it") == 2
+
+
 def test_a_dead_engine_restarts_the_server_with_growing_delays() -> None:
     with supervised(life_seconds=0.1) as running:
         running.until_ready()  # dies: again at once

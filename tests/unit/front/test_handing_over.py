@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import socket
-import subprocess
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -86,21 +84,6 @@ def test_a_replica_without_free_files_gives_requests_back(num_bytes: int, free: 
         assert (number, request) == (8, b"y" * num_bytes)
         taken.close()
         assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_replica_that_is_stopped_while_it_loads_is_killed() -> None:
-    with channel() as (ours, _), subprocess.Popen(["sleep", "60"]) as process:
-        server, replica = Server(0), Replica()
-        server.began(process.pid, ours)
-        replica.began(server)
-        for _ in range(9):
-            replica.ping()
-        assert process.poll() is None
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        for _ in range(3):
-            replica.ping()
-        assert process.wait(10) == -signal.SIGKILL
 
 
 def test_when_all_replicas_are_busy_one_of_them_answers_late() -> None:

@@ -31,7 +31,7 @@ def test_a_server_that_never_served_is_not_started_again(restarts: Restarts) -> 
 
 
 def test_a_server_that_never_served_is_started_again_while_others_serve(restarts: Restarts) -> None:
-    delays = [restarts.delay(others_serve=True) for _ in range(FAILED_STARTS)]
+    delays = [restarts.delay(again=True) for _ in range(FAILED_STARTS)]
     assert delays == [0, 1, 2, 4, None]
 
 
