@@ -16,6 +16,7 @@ CONTENT_TYPES: Final = {
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain",
 }
 #: The page loads nothing from elsewhere, runs no inline script, and cannot be put into a frame.
 POLICY: Final = "; ".join(

@@ -1,8 +1,9 @@
 // The chat: a conversation with the model, which survives a reload of the page.
 
 import { ApiError, call, events, getJson } from "./api.js";
-import { $, copy, duration, el, memory, number, plural, say } from "./dom.js";
-import { TextView, startTips } from "./text.js";
+import { $, el, memory, plural, say } from "./dom.js";
+import { MessageView } from "./message.js";
+import { startTips } from "./tokens.js";
 
 const NUMBERS = ["temperature", "max_tokens", "top_p", "top_k", "presence_penalty",
   "frequency_penalty", "repetition_penalty", "seed"];
@@ -218,13 +219,19 @@ function explain(error) {
 
 const views = new WeakMap(); // of each message
 
-let drawing = 0;
+let drawing = false;
+let rest = 0; // when the next drawing may begin: long answers take less than a third of the time
+
 function drawSoon() {
-  drawing ||= requestAnimationFrame(() => {
-    drawing = 0;
-    drawMessage(messages.at(-1));
+  if (drawing) return;
+  drawing = true;
+  setTimeout(() => requestAnimationFrame(() => {
+    const began = performance.now();
+    drawing = false;
+    if (messages.length) drawMessage(messages.at(-1));
     follow();
-  });
+    rest = performance.now() + 2 * (performance.now() - began);
+  }), rest - performance.now());
 }
 
 /** Stay at the end, unless the reader has scrolled up. */
@@ -249,74 +256,8 @@ function draw() {
 }
 
 function drawMessage(message) {
-  let view = views.get(message);
-  if (!view) views.set(message, (view = makeView(message)));
-  const live = running && message === messages.at(-1);
-  view.body.show(message.content, message.tokens ?? []);
-  if (view.thoughts) {
-    view.thoughts.hidden = !message.reasoning;
-    say(view.thoughts.firstChild, message.content || message.calls.length || !live
-      ? `Thought for ${duration(message.stats.thought)}` : "Thinking…");
-    say(view.thoughts.lastChild, message.reasoning);
-    view.calls.replaceChildren(...(message.calls ?? []).map(drawCall));
-    say(view.error, message.error ?? "");
-    view.error.hidden = !message.error;
-    say(view.stats, live ? "" : statsText(message));
-    view.actions.hidden = Boolean(live);
-    view.why.hidden = !message.stats.id;
-    view.shade.hidden = !message.tokens?.length;
-    view.node.classList.toggle("growing", Boolean(live));
-  }
+  if (!views.has(message)) views.set(message, new MessageView(message, { trace: ({ stats }) => showTrace(stats.id) }));
+  const view = views.get(message);
+  view.draw(Boolean(running) && message === messages.at(-1));
   return view.node;
-}
-
-function makeView(message) {
-  const isAnswer = message.role === "assistant";
-  const text = el("div.body", { "aria-label": isAnswer ? "Answer" : null });
-  const view = { body: new TextView(text) };
-  const label = { user: "You", assistant: "Model", tool: `Result of ${message.name}` }[message.role];
-  const button = (name, onclick) => el("button.quiet", { type: "button", onclick }, name);
-  view.node = el(`article.message.${message.role}`, {}, el("h2", {}, label));
-  if (isAnswer) {
-    view.thoughts = el("details.thoughts", {}, el("summary"), el("p.text"));
-    view.calls = el("div");
-    view.error = el("p.error", { role: "alert" });
-    view.stats = el("span.hint");
-    view.shade = button("Probabilities", () => {
-      const on = text.classList.toggle("shaded");
-      view.shade.setAttribute("aria-pressed", on);
-      text.tabIndex = on ? 0 : -1;
-      if (on) text.focus();
-    });
-    view.shade.setAttribute("aria-pressed", false);
-    view.why = button("Why so long?", () => showTrace(message.stats.id));
-    const copyText = button("Copy", () => copy(message.content, copyText));
-    view.actions = el("div.row.actions", {}, view.stats, el("span", {}, view.why, view.shade, copyText));
-    view.node.append(view.thoughts, text, view.calls, view.error, view.actions);
-  } else view.node.append(text);
-  return view;
-}
-
-function drawCall({ name, arguments: given }) {
-  let shown = given;
-  try {
-    shown = JSON.stringify(JSON.parse(given), null, 2);
-  } catch {
-    // it is still arriving
-  }
-  return el("div.call", {}, el("div.hint", {}, "calls ", el("code", {}, name)), el("pre", {}, el("code", {}, shown)));
-}
-
-function statsText({ stats }) {
-  const parts = [];
-  if (stats.first !== undefined) parts.push(`first token ${duration(stats.first)}`);
-  const count = stats.usage?.completion_tokens;
-  if (count) {
-    parts.push(plural(count, "token"));
-    if (count > 1) parts.push(`${number((1000 * (count - 1)) / (stats.total - stats.first || 1))} per second`);
-    const cached = stats.usage.prompt_tokens_details?.cached_tokens;
-    parts.push(`prompt ${number(stats.usage.prompt_tokens)}${cached ? ` (${number(cached)} cached)` : ""}`);
-  }
-  if (stats.finish && stats.finish !== "stop") parts.push(stats.finish);
-  return parts.join(" · ");
 }

@@ -1,0 +1,130 @@
+// A text and its tokens: which token a character belongs to, and how likely it was.
+
+import { $, el } from "./dom.js";
+
+/** A growing text, and the tokens whose texts join to it. Text only ever becomes text nodes. */
+export class Source {
+  text = "";
+  tokens = []; // [{text, logprob, top: [[text, logprob]]}]
+  #starts = [];
+
+  /** Take a later state of the same text; false if it is another text. */
+  grow(text, tokens) {
+    const same = text.startsWith(this.text) && Boolean(tokens.length) === Boolean(this.tokens.length);
+    if (!same || tokens !== this.tokens) this.#starts = [];
+    let at = this.#starts.length ? this.#starts.at(-1) + tokens[this.#starts.length - 1].text.length : 0;
+    for (const token of tokens.slice(this.#starts.length)) {
+      this.#starts.push(at);
+      at += token.text.length;
+    }
+    Object.assign(this, { text, tokens });
+    return same;
+  }
+
+  /** Append text[from:to], or what is shown in its place; each token is a span of its own. */
+  put(node, from, to, shown = null) {
+    if (from >= to) return;
+    if (!this.tokens.length) {
+      node.append(shown ?? this.text.slice(from, to));
+      return;
+    }
+    const starts = this.#starts;
+    let index = last(starts, from);
+    for (let at = from; at < to; index++) {
+      const stop = shown === null && index + 1 < starts.length ? Math.min(to, starts[index + 1]) : to;
+      if (stop <= at) continue;
+      const span = el("span.token", {}, shown ?? this.text.slice(at, stop));
+      span.token = this.tokens[index];
+      span.dataset.sure = sureness(span.token);
+      node.append(span);
+      at = stop;
+    }
+  }
+}
+
+/** Shows a growing text as it is written. */
+export class TokensView {
+  #source = new Source();
+  #shown = 0;
+
+  constructor(node) {
+    this.paragraph = el("p.text");
+    node.replaceChildren(this.paragraph);
+  }
+
+  show(text, tokens = []) {
+    if (!this.#source.grow(text, tokens)) {
+      this.paragraph.replaceChildren();
+      this.#shown = 0;
+    }
+    this.#source.put(this.paragraph, this.#shown, text.length);
+    this.#shown = text.length;
+  }
+}
+
+/** The last index with starts[index] <= value. */
+function last(starts, value) {
+  let low = 0;
+  let high = starts.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (starts[middle] <= value) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+function sureness({ logprob }) {
+  const p = Math.exp(logprob);
+  return p > 0.9 ? 4 : p > 0.6 ? 3 : p > 0.3 ? 2 : p > 0.1 ? 1 : 0;
+}
+
+const visible = (text) => JSON.stringify(text).slice(1, -1).replaceAll(" ", "␣");
+const share = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
+
+function showTip(span) {
+  const tip = $("tip");
+  const { text, logprob, top } = span.token;
+  const rows = top.length ? top : [[text, logprob]];
+  tip.replaceChildren(
+    el("div.tip-head", {}, el("code", {}, visible(text)), ` ${share(logprob)}`),
+    ...rows.map(([other, value]) => {
+      const bar = el("span.fill");
+      bar.style.width = `${100 * Math.exp(value)}%`;
+      return el("div.tip-row", {}, el("code", {}, visible(other)), el("span.track", {}, bar), share(value));
+    }));
+  tip.hidden = false;
+  const place = span.getBoundingClientRect();
+  const below = place.bottom + tip.offsetHeight + 8 < innerHeight;
+  tip.style.left = `${Math.max(4, Math.min(place.left, innerWidth - tip.offsetWidth - 4))}px`;
+  tip.style.top = `${below ? place.bottom + 4 : place.top - tip.offsetHeight - 4}px`;
+}
+
+/** Show probabilities of the token under the pointer, or with arrow keys of the next one. */
+export function startTips(container) {
+  const hide = () => {
+    $("tip").hidden = true;
+    container.querySelector(".token.at")?.classList.remove("at");
+  };
+  container.addEventListener("pointerover", (event) => {
+    hide();
+    if (event.target.token) showTip(event.target);
+  });
+  container.addEventListener("pointerleave", hide);
+  container.addEventListener("focusout", hide);
+  container.addEventListener("scroll", hide);
+  container.addEventListener("keydown", (event) => {
+    const body = event.target.closest(".body.shaded");
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!body || !step) return;
+    const all = [...body.querySelectorAll(".token")];
+    const at = all.findIndex((span) => span.classList.contains("at"));
+    hide();
+    const next = all[Math.max(0, Math.min(all.length - 1, at + step))];
+    if (!next) return;
+    next.classList.add("at");
+    next.scrollIntoView({ block: "nearest" });
+    showTip(next);
+    event.preventDefault();
+  });
+}

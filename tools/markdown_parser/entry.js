@@ -1,0 +1,1 @@
+export { GFM, parser } from "@lezer/markdown";
