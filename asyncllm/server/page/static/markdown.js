@@ -34,18 +34,16 @@ const markdown = parser.configure([GFM, {
   }],
 }]);
 
-/** The parser's tree as objects with positions in the whole text. */
+/** The blocks of a text that begins at a position of the whole text. */
 function parse(text, base) {
-  const path = [{ children: [] }];
-  markdown.parse(text).iterate({
-    enter({ name, from, to }) {
-      const node = { name, from: from + base, to: to + base, children: [] };
-      path.at(-1).children.push(node);
-      path.push(node);
-    },
-    leave: () => void path.pop(),
-  });
-  return path[0].children[0].children;
+  const { children } = markdown.parse(text);
+  for (const left = [...children]; left.length; ) {
+    const node = left.pop();
+    node.from += base;
+    node.to += base;
+    for (const child of node.children) left.push(child);
+  }
+  return children;
 }
 
 /** Shows a growing text in a node. */
