@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,11 +64,11 @@ def test_an_answer_streams_and_is_kept(chat: Tab, server: Server) -> None:
     assert body.logprobs == 5
     chat.hover(f"{BODY} .token")
     assert "60.7 %" in chat.until_text("#tip", "%"), "exp(-0.5)"
-    chat.click(".assistant .actions button:last-child")
+    chat.click(".assistant .actions button:first-child")
     chat.until_text(".assistant .actions", "Copied")
     chat.reload()
     chat.until_text(BODY, "after")
-    chat.click("#clear")
+    chat.click("#new")
     assert "Ask away" in chat.text("#messages")
 
 
@@ -117,6 +118,107 @@ def test_regenerating_replaces_the_answer(chat: Tab, server: Server) -> None:
     server.until(lambda: len(server.llm.params) == before + 2)
     chat.until(ANSWERED)
     assert chat.js("document.querySelectorAll('.message').length") == 2
+
+
+def test_a_message_is_edited_and_sent_again(chat: Tab, server: Server) -> None:
+    for text in ("one", "two", "three"):
+        ask(chat, text)
+        chat.until(ANSWERED)
+    chat.js("document.querySelectorAll('.user .actions button')[2].click()")
+    assert chat.js("document.activeElement.value") == "two"
+    chat.press("Escape")
+    assert chat.js("document.activeElement.textContent") == "Edit"
+    chat.press("Enter")
+    chat.press("Enter", shift=True)
+    chat.type("and more")
+    chat.press("Enter")
+    chat.until("document.querySelectorAll('.message').length === 4")
+    chat.until(ANSWERED)
+    assert server.llm.chat_template is not None
+    sent = [message["content"] for message in server.llm.chat_template.seen[0]]
+    assert sent == ["one", "one", "two\nand more"]
+    assert chat.js("[...document.querySelectorAll('.user .body')].at(-1).innerText") == sent[-1]
+    assert chat.js("document.activeElement.id") == "draft"
+
+
+def test_an_error_has_a_button_to_try_again(chat: Tab, server: Server) -> None:
+    server.llm.fail = RuntimeError("planted")
+    ask(chat, "again")
+    chat.until("document.querySelector('.assistant .error button:not(:disabled)')")
+    server.llm.fail = None
+    chat.click_text(".assistant .error button", "Retry")
+    chat.until_text(BODY, "again")
+    chat.until(ANSWERED)
+    assert chat.js("document.querySelectorAll('.message').length") == 2
+    assert not chat.js("document.querySelector('.assistant .error').offsetHeight")
+    chat.problems.clear()
+
+
+def test_the_rate_counts_from_the_first_token(chat: Tab, server: Server) -> None:
+    server.call(server.llm.hold)
+    ask(chat, "0123456789" * 6)
+    chat.until("document.querySelector('.growing')")
+    chat.js("new Promise((resolve) => setTimeout(resolve, 700))")
+    server.call(server.llm.resume)
+    chat.until(ANSWERED)
+    text = chat.text(".assistant .actions .hint")
+    match = re.search(r"first token ([\d.]+) ms · (\d+) tokens · (\d+) per second", text)
+    assert match is not None, text
+    first, count, rate = map(float, match.groups())
+    assert first > 600, text
+    assert count == 61
+    assert rate > 90, "all of its tokens came after the wait"
+
+
+def test_the_buttons_under_an_answer_stay_in_their_place(chat: Tab, server: Server) -> None:
+    places = """[...document.querySelectorAll('.assistant .actions button')].map((node) => {
+        const box = node.getBoundingClientRect();
+        const body = document.querySelector('.assistant .body').getBoundingClientRect();
+        return [node.textContent, box.x, Math.round(box.y - body.bottom), box.width];
+    })"""
+    ask(chat, "0123456789 " * 40)
+    chat.until_text(BODY, "0123")
+    before = chat.js(places)
+    chat.until(ANSWERED)
+    assert chat.js(places) == before
+    assert [place[0] for place in before] == ["Copy", "Prompt", "Why so long?", "Probabilities"]
+    left, right = (
+        chat.js(f"document.querySelector('.{role} .body').getBoundingClientRect().{side}")
+        for role, side in (("assistant", "left"), ("user", "right"))
+    )
+    box = chat.js("(({left, right}) => [left, right])(messages.getBoundingClientRect())")
+    assert left - box[0] < box[1] - right + 60, "answers are at the left"
+    assert chat.js("getComputedStyle(document.querySelector('.user')).alignItems") == "flex-end"
+
+
+def test_the_prompt_is_shown_as_tokens(chat: Tab, server: Server) -> None:
+    ask(chat, "a\n<é>")
+    chat.until(ANSWERED)
+    chat.click("[name=system]")
+    chat.type("Written since, and no part of that prompt.")
+    chat.click_text(".assistant .actions button", "Prompt")
+    assert "6 tokens of at most 4,096" in chat.until_text("#request .readout", "tokens")
+    texts = "[...document.querySelectorAll('#request .token')].map((node) => node.textContent)"
+    assert chat.js(texts) == ["a", "⏎\n", "<", "\\xc3", "\\xa9", ">"]
+    chat.hover("#request .token")
+    assert chat.text("#request .readout") == "Token 1: id 97, a"
+    chat.js("document.querySelector('.prompt-tokens').focus()")
+    chat.press("ArrowRight")
+    assert "Token 2: id 10, " in chat.text("#request .readout")
+    chat.press("Escape")
+    chat.until("!document.getElementById('request').open")
+
+
+def test_a_long_prompt_is_shown_in_parts(chat: Tab, server: Server) -> None:
+    ask(chat, "x" * 3000)
+    chat.until_text(BODY, "xxx")
+    chat.click("#stop")
+    chat.until(ANSWERED)
+    chat.click_text(".assistant .actions button", "Prompt")
+    chat.until("document.querySelectorAll('#request .token').length === 2000")
+    chat.click_text("#request button", "Show more of the other 1,000")
+    assert chat.js("document.querySelectorAll('#request .token').length") == 3000
+    assert not chat.js("[...document.querySelectorAll('#request button')].at(-1).offsetHeight")
 
 
 def test_reasoning_is_folded_and_calls_are_shown(chat: Tab, server: Server) -> None:
@@ -200,10 +302,10 @@ def test_with_the_keyboard_alone(chat: Tab) -> None:
     for _ in range(6):
         chat.press("Tab")
         order.append(chat.js("document.activeElement.name || document.activeElement.textContent"))
-    assert order[:3] == ["Clear", "Regenerate", "Send"]
+    assert order[:3] == ["New chat", "Regenerate", "Send"]
     assert order[4:] == ["model", "system"]
     # Back to the answer's buttons, and through its tokens.
-    for _ in range(8):
+    for _ in range(7):
         chat.press("Tab", shift=True)
     assert chat.js("document.activeElement.textContent") == "Probabilities"
     chat.press(" ")

@@ -222,6 +222,14 @@ class Tab:
             where = {"x": place[0], "y": place[1], "button": "left", "clickCount": 1}
             self.call("Input.dispatchMouseEvent", type=kind, **where)
 
+    def click_text(self, selector: str, text: str) -> None:
+        """Click on the last of those elements that has this text, once it can be clicked."""
+        found = (
+            f"[...document.querySelectorAll({json.dumps(selector)})]"
+            f".findLast((node) => !node.disabled && node.innerText.trim() === {json.dumps(text)})"
+        )
+        self.until(f"((node) => node && (node.click(), true))({found})")
+
     def hover(self, selector: str) -> None:
         x, y = self.js(
             f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"

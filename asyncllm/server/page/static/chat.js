@@ -1,20 +1,23 @@
-// The chat: a conversation with the model, which survives a reload of the page.
+// The chat: the conversation that is open, and the answer under way.
 
 import { ApiError, call, events, getJson } from "./api.js";
-import { $, el, memory, plural, say } from "./dom.js";
+import { drawChats, forgetChat, keepChat, keptChats, loadChat, newChat, startChats } from "./chats.js";
+import { $, download, el, memory, plural, say } from "./dom.js";
 import { MessageView } from "./message.js";
+import { showPrompt } from "./prompt.js";
 import { startTips } from "./tokens.js";
 
 const NUMBERS = ["temperature", "max_tokens", "top_p", "top_k", "presence_penalty",
   "frequency_penalty", "repetition_penalty", "seed"];
 const ALTERNATIVES = 5;
+const TITLE = 60; // characters of the first message
 
-let messages = memory.get("messages", []);
+let chat = restore();
 let running = null; // the AbortController of the answer under way
-let showTrace = () => {};
+const does = { prompt: promptOf, retry: regenerate, resend };
 
-export function startChat(onTrace) {
-  showTrace = onTrace;
+export function startChat(showTrace) {
+  does.trace = ({ stats }) => showTrace(stats.id);
   const options = $("options");
   for (const [name, value] of Object.entries(memory.get("options", {}))) {
     const field = options.elements[name];
@@ -24,8 +27,9 @@ export function startChat(onTrace) {
   options.addEventListener("input", keepOptions);
   options.addEventListener("submit", (event) => event.preventDefault());
   const narrow = matchMedia("(max-width: 60rem)");
-  $("settings").open = !narrow.matches;
-  narrow.addEventListener("change", () => ($("settings").open = !narrow.matches));
+  const sides = () => ["chats", "settings"].forEach((name) => ($(name).open = !narrow.matches));
+  sides();
+  narrow.addEventListener("change", sides);
   $("draft").value = memory.get("draft", "");
   $("draft").addEventListener("input", () => memory.set("draft", $("draft").value));
   $("draft").addEventListener("keydown", (event) => {
@@ -42,9 +46,29 @@ export function startChat(onTrace) {
     if (event.key === "Escape" && running && !document.querySelector("dialog[open]")) stop();
   });
   $("stop").addEventListener("click", stop);
-  $("clear").addEventListener("click", clear);
+  $("new").addEventListener("click", () => open(newChat()));
   $("again").addEventListener("click", regenerate);
+  addEventListener("pagehide", keep);
   startTips($("messages"));
+  startChats({
+    open(id) {
+      open(loadChat(id) ?? newChat());
+      if (narrow.matches) $("chats").open = false;
+    },
+    rename(title) {
+      chat.title = title;
+      keep();
+    },
+    remove() {
+      forgetChat(chat.id);
+      open(newChat(), true);
+    },
+    removeAll() {
+      for (const { id } of keptChats()) forgetChat(id);
+      open(newChat(), true);
+    },
+    save: () => download(new Blob([JSON.stringify(exported(), null, 2)], { type: "application/json" }), `${chat.title}.json`),
+  });
   draw();
 }
 
@@ -65,11 +89,36 @@ function keepOptions() {
   memory.set("options", kept);
 }
 
-function keep() {
-  if (memory.set("messages", messages)) return;
-  // No room: probabilities take most of it.
-  memory.set("messages", messages.map(({ tokens, ...rest }) => rest));
+// -- conversations --------------------------------------------------------------------------------
+
+/** What this tab showed before it was reloaded; probabilities are kept in the tab alone. */
+function restore() {
+  const found = loadChat(memory.get("chat", ""));
+  if (!found) return newChat();
+  const tokens = memory.get("tokens", []);
+  found.messages.forEach((message, i) => (message.tokens = tokens[i] ?? undefined));
+  return found;
 }
+
+function keep() {
+  if (!chat.messages.length) return;
+  chat.title ||= chat.messages[0].content.trim().replace(/\s+/g, " ").slice(0, TITLE);
+  const fits = keepChat(chat);
+  memory.set("tokens", chat.messages.map(({ tokens }) => tokens)) || memory.set("tokens", []);
+  drawChats(chat, fits);
+}
+
+function open(other, isGone = false) {
+  stop();
+  if (!isGone) keep();
+  chat = other;
+  memory.set("chat", chat.id);
+  memory.set("tokens", []);
+  draw();
+  $("draft").focus();
+}
+
+const exported = () => ({ title: chat.title, at: new Date(chat.at).toISOString(), ...asked(chat.messages) });
 
 // -- what the buttons do --------------------------------------------------------------------------
 
@@ -77,6 +126,7 @@ function send() {
   const text = $("draft").value;
   if (running || !text.trim()) return;
   const wanted = openCall();
+  const { messages } = chat;
   if (wanted) messages.push({ role: "tool", tool_call_id: wanted.id, name: wanted.name, content: text });
   else messages.push({ role: "user", content: text });
   $("draft").value = "";
@@ -87,98 +137,115 @@ function send() {
 
 function stop() {
   running?.abort();
-}
-
-function clear() {
-  stop();
-  messages = [];
-  draw();
-  $("draft").focus();
+  running = null;
 }
 
 function regenerate() {
   if (running) return;
+  const { messages } = chat;
   while (messages.length && messages.at(-1).role === "assistant") messages.pop();
   if (messages.length) answer();
 }
 
+function resend(message, text) {
+  if (running) return;
+  chat.messages.splice(chat.messages.indexOf(message), Infinity, { role: "user", content: text });
+  answer();
+  $("draft").focus();
+}
+
+function promptOf(message) {
+  const before = chat.messages.slice(0, chat.messages.indexOf(message));
+  showPrompt(message.asked ?? asked(before), message.stats.usage?.prompt_tokens_details?.cached_tokens);
+}
+
 /** The first call of the last answer that has no result yet. */
 function openCall() {
+  const { messages } = chat;
   const results = new Set(messages.filter((m) => m.role === "tool").map((m) => m.tool_call_id));
-  const asked = messages.findLast((m) => m.role === "assistant");
-  const calls = messages.at(-1)?.role === "user" ? [] : asked?.calls ?? [];
-  return calls.find((call) => !results.has(call.id));
+  const latest = messages.findLast((m) => m.role === "assistant");
+  const calls = messages.at(-1)?.role === "user" ? [] : latest?.calls ?? [];
+  return calls.find((each) => !results.has(each.id));
 }
 
 // -- an answer ------------------------------------------------------------------------------------
 
-function body() {
+/** The model, the messages and the tools of a request. */
+function asked(messages) {
   const fields = $("options").elements;
-  const asked = { model: fields.model.value, messages: [], stream: true, stream_options: { include_usage: true } };
-  if (fields.system.value.trim()) asked.messages.push({ role: "system", content: fields.system.value });
+  const body = { model: fields.model.value, messages: [] };
+  if (fields.system.value.trim()) body.messages.push({ role: "system", content: fields.system.value });
   for (const { role, content, calls, tool_call_id } of messages) {
     const message = { role, content };
     if (tool_call_id) message.tool_call_id = tool_call_id;
     if (calls?.length) {
-      message.tool_calls = calls.map((call) => ({
-        id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
+      message.tool_calls = calls.map((each) => ({
+        id: each.id, type: "function", function: { name: each.name, arguments: each.arguments },
       }));
     }
-    if (content || calls?.length) asked.messages.push(message);
+    if (content || calls?.length) body.messages.push(message);
   }
-  for (const name of NUMBERS) if (fields[name].value !== "") asked[name] = Number(fields[name].value);
-  if (fields.logprobs.checked) Object.assign(asked, { logprobs: true, top_logprobs: ALTERNATIVES });
   if (fields.tools.value.trim()) {
     try {
-      asked.tools = JSON.parse(fields.tools.value);
+      body.tools = JSON.parse(fields.tools.value);
     } catch (error) {
       throw new Error(`Tools are not JSON: ${error.message}`);
     }
   }
-  return asked;
+  return body;
+}
+
+function sampling() {
+  const fields = $("options").elements;
+  const body = { stream: true, stream_options: { include_usage: true } };
+  for (const name of NUMBERS) if (fields[name].value !== "") body[name] = Number(fields[name].value);
+  if (fields.logprobs.checked) Object.assign(body, { logprobs: true, top_logprobs: ALTERNATIVES });
+  return body;
 }
 
 async function answer() {
   const message = { role: "assistant", content: "", reasoning: "", calls: [], tokens: [], stats: {} };
   const controller = (running = new AbortController());
+  const mine = chat;
   const began = performance.now();
-  let last = began;
+  mine.at = Date.now();
   try {
-    const asked = body();
-    messages.push(message);
+    message.asked = asked(mine.messages);
+    mine.messages.push(message);
     draw();
-    const options = { method: "POST", body: JSON.stringify(asked), signal: controller.signal };
-    const response = await call("v1/chat/completions", options);
+    const body = JSON.stringify({ ...message.asked, ...sampling() });
+    const response = await call("v1/chat/completions", { method: "POST", body, signal: controller.signal });
     message.stats.id = response.headers.get("X-Request-Id");
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       if (event.usage) message.stats.usage = event.usage;
-      for (const choice of event.choices ?? []) {
-        last = performance.now();
-        message.stats.first ??= last - began;
-        take(message, choice, last - began);
-      }
+      for (const choice of event.choices ?? []) take(message, choice, performance.now() - began);
       drawSoon();
     }
   } catch (error) {
-    if (!messages.includes(message)) messages.push(message);
+    if (!mine.messages.includes(message)) mine.messages.push(message);
     if (error.name === "AbortError") message.stats.finish = "stopped";
     else message.error = explain(error);
   } finally {
-    message.stats.total = last - began;
-    delete message.thinking;
     if (running === controller) running = null;
-    draw();
-    say($("state"), message.error ? "" : "Answer complete");
+    if (mine === chat) {
+      draw();
+      say($("state"), message.error ? "" : "Answer complete");
+    }
   }
 }
 
 /** Add what an event brings to the message. */
 function take(message, { delta, logprobs, finish_reason: finish }, ms) {
+  const { stats } = message;
   const thought = delta.reasoning_content ?? delta.reasoning;
+  if (thought || delta.content || delta.tool_calls) {
+    stats.first ??= ms;
+    stats.last = ms;
+  }
   if (thought) {
     message.reasoning += thought;
-    message.stats.thought = ms;
+    stats.thought = ms;
   }
   if (delta.content) {
     message.content += delta.content;
@@ -187,12 +254,12 @@ function take(message, { delta, logprobs, finish_reason: finish }, ms) {
     }
   }
   for (const part of delta.tool_calls ?? []) {
-    const call = (message.calls[part.index] ??= { id: "", name: "", arguments: "" });
-    call.id ||= part.id ?? "";
-    call.name ||= part.function.name ?? "";
-    call.arguments += part.function.arguments ?? "";
+    const made = (message.calls[part.index] ??= { id: "", name: "", arguments: "" });
+    made.id ||= part.id ?? "";
+    made.name ||= part.function.name ?? "";
+    made.arguments += part.function.arguments ?? "";
   }
-  if (finish) message.stats.finish = finish;
+  if (finish) stats.finish = finish;
 }
 
 /** Tokens whose texts join to ``text``: one for each entry if they fit, else one for all. */
@@ -220,7 +287,7 @@ function explain(error) {
 const views = new WeakMap(); // of each message
 
 let drawing = false;
-let rest = 0; // when the next drawing may begin: long answers take less than a third of the time
+let rest = 0; // when the next drawing may begin: a long answer takes a third of the time at most
 
 function drawSoon() {
   if (drawing) return;
@@ -228,7 +295,7 @@ function drawSoon() {
   setTimeout(() => requestAnimationFrame(() => {
     const began = performance.now();
     drawing = false;
-    if (messages.length) drawMessage(messages.at(-1));
+    if (chat.messages.length) drawMessage(chat.messages.at(-1));
     follow();
     rest = performance.now() + 2 * (performance.now() - began);
   }), rest - performance.now());
@@ -243,6 +310,7 @@ function follow(always = false) {
 
 function draw() {
   const box = $("messages");
+  const { messages } = chat;
   box.replaceChildren(...messages.map(drawMessage));
   if (!messages.length) box.append(el("p.empty", {}, "Nothing leaves this server. Ask away."));
   follow(true);
@@ -252,12 +320,14 @@ function draw() {
   const wanted = openCall();
   $("draft").placeholder = wanted ? `The result of ${wanted.name}` : "Ask something";
   box.setAttribute("aria-busy", Boolean(running));
-  if (!running) keep();
+  memory.set("chat", chat.id);
+  if (messages.length) keep();
+  else drawChats(chat);
 }
 
 function drawMessage(message) {
-  if (!views.has(message)) views.set(message, new MessageView(message, { trace: ({ stats }) => showTrace(stats.id) }));
+  if (!views.has(message)) views.set(message, new MessageView(message, does));
   const view = views.get(message);
-  view.draw(Boolean(running) && message === messages.at(-1));
+  view.draw(Boolean(running) && message === chat.messages.at(-1));
   return view.node;
 }

@@ -27,6 +27,23 @@ export function set(node, attributes) {
   }
 }
 
+/** A button that is not in the way. */
+export const button = (text, onclick, attributes = {}) => el("button.quiet", { type: "button", onclick, ...attributes }, text);
+
+/** Act at the second click only; the first asks. */
+export function twice(node, question, act) {
+  const text = node.textContent;
+  const calm = () => say(node, text);
+  node.addEventListener("blur", calm);
+  node.addEventListener("click", () => {
+    if (node.textContent !== question) say(node, question);
+    else {
+      calm();
+      act();
+    }
+  });
+}
+
 /** Change text only where it differs, so that selections and screen readers are left alone. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
@@ -62,6 +79,13 @@ export async function copy(text, button) {
   const before = button.textContent;
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = before), 1200);
+}
+
+/** Give a file to the user. */
+export function download(blob, name) {
+  const url = URL.createObjectURL(blob);
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
 /** What this tab remembers; nothing, where the browser refuses. */

@@ -1,7 +1,7 @@
 // One request: where its time went, and why. Opened from the live view, or from a message.
 
 import { getJson, call, post } from "./api.js";
-import { $, duration, el, number, percent, plural } from "./dom.js";
+import { $, button, download, duration, el, number, percent, plural } from "./dom.js";
 
 const PARTS = {
   queue: "in the queue", prefix: "waiting for a prefix", host: "loading pages",
@@ -112,28 +112,33 @@ export function startSheet() {
   });
 }
 
+/** Open the sheet; {content: where to show what there is, isOpen(), title}. */
+export function openSheet(name) {
+  const sheet = $("request");
+  const mine = (shown += 1);
+  const title = el("h2", { id: "request-title", tabindex: -1 }, name);
+  const content = el("div", {}, el("p.hint", {}, "Looking…"));
+  sheet.replaceChildren(el("div.row.top", {}, title, button("Close", () => sheet.close())), content);
+  if (!sheet.open) sheet.showModal();
+  title.focus();
+  return { title, content, isOpen: () => mine === shown };
+}
+
 /** Show a request.
  * @param path of the request, to which /trace and /abort belong.
  * @param row of the live view, if it is there; state is that view.
  * @param open shows another request by its number.
  */
 export async function showTrace(path, { row = null, state = null, open = null } = {}) {
-  const sheet = $("request");
-  const mine = (shown += 1);
-  if (!sheet.open) sheet.showModal();
-  const title = el("h2", { id: "request-title", tabindex: -1 }, row?.name || "Request");
-  const close = el("button.quiet", { type: "button", onclick: () => sheet.close() }, "Close");
-  const content = el("div", {}, el("p.hint", {}, "Looking…"));
-  sheet.replaceChildren(el("div.row.top", {}, title, close), content);
-  title.focus();
+  const { title, content, isOpen } = openSheet(row?.name || "Request");
   let trace;
   try {
     trace = await getJson(`${path}/trace`);
   } catch (error) {
-    if (mine === shown) content.replaceChildren(el("p.error", {}, error.message));
+    if (isOpen()) content.replaceChildren(el("p.error", {}, error.message));
     return;
   }
-  if (mine !== shown) return;
+  if (!isOpen()) return;
   title.textContent = trace.id;
   const nodes = trace.sequences.map((sequence) => sequenceNode(sequence, trace.sequences.length));
   if (row?.reason && trace.sequences.some(({ outcome }) => outcome === "waiting")) {
@@ -143,10 +148,10 @@ export async function showTrace(path, { row = null, state = null, open = null } 
     }
     nodes.unshift(text);
   }
-  content.replaceChildren(actions(path, trace, mine), ...nodes);
+  content.replaceChildren(actions(path, trace), ...nodes);
 }
 
-function actions(path, trace, mine) {
+function actions(path, trace) {
   const alive = trace.sequences.some((sequence) => sequence.ended_ms === null);
   const row = el("div.row");
   if (alive) {
@@ -162,15 +167,12 @@ function actions(path, trace, mine) {
     row.append(cancel);
   }
   row.append(el("button", { type: "button", onclick: () => showTrace(path) }, "Refresh"),
-    el("button", { type: "button", onclick: () => download(path, trace.id) }, "Timeline for Perfetto"));
+    el("button", { type: "button", onclick: () => timeline(path, trace.id) }, "Timeline for Perfetto"));
   return row;
 }
 
-async function download(path, name) {
-  const blob = await (await call(`${path}/trace?format=perfetto`)).blob();
-  const url = URL.createObjectURL(blob);
-  el("a", { href: url, download: `trace-${name}.json` }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 1000);
+async function timeline(path, name) {
+  download(await (await call(`${path}/trace?format=perfetto`)).blob(), `trace-${name}.json`);
 }
 
 function sequenceNode(trace, count) {

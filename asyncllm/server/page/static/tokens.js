@@ -79,7 +79,7 @@ function sureness({ logprob }) {
   return p > 0.9 ? 4 : p > 0.6 ? 3 : p > 0.3 ? 2 : p > 0.1 ? 1 : 0;
 }
 
-const visible = (text) => JSON.stringify(text).slice(1, -1).replaceAll(" ", "␣");
+export const visible = (text) => JSON.stringify(text).slice(1, -1).replaceAll(" ", "␣");
 const share = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
 
 function showTip(span) {
@@ -100,31 +100,35 @@ function showTip(span) {
   tip.style.top = `${below ? place.bottom + 4 : place.top - tip.offsetHeight - 4}px`;
 }
 
-/** Show probabilities of the token under the pointer, or with arrow keys of the next one. */
+/** Show probabilities of tokens in the answers that are shaded, or under the pointer. */
 export function startTips(container) {
-  const hide = () => {
-    $("tip").hidden = true;
-    container.querySelector(".token.at")?.classList.remove("at");
-  };
-  container.addEventListener("pointerover", (event) => {
-    hide();
-    if (event.target.token) showTip(event.target);
+  walk(container, ".body.shaded", (span) => {
+    $("tip").hidden = !span;
+    if (span) showTip(span);
   });
-  container.addEventListener("pointerleave", hide);
-  container.addEventListener("focusout", hide);
-  container.addEventListener("scroll", hide);
+}
+
+/** Tell of the token under the pointer, or with arrow keys of the next one within what has the focus; of null in the end. */
+export function walk(container, within, tell) {
+  let at = null;
+  const go = (span) => {
+    if (!span && !at) return;
+    at?.classList.remove("at");
+    at = span;
+    tell(span);
+  };
+  container.addEventListener("pointerover", ({ target }) => go(target.token ? target : null));
+  for (const name of ["pointerleave", "focusout"]) container.addEventListener(name, () => go(null));
+  container.addEventListener("scroll", () => (at?.classList.contains("at") ? tell(at) : go(null)));
   container.addEventListener("keydown", (event) => {
-    const body = event.target.closest(".body.shaded");
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!body || !step) return;
-    const all = [...body.querySelectorAll(".token")];
-    const at = all.findIndex((span) => span.classList.contains("at"));
-    hide();
-    const next = all[Math.max(0, Math.min(all.length - 1, at + step))];
-    if (!next) return;
-    next.classList.add("at");
-    next.scrollIntoView({ block: "nearest" });
-    showTip(next);
+    const box = event.target.closest(within);
+    const step = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
+    if (!box || !step) return;
     event.preventDefault();
+    const next = (box.contains(at) && at[step]) || at || box.querySelector(".token");
+    if (!next) return;
+    next.scrollIntoView({ block: "nearest" });
+    go(next);
+    next.classList.add("at");
   });
 }
