@@ -6,14 +6,13 @@ configuration through environment variables.
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
 from asyncllm.errors import BadRequest
+from asyncllm.option_fields import MANY, Count, Gpus, Range, Share, Threads, check_ranges, doc
 from asyncllm.types import MAX_CACHE_TTL
 from asyncllm.validate import check_tcp_endpoint, check_types
 
@@ -25,19 +24,10 @@ ExecutorName = Literal["thread", "process"]
 #: Besides files that ``asyncllm replay --calibrate`` wrote.
 SIM_PROFILES: Final = ("auto", "h200-8b", "h200-0.6b")
 
+#: No chat fits into a smaller KV cache.
+MIN_CACHE: Final = 64
+
 _DEVICE: Final = re.compile(r"auto|cpu|sim|cuda(?::\d{1,3})?")
-
-
-#: ``--help`` lists the options of one group together, in this order.
-Group = Literal[
-    "model", "memory", "scheduling", "device", "server", "limits", "logging", "for developers"
-]
-GROUPS: Final[tuple[Group, ...]] = get_args(Group)
-
-
-def doc(text: str, group: Group = "server", metavar: str | None = None) -> Meta:
-    """Describes a field: its documentation and its group in ``--help``."""
-    return Meta(description=text, extra={"group": group, "metavar": metavar})
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     chat_template: Annotated[
         str | None,
-        doc("Jinja template for chats; the model's own template by default", "model", "FILE"),
+        doc("Jinja template for chats, or a file with one; else the model's own", "model", "FILE"),
     ] = None
     tool_parser: Annotated[
         str,
@@ -67,6 +57,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         doc("format of the model's reasoning; auto reads it off the chat template", "model"),
     ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any] | None,
+        doc(
+            "variables of the chat template, such as '{\"enable_thinking\": false}'; those of a "
+            "request come first",
+            "model",
+        ),
+    ] = None
+    hf_overrides: Annotated[
+        dict[str, Any] | None,
+        doc("values that take the place of those in the model's config.json", "model"),
+    ] = None
+    quantization: Annotated[
+        str | None,
+        doc(
+            "how the weights are quantised (fp8, awq, gptq, mxfp4), to be sure: the checkpoint "
+            "says it, and another one is refused",
+            "model",
+        ),
+    ] = None
     load_format: Annotated[
         LoadFormat,
         doc("dummy fills in random weights instead of loading them", "for developers"),
@@ -80,7 +90,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     tp: Annotated[
-        int,
+        Gpus,
         doc(
             "GPUs that share the model and its KV cache (tensor parallelism), from that of "
             "--device on",
@@ -88,7 +98,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     dp: Annotated[
-        int,
+        Gpus,
         doc(
             "replicas of the model, each with GPUs and a KV cache of its own (data parallelism); "
             "a request goes where its prefix is cached",
@@ -122,28 +132,35 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     attention: Annotated[AttentionName, doc("attention kernels", "device")] = "auto"
     max_model_len: Annotated[
-        int | None,
+        Annotated[int, Range(2, MANY)] | None,
         doc("longest sequence in tokens, prompt and output; the model's limit by default", "model"),
     ] = None
     kv_cache_tokens: Annotated[
-        int | None,
+        Annotated[int, Range(MIN_CACHE, MANY)] | None,
         doc("size of the KV cache in tokens; what fits in free memory by default", "memory"),
     ] = None
     gpu_memory_utilization: Annotated[
-        float, doc("share of the GPU's memory to use for weights and KV cache", "memory")
+        float,
+        Range(0, 1, is_open=True),
+        doc("share of the GPU's memory to use for weights and KV cache", "memory"),
     ] = 0.9
-    page_size: Annotated[int, doc("tokens per page of the KV cache", "for developers")] = 16
-    max_num_seqs: Annotated[int, doc("most sequences that run at once", "scheduling")] = 256
+    page_size: Annotated[
+        int, Range(1, 4096), doc("tokens per page of the KV cache", "for developers")
+    ] = 16
+    max_num_seqs: Annotated[
+        int, Range(1, 65_536), doc("most sequences that run at once", "scheduling")
+    ] = 256
     max_num_batched_tokens: Annotated[
-        int | None,
+        Count | None,
         doc("most tokens in one step; 8192 on a GPU, 1024 on a CPU by default", "scheduling"),
     ] = None
     prefill_chunk: Annotated[
-        int | None,
+        Count | None,
         doc("most prompt tokens of one sequence in one step; no limit by default", "scheduling"),
     ] = None
     itl_target_ms: Annotated[
         float,
+        Range(0, 3_600_000),
         doc(
             "longest time between two tokens while prompts are processed, in milliseconds; never "
             "less than twice a decode-only step; 0: no target, prompts fill whole steps",
@@ -156,16 +173,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     host_kv_gib: Annotated[
         float,
+        Range(0, 2**20),
         doc(
             "CPU memory for KV cache pages that the GPU has no room for, in GiB; 0: none", "memory"
         ),
     ] = 0.0
     max_cache_ttl_s: Annotated[
         float,
+        Range(0, MAX_CACHE_TTL),
         doc("longest time for which a request may pin its prefix in the cache, in s", "limits"),
     ] = 3600.0
     max_pinned_share: Annotated[
-        float,
+        Share,
         doc(
             "share of the KV cache that one tenant may pin; all together, twice as much; 0: none",
             "limits",
@@ -180,10 +199,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "fair"
     max_waiting: Annotated[
-        int, doc("most waiting requests; further ones are refused with 429", "limits")
+        Count, doc("most waiting requests; further ones are refused with 429", "limits")
     ] = 4096
     max_waiting_tokens: Annotated[
-        int, doc("most waiting prompt tokens; further requests are refused with 429", "limits")
+        Count, doc("most waiting prompt tokens; further requests are refused with 429", "limits")
     ] = 4_000_000
     cuda_graphs: Annotated[
         bool,
@@ -192,7 +211,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = True
     max_decode_steps: Annotated[
-        int | None,
+        Annotated[int, Range(1, 64)] | None,
         doc(
             "most tokens of a sequence computed in one step while few run and none wait; 4 with "
             "CUDA graphs, else 1 by default",
@@ -201,10 +220,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     steps_in_flight: Annotated[
         int,
+        Range(1, 2),
         doc("2 plans a step while the one before still runs, 1 does not", "for developers"),
     ] = 2
     cpu_threads: Annotated[
-        int | None, doc("threads of CPU kernels; PyTorch's choice by default", "device")
+        Threads | None, doc("threads of CPU kernels; PyTorch's choice by default", "device")
     ] = None
     kernel_cache: Annotated[
         str | None,
@@ -229,6 +249,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_ranges(self)
+        reserved = {"messages", "tools", "add_generation_prompt"}
+        if taken := reserved.intersection(self.default_chat_template_kwargs or ()):
+            raise BadRequest(
+                f"default_chat_template_kwargs must not contain {min(taken)}",
+                param="default_chat_template_kwargs",
+            )
         if not _DEVICE.fullmatch(self.device):
             raise BadRequest(
                 f"device must be auto, cpu, cuda, cuda:N or sim, not {self.device!r}",
@@ -253,39 +280,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             check_tcp_endpoint("kv_events", self.kv_events)
             if not self.prefix_caching:
                 raise BadRequest("kv_events needs prefix_caching", param="kv_events")
-        at_least_one = ("tp", "dp", "page_size", "max_num_seqs", "max_waiting")
-        optional = (
-            "max_waiting_tokens",
-            "max_model_len",
-            "kv_cache_tokens",
-            "max_num_batched_tokens",
-            "prefill_chunk",
-            "max_decode_steps",
-            "cpu_threads",
-        )
-        if self.dp > 256:
-            raise BadRequest("dp must be at most 256", param="dp")
-        for name in at_least_one + optional:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadRequest(f"{name} must be at least 1, not {value}", param=name)
-        if self.steps_in_flight not in (1, 2):
-            raise BadRequest("steps_in_flight must be 1 or 2", param="steps_in_flight")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.page_size:
             raise BadRequest(
-                "gpu_memory_utilization must be greater than 0 and at most 1",
-                param="gpu_memory_utilization",
+                f"kv_cache_tokens must be at least page_size, {self.page_size}, not "
+                f"{self.kv_cache_tokens}",
+                param="kv_cache_tokens",
             )
-        if not 0 <= self.itl_target_ms < math.inf:
-            raise BadRequest("itl_target_ms must not be negative", param="itl_target_ms")
-        if not 0 <= self.host_kv_gib < math.inf:
-            raise BadRequest("host_kv_gib must not be negative", param="host_kv_gib")
-        if not 0 <= self.max_cache_ttl_s <= MAX_CACHE_TTL:
-            raise BadRequest(
-                f"max_cache_ttl_s must be between 0 and {MAX_CACHE_TTL}", param="max_cache_ttl_s"
-            )
-        if not 0 <= self.max_pinned_share <= 1:
-            raise BadRequest("max_pinned_share must be between 0 and 1", param="max_pinned_share")
         budget = self.max_num_batched_tokens
         if budget is not None and budget < self.max_num_seqs:
             raise BadRequest(

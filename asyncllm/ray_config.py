@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from asyncllm.config import doc
 from asyncllm.errors import BadRequest
+from asyncllm.option_fields import Count, Gpus, check_ranges, doc
 from asyncllm.validate import check_types
 
 
@@ -22,26 +22,24 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         doc("serve through Ray Serve, on the Ray that runs already or on one that ends with us"),
     ] = False
-    replicas: Annotated[int, doc("with --ray: servers of the model, each with its own GPUs")] = 1
+    replicas: Annotated[Count, doc("with --ray: servers of the model, each with its own GPUs")] = 1
     max_replicas: Annotated[
-        int | None,
+        Count | None,
         doc("with --ray: start replicas up to so many while requests wait, and end idle ones"),
     ] = None
 
     machines: Annotated[
-        int,
+        Gpus,
         doc("with --ray: machines that share each replica; each has an equal part of --tp's GPUs"),
     ] = 1
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_ranges(self)
         for field in msgspec.structs.fields(self):
             if not self.ray and getattr(self, field.name) != field.default:
                 name = field.name
                 raise BadRequest(f"{name} has no meaning without --ray", param=name)
-        for name in ("replicas", "machines"):
-            if getattr(self, name) < 1:
-                raise BadRequest(f"{name} must be at least 1", param=name)
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise BadRequest(
                 f"max_replicas must not be less than replicas, {self.replicas}",

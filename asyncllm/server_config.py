@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from asyncllm.config import doc
 from asyncllm.errors import BadRequest
+from asyncllm.option_fields import Bytes, Count, Range, Seconds, check_ranges, doc
 from asyncllm.types import Pooling
 from asyncllm.validate import check_types
 
@@ -32,7 +31,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, doc("address to listen on; 0.0.0.0 is reachable from other machines")] = (
         "127.0.0.1"
     )
-    port: Annotated[int, doc("port to listen on; 0 picks a free one")] = 8000
+    port: Annotated[int, Range(0, 65_535), doc("port to listen on; 0 picks a free one")] = 8000
     tls_cert: Annotated[
         str | None,
         doc("PEM file with a certificate, and those that sign it: serve HTTPS", metavar="FILE"),
@@ -117,11 +116,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         doc("log a line for each request: route, tenant, tokens, times; never its text", "logging"),
     ] = False
     requests_per_minute: Annotated[
-        int | None,
+        Count | None,
         doc("requests that each API key may send in a minute; without keys, all clients", "limits"),
     ] = None
     tokens_per_minute: Annotated[
-        int | None,
+        Annotated[int, Range(1, 2**53)] | None,
         doc("tokens of prompts and answers that each API key may use in a minute", "limits"),
     ] = None
     otlp_endpoint: Annotated[
@@ -133,11 +132,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             metavar="URL",
         ),
     ] = None
-    max_body_bytes: Annotated[int, doc("largest accepted request body, in bytes", "limits")] = (
+    max_body_bytes: Annotated[Bytes, doc("largest accepted request body, in bytes", "limits")] = (
         8 * 1024 * 1024
     )
     max_bodies_bytes: Annotated[
-        int,
+        Bytes,
         doc(
             "most bytes of request bodies being read at once, over all connections; further ones "
             "wait, and get 503 if that takes long",
@@ -146,14 +145,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 256 * 1024 * 1024
     request_seconds: Annotated[
         float,
+        Range(0, 30 * 86_400, is_open=True),
         doc("how long a request may take to arrive, and a connection may be idle", "limits"),
     ] = 75.0
     drain_seconds: Annotated[
-        float, doc("how long running requests may take to finish after SIGTERM", "limits")
+        Seconds, doc("how long running requests may take to finish after SIGTERM", "limits")
     ] = 30.0
 
     stall_seconds: Annotated[
-        float | None,
+        Seconds | None,
         doc(
             "end the process when a step, or the event loop, makes no progress for so long; 0 to "
             "wait for ever; by default 30, and 300 for steps on a CPU",
@@ -172,8 +172,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_types(self)
-        if not 0 <= self.port < 2**16:
-            raise BadRequest(f"port must be between 0 and 65535, not {self.port}", param="port")
+        check_ranges(self)
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "tls_cert" if self.tls_cert is None else "tls_key"
             raise BadRequest("tls_cert and tls_key need each other", param=missing)
@@ -203,19 +202,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"log_requests logs at level info, which log_level {self.log_level} leaves out",
                 param="log_requests",
             )
-        for name in ("requests_per_minute", "tokens_per_minute"):
-            if (limit := getattr(self, name)) is not None and limit < 1:
-                raise BadRequest(f"{name} must be at least 1", param=name)
-        if self.max_body_bytes < 1:
-            raise BadRequest("max_body_bytes must be at least 1", param="max_body_bytes")
-        if self.max_bodies_bytes < 1:
-            raise BadRequest("max_bodies_bytes must be at least 1", param="max_bodies_bytes")
-        if not 0 < self.request_seconds < math.inf:
-            raise BadRequest("request_seconds must be positive", param="request_seconds")
-        if not 0 <= self.drain_seconds < math.inf:
-            raise BadRequest("drain_seconds must not be negative", param="drain_seconds")
-        if self.stall_seconds is not None and not 0 <= self.stall_seconds < math.inf:
-            raise BadRequest("stall_seconds must not be negative", param="stall_seconds")
 
     @property
     def tls(self) -> tuple[str, str] | None:

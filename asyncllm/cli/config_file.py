@@ -10,10 +10,15 @@ from typing import Any, Final
 import msgspec
 
 from asyncllm.config import EngineConfig
+from asyncllm.errors import BadRequest
+from asyncllm.option_names import option_of
 from asyncllm.ray_config import RayConfig
 from asyncllm.server_config import ServerConfig
 from asyncllm.suggest import did_you_mean
 from asyncllm.types import SamplingParams
+from asyncllm.vllm_options.table import options
+from asyncllm.vllm_options.translate import translate
+from asyncllm.vllm_options.values import own_word
 
 _DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
     ".yaml": msgspec.yaml.decode,
@@ -41,7 +46,7 @@ def apply_file(parser: argparse.ArgumentParser, args: argparse.Namespace, path: 
     """Set options from the file of ``--config`` that are not on the command line.
 
     One file serves all commands, so options of the server and the engine that this command lacks
-    are ignored. Any other unknown key is a usage error.
+    are ignored. vLLM's names are taken as on the command line. Any other key is a usage error.
     """
     args.from_file = {}
     # Only options generated from structs have no default in the parser.
@@ -49,10 +54,20 @@ def apply_file(parser: argparse.ArgumentParser, args: argparse.Namespace, path: 
     fields = [field for struct in _STRUCTS for field in struct.__struct_fields__]
     shared = {name for struct in _SHARED for name in struct.__struct_fields__}
     known = {name.replace("_", "-"): name for name in fields if name in own | shared}
+    found, vllm = {}, {}
     for key, value in _read(parser, path).items():
-        name = known.get(key.replace("_", "-"))
-        if name is None:
+        if (name := known.get(key.replace("_", "-"))) is not None:
+            found[name] = own_word(name, value)
+        elif (name := key.replace("-", "_")) in options():
+            vllm[name] = value
+        else:
             parser.error(f"{path}: unknown key {key!r}{did_you_mean(key, known)}")
+    try:
+        translated = translate(vllm, option_of)
+    except BadRequest as error:
+        parser.error(f"{path}: {error.message}")
+    args.notes = [*vars(args).get("notes", ()), *translated.notes]
+    for name, value in (translated.fields | found).items():
         if name in own and name not in args:
             setattr(args, name, value)
             args.from_file[name] = path

@@ -6,18 +6,16 @@ Only given options reach the Struct, so its own defaults and checks are the only
 from __future__ import annotations
 
 import argparse
-from functools import cache
-from types import NoneType, UnionType
+import logging
+from functools import cache, partial
 from typing import (
     TYPE_CHECKING,
-    Annotated,
     Any,
     Final,
     Literal,
     NoReturn,
     TypeAlias,
     TypeVar,
-    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -27,14 +25,21 @@ import msgspec
 from msgspec import Meta
 
 from asyncllm.cli.config_file import add_config_file
-from asyncllm.config import GROUPS, EngineConfig
+from asyncllm.cli.vllm_options import KeepJson, add_vllm_options
+from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
+from asyncllm.option_fields import GROUPS, type_of
 from asyncllm.option_names import name_options, option_of
+from asyncllm.server_config import ServerConfig
+from asyncllm.vllm_options.table import SAME_SHORT
+from asyncllm.vllm_options.values import WORDS, own_word, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+log = logging.getLogger(__name__)
 
 #: What ``ArgumentParser.add_subparsers()`` returns.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -61,6 +66,8 @@ def add_config_options(
     fields = [field for struct in structs for field in _fields(struct) if field.name not in skip]
     for title in GROUPS:
         _add_group(parser, title, [f for f in fields if f.group == title], defaults or {})
+    if EngineConfig in structs:
+        add_vllm_options(parser, listed=ServerConfig in structs)
 
 
 def add_options(
@@ -105,10 +112,11 @@ def add_option(
     """
     group.add_argument(
         option_of(name),
+        *([SAME_SHORT[name]] if name in SAME_SHORT else ()),
         dest=name,
         default=argparse.SUPPRESS,
         help=text.replace("%", "%%"),
-        **_argument(_without_none(kind)) | ({} if metavar is None else {"metavar": metavar}),
+        **_argument(name, type_of(kind)[0]) | ({} if metavar is None else {"metavar": metavar}),
     )
 
 
@@ -122,10 +130,14 @@ def given_options(args: argparse.Namespace, struct: type[msgspec.Struct]) -> dic
 def config_from_args(args: argparse.Namespace, struct: type[S]) -> S:
     """A ``struct`` with the given options; for the others the command's defaults, then its own.
 
-    A value out of range is a usage error: the program ends with a message and status 2.
+    A value out of range is a usage error: the program ends with a message and status 2. What
+    options of vLLM's do not change is logged.
     """
     defaults = vars(args).get("defaults", {})
     values = {k: v for k, v in defaults.items() if k in struct.__struct_fields__}
+    if struct is EngineConfig:
+        for note in vars(args).pop("notes", ()):
+            log.warning(note)
     try:
         return struct(**values | given_options(args, struct))
     except BadRequest as error:
@@ -164,9 +176,7 @@ def _fields(struct: type[msgspec.Struct]) -> tuple[_Field, ...]:
     hints = get_type_hints(struct, include_extras=True)
     found = []
     for field in msgspec.structs.fields(struct):
-        kind, *extras = (
-            get_args(hint) if get_origin(hint := hints[field.name]) is Annotated else (hint,)
-        )
+        kind, extras = type_of(hints[field.name])
         [meta] = [extra for extra in extras if isinstance(extra, Meta)] or [Meta()]
         text = meta.description or ""
         found.append(_Field(field.name, kind, field.default, text, **(meta.extra or {})))
@@ -184,21 +194,30 @@ def _add_group(
         add_option(group, field.name, field.kind, text, field.metavar)
 
 
-def _without_none(kind: Any) -> Any:
-    if get_origin(kind) in (Union, UnionType):
-        [kind] = (member for member in get_args(kind) if member is not NoneType)
-    return kind
-
-
-def _argument(kind: Any) -> dict[str, Any]:
-    """The arguments of ``add_argument`` for a type."""
+def _argument(name: str, kind: Any) -> dict[str, Any]:
+    """The arguments of ``add_argument`` for a field of a type."""
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(kind) is Literal:
-        return {"choices": get_args(kind)}
+        words = {"type": partial(own_word, name)} if name in WORDS else {}
+        return {"choices": get_args(kind), **words}
     if get_origin(kind) is tuple:
-        return {"action": "append", **_argument(get_args(kind)[0])}
-    return {"type": kind, "metavar": "TEXT" if kind is str else kind.__name__.upper()}
+        return {"action": "append", **_argument(name, get_args(kind)[0])}
+    if get_origin(kind) is dict:
+        return {"action": KeepJson, "metavar": "JSON"}
+    read = partial(_read, name, kind) if name in WORDS or kind is int else kind
+    return {"type": read, "metavar": "TEXT" if kind is str else kind.__name__.upper()}
+
+
+def _read(name: str, kind: type, text: str) -> Any:
+    """The value of an option: text or a number, or one of vLLM's words."""
+    value = own_word(name, text)
+    if kind is not int or not isinstance(value, str):
+        return value
+    try:
+        return whole_number(value)
+    except BadRequest as error:
+        raise argparse.ArgumentTypeError(error.message) from None
 
 
 def _for_field(kind: Any, value: Any) -> Any:

@@ -74,6 +74,10 @@ class CommandParser(argparse.ArgumentParser):
         if self._intermixing:  # called by parse_known_intermixed_args below
             return super().parse_known_args(args, namespace)
         words = list(sys.argv[1:] if args is None else args)
+        if takes_vllm_options := self.get_default("vllm") is not None:
+            from asyncllm.cli.vllm_options import apply_vllm_options, plain_words
+
+            words = plain_words(self._option_string_actions, words)
         self._check_options(words)
         if self._subparsers is not None:
             if not words:
@@ -88,10 +92,14 @@ class CommandParser(argparse.ArgumentParser):
         if extra:
             self.error(f"unexpected argument {extra[0]!r}")
         parsed.words = words
+        if takes_vllm_options:
+            apply_vllm_options(self, parsed)
         if getattr(parsed, "config", None) is not None:
             from asyncllm.cli.config_file import apply_file
 
             apply_file(self, parsed, parsed.config)
+        if self._is_quiet:
+            parsed.notes = []
         return parsed, extra
 
     def error(self, message: str) -> NoReturn:

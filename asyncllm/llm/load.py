@@ -111,7 +111,7 @@ async def load(
         ModelError: the model cannot be found or served; the message says why.
     """
     template_source, folder, text_folder = await _find_files(config)
-    spec = read_spec(folder)
+    spec = _read_model(config, folder)
     defaults = _default_params(spec)
     default_embedding = read_embedding_params(folder)
     if is_multimodal(spec.architecture):
@@ -209,7 +209,7 @@ def _publish(cache: KVCacheManager, kv_events: KVEventPublisher) -> None:
 async def load_replicas(config: EngineConfig) -> Loaded:
     """Replicas in processes of their own; texts become tokens here. Raises like ``load``."""
     template_source, folder, text_folder = await _find_files(config)
-    spec = read_spec(folder)
+    spec = _read_model(config, folder)
     parts = _default_params(spec), read_embedding_params(folder)
     text = await run_in_daemon(_load_text, text_folder, config, template_source)
     engine = ReplicatedEngine(config)
@@ -233,6 +233,19 @@ async def _find_files(config: EngineConfig) -> tuple[str | None, Path, Path]:
     folder = await _find(config.model, config.revision)
     text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
     return template_source, folder, text_folder
+
+
+def _read_model(config: EngineConfig, folder: Path) -> ModelSpec:
+    spec = read_spec(folder, config.hf_overrides)
+    method = None if spec.quantization is None else spec.quantization.method
+    if config.quantization not in (None, method):
+        how = "not quantised" if method is None else f"quantised with {method}"
+        raise ModelError(
+            f"quantization {config.quantization}: the weights of {name_of(config.model)} are {how},"
+            " and are served as they are",
+            param="quantization",
+        )
+    return spec
 
 
 def _executor(
@@ -298,7 +311,8 @@ def _load_text(
     folder: Path, config: EngineConfig, chat_template: str | None
 ) -> tuple[Tokenizer, ChatTemplate | None, ChatReader]:
     tokenizer = Tokenizer.from_folder(folder)
-    template = ChatTemplate.from_folder(folder, chat_template)
+    variables = config.default_chat_template_kwargs
+    template = ChatTemplate.from_folder(folder, chat_template, variables)
     formats = choose_formats(
         None if template is None else template.source,
         read_json(folder / "config.json").get("model_type"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any
 
@@ -9,12 +11,25 @@ from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.suggest import did_you_mean
 from asyncllm.validate import check_kind
+from asyncllm.vllm_options.table import options as vllm_options
+from asyncllm.vllm_options.translate import translate
+from asyncllm.vllm_options.values import own_word
+
+log = logging.getLogger(__name__)
 
 
 def engine_config(
-    model: str | PathLike[str] | None, config: EngineConfig | None, options: dict[str, Any]
+    model: str | PathLike[str] | None,
+    config: EngineConfig | None,
+    options: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
 ) -> EngineConfig:
     """The configuration, from the arguments of ``AsyncLLM``.
+
+    Args:
+        options: by our names or by vLLM's; for those of vLLM's that change nothing, a line is
+            logged.
+        defaults: values of options that are not given.
 
     Raises:
         BadRequest: an argument is of the wrong type, or an option is unknown or has a bad value.
@@ -31,10 +46,18 @@ def engine_config(
             raise BadRequest("give either config or model and options, not both", param="config")
         return config
     known = EngineConfig.__struct_fields__
-    for name in options:
+    translated = translate({k: v for k, v in options.items() if k in vllm_options()})
+    own = {k: own_word(k, v) for k, v in options.items() if k not in vllm_options()}
+    for name in own:
         if name not in known:
             raise BadRequest(f"unknown option {name!r}{did_you_mean(name, known)}", param=name)
-    paths = {"model": model, **options}
+    for name in translated.fields.keys() - set(known):
+        raise BadRequest(f"{name} is an option of the server, not of a model", param=name)
+    for name in own.keys() & translated.fields.keys():
+        raise BadRequest(f"{name} is given twice, by vLLM's name as well", param=name)
+    for note in translated.notes:
+        log.warning(note)
+    values = {**(defaults or {}), "model": model, **own, **translated.fields}
     return EngineConfig(
-        **{k: fspath(v) if isinstance(v, PathLike) else v for k, v in paths.items()}
+        **{k: fspath(v) if isinstance(v, PathLike) else v for k, v in values.items()}
     )

@@ -57,7 +57,7 @@ class ServedModel:
                 the loop with ``executor="process"``.
             machines: where stations wait that start ranks of ``tp`` on other machines.
             kernels: those of this configuration, if they are being compiled already.
-            options: fields of ``EngineConfig``.
+            options: fields of ``EngineConfig``, or vLLM's names for them.
 
         Raises:
             BadRequest: an option has a bad value.

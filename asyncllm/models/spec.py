@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -14,8 +14,13 @@ from asyncllm.models.config.base import Config
 from asyncllm.models.quant.config import Quantization, parse_quantization
 from asyncllm.models.wrong_files import about_folder
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 T = TypeVar("T")
 
+#: Two names of the rotary settings.
+_ROPE_NAMES: Final = ("rope_scaling", "rope_parameters")
 #: Errors of reading nested settings, which are not typed.
 _WRONG_FORM: Final = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError)
 
@@ -77,8 +82,11 @@ class _TokenIds(msgspec.Struct):
         return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
 
 
-def read_spec(folder: Path) -> ModelSpec:
+def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
     """Read config.json and, where there is one, generation_config.json.
+
+    Args:
+        overrides: ``EngineConfig.hf_overrides``.
 
     Raises:
         ModelError: a file is missing or broken, or the model cannot be served; the message names
@@ -88,15 +96,15 @@ def read_spec(folder: Path) -> ModelSpec:
     if not path.exists():
         raise ModelError(about_folder(path.parent))
     try:
-        return _read_spec(path)
+        return _read_spec(path, overrides or {})
     except ModelError:
         raise
     except _WRONG_FORM as error:
         raise ModelError(f"{path}: a value is of the wrong form: {error}") from None
 
 
-def _read_spec(path: Path) -> ModelSpec:
-    whole = _read_json(path)
+def _read_spec(path: Path, overrides: Mapping[str, Any]) -> ModelSpec:
+    whole = _overridden(_read_json(path), overrides)
     raw = {**whole, **(whole.get("text_config") or {})}
     architecture = _architecture(whole, path)
     if registry.is_backbone(architecture):
@@ -130,6 +138,22 @@ def _read_spec(path: Path) -> ModelSpec:
         sampling=_convert(generation, SamplingDefaults, generation_path),
         quantization=quantization,
     )
+
+
+def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with other values; those of nested configurations, one by one."""
+    changed = dict(config)
+    for key, value in overrides.items():
+        old = changed.get(key)
+        if key.endswith("_config") and isinstance(old, dict) and isinstance(value, dict):
+            value = _overridden(old, value)
+        elif key in _ROPE_NAMES and isinstance(value, dict):
+            # A configuration has one of them, which may hold the base, too.
+            for name in _ROPE_NAMES:
+                given = changed.pop(name, None) or {}
+                value = {k: v for k, v in given.items() if k == "rope_theta"} | value
+        changed[key] = value
+    return changed
 
 
 def _read_json(path: Path) -> dict[str, Any]:

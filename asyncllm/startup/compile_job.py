@@ -26,6 +26,7 @@ from asyncllm.version import __version__
 
 #: The options that kernels depend on.
 OPTIONS = (
+    "hf_overrides",
     "attention",
     "max_model_len",
     "page_size",

@@ -42,14 +42,14 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, sources: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+        self, sources: str | Mapping[str, str], variables: Mapping[str, Any] | None = None
     ):
         """Compile a template, or several by name.
 
         Args:
             sources: the template. Of several, "tool_use" serves requests with tools and "default"
                 all others.
-            special_tokens: the variables ``bos_token``, ``eos_token``, ... of templates.
+            variables: of templates, such as ``bos_token``; a request's come before them.
 
         Raises:
             ModelError: a template does not compile, or does not come to an end.
@@ -58,8 +58,8 @@ class ChatTemplate:
             sources = {"default": sources}
         self._sources = dict(sources)
         environment = template_environment()
-        # The variables that transformers passes to every template; a request's override them.
-        defaults = {**(special_tokens or {}), "tools": None, "documents": None}
+        # Those that transformers passes to every template.
+        defaults = {"tools": None, "documents": None, **(variables or {})}
         try:
             self._templates = {
                 name: _Template(environment, source, defaults) for name, source in sources.items()
@@ -71,7 +71,12 @@ class ChatTemplate:
         self._turn = asyncio.Lock()
 
     @classmethod
-    def from_folder(cls, folder: Path, source: str | None = None) -> Self | None:
+    def from_folder(
+        cls,
+        folder: Path,
+        source: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Self | None:
         """The chat template of a model folder, None if it has none.
 
         chat_template.jinja (and additional_chat_templates/*.jinja) come before the entry in
@@ -79,12 +84,14 @@ class ChatTemplate:
 
         Args:
             source: a template to use instead, with the special tokens of the folder.
+            variables: those that a request does not give.
 
         Raises:
             ModelError: a template does not compile, or a file is not valid JSON.
         """
+        known = {**read_special_tokens(folder), **(variables or {})}
         if source is not None:
-            return cls(source, read_special_tokens(folder))
+            return cls(source, known)
         sources = {
             path.stem: path.read_text("utf-8")
             for path in sorted(folder.glob("additional_chat_templates/*.jinja"))
@@ -93,7 +100,7 @@ class ChatTemplate:
             sources["default"] = single.read_text("utf-8")
         if not sources:
             sources = _configured_sources(read_json(folder / "tokenizer_config.json"))
-        return cls(sources, read_special_tokens(folder)) if sources else None
+        return cls(sources, known) if sources else None
 
     @property
     def source(self) -> str:

@@ -33,13 +33,14 @@ def template_environment() -> BudgetedSandbox:
 
 
 def read_template(path: str) -> str:
-    """The source of the template in a file.
+    """The source of the template in a file, or the template itself.
 
     Raises:
         ModelError: the file cannot be read, or it does not compile.
     """
     try:
-        source = Path(path).expanduser().read_text("utf-8")
+        is_source = "{%" in path or "{{" in path
+        source = path if is_source else Path(path).expanduser().read_text("utf-8")
         template_environment().from_string(source)
     except OSError as error:
         raise ModelError(f"cannot read chat_template {path}: {error.strerror}") from error

@@ -22,8 +22,15 @@ if TYPE_CHECKING:
 
 #: The options of serving that change what fits or how fast it is.
 OPTIONS: Final = (
-    *("revision", "dtype", "max_model_len", "kv_cache_tokens", "gpu_memory_utilization"),
-    *("page_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "itl_target_ms"),
+    *("revision", "hf_overrides", "dtype", "max_model_len", "kv_cache_tokens"),
+    *(
+        "gpu_memory_utilization",
+        "page_size",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "prefill_chunk",
+        "itl_target_ms",
+    ),
     *("prefix_caching", "policy", "cuda_graphs", "max_decode_steps"),
 )
 _MEMORY: Final = (
@@ -159,7 +166,7 @@ def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:
         folder = demo.path()
     else:
         folder = resolve_folder(config.model, config.revision, weights=False)
-    return folder, read_spec(folder)
+    return folder, read_spec(folder, config.hf_overrides)
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -39,8 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     open_standard_files()
-    engine, server = _options(args)
-    configure_logging(server)
+    server = config_from_args(args, ServerConfig)
+    configure_logging(server)  # before what the engine's options have to say
+    engine = config_from_args(args, EngineConfig)
     ray = config_from_args(args, RayConfig)
     if ray.ray:
         return _serve_on_ray(args, engine, server, ray)

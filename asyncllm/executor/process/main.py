@@ -75,7 +75,7 @@ def _load(
 ) -> Callable[[LeaderChannel], None]:
     """What serves a channel, once the model is loaded."""
     config, folder, bill = settings.config, Path(settings.folder), StartupBill()
-    spec = read_spec(folder)
+    spec = read_spec(folder, config.hf_overrides)
     status.set("importing", -1)
     with bill.phase("import"):
         from asyncllm.executor.leader import build_leader

@@ -102,8 +102,9 @@ def _run(settings: PeerSettings, status: PeerStatus, reports: ReportLine) -> Non
         return ranks
 
     folder = Path(team.folder)
+    spec = read_spec(folder, team.config.hf_overrides)
     worker = build_worker(
-        team.config, folder, read_spec(folder), rank=rank, ranks_here=team.count, join=join_others
+        team.config, folder, spec, rank=rank, ranks_here=team.count, join=join_others
     )
     reports.send(Ready())
     worker.run(RingChannel(RingReader(*settings.ring), reports, PeerHeartbeat(status)))

@@ -141,11 +141,20 @@ async def test_errors_of_loading_are_raised_by_start() -> None:
     with pytest.raises(ModelError, match="max_model_len"):
         await AsyncLLM(device="cpu", max_model_len=10**6).start()
     with pytest.raises(ModelError, match=r"kv_cache_tokens=\d+"):
-        await AsyncLLM(device="cpu", kv_cache_tokens=10**12).start()
+        await AsyncLLM(device="cpu", kv_cache_tokens=10**9).start()
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="CUDA"):
             await AsyncLLM(device="cuda").start()
     assert not [t for t in threading.enumerate() if t.name == "asyncllm-executor"]
+
+
+async def test_overrides_and_the_quantization_that_is_expected() -> None:
+    overrides = {"max_position_embeddings": 128}
+    async with demo(load_format="dummy", hf_overrides=overrides) as llm:
+        assert llm.limits.max_model_len == 128
+    with pytest.raises(ModelError, match=r"quantization awq: .* not quantised") as error:
+        await AsyncLLM(device="cpu", quantization="awq").start()
+    assert error.value.param == "quantization"
 
 
 async def test_dummy_weights_and_small_caches_serve() -> None:

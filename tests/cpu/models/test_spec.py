@@ -67,6 +67,29 @@ def test_the_older_name_of_dtype(llama: Path) -> None:
     assert read_spec(llama).dtype == "bfloat16"
 
 
+def test_overrides_take_the_place_of_values(llama: Path) -> None:
+    edit_config(llama, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    for name in ("rope_scaling", "rope_parameters"):
+        spec = read_spec(llama, {name: yarn, "vocab_size": 300})
+        assert isinstance(spec.config, DecoderConfig)
+        rope = spec.config.rope(0)
+        assert rope is not None
+        assert (rope.rope_type, rope.rope_theta) == ("yarn", 5e5)
+        assert (spec.max_position_embeddings, spec.vocab_size) == (4096, 300)
+    with pytest.raises(ModelError, match="vocab_size"):
+        read_spec(llama, {"vocab_size": "many"})
+
+
+def test_overrides_reach_into_nested_configurations(llama: Path) -> None:
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"]}
+    spec = read_spec(tiny_models.make("gemma3", llama.parent / "gemma3"))
+    config = json.loads((llama.parent / "gemma3" / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**outer, "text_config": config}))
+    changed = read_spec(llama, {"text_config": {"vocab_size": 300}})
+    assert (changed.vocab_size, changed.hidden_size) == (300, spec.hidden_size)
+
+
 #: What config.json of older transformers has where today's has ``rope_parameters`` and
 #: ``layer_types``.
 OLD_SPELLINGS: dict[str, dict[str, Any]] = {

@@ -17,8 +17,9 @@ from asyncllm.__main__ import main
 from asyncllm.cli.options import add_config_options, config_from_args, given_options
 from asyncllm.cli.parser import CommandParser
 from asyncllm.cli.sampling import add_sampling_options, sampling_params
-from asyncllm.config import GROUPS, EngineConfig
+from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
+from asyncllm.option_fields import GROUPS
 from asyncllm.server_config import ServerConfig
 from asyncllm.types import SamplingParams
 
@@ -69,8 +70,9 @@ def test_every_field_of_the_configuration_has_an_option_and_a_description(
         if action.nargs == 0:
             words, value = [option], "True"
         else:
-            kinds: dict[Any, str] = {int: "7", float: "0.5", str: "x"}
-            value = action.choices[0] if isinstance(action.choices, tuple) else kinds[action.type]
+            kinds: dict[Any, str] = {"INT": "7", "FLOAT": "0.5", "JSON": "{}"}
+            choices = action.choices
+            value = choices[0] if isinstance(choices, tuple) else kinds.get(action.metavar, "x")
             words = [option, value]
         given = given_options(parser.parse_args(words), struct)
         [got] = given.values()
@@ -116,9 +118,9 @@ def test_sampling_options_override_the_models_defaults() -> None:
         (["--verson"], "unknown option --verson; did you mean --version?"),
         (["serve", "--port", "x"], "--port: invalid int value"),
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs must be at least 1, not 0"),
-        (["serve", "--port", "70000"], "--port must be between"),
+        (["serve", "--port", "70000"], "--port must be at most 65,535, not 70000"),
         (["serve", "--max-num-seq", "1"], "--max-num-seq; did you mean --max-num-seqs?"),
-        (["serve", "--max_num_seqs=1"], "--max_num_seqs; did you mean --max-num-seqs?"),
+        (["serve", "--max_num_seq=1"], "--max_num_seq; did you mean --max-num-seqs?"),
         (["serve", "-p", "1"], "unknown option -p"),
         (["serve", "--policy", "fari"], "--policy: 'fari' is not one of fair,"),
         (["serve", "--policy", "fari"], "did you mean fair?"),

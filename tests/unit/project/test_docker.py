@@ -131,6 +131,7 @@ def test_without_arguments_it_serves_to_the_outside(
         (["serve", "--host=127.0.0.1"], None, "127.0.0.1"),
         (["some/model"], "some/model", "0.0.0.0"),
         (["/models/mine", "--host", "::"], "/models/mine", "::"),
+        (["--model", "some/model", "--tensor-parallel-size", "2"], "some/model", "0.0.0.0"),
     ],
 )
 def test_a_server_listens_to_the_outside_unless_told_otherwise(

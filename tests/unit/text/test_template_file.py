@@ -32,6 +32,22 @@ async def test_it_is_used_instead_of_the_models_own(file: Path) -> None:
         assert await llm.encode_chat(CHAT) != ids
 
 
+async def test_it_may_be_given_as_text() -> None:
+    async with AsyncLLM(device="sim", chat_template=OWN) as llm:
+        text = llm.tokenizer.decode(await llm.encode_chat(CHAT))
+        assert text.endswith("[user] Hello =>")
+
+
+async def test_variables_that_a_request_does_not_give() -> None:
+    template = "{{ mood }} {{ place }}"
+    given = {"mood": "calm", "place": "here"}
+    async with AsyncLLM(
+        device="sim", chat_template=template, default_chat_template_kwargs=given
+    ) as llm:
+        assert llm.tokenizer.decode(await llm.encode_chat(CHAT)) == "calm here"
+        assert llm.tokenizer.decode(await llm.encode_chat(CHAT, mood="busy")) == "busy here"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
