@@ -131,6 +131,7 @@ def test_figures_and_charts(tab: Tab, small: Server) -> None:
         tab.until_text("#tiles", "steps/s")
         tab.until("Number(document.querySelector('#tiles strong').textContent) > 0")
         tab.until_text("#running", "answers")
+        tab.until_text("#tiles", "in the last 2 s")
         tab.until("document.querySelectorAll('.steps .decode').length > 20")
         tab.js("document.querySelector('.steps').focus()")
         tab.press("ArrowLeft")
@@ -143,6 +144,130 @@ def test_figures_and_charts(tab: Tab, small: Server) -> None:
         tab.click("#pause")
         assert tab.text("#pause") == "Go on"
     small.until_idle()
+
+
+def test_requests_that_wait_for_the_same_are_one_row_that_opens(tab: Tab, small: Server) -> None:
+    long = "an-id-of-a-client-0123456789abcdef"
+    with asking(small, **{"first": 4000, "second": 2800, long: 50, "fourth": 50, "fifth": 50}):
+        tab.open(f"{small.url}/#live")
+        tab.until_text("#waiting", "3 requests")
+        assert tab.text("#waiting-title") == "Waiting: 3"
+        rows = "document.querySelectorAll('#waiting tbody tr').length"
+        assert tab.js(rows) == 1
+        assert "a free slot: all 2 are taken" in tab.text("#waiting")
+        assert re.search(r"(ms|s) to [\d.]+ (ms|s)", tab.text("#waiting"))
+        tab.js("document.querySelector('#waiting button').focus()")
+        tab.press("Enter")
+        tab.until(f"{rows} === 4")
+        expanded = "document.querySelector('#waiting button').ariaExpanded"
+        assert tab.js(expanded) == "true"
+        assert "2 requests before it" in tab.text("#waiting")
+        tab.js("new Promise((resolve) => setTimeout(resolve, 1200))")  # it stays open
+        assert tab.js(rows) == 4
+        assert tab.js("document.activeElement.ariaExpanded") == "true", "and has the focus"
+        name = "document.querySelectorAll('#waiting button')[1]"
+        assert tab.js(f"{name}.textContent") == "an-id-of-a…cdef"
+        assert tab.js(f"{name}.title") == long
+        tab.js(f"{name}.click()")
+        tab.until_text("#request h2", long)
+        tab.press("Escape")
+        tab.js("document.querySelector('#waiting button').click()")
+        tab.until(f"{rows} === 1")
+    small.until_idle()
+
+
+#: Shows a chart of steps that took these milliseconds, and measures it.
+CHART = """(async ({times, target}) => {
+    const {StepsChart} = await import('/page/charts.js');
+    const [box, legend, readout] = ['div', 'p', 'p'].map((tag) => document.createElement(tag));
+    document.querySelector('#live').append(box, legend, readout);
+    const steps = times.map((ms, i) => [i, 10 * i, ms, 8, 0, 0]);
+    new StepsChart(box, legend, readout).update({steps, itl_target_ms: target, time_ms: 1e6});
+    const line = box.querySelector('.target');
+    const bars = [...box.querySelectorAll('.decode')].map((bar) => bar.height.baseVal.value);
+    return {
+        low: Math.min(...bars), high: Math.max(...bars),
+        beyond: box.querySelectorAll('.beyond').length,
+        line: Number(line.getAttribute('y1')), shown: line.getAttribute('visibility'),
+        text: box.innerText, legend: legend.innerText, label: box.querySelector('svg').ariaLabel,
+    };
+})"""
+
+
+@pytest.mark.parametrize(
+    ("times", "target", "beyond", "far"),
+    [
+        ([5.0] * 255 + [2000.0], 8.0, 1, False),
+        ([2000.0] + [5.0] * 19, 8.0, 1, False),
+        ([5.0] * 200 + [900.0, 2000.0], 27.0, 2, True),
+        ([5.0, 5.1, 5.2], 4.0, 0, False),
+        ([5.0] * 90 + [30.0] * 10, 27.0, 0, False),
+        ([5.0], 0.0, 0, False),
+    ],
+)
+def test_one_long_step_does_not_make_the_scale(
+    tab: Tab, server: Server, times: list[float], target: float, beyond: int, far: bool
+) -> None:
+    tab.open(f"{server.url}/#live")
+    made = tab.js(f"{CHART}({json.dumps({'times': times, 'target': target})})")
+    assert made["beyond"] == beyond
+    assert made["low"] > (15 if max(times) == 30 else 50), "of 118"
+    assert made["high"] <= 114
+    assert made["shown"] == ("visible" if target else "hidden")
+    if target:
+        assert 0 < made["line"] < 118
+        assert f"target {target:.1f}".rstrip("0").rstrip(".")[:9] in made["text"]
+        assert ("above" in made["text"]) == far
+    assert "p99" in made["legend"]
+    assert f"{beyond} beyond the scale" in made["label"]
+
+
+WAITED = """(async (trace) => {
+    const {waits, cause} = await import('/page/request.js');
+    return [...waits(trace), cause(trace)];
+})"""
+
+
+@pytest.mark.parametrize(
+    ("events", "waited", "ended", "whole"),
+    [
+        ([("queued", 0), ("admitted", 900)], {"slots": 700, "pages": 150, "budget": 0}, 1000, 900),
+        ([("queued", 0), ("admitted", 900)], {"slots": 900}, 1000, 900),
+        ([("queued", 0), ("admitted", 5)], {}, 6, 5),
+        ([("queued", 0)], {"pages": 400}, 500, 500),
+        (
+            [("queued", 0), ("admitted", 300), ("preempted", 400), ("admitted", 900)],
+            {"slots": 250, "pages": 500},
+            950,
+            800,
+        ),
+        ([("queued", 0), ("shares", 100), ("admitted", 700)], {"slots": 80}, 720, 700),
+    ],
+)
+def test_times_in_the_queue_add_up(
+    tab: Tab,
+    server: Server,
+    events: list[tuple[str, float]],
+    waited: dict[str, float],
+    ended: float,
+    whole: float,
+) -> None:
+    tab.open(f"{server.url}/#live")
+    trace = {
+        "events": [{"kind": kind, "at_ms": at} for kind, at in events],
+        "waited_ms": waited,
+        "outcome": "stop",
+        "first_token_ms": None,
+        "ended_ms": ended,
+        "steps_detail": [],
+        "prompt_tokens": 10,
+        "cached_tokens": 0,
+    }
+    total, each, cause = tab.js(f"{WAITED}({json.dumps(trace)})")
+    assert total == whole
+    assert sum(ms for _, ms in each) == pytest.approx(whole)
+    assert {reason: ms for reason, ms in each if reason} == {k: v for k, v in waited.items() if v}
+    assert cause.startswith("It ")
 
 
 def test_a_message_tells_why_it_took_long(tab: Tab, small: Server) -> None:

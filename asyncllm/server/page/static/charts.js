@@ -13,6 +13,7 @@ export function sparkline(values) {
 const WIDTH = 1000;
 const HEIGHT = 150;
 const BASE = 118; // gaps hang below this line
+const FAR = 4; // times p99: a target beyond is drawn at the top, or all bars would be low
 
 /** The latest steps as bars: time up, the gap before each down. Arrow keys go from one to the next. */
 export class StepsChart {
@@ -24,11 +25,13 @@ export class StepsChart {
     this.bars = svg("g");
     this.mark = svg("rect", { class: "mark", y: 0, height: HEIGHT });
     this.scale = el("span.scale");
+    this.targetText = el("span.scale.left");
+    this.summary = el("span.hint");
     this.node = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", tabindex: 0, class: "steps", role: "img" },
       this.mark, this.bars, this.target, svg("line", { class: "base", x1: 0, x2: WIDTH, y1: BASE, y2: BASE }));
-    box.append(this.scale, this.node);
-    legend.append(...[["decode", "decode rows"], ["prompt", "prompt tokens"], ["gap", "idle before the step"], ["open", "under way"]]
-      .map(([name, text]) => el("span", {}, el(`i.${name}`), text)), el("span.hint", {}, "dashed: the target for steps with decode rows"));
+    box.append(this.node, this.scale, this.targetText);
+    legend.append(...[["decode", "decode rows"], ["prompt", "prompt tokens"], ["gap", "idle before the step"], ["open", "under way"], ["beyond", "beyond the scale"]]
+      .map(([name, text]) => el("span", {}, el(`i.${name}`), text)), this.summary);
     this.node.addEventListener("pointermove", (event) => this.point(event));
     this.node.addEventListener("pointerleave", () => this.tell(null));
     this.node.addEventListener("keydown", (event) => {
@@ -47,9 +50,13 @@ export class StepsChart {
       const gap = before && before[2] !== null && ms !== null ? Math.max(0, began - before[1] - before[2]) : 0;
       return { number, began, ms: ms ?? state.time_ms - began, open: ms === null, decodes, chunks, prompts, gap };
     }));
-    const sorted = steps.map((step) => step.ms).sort((a, b) => a - b);
-    // One step of a minute must not flatten all others.
-    const most = Math.max(1.2 * state.itl_target_ms, Math.min(sorted.at(-1) ?? 1, 4 * (sorted[Math.floor(0.9 * sorted.length)] ?? 1)), 0.1);
+    const done = steps.filter((step) => !step.open);
+    const sorted = done.map((step) => step.ms).sort((a, b) => a - b);
+    const part = (share) => sorted[Math.floor(share * (sorted.length - 1))] ?? 0;
+    // The longest steps do not make the scale: those beyond it are marked.
+    const target = state.itl_target_ms;
+    const isFar = target > FAR * part(0.99) && sorted.length > 0;
+    const most = 1.15 * Math.max(part(0.99), isFar ? 0 : target, 0.1);
     const width = WIDTH / Math.max(64, steps.length);
     this.width = width;
     this.first = WIDTH - steps.length * width;
@@ -65,15 +72,20 @@ export class StepsChart {
         bar("prompt", BASE - tall, prompt);
         bar("decode", BASE - tall + prompt, tall - prompt);
       }
+      if (step.ms > most) bar("beyond", BASE - tall, 6);
       bar("gap", BASE, Math.min(HEIGHT - BASE, high(step.gap)));
     });
     this.bars.replaceChildren(...bars);
-    const line = BASE - high(state.itl_target_ms);
-    set(this.target, { y1: line, y2: line, visibility: state.itl_target_ms ? "visible" : "hidden" });
+    const line = BASE - high(Math.min(target, most));
+    set(this.target, { y1: line, y2: line, visibility: target ? "visible" : "hidden" });
+    this.targetText.textContent = target ? `target ${duration(target)}${isFar ? ", above" : ""}` : "";
+    this.targetText.style.top = `${line + 1}px`;
     this.scale.textContent = duration(most);
-    const done = steps.filter((step) => !step.open);
-    const mean = done.reduce((sum, step) => sum + step.ms, 0) / Math.max(1, done.length);
-    set(this.node, { "aria-label": `The latest ${plural(done.length, "step")}, ${duration(mean)} on average. Arrow keys tell of each.` });
+    const longest = sorted.at(-1) ?? 0;
+    const beyond = done.filter((step) => step.ms > most).length;
+    this.summary.textContent = `median ${duration(part(0.5))}, p99 ${duration(part(0.99))}, longest ${duration(longest)}`;
+    set(this.node, { "aria-label": `The latest ${plural(done.length, "step")}: ${this.summary.textContent}; ` +
+      `${number(beyond)} beyond the scale; the target for steps with decode rows is ${duration(target)}. Arrow keys tell of each.` });
     this.tell(this.at);
   }
 

@@ -7,6 +7,7 @@ import { showTrace, whyText } from "./request.js";
 
 const PERIOD = 1000;
 const KEPT = 120; // values in the sparklines
+const WINDOW = 60_000; // milliseconds over which prefix hits are counted
 
 let notice = () => {};
 let wanted = false; // the view is shown
@@ -16,6 +17,8 @@ let before = null; // the state before, for rates
 let state = null;
 let charts = null;
 const history = {};
+let past = []; // {time_ms, totals} of the last minute
+const opened = new Set(); // groups of waiting requests whose rows are shown
 
 export function startLive(onNotice) {
   notice = onNotice;
@@ -64,7 +67,7 @@ async function ask() {
 
 function open(id) {
   const rows = [...state.waiting, ...state.running, ...state.ended];
-  showTrace(`live/${id}`, { row: rows.find((row) => row.id === id) ?? null, state, open });
+  showTrace(`live/${encodeURIComponent(id)}`, { row: rows.find((row) => row.id === id) ?? null, state, open });
 }
 
 function draw() {
@@ -72,14 +75,18 @@ function draw() {
   $("admin").hidden = !state.admin_sees_more;
   for (const chart of charts) chart.update(state);
   const { running } = state;
-  const waiting = [...state.waiting].sort((a, b) => a.ahead - b.ahead);
   say($("waiting-title"), `Waiting: ${number(state.num_waiting)}${state.num_reserved ? `, and ${number(state.num_reserved)} being read` : ""}`);
   say($("running-title"), `Running: ${number(state.num_running)} of ${number(state.max_running)}`);
-  table($("waiting"), ["Request", "Waits for", "Since", "Prompt"], waiting, waitingCells, "Nothing waits.",
-    state.num_waiting - waiting.length);
+  drawWaiting();
   table($("running"), ["Request", "Does", "Since", "Prompt", "Answer", "Pages"], running, runningCells, "Nothing runs.",
     state.num_running - running.length);
   drawEnded();
+}
+
+function drawWaiting() {
+  const rows = grouped([...state.waiting].sort((a, b) => a.ahead - b.ahead));
+  table($("waiting"), ["Request", "Waits for", "Since", "Prompt"], rows, waitingCells, "Nothing waits.",
+    state.num_waiting - state.waiting.length);
 }
 
 function drawEnded() {
@@ -94,17 +101,19 @@ function drawTiles() {
   const { totals, pages } = state;
   const seconds = before ? (state.time_ms - before.time_ms) / 1000 : 0;
   const rate = (name) => (seconds > 0 ? Math.max(0, totals[name] - before.totals[name]) / seconds : 0);
-  const admitted = before ? totals.admitted_tokens - before.totals.admitted_tokens : 0;
-  const hits = (now, then) => (now.cached_tokens - then.cached_tokens) / (now.admitted_tokens - then.admitted_tokens);
-  const share = admitted > 0 ? hits(totals, before.totals) : history.hits?.at(-1) ?? 0;
-  const all = totals.admitted_tokens ? totals.cached_tokens / totals.admitted_tokens : 0;
+  past = [...past.filter(({ time_ms }) => state.time_ms - time_ms <= WINDOW && time_ms < state.time_ms), state];
+  const [oldest] = past;
+  const hits = (then) => (totals.cached_tokens - then.cached_tokens) / (totals.admitted_tokens - then.admitted_tokens);
+  const share = hits(oldest.totals); // NaN where no prompt was admitted
+  const all = hits({ cached_tokens: 0, admitted_tokens: 0 }) || 0;
   tile("running", "Running", number(state.num_running), state.num_running, `of ${number(state.max_running)}`);
   tile("waiting", "Waiting", number(state.num_waiting), state.num_waiting, state.num_waiting ? headText() : "nothing waits");
   tile("output", "Output", `${number(rate("generation_tokens"))}/s`, rate("generation_tokens"), "tokens generated");
   tile("prompt", "Prompts", `${number(rate("prompt_tokens"))}/s`, rate("prompt_tokens"), "prompt tokens");
   tile("cache", "KV in use", percent((pages.own + pages.shared) / Math.max(1, pages.total)), pages.own + pages.shared,
     plural(totals.preemptions, "preemption"));
-  tile("hits", "Prefix hits", percent(share), share, `${percent(all)} since the start`);
+  tile("hits", "Prefix hits", share >= 0 ? percent(share) : "–", share || 0,
+    `in the last ${Math.max(1, Math.round((state.time_ms - oldest.time_ms) / 1000))} s; ${percent(all)} since the start`);
   tile("device", "Device busy", percent(Math.min(1, rate("device_busy_ms") / 1000)), rate("device_busy_ms"), `${number(rate("steps"))} steps/s`);
   tile("lag", "Loop lag", duration(state.lag_ms), state.lag_ms,
     `${duration(state.longest_lag_ms)} at worst, CPU ${percent(Math.min(1, rate("loop_cpu_ms") / 1000))}`);
@@ -133,8 +142,30 @@ function tile(name, title, value, sample, detail) {
 
 // -- tables ---------------------------------------------------------------------------------------
 
+/** Requests that wait for the same thing become one row, which opens. */
+function grouped(rows) {
+  const groups = Map.groupBy(rows, ({ reason, blocked_by: other }) => `${reason} ${other ?? ""}`);
+  return [...groups].flatMap(([key, inside]) => {
+    if (inside.length === 1) return inside;
+    const isOpen = opened.has(key);
+    const toggle = () => {
+      if (!opened.delete(key)) opened.add(key);
+      drawWaiting();
+    };
+    const head = { key, toggle, isOpen, inside, name: plural(inside.length, "request") };
+    return [head, ...(isOpen ? inside.map((row) => ({ ...row, isInner: true })) : [])];
+  });
+}
+
 function waitingCells(row) {
-  return [whyText(row, state), duration(row.age_ms), promptText(row)];
+  const { inside = [row], key } = row;
+  const range = (field, text) => {
+    const values = inside.map((each) => each[field]).sort((a, b) => a - b);
+    return inside.length > 1 ? `${text(values[0])} to ${text(values.at(-1))}` : text(values[0]);
+  };
+  if (key) return [whyText(inside[0], state, "the first"), range("age_ms", duration), range("prompt_tokens", number)];
+  const why = row.isInner ? `${row.ahead ? plural(row.ahead, "request") : "nothing"} before it` : whyText(row, state);
+  return [why, duration(row.age_ms), promptText(row)];
 }
 
 function runningCells(row) {
@@ -145,8 +176,7 @@ function runningCells(row) {
 }
 
 function endedCells(row) {
-  const waited = Object.values(row.waited_ms).reduce((sum, ms) => sum + ms, 0);
-  return [row.outcome, duration(row.total_ms), duration(waited), duration(row.first_token_ms), promptText(row), number(row.output_tokens)];
+  return [row.outcome, duration(row.total_ms), duration(row.started_ms ?? row.total_ms), duration(row.first_token_ms), promptText(row), number(row.output_tokens)];
 }
 
 const promptText = (row) => number(row.prompt_tokens) + (row.cached_tokens ? ` (${number(row.cached_tokens)} cached)` : "");
@@ -161,11 +191,16 @@ function table(node, heads, rows, cellsOf, nothing, numMore = 0) {
   const used = new Set();
   let strangers = 0;
   const ordered = rows.map((row) => {
-    const key = row.id ?? `other ${(strangers += 1)}`;
+    const key = row.key ?? row.id ?? `other ${(strangers += 1)}`;
     used.add(key);
     if (!known.has(key)) known.set(key, makeRow(row, heads));
     const line = known.get(key);
-    say(line.cells[0].firstChild, row.id ? row.name || `Request ${row.id}` : "another key");
+    const name = line.cells[0].firstChild;
+    const whole = row.key || row.id !== null ? row.name || `Request ${row.id}` : "another key";
+    say(name, short(whole));
+    set(name, { title: whole, "aria-expanded": row.key ? String(row.isOpen) : null });
+    line.classList.toggle("inner", Boolean(row.isInner));
+    line.act = row.toggle ?? (() => open(row.id));
     cellsOf(row).forEach((text, i) => say(line.cells[i + 1], text));
     return line;
   });
@@ -182,14 +217,17 @@ function table(node, heads, rows, cellsOf, nothing, numMore = 0) {
   if (text) node.tFoot.append(el("tr", {}, el("td.hint", { colspan: heads.length }, text)));
 }
 
-function makeRow(row, heads) {
-  const { id } = row;
-  const name = id ? el("button.link", { type: "button" }) : el("span.hint");
+/** An id by its beginning and its end; the whole is its title. */
+const short = (name) => (name.length > 20 ? `${name.slice(0, 10)}…${name.slice(-4)}` : name);
+
+function makeRow({ id, key }, heads) {
+  const isOpenable = Boolean(key) || id !== null;
+  const name = isOpenable ? el("button.link", { type: "button" }) : el("span.hint");
   const cells = heads.slice(1).map((head) => el("td", { "data-head": head }));
   const line = el("tr", {}, el("td.name", {}, name), ...cells);
-  if (id) {
+  if (isOpenable) {
     line.classList.add("clickable");
-    line.addEventListener("click", () => open(id));
+    line.addEventListener("click", () => line.act());
   }
   return line;
 }

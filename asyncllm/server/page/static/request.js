@@ -8,26 +8,26 @@ const PARTS = {
   prefill: "prompt", decode: "answer", preempted: "preempted",
 };
 const QUEUE = {
-  slots: "a free slot: all were taken by other requests",
-  pages: "KV pages: other requests held them",
-  budget: "room in a step: prompts before it filled the steps",
+  slots: ["a free slot", "Other requests had taken all of them."],
+  pages: ["KV pages", "Other requests held them."],
+  budget: ["room in a step", "Prompts before it filled the steps."],
 };
 const WAITS = {
   slots: (row, state) => `a free slot: all ${number(state.max_running)} are taken`,
-  pages: (row) => `KV pages: it may need ${number(row.needs)}, and ${number(row.available)} are to be had`,
-  budget: () => "room in a step for its prompt",
+  pages: (row, state, who) => `KV pages: ${who} may need ${number(row.needs)}, and ${number(row.available)} are to be had`,
+  budget: () => "room in a step for a prompt",
   step: () => "the end of the step under way",
-  prefix: () => "another request, which computes a prefix of its prompt",
-  host: () => "its prefix, which is copied back from the host's memory",
-  preempted: () => "the end of the step under way: it has just lost its pages",
+  prefix: () => "another request, which computes the same prefix",
+  host: () => "a prefix, which is copied back from the host's memory",
+  preempted: () => "the end of the step under way, after a preemption",
   trial: () => "the requests of a failed step, which run again first",
-  deadline: () => "nothing any more: its deadline can no longer be met",
+  deadline: () => "nothing any more: the deadline can no longer be met",
 };
 
-/** Why a row of the live view waits, as the end of "waits for ...". */
-export function whyText(row, state) {
-  const ahead = row.ahead ? `; ${plural(row.ahead, "request")} before it` : "";
-  return (WAITS[row.reason]?.(row, state) ?? row.reason) + ahead;
+/** Why a row of the live view waits, as the end of "waits for ..."; or several rows, of which it is the first. */
+export function whyText(row, state, who = "it") {
+  const ahead = row.ahead ? `; ${plural(row.ahead, "request")} before ${who}` : "";
+  return (WAITS[row.reason]?.(row, state, who) ?? row.reason) + ahead;
 }
 
 /** Where the time of a sequence of a trace went: [[part, ms]] in order of time. */
@@ -65,16 +65,33 @@ function sums(trace) {
   return total;
 }
 
-/** One sentence: the part that took longest, and why. */
+/** What it waited for before it ran, and after preemptions; the times add up to the whole: [ms, [[reason, ms]]]. */
+export function waits(trace) {
+  const total = sums(trace);
+  const all = ["queue", "prefix", "host", "preempted"].reduce((sum, part) => sum + (total[part] ?? 0), 0);
+  const known = Object.entries(trace.waited_ms).filter(([, ms]) => ms > 0);
+  const rest = all - known.reduce((sum, [, ms]) => sum + ms, 0);
+  if (rest > 0.05) known.push(["", rest]);
+  return [all, known.sort((a, b) => b[1] - a[1])];
+}
+
+function waitsText(trace, place = "") {
+  const [all, each] = waits(trace);
+  const shared = Object.keys(sums(trace)).some((part) => part === "prefix" || part === "host");
+  const texts = each.map(([reason, ms]) => [duration(ms), QUEUE[reason]?.[0] ?? (shared ? "a prefix, or steps under way" : "steps under way")]);
+  if (texts.length < 2) return duration(all) + place + texts.map(([, what]) => ` for ${what}`).join("");
+  return `${duration(all)}${place}: ${texts.map(([ms, what]) => `${ms} for ${what}`).join(", ")}`;
+}
+
+/** One sentence or two: the part that took longest, and why. */
 export function cause(trace) {
   const total = sums(trace);
   const [part, ms] = Object.entries(total).sort((a, b) => b[1] - a[1])[0] ?? ["queue", 0];
   const count = (kind) => trace.events.filter((event) => event.kind === kind).length;
   const took = duration(ms);
   if (part === "queue") {
-    const [reason, waited] = Object.entries(trace.waited_ms).sort((a, b) => b[1] - a[1])[0] ?? ["", 0];
-    if (waited < ms / 4) return `It waited ${took} for the steps under way.`;
-    return `It waited ${took} in the queue, ${duration(waited)} of it for ${QUEUE[reason] ?? reason}.`;
+    const [[reason]] = [...waits(trace)[1], [""]];
+    return `It waited ${waitsText(trace, " in the queue")}. ${QUEUE[reason]?.[1] ?? ""}`;
   }
   if (part === "prefix") return `It waited ${took} until another request had computed the prefix they share.`;
   if (part === "host") return `Its prefix was copied back from the host's memory for ${took}.`;
@@ -187,7 +204,7 @@ function sequenceNode(trace, count) {
   }
   const facts = [
     ["Outcome", trace.outcome], ["Key", trace.tenant || "–"], ["Prompt", `${number(trace.prompt_tokens)} tokens, ${number(trace.cached_tokens)} cached`],
-    ["Answer", plural(trace.completion_tokens, "token")], ["Started", duration(trace.started_ms)],
+    ["Answer", plural(trace.completion_tokens, "token")], ["Waited", waitsText(trace)],
     ["First token", duration(trace.first_token_ms)], ["Ended", duration(trace.ended_ms)],
   ];
   return el("section", {},
