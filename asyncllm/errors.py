@@ -147,6 +147,14 @@ class NotReady(AsyncLLMError):
     code = "not_ready"
 
 
+class Crowded(AsyncLLMError):
+    """There are as many connections as the server may have."""
+
+    status = 503
+    type = "server_error"
+    code = "too_many_connections"
+
+
 class StepError(AsyncLLMError):
     """The model could not compute this request; the engine itself goes on."""
 

@@ -15,6 +15,7 @@ from asyncllm.server.http.cors import add_cors, answer_preflights
 from asyncllm.server.http.cuts import CUTS, Cuts
 from asyncllm.server.http.errors import REFUSALS, Refusals
 from asyncllm.server.http.middleware import (
+    CROWD,
     ERROR_ROOTS,
     ERROR_WRITERS,
     KNOWN_ROUTE,
@@ -41,6 +42,7 @@ from asyncllm.server.responses.handlers import add_responses
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.write_times import WRITE_TIMES, WriteTimes
 from asyncllm.server.watchdog import add_watchdog
+from asyncllm.supervise.crowd import Crowd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,6 +114,7 @@ def create_app(
     if spans is not None:
         app.on_cleanup.append(lambda _: spans.aclose())
     app[ACCEPT_WAITS] = Waits()
+    app[CROWD] = Crowd()
     app[CUTS] = Cuts()
     app[REFUSALS] = Refusals()
     app[WRITE_TIMES] = WriteTimes()

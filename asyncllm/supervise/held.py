@@ -9,11 +9,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from asyncllm.supervise.child import HAND_OVER
+from asyncllm.supervise.crowd import FileLimit
 
 if TYPE_CHECKING:
     from asyncllm.supervise.outage import Outage
 
-#: Two file descriptors each; beyond that, the oldest get 503.
+#: Two file descriptors each; beyond that, or when few are left, the oldest get 503.
 MOST_HELD: Final = 256
 #: A request that no server takes in this time gets 503.
 HOLD_SECONDS: Final = 60.0
@@ -34,6 +35,7 @@ class Held:
         self._outage = outage
         self._requests: deque[_Request] = deque()
         self._send_at: float | None = None
+        self._limit = FileLimit.now()
 
     @property
     def deadline(self) -> float | None:
@@ -44,7 +46,8 @@ class Held:
 
     def add(self, files: list[int]) -> None:
         """Take what a server has handed over."""
-        if len(self._requests) >= MOST_HELD:
+        is_full = len(self._requests) >= MOST_HELD or max(files) >= self._limit.connections
+        if is_full and self._requests:
             self._refuse(self._requests.popleft())
         connection = socket.socket(fileno=files[0])
         self._requests.append(_Request(connection, files[1], time.monotonic() + HOLD_SECONDS))
@@ -78,4 +81,4 @@ class Held:
 
     def _refuse(self, request: _Request) -> None:
         os.close(request.file)
-        self._outage.refuse(request.connection)
+        self._outage.refuse(request.connection, at_once=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from asyncllm.errors import BadRequest, NotReady
+from asyncllm.supervise.crowd import EXHAUSTED, FileLimit
 from asyncllm.supervise.poller import READ, WRITE
 
 if TYPE_CHECKING:
@@ -23,8 +24,11 @@ T = TypeVar("T")
 
 #: Clients served at once; others wait in the kernel's queue.
 MOST_CLIENTS: Final = 256
-#: Limit for the whole exchange with one client.
+#: Limit for the whole exchange with one client; and while others wait.
 CLIENT_SECONDS: Final = 5.0
+CROWDED_SECONDS: Final = 0.2
+#: Without file descriptors, before accepting again.
+RETRY_SECONDS: Final = 0.1
 #: The rest of a request is not waited for.
 MAX_HEAD: Final = 16 * 1024
 
@@ -53,6 +57,10 @@ class Outage:
         self._tls = tls
         self._waits: Mapping[type[OSError], int] = {}
         self._is_open = False
+        self._limit = FileLimit.now()
+        self._is_full = False
+        self._retry_at: float | None = None
+        #: What is done with each, and since when.
         self._clients: dict[socket.socket, tuple[Generator[int, None, None], float]] = {}
 
     def open(self) -> None:
@@ -73,18 +81,29 @@ class Outage:
     @property
     def deadline(self) -> float | None:
         """When ``expire`` has something to do."""
-        return next((deadline for _, deadline in self._clients.values()), None)
+        if self._retry_at is not None:
+            return self._retry_at
+        return next((since + self._seconds for _, since in self._clients.values()), None)
+
+    @property
+    def _seconds(self) -> float:
+        return CROWDED_SECONDS if self._is_full else CLIENT_SECONDS
 
     def expire(self) -> None:
         """Close connections that took too long."""
         now = time.monotonic()
-        for client, (_, deadline) in list(self._clients.items()):
-            if deadline > now:
+        for client, (_, since) in list(self._clients.items()):
+            if since + self._seconds > now:
                 break
             self._end(client)
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = None
+            self._listen()
 
     def _listen(self) -> None:
-        listens = self._is_open and len(self._clients) < MOST_CLIENTS
+        files = max((client.fileno() for client in self._clients), default=0)
+        self._is_full = len(self._clients) >= MOST_CLIENTS or files >= self._limit.connections
+        listens = self._is_open and not self._is_full and self._retry_at is None
         for listening in self._sockets:
             if listens:
                 self._poller.add(listening, partial(self._accept, listening))
@@ -94,7 +113,10 @@ class Outage:
     def _accept(self, listening: socket.socket) -> None:
         try:
             client, _ = listening.accept()
-        except OSError:  # it has gone, or there are no file descriptors
+        except OSError as error:  # it has gone, or there are no file descriptors
+            if error.errno in EXHAUSTED:
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+                self._listen()
             return
         client.setblocking(False)
         if self._tls is not None:
@@ -105,17 +127,23 @@ class Outage:
                 return
         self._begin(client, self._serve(client))
 
-    def refuse(self, client: socket.socket, message: str = STARTING) -> None:
-        """Answer a connection whose request was read before; without TLS."""
-        self.finish(client, self._answer(message, with_body=True))
+    def refuse(
+        self, client: socket.socket, message: str = STARTING, *, at_once: bool = False
+    ) -> None:
+        """Answer a connection whose request was read before; without TLS.
 
-    def finish(self, client: socket.socket, last: bytes) -> None:
+        Args:
+            at_once: close it then; else it may have more to send, which is read before.
+        """
+        self.finish(client, self._answer(message, with_body=True), at_once=at_once)
+
+    def finish(self, client: socket.socket, last: bytes, *, at_once: bool = False) -> None:
         """Write this to a connection, and close it; without TLS."""
         client.setblocking(False)
-        self._begin(client, self._write(client, last))
+        self._begin(client, self._write(client, last, at_once=at_once))
 
     def _begin(self, client: socket.socket, work: Generator[int, None, None]) -> None:
-        self._clients[client] = (work, time.monotonic() + CLIENT_SECONDS)
+        self._clients[client] = (work, time.monotonic())
         self._listen()
         self._advance(client)
 
@@ -156,13 +184,15 @@ class Outage:
             client, self._answer(STARTING, with_body=not head.startswith(b"HEAD "))
         )
 
-    def _write(self, client: socket.socket, answer: bytes) -> Generator[int, None, None]:
+    def _write(
+        self, client: socket.socket, answer: bytes, *, at_once: bool = False
+    ) -> Generator[int, None, None]:
         while answer:
             sent = yield from self._when(WRITE, partial(client.send, answer))
             answer = answer[sent:]
         # Closing with unread bytes would reset the connection, and the answer might get lost.
         client.shutdown(socket.SHUT_WR)
-        while (yield from self._when(READ, partial(client.recv, MAX_HEAD))):
+        while not at_once and (yield from self._when(READ, partial(client.recv, MAX_HEAD))):
             pass
 
     def _answer(self, message: str, *, with_body: bool) -> bytes:

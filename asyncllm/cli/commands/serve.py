@@ -19,6 +19,7 @@ from asyncllm.option_names import name_options
 from asyncllm.ray_config import RayConfig
 from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.server_config import ServerConfig
+from asyncllm.supervise.crowd import allow_all_files
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.standard_files import open_standard_files
 from asyncllm.supervise.supervisor import Supervisor
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     server = config_from_args(args, ServerConfig)
     configure_logging(server)  # before what the engine's options have to say
     engine = config_from_args(args, EngineConfig)
+    allow_all_files()
     ray = config_from_args(args, RayConfig)
     if ray.ray:
         return _serve_on_ray(args, engine, server, ray)

@@ -12,7 +12,7 @@ from asyncllm.errors import ModelError
 from asyncllm.executor.team.process import PeerProcess, start_peer
 from asyncllm.llm.replicas.link import Link, unpack_error
 from asyncllm.startup.replica_config import replica_config
-from asyncllm.supervise.restarts import Restarts
+from asyncllm.supervise.server import Restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,9 +20,7 @@ from asyncllm.supervise.front_channel import BEGUN, CLOSED, FREE, KEPT, MOVED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.server.http.connection import Listener
-    from asyncllm.server.http.cuts import Cuts
-    from asyncllm.server.http.errors import Refusals
+    from asyncllm.server.http.connection import Listener, Watchers
     from asyncllm.supervise.front_channel import FrontChannel
 
 #: What a client that is promised a stream is told if the replica dies.
@@ -82,8 +80,8 @@ class RoutedConnection(Connection):
 
     __slots__ = ("routed",)
 
-    def __init__(self, manager: web.Server, cuts: Cuts, refusals: Refusals, **options: Any):
-        super().__init__(manager, cuts, refusals, **options)
+    def __init__(self, manager: web.Server, watchers: Watchers, **options: Any):
+        super().__init__(manager, watchers, **options)
         self.routed: Routed | None = None
 
     def data_received(self, data: bytes) -> None:

@@ -13,6 +13,7 @@ import logging
 import socket
 import struct
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from asyncllm.server.http.waits import Waits
+    from asyncllm.supervise.crowd import Crowd, Use
     from asyncllm.supervise.tls import Tls
+
+    #: A connection, and what it may be used for.
+    _Accepted = tuple[socket.socket, Use]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +40,8 @@ HANDSHAKE_SECONDS: Final = 10.0
 GOODBYE_SECONDS: Final = 2.0
 #: How long to wait before accepting again after resources, such as files, have run out.
 RETRY_SECONDS: Final = 0.1
+#: The same when few are left, and room is being made.
+CROWDED_SECONDS: Final = 0.02
 #: A failure is logged again only after this time.
 LOG_SECONDS: Final = 60.0
 
@@ -62,24 +69,27 @@ class Acceptor:
     def __init__(
         self,
         sockets: Sequence[socket.socket],
-        connect: Callable[[], asyncio.Protocol],
+        connect: Callable[[Use], asyncio.Protocol],
+        crowd: Crowd,
         waits: Waits,
         tls: Tls | None = None,
     ):
         """Begin to accept.
 
         Args:
-            connect: makes the protocol of a connection.
+            connect: makes the protocol of a connection, which may be used for this.
+            crowd: makes room for connections.
             waits: observes the seconds for which each connection waited to be accepted.
         """
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
         self._connect = connect
+        self._crowd = crowd
         self._waits = waits
         self._tls = tls
         #: Accepted, not served yet: those that had sent nothing when last looked at, and others.
-        self._silent: deque[socket.socket] = deque()
-        self._waiting: deque[socket.socket] = deque()
+        self._silent: deque[_Accepted] = deque()
+        self._waiting: deque[_Accepted] = deque()
         self._is_serving = False
         self._attaching: set[asyncio.Task[None]] = set()
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -103,8 +113,8 @@ class Acceptor:
             listening.close()
         for retry in self._retries.values():
             retry.cancel()
-        for connection in (*self._waiting, *self._silent):
-            self._start(self._attach(connection))
+        for accepted in (*self._waiting, *self._silent):
+            self._start(self._attach(*accepted))
         self._waiting.clear()
         self._silent.clear()
         if self._attaching:
@@ -116,16 +126,17 @@ class Acceptor:
     def adopt(
         self,
         connection: socket.socket,
-        connect: Callable[[], asyncio.Protocol],
+        connect: Callable[[Use], asyncio.Protocol],
         failed: Callable[[], None],
     ) -> None:
         """Serve a connection that another process has accepted.
 
         Args:
-            connect: makes its protocol.
+            connect: makes its protocol, as ours does.
             failed: called if the connection cannot be served.
         """
-        self._start(self._adopt(connection, connect, failed))
+        use = self._crowd.use_of(connection.fileno())
+        self._start(self._adopt(connection, partial(connect, use), failed))
 
     async def _adopt(
         self,
@@ -155,49 +166,59 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _BROKEN:
                     continue
-                self._pause(listening, error)
+                self._tell(error)
+                self._pause(listening, RETRY_SECONDS)
                 break
             connection.setblocking(False)
-            self._silent.append(connection)
+            self._silent.append((connection, self._crowd.use_of(connection.fileno())))
+            if connection.fileno() >= self._crowd.limit.probes:
+                self._pause(listening, CROWDED_SECONDS)
+                break
         if not self._is_serving:
             self._serve()
 
     def _serve(self) -> None:
         """Serve probes and some of the others; the rest in the next turns."""
         silent, self._silent = self._silent, deque()
-        for connection in silent:
+        for connection, use in silent:
             beginning = _peek(connection)
             if beginning is None:
-                self._silent.append(connection)
+                self._silent.append((connection, use))
             elif beginning.startswith(PROBES):
-                self._start(self._attach(connection))
+                self._start(self._attach(connection, use))
             else:
-                self._waiting.append(connection)
+                self._waiting.append((connection, use))
         for _ in range(SERVED_PER_TURN):
             if not (queue := self._waiting or self._silent):
                 break
-            self._start(self._attach(queue.popleft()))
+            self._start(self._attach(*queue.popleft()))
         self._is_serving = bool(self._waiting or self._silent)
         if self._is_serving:
             self._loop.call_soon(self._serve)
 
-    async def _attach(self, connection: socket.socket) -> None:
+    async def _attach(self, connection: socket.socket, use: Use) -> None:
+        connect = partial(self._connect, use)
         if (age := _age(connection)) is not None:
             self._waits.observe(age)
         try:
             if self._tls is None:
-                await self._loop.connect_accepted_socket(self._connect, connection)
+                await self._loop.connect_accepted_socket(connect, connection)
             else:
-                await self._shake_hands(connection, self._tls.context)
+                await self._shake_hands(connection, connect, self._tls.context)
         except Exception:
             log.exception("a connection could not be served")
             connection.close()
 
-    async def _shake_hands(self, connection: socket.socket, context: ssl.SSLContext) -> None:
+    async def _shake_hands(
+        self,
+        connection: socket.socket,
+        connect: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext,
+    ) -> None:
         """Attach a connection under TLS; a client that fails to take part is nobody's fault."""
         try:
             await self._loop.connect_accepted_socket(
-                self._connect,
+                connect,
                 connection,
                 ssl=context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS,
@@ -207,18 +228,23 @@ class Acceptor:
             log.debug("a TLS handshake failed: %s", error)
             connection.close()
 
-    def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """Stop accepting for a while: most likely, the process has no file descriptors left."""
+    def _tell(self, error: OSError) -> None:
         now = self._loop.time()
         if now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
             log.error("cannot accept connections, will keep trying: %s", error.strerror or error)
+
+    def _pause(self, listening: socket.socket, seconds: float) -> None:
+        """Stop accepting for a while: the process has too few file descriptors left, or none."""
         self._loop.remove_reader(listening)
-        self._retries[listening] = self._loop.call_later(RETRY_SECONDS, self._resume, listening)
+        self._retries[listening] = self._loop.call_later(seconds, self._resume, listening)
 
     def _resume(self, listening: socket.socket) -> None:
         del self._retries[listening]
-        self._loop.add_reader(listening, self._accept, listening)
+        if self._crowd.is_full(listening.fileno()):
+            self._pause(listening, CROWDED_SECONDS)
+        else:
+            self._loop.add_reader(listening, self._accept, listening)
 
 
 def _peek(connection: socket.socket) -> bytes | None:

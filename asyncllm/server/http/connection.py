@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 
 from asyncllm.server.http.acceptor import Acceptor
-from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, Cuts, Patience, unsent
+from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, CutIfSlow, Cuts, unread
 from asyncllm.server.http.errors import REFUSALS, HttpError, Refusals, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
 from asyncllm.server.http.hand_over import HAND_OVER, HandOver, Received, Room
-from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, request_id
+from asyncllm.server.http.middleware import CROWD, SERVER, from_http, new_request_id
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
+from asyncllm.supervise.crowd import Crowd, Use
 
 if TYPE_CHECKING:
     import socket
@@ -31,8 +32,20 @@ MAX_LINE_BYTES: Final = 8190
 MAX_HEADERS: Final = 100
 #: How long a refused body is still read, so that its sender sees the answer, not a reset.
 LINGER_SECONDS: Final = 2.0
-#: How often a client with a large answer is looked at.
-WATCH_SECONDS: Final = 0.5
+
+
+class Watchers(NamedTuple):
+    """What an application knows of all its connections."""
+
+    crowd: Crowd
+    cuts: Cuts
+    refusals: Refusals
+
+    @classmethod
+    def of(cls, app: web.Application) -> Self:
+        """A host application has none."""
+        crowd, cuts, refusals = app.get(CROWD), app.get(CUTS), app.get(REFUSALS)
+        return cls(crowd or Crowd(), cuts or Cuts(), refusals or Refusals())
 
 
 class Connection(web.RequestHandler):
@@ -40,24 +53,32 @@ class Connection(web.RequestHandler):
 
     Attributes:
         first: bytes of the client that were read before.
+        use: what it may be used for.
         half_closed: watches the client once it has closed its side.
     """
 
-    __slots__ = ("_cuts", "_num_answered", "_refusals", "first", "half_closed")
+    __slots__ = ("_num_answered", "_watchers", "first", "half_closed", "use")
 
-    def __init__(self, manager: web.Server, cuts: Cuts, refusals: Refusals, **options: Any):
+    def __init__(self, manager: web.Server, watchers: Watchers, **options: Any):
         super().__init__(manager, **options)
-        self._cuts = cuts
-        self._refusals = refusals
+        self._watchers = watchers
         self._num_answered = 0
         self.first = b""
+        self.use = Use.FREELY
         self.half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._watchers.crowd.num_open += 1
+        self._watchers.crowd.rests(self)
         if self.first:  # before the transport reads on
             self.data_received(self.first)
             self.first = b""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering():
+            self._watchers.crowd.works(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio has it return a bool
         """The client has closed its side; True keeps the connection, for the pending answer."""
@@ -79,7 +100,19 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         if self.half_closed is not None:
             self.half_closed.stop()
+        self._watchers.crowd.num_open -= 1
+        self._watchers.crowd.works(self)
         super().connection_lost(exc)
+
+    def leave(self) -> bool:
+        """Close this connection, which is idle; False if a request is just coming."""
+        transport = self.transport
+        if transport is None or self._is_answering() or transport.get_write_buffer_size():
+            return False
+        if unread(transport):
+            return False
+        transport.abort()
+        return True
 
     def _is_answering(self) -> bool:
         """Whether a request has arrived and is not answered yet.
@@ -113,7 +146,7 @@ class Connection(web.RequestHandler):
             error: Exception = HttpError("internal server error", status)
         else:
             error = _not_http(exc, status)
-            self._refusals.count(error)
+            self._watchers.refusals.count(error)
         return _unhandled(error_response(error))
 
     async def finish_response(
@@ -122,18 +155,20 @@ class Connection(web.RequestHandler):
         """aiohttp calls this with every answer, also with those that no middleware saw."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400:
             resp = _unhandled(from_http(request, resp))
-        if self.half_closed is not None and not self._messages:
+        if self.use is not Use.FREELY or (self.half_closed is not None and not self._messages):
             resp.force_close()  # there is no next request
         # Streams watch their clients themselves; other answers only have to be written.
         watch = None
         if (resp.content_length or 0) > MERGE_BYTES and self.transport is not None:
-            watch = _Watch(self._loop, self.transport, self._cuts)
+            watch = CutIfSlow(self._loop, self.transport, self._watchers.cuts)
         try:
             finished = await super().finish_response(request, resp, start_time)
         finally:
             if watch is not None:
                 watch.stop()
         self._num_answered += 1
+        if self.transport is not None and not self._is_answering():
+            self._watchers.crowd.rests(self)
         if self.half_closed is not None and not self._messages:
             self.close()  # the client may have closed its side while the answer was written
         return finished
@@ -144,10 +179,8 @@ class KeptConnection(Connection):
 
     __slots__ = ("received",)
 
-    def __init__(
-        self, manager: web.Server, cuts: Cuts, refusals: Refusals, room: Room, **options: Any
-    ):
-        super().__init__(manager, cuts, refusals, **options)
+    def __init__(self, manager: web.Server, watchers: Watchers, room: Room, **options: Any):
+        super().__init__(manager, watchers, **options)
         self.received = Received(room)
 
     def data_received(self, data: bytes) -> None:
@@ -166,28 +199,6 @@ class KeptConnection(Connection):
             self.received.clear()
             self.received.is_second = False
         return finished
-
-
-class _Watch:
-    """Cuts the client off if it takes its answer too slowly."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, cuts: Cuts):
-        self._loop = loop
-        self._transport = transport
-        self._cuts = cuts
-        self._patience = Patience(loop.time())
-        self._look()
-
-    def _look(self) -> None:
-        left = unsent(self._transport)
-        cause = self._patience.cause(-left, left, self._loop.time())
-        if cause is not None:
-            self._cuts.cut(self._transport, cause, request_id.get("-"))
-            return
-        self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
-
-    def stop(self) -> None:
-        self._timer.cancel()
 
 
 def _unhandled(response: web.Response) -> web.Response:
@@ -216,21 +227,29 @@ KIND: Final[web.AppKey[type[Connection]]] = web.AppKey("asyncllm_connection_kind
 
 def connector(
     server: web.Server, app: web.Application, request_seconds: float
-) -> Callable[[], Connection]:
+) -> Callable[..., Connection]:
     """Makes the protocol of a new connection to ``app``, which ``server`` runs.
 
     Args:
         request_seconds: a connection without a whole request header is closed after this.
+
+    Returns:
+        A function that may be given the ``Use`` of the connection.
     """
     hand_over = app.get(HAND_OVER)
     kind: Callable[..., Connection] = app.get(KIND, Connection)
     if isinstance(hand_over, HandOver):
         kind = partial(KeptConnection, room=hand_over.room)
-    return partial(
+
+    def connect(use: Use = Use.FREELY) -> Connection:
+        connection = make()
+        connection.use = use
+        return connection
+
+    make = partial(
         kind,
         server,
-        app.get(CUTS) or Cuts(),
-        app.get(REFUSALS) or Refusals(),
+        Watchers.of(app),
         loop=asyncio.get_running_loop(),
         access_log=None,  # as AppRunner passes it
         keepalive_timeout=request_seconds,
@@ -239,6 +258,7 @@ def connector(
         max_field_size=MAX_LINE_BYTES,
         max_headers=MAX_HEADERS,
     )
+    return connect
 
 
 class Listener:
@@ -271,7 +291,8 @@ class Listener:
         await self._runner.setup()
         assert self._runner.server is not None
         self._connect = connector(self._runner.server, self._app, self._request_seconds)
-        self._acceptor = Acceptor(sockets, self._connect, self._waits, tls)
+        crowd = self._app.get(CROWD) or Crowd()
+        self._acceptor = Acceptor(sockets, self._connect, crowd, self._waits, tls)
 
     def adopt(
         self,
@@ -289,8 +310,8 @@ class Listener:
         assert self._acceptor is not None
         connect = self._connect
 
-        def connect_it() -> Connection:
-            protocol = connect()
+        def connect_it(use: Use) -> Connection:
+            protocol = connect(use)
             protocol.first = request
             attached(protocol)
             return protocol

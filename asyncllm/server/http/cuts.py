@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from aiohttp import web
 
+from asyncllm.server.http.middleware import request_id
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -24,6 +26,8 @@ GIVE_UP_BYTES: Final = 4 * 1024 * 1024
 GIVE_UP_SECONDS: Final = 60.0
 #: And when it has had more than MERGE_BYTES unsent for so long, though it takes some bytes.
 BEHIND_SECONDS: Final = 600.0
+#: How often a client with a large answer is looked at.
+WATCH_SECONDS: Final = 0.5
 
 Cause = Literal["stalled", "behind"]
 
@@ -77,12 +81,43 @@ def unsent(transport: asyncio.Transport) -> int:
 
     The kernel's is megabytes large, and is filled again only when a good part of it is sent.
     """
+    return transport.get_write_buffer_size() + _queued(transport, termios.TIOCOUTQ)
+
+
+def unread(transport: asyncio.Transport) -> int:
+    """Bytes that the client has sent, and that we have not taken yet."""
+    return _queued(transport, termios.FIONREAD)
+
+
+def _queued(transport: asyncio.Transport, which: int) -> int:
     queued = array.array("i", [0])
     socket = transport.get_extra_info("socket")
     if socket is not None:
         with suppress(OSError, ValueError):  # it is closed
-            fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, queued)
-    return transport.get_write_buffer_size() + queued[0]
+            fcntl.ioctl(socket.fileno(), which, queued)
+    return queued[0]
+
+
+class CutIfSlow:
+    """Cuts the client off if it takes its answer too slowly."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, cuts: Cuts):
+        self._loop = loop
+        self._transport = transport
+        self._cuts = cuts
+        self._patience = Patience(loop.time())
+        self._look()
+
+    def _look(self) -> None:
+        left = unsent(self._transport)
+        cause = self._patience.cause(-left, left, self._loop.time())
+        if cause is not None:
+            self._cuts.cut(self._transport, cause, request_id.get("-"))
+            return
+        self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
 
 
 CUTS: Final = web.AppKey("asyncllm_cuts", Cuts)

@@ -20,6 +20,7 @@ from asyncllm.server.http.errors import REFUSALS, ErrorWriter, HttpError, error_
 from asyncllm.server.http.half_close import PROBE
 from asyncllm.server.http.hand_over import HAND_OVER
 from asyncllm.suggest import suggest_path
+from asyncllm.supervise.crowd import PROBES, Crowd, Use
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
@@ -51,6 +52,9 @@ PATHS: Final = web.AppKey("asyncllm_paths", Collection[str])
 #: A route, and its path in our own application: a host's may have a prefix before it.
 KNOWN_ROUTE: Final = web.AppKey("asyncllm_known_route", tuple[web.AbstractRoute, str])
 
+#: The connections of the port, if the application has one of its own.
+CROWD: Final = web.AppKey("asyncllm_crowd", Crowd)
+
 #: The Server header; aiohttp would send its version, and Python's.
 SERVER: Final = "asyncllm"
 
@@ -79,6 +83,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     given = request.headers.get("X-Request-Id", "")
     request_id.set(given if _ACCEPTED_ID.fullmatch(given) else new_request_id())
     try:
+        _refuse_in_crowd(request)
         return await handler(request)
     except AsyncLLMError as error:
         request[FAILURE] = _bare(error)
@@ -105,6 +110,16 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     if not request.content.is_eof():
         response.force_close()  # the rest of the body must not be taken for the next request
     return response
+
+
+def _refuse_in_crowd(request: web.Request) -> None:
+    """
+    Raises:
+        Crowded: the request is no probe, and there are too many connections for any other.
+    """
+    # A host application's connections are none of ours.
+    if getattr(request.protocol, "use", None) is Use.PROBING and request.path not in PROBES:
+        raise request.app[CROWD].refusal()
 
 
 def _bare(error: Exception) -> Exception:

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from asyncllm.server.http.cuts import CUTS
 from asyncllm.server.http.errors import REFUSALS
+from asyncllm.server.http.middleware import CROWD
 from asyncllm.server.http.waits import ACCEPT_WAITS
 from asyncllm.server.metrics import engine, server, vllm
 from asyncllm.server.metrics.metric import CONTENT_TYPE, write
@@ -58,7 +59,9 @@ PAGE: Final = web.AppKey("asyncllm_metrics", Page)
 
 def add_metrics(app: web.Application) -> None:
     """Give the app a page of its own, so that several apps in one process do not mix."""
-    measured = Measured(app[SERVICE], app[ACCEPT_WAITS], app[CUTS], app[REFUSALS], app[WRITE_TIMES])
+    measured = Measured(
+        app[SERVICE], app[ACCEPT_WAITS], app[CROWD], app[CUTS], app[REFUSALS], app[WRITE_TIMES]
+    )
     app[PAGE] = Page(measured)
 
     async def measure(_app: web.Application) -> AsyncIterator[None]:

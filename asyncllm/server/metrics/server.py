@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from asyncllm.server.http.errors import Refusals
     from asyncllm.server.service import Service
     from asyncllm.server.streaming.write_times import WriteTimes
+    from asyncllm.supervise.crowd import Crowd
 
 #: The device's share of busy time is of the latest so many seconds, or a little more.
 BUSY_SECONDS: Final = 10.0
@@ -57,6 +58,7 @@ class Measured:
 
     service: Service
     accepts: Waits
+    crowd: Crowd
     cuts: Cuts
     refusals: Refusals
     writes: WriteTimes
@@ -87,6 +89,18 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
         "cause",
         "Requests that got an error before the engine took them, by cause.",
         lambda m: m.refusals.counts,
+    ),
+    gauge("connections_open", "Clients' connections, idle ones too.", lambda m: m.crowd.num_open),
+    gauge(
+        "open_files_limit",
+        "How many files the process may have open; each connection is one.",
+        lambda m: m.crowd.limit.files,
+    ),
+    counters(
+        "connections_crowded",
+        "outcome",
+        "Connections closed while idle, or refused, as there are nearly too many open files.",
+        lambda m: m.crowd.counts,
     ),
     counters(
         "slow_readers_cut",

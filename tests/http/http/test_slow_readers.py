@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncllm.server.http import connection
 from asyncllm.server.http import cuts as http_cuts
 from asyncllm.server.http.cuts import BEHIND_SECONDS, GIVE_UP_SECONDS, MERGE_BYTES, Patience
 from asyncllm.server.responses import store
@@ -35,7 +34,7 @@ LONG: dict[str, Any] = {
 @pytest.fixture
 def impatient(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(http_cuts, "GIVE_UP_SECONDS", SECONDS)
-    monkeypatch.setattr(connection, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(http_cuts, "WATCH_SECONDS", 0.05)
     return server
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import sys
 from contextlib import contextmanager
@@ -20,24 +19,12 @@ from asyncllm.supervise.front_channel import INLINE_BYTES, MOVED, FrontChannel, 
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.server import Server
 from asyncllm.supervise.supervisor import Supervisor
+from tests.support.server.files import only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision needs Linux")
-
-
-@contextmanager
-def only(count: int) -> Iterator[None]:
-    """This process can open so many files more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with open(os.devnull, "rb") as lowest:
-        first_free = lowest.fileno()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + count, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @contextmanager

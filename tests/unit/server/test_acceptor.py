@@ -15,6 +15,7 @@ import uvloop
 from asyncllm.server.http import acceptor
 from asyncllm.server.http.acceptor import Acceptor
 from asyncllm.server.http.waits import RECENT_SECONDS, Waits
+from asyncllm.supervise.crowd import Crowd
 from asyncllm.supervise.listening import bind
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def test_it_accepts_many_in_one_turn(new_loop: Callable[[], asyncio.AbstractEven
         [listening] = bind("127.0.0.1", 0)
         clients = connect(listening, 300)
         await asyncio.sleep(0.1)
-        accepting = Acceptor([listening], lambda: Connected(made), waits)
+        accepting = Acceptor([listening], lambda _: Connected(made), Crowd(), waits)
         assert await turns_until(lambda: len(made) == 300) < 20
         # All of them had been waiting, and the system knows for how long.
         assert waits.distribution.count == 300
@@ -100,7 +101,7 @@ async def test_probes_are_served_before_others() -> None:
     clients = connect(listening, 100)
     silent = connect(listening, 2, b"")
     probe, late = connect(listening, 1, b"GET /health HTTP/1.1\r\n")[0], silent[1]
-    accepting = Acceptor([listening], lambda: Connected(made), Waits())
+    accepting = Acceptor([listening], lambda _: Connected(made), Crowd(), Waits())
 
     def place(client: socket.socket) -> int:
         peers = [transport.get_extra_info("peername") for transport in made]
@@ -125,7 +126,7 @@ async def test_without_files_it_waits_and_says_so_once(
     made: list[asyncio.BaseTransport] = []
     listening = flaky([errno.EMFILE, errno.ENFILE, errno.ENOBUFS])
     [client] = connect(listening, 1)
-    accepting = Acceptor([listening], lambda: Connected(made), Waits())
+    accepting = Acceptor([listening], lambda _: Connected(made), Crowd(), Waits())
     with caplog.at_level(logging.ERROR):
         await turns_until(lambda: len(made) == 1)
     assert listening.calls <= 3 + 2, "it does not spin"
@@ -139,7 +140,7 @@ async def test_a_connection_that_broke_does_not_hold_up_the_next() -> None:
     made: list[asyncio.BaseTransport] = []
     listening = flaky([errno.ECONNABORTED, errno.EPROTO])
     [client] = connect(listening, 1)
-    accepting = Acceptor([listening], lambda: Connected(made), Waits())
+    accepting = Acceptor([listening], lambda _: Connected(made), Crowd(), Waits())
     assert await turns_until(lambda: len(made) == 1) < 20
     await accepting.aclose()
     client.close()
@@ -149,7 +150,7 @@ async def test_accepted_connections_survive_closing() -> None:
     made: list[asyncio.BaseTransport] = []
     [listening] = bind("127.0.0.1", 0)
     clients = connect(listening, 5)
-    accepting = Acceptor([listening], lambda: Connected(made), Waits())
+    accepting = Acceptor([listening], lambda _: Connected(made), Crowd(), Waits())
     accepting._accept(listening)
     await accepting.aclose()
     assert len(made) == 5
@@ -161,7 +162,7 @@ async def test_accepted_connections_survive_closing() -> None:
 async def test_it_closes_while_it_waits_for_files() -> None:
     listening = flaky([errno.EMFILE] * 10)
     [client] = connect(listening, 1)
-    accepting = Acceptor([listening], asyncio.Protocol, Waits())
+    accepting = Acceptor([listening], lambda _: asyncio.Protocol(), Crowd(), Waits())
     await turns_until(lambda: listening.calls == 1)
     await accepting.aclose()
     await asyncio.sleep(1.5 * acceptor.RETRY_SECONDS)
@@ -172,12 +173,12 @@ async def test_it_closes_while_it_waits_for_files() -> None:
 async def test_a_protocol_that_cannot_be_made_costs_its_connection_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail() -> asyncio.Protocol:
+    def fail(_: object) -> asyncio.Protocol:
         raise RuntimeError("planted")
 
     [listening] = bind("127.0.0.1", 0)
     [client] = connect(listening, 1)
-    accepting = Acceptor([listening], fail, Waits())
+    accepting = Acceptor([listening], fail, Crowd(), Waits())
     await turns_until(lambda: "planted" in caplog.text)
     await accepting.aclose()
     client.settimeout(3)

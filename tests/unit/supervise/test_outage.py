@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -16,18 +17,32 @@ from asyncllm.supervise import outage as module
 from asyncllm.supervise.listening import bind
 from asyncllm.supervise.outage import Outage
 from asyncllm.supervise.poller import Poller
+from tests.support.server.files import only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class CountingPoller(Poller):
+    turns = 0
+
+    def wait(self, seconds: float | None) -> None:
+        self.turns += 1
+        super().wait(seconds)
+
+
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def poller() -> CountingPoller:
+    return CountingPoller()
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch, poller: CountingPoller) -> Iterator[int]:
     """Of an outage that runs in a thread; it must hold no connection in the end."""
     monkeypatch.setattr(module, "CLIENT_SECONDS", 0.5)
+    monkeypatch.setattr(module, "CROWDED_SECONDS", 0.3)
     monkeypatch.setattr(module, "MOST_CLIENTS", 4)
     sockets = bind("127.0.0.1", 0)
-    poller = Poller()
     outage = Outage(poller, sockets, lambda: 3.2)
     outage.open()
     stop = threading.Event()
@@ -75,6 +90,19 @@ def test_silent_clients_are_closed_and_take_nothing_from_others(port: int) -> No
     for client in silent:
         assert client.recv(1) == b""
         client.close()
+
+
+def test_without_files_it_waits_instead_of_spinning(port: int, poller: CountingPoller) -> None:
+    client = socket.socket()
+    with client, only(0):
+        client.settimeout(20)
+        client.connect(("127.0.0.1", port))
+        client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        turns, until = poller.turns, time.monotonic() + 0.5
+        while time.monotonic() < until:
+            time.sleep(0.01)
+        assert poller.turns - turns < 40
+    assert status(port) == 503
 
 
 def test_connections_leave_no_files_open(port: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncllm.supervise.restarts import FAILED_STARTS, LONGEST_DELAY, STEADY_SECONDS, Restarts
+from asyncllm.supervise.server import FAILED_STARTS, LONGEST_DELAY, STEADY_SECONDS, Restarts
 
 
 class Clock:
