@@ -313,6 +313,8 @@ def _load_text(
     tokenizer = Tokenizer.from_folder(folder)
     variables = config.default_chat_template_kwargs
     template = ChatTemplate.from_folder(folder, chat_template, variables)
+    if template is not None and template.cannot:
+        log.info("the chat template does not take %s", template.cannot)
     formats = choose_formats(
         None if template is None else template.source,
         read_json(folder / "config.json").get("model_type"),

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import jinja2
-from msgspec.structs import replace
 
 from asyncllm.errors import BadRequest, ModelError
-from asyncllm.text.chat_messages import MessageForm
 from asyncllm.text.jinja_env import template_environment
 from asyncllm.text.model_files import read_json, read_special_tokens
 from asyncllm.text.template_budget import BudgetedSandbox, TooMuchWork, Work
+from asyncllm.text.template_form import checked, fallbacks, find_form, is_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from asyncllm.text.template_form import Form, Message
 
 #: Rendering on the event loop. A model's own template takes some ten steps a message, of about a
 #: microsecond each.
 INLINE: Final = Work(steps=10_000, seconds=0.02)
 #: Rendering in a thread: far more than a request needs.
 MOST: Final = Work(steps=1_000_000, seconds=2.0)
-#: Rendering a conversation of two messages.
+#: Rendering a conversation of a few messages.
 _PROBE: Final = Work(steps=20_000, seconds=1.0)
 
 # Names of templates for requests with tools, the best first.
@@ -37,8 +40,9 @@ _OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "
 class ChatTemplate:
     """The chat template of one model, compiled once.
 
-    Renders the same text as transformers' ``apply_chat_template(tokenize=False)``. Probes find out
-    once which form of messages a template takes; see ``_Template``.
+    Renders the same text as transformers' ``apply_chat_template(tokenize=False)``, if the template
+    can place every message. Otherwise the messages are brought into a form that it takes:
+    ``asyncllm.text.template_form``.
     """
 
     def __init__(
@@ -107,11 +111,20 @@ class ChatTemplate:
         """The source of the template for requests with tools; "" if there is none."""
         return next((self._sources[name] for name in _WITH_TOOLS if name in self._sources), "")
 
+    @property
+    def cannot(self) -> str:
+        """What the templates cannot do, and what is done instead; "" if they can do everything."""
+        return "; ".join(
+            (f"{name}: " if len(self._templates) > 1 else "") + ", ".join(template.cannot)
+            for name, template in self._templates.items()
+            if template.cannot
+        )
+
     async def render_async(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
-        """Like ``render``; long renderings run in a thread, one after the other."""
+        """Like ``render``; what takes long runs in a thread, one rendering after the other."""
         try:
-            return self.render(messages, work=INLINE, **options)
-        except TooMuchWork:
+            return self.render(messages, work=INLINE, most_forms=1, **options)
+        except (TooMuchWork, _NoFormFits):
             work = partial(self.render, messages, **options)
         async with self._turn:
             try:
@@ -125,6 +138,7 @@ class ChatTemplate:
         /,
         *,
         work: Work = MOST,
+        most_forms: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -134,6 +148,7 @@ class ChatTemplate:
 
         Args:
             messages: OpenAI's messages; content is a string or a list of text parts.
+            most_forms: in how many forms the messages are tried.
             tools: OpenAI's tool definitions, for templates that know tools.
             add_generation_prompt: end with the header of the assistant's next message.
             continue_final_message: end within the final message, for the model to continue it;
@@ -141,7 +156,7 @@ class ChatTemplate:
             variables: further variables for the template, such as ``enable_thinking``.
 
         Raises:
-            BadRequest: the messages are malformed, or the template refuses them or fails.
+            BadRequest: the messages are malformed, or the template fails in every form of them.
             TooMuchWork: more than ``work``.
         """
         if continue_final_message and add_generation_prompt:
@@ -150,23 +165,13 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         template = self._choose(with_tools=tools is not None)
-        formed = template.form.apply(messages)
-        final_text = _open_final_message(formed[-1]) if continue_final_message else ""
-        try:
-            text = template.render(
-                {
-                    **variables,
-                    "messages": formed,
-                    "tools": tools,
-                    "add_generation_prompt": add_generation_prompt,
-                },
-                work,
-            )
-        except TooMuchWork:
-            raise
-        except Exception as error:  # a template can raise anything Python can
-            raise BadRequest(f"chat template: {error}", param="messages") from error
-        return _cut_open_end(text, final_text) if continue_final_message else text
+        given = checked(messages)
+        if continue_final_message and given[-1].get("content", []) == []:
+            raise BadRequest("the final message has no text to continue", param="messages")
+        options = {**variables, "add_generation_prompt": add_generation_prompt}
+        with template.budget(work):
+            tries = template.tries(given, tools, options, continues=continue_final_message)
+            return _best(islice(tries, most_forms), given, is_all=most_forms is None)
 
     def _choose(self, *, with_tools: bool) -> _Template:
         names = _WITH_TOOLS if with_tools else ("default",)
@@ -179,13 +184,36 @@ class ChatTemplate:
         )
 
 
-class _Template:
-    """A compiled template, and the form of messages that it takes.
+class _NoFormFits(BadRequest):
+    """The template fails, or loses a text, in the forms that were tried."""
 
-    Content stays a list of parts for templates that print a list's text. For tool calls, the first
-    form is taken with which the template prints the call: most take any, DeepSeek's older ones want
-    arguments as JSON text and None as content. The role "developer" stays for templates that
-    mention it.
+
+def _best(tries: Iterator[str | BadRequest], given: Sequence[Message], *, is_all: bool) -> str:
+    """The first text without a loss; else, of all forms, the first text that there is.
+
+    A template may change texts in a way that only looks like a loss.
+    """
+    texts: list[str] = []
+    errors: list[BadRequest] = []
+    for outcome in tries:
+        if isinstance(outcome, BadRequest):
+            errors.append(outcome)
+        elif is_lost(given, outcome):
+            texts.append(outcome)
+        else:
+            return outcome
+    if not is_all:
+        raise _NoFormFits("the template does not take the messages as they are", param="messages")
+    if not texts:
+        raise errors[0]
+    return texts[0]
+
+
+class _Template:
+    """A compiled template.
+
+    Attributes:
+        cannot: what it cannot do.
     """
 
     def __init__(
@@ -197,40 +225,62 @@ class _Template:
         self._environment = environment
         self._template = environment.from_string(source)
         self._defaults = defaults
-        default = MessageForm(keep_parts=self._prints_parts(), keep_developer="developer" in source)
-        forms = (
-            replace(default, parse_arguments=parse_arguments, no_content=no_content)
-            for parse_arguments in (True, False)
-            for no_content in ({}, {"content": ""}, {"content": None})
-        )
-        self.form = next((form for form in forms if self._prints_tool_call(form)), default)
+        found = find_form(self._probe, keep_developer="developer" in source)
+        self.cannot = found.cannot
+        self._forms = (found.form, *fallbacks(found.form))
 
-    def render(self, variables: Mapping[str, Any], work: Work) -> str:
-        with self._environment.budget(work):
-            return self._template.render({**self._defaults, **variables})
+    def budget(self, work: Work) -> AbstractContextManager[None]:
+        """Within this, rendering raises ``TooMuchWork`` when it takes more."""
+        return self._environment.budget(work)
 
-    def _prints_parts(self) -> bool:
-        text = self._probe([{"role": "user", "content": [{"type": "text", "text": "PROBE"}]}])
-        return "PROBE" in text and "'type'" not in text  # not the list as Python prints it
+    def tries(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+        *,
+        continues: bool,
+    ) -> Iterator[str | BadRequest]:
+        """The text of checked messages in one form after the other, or why there is none."""
+        for form in self._forms:
+            try:
+                yield self._in_form(form, messages, tools, options, continues=continues)
+            except TooMuchWork:
+                raise
+            except BadRequest as error:
+                yield error
+            except Exception as error:  # a template can raise anything Python can
+                yield BadRequest(f"chat template: {error}", param="messages")
 
-    def _prints_tool_call(self, form: MessageForm) -> bool:
-        function = {"name": "PROBE", "arguments": '{"key": "value"}'}
-        call = {"id": "call_0000", "type": "function", "function": function}
-        conversation: list[dict[str, Any]] = [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-        ]
-        text = self._probe(form.apply(conversation))
-        return "PROBE" in text and "'key'" not in text
+    def _in_form(
+        self,
+        form: Form,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+        *,
+        continues: bool,
+    ) -> str:
+        formed, offered = form.apply(messages, tools)
+        final_text = _open_final_message(formed[-1]) if continues else ""
+        text = self._render({**options, "messages": formed, "tools": offered})
+        return _cut_open_end(text, final_text) if continues else text
 
-    def _probe(self, messages: list[dict[str, Any]]) -> str:
-        """The text of a conversation; "" if the template fails on it."""
+    def _render(self, variables: Mapping[str, Any]) -> str:
+        return self._template.render({**self._defaults, **variables})
+
+    def _probe(
+        self, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> str | None:
+        """The text of a conversation; None if the template fails on it."""
+        options = {"messages": messages, "tools": tools, "add_generation_prompt": True}
         try:
-            return self.render({"messages": messages, "add_generation_prompt": False}, _PROBE)
+            with self.budget(_PROBE):
+                return self._render(options)
         except TooMuchWork:
             raise
         except Exception:  # a template can raise anything Python can
-            return ""
+            return None
 
 
 def _configured_sources(config: Mapping[str, Any]) -> dict[str, str]:
@@ -249,11 +299,11 @@ def _open_final_message(message: dict[str, Any]) -> str:
     match message.get("content"):
         case str(text):
             message["content"] = text + _OPEN_END
+            return text
         case [*_, {"text": str(text)} as part]:
             part["text"] = text + _OPEN_END
-        case _:
-            raise BadRequest("the final message has no text to continue", param="messages")
-    return text
+            return text
+    raise BadRequest("the final message has no text to continue", param="messages")
 
 
 def _cut_open_end(rendered: str, final_text: str) -> str:

@@ -14,7 +14,6 @@ from asyncllm.server.chat.adapter import (
     tool_call,
 )
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
-from asyncllm.server.http.answer import encode
 from asyncllm.server.http.fields import unsupported
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def _messages(body: requests.CountTokensRequest) -> list[dict[str, Any]]:
                     current("assistant").thoughts.append(text)
                 case requests.ToolUseBlock() as call:
                     calls = current("assistant").fields.setdefault("tool_calls", [])
-                    calls.append(tool_call(call.id, call.name, encode(call.input).decode()))
+                    calls.append(tool_call(call.id, call.name, call.input))
                 case requests.ToolResultBlock() as result:
                     tool = {"tool_call_id": result.tool_use_id}
                     messages.append(_Message("tool", [_joined(result.content or "")], fields=tool))

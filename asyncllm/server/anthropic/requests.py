@@ -47,12 +47,12 @@ class RedactedThinkingBlock(msgspec.Struct):
 
 
 class ToolUseBlock(msgspec.Struct):
-    """A call that the model has made."""
+    """A call that the model has made; ``input`` is an object, or whatever the model has written."""
 
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: Any = None
     cache_control: CacheControl | None = None
     caller: Any = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -50,8 +51,14 @@ def function_tool(**fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": given}
 
 
-def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call as messages of chat completions have it; ``arguments`` is JSON."""
+def tool_call(id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """A call as messages of chat completions have it.
+
+    Args:
+        arguments: JSON as text, or any value of it.
+    """
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -1,4 +1,4 @@
-"""Checks chat messages and tools in OpenAI's format, and has the chat template render them."""
+"""Reads the messages and tools of a chat in OpenAI's format, and has the template render them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _RESERVED = frozenset(
     )
 )
 
-
 #: Values of ``reasoning_effort``; a template knows some of them.
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -46,14 +45,88 @@ class TemplateFields(Protocol):
     chat_template_kwargs: dict[str, Any] | None
 
 
-def allow_tools(body: TemplateFields) -> None:
-    """Replace OpenAI's ``allowed_tools`` by its mode, and drop the tools that it does not allow.
+class ChatFields(TemplateFields, Protocol):
+    """What a client sends of a chat."""
 
-    The model does not see the dropped tools, so it cannot call them.
+    messages: Any
+
+
+def read_chat(body: ChatFields) -> list[str]:
+    """Check messages, tools and tool choice, and leave out what only another server could use.
+
+    These are tools that the server would run itself, and in answers and results what is no text.
+    With OpenAI's ``allowed_tools`` the other tools are left out, too: the model does not see them,
+    so it cannot call them.
+
+    Returns:
+        Names for what was left out.
 
     Raises:
-        BadRequest: ``allowed_tools`` is malformed, empty, or names a tool that is not given.
+        BadRequest: a message, a tool or the choice is malformed, or a user's content is no text.
     """
+    left_out: list[str] = []
+    if body.tools is not None:
+        if not body.tools:
+            raise BadRequest("tools is empty", param="tools")
+        body.tools = _functions(body.tools, left_out) or None
+    body.messages = _read_messages(body.messages or [], body.tools, left_out)
+    _allow_tools(body)
+    return left_out
+
+
+def _functions(tools: list[dict[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+    """The tools that are functions."""
+    found = []
+    for i, tool in enumerate(tools):
+        kind = tool.get("type")
+        if kind is None and "function" in tool:
+            rest = {name: value for name, value in tool.items() if name != "type"}
+            kind, tool = "function", {"type": "function", **rest}
+        if kind == "function" or not isinstance(kind, str):
+            found.append(tool)
+        else:
+            left_out.append(f"tools[{i}].{kind}")
+    return found
+
+
+def _read_messages(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, left_out: list[str]
+) -> list[dict[str, Any]]:
+    try:
+        chat = msgspec.convert({"messages": messages, "tools": tools}, type=_Chat)
+    except msgspec.ValidationError as error:
+        raise invalid(error, _Chat) from None
+    pairs = enumerate(zip(messages, chat.messages, strict=True))
+    return [_read_message(m, checked, f"messages[{i}]", left_out) for i, (m, checked) in pairs]
+
+
+def _read_message(
+    given: dict[str, Any], message: ChatMessage, where: str, left_out: list[str]
+) -> dict[str, Any]:
+    where = f"{where}.content"
+    if message.content is None and message.role in ("system", "developer", "user"):
+        raise BadRequest(f"{where} is required", param=where)
+    if not isinstance(message.content, list):
+        return given
+    kept = []
+    for i, part in enumerate(message.content):
+        if part.type in ("text", "refusal"):
+            text: str | None = getattr(part, part.type)
+            if text is None:
+                missing = f"{where}[{i}].{part.type}"
+                raise BadRequest(f"{missing} is required", param=missing)
+            kept.append({**given["content"][i], "type": "text", "text": text})
+        elif message.role not in ("assistant", "tool"):
+            raise BadRequest(f"content of type {part.type!r} is not supported", param=where)
+        else:
+            left_out.append(f"{where}[{i}].{part.type}")
+            if message.role == "tool":  # the model should know that there was something
+                kept.append({"type": "text", "text": f"[{part.type}]"})
+    return {**given, "content": kept}
+
+
+def _allow_tools(body: TemplateFields) -> None:
+    """Replace ``allowed_tools`` by its mode, and drop the tools that it does not allow."""
     match body.tool_choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}} if (
             mode in ("auto", "required") and allowed
@@ -96,12 +169,13 @@ async def encode_messages(
 
     Raises:
         QueueFull: a prompt of this length cannot join the queue now.
-        BadRequest: a message, a tool or the effort is malformed, or there is no chat template, or
-            it refuses the messages.
+        BadRequest: there are no messages, the effort is malformed, or there is no chat template, or
+            it fails.
     """
     if llm.chat_template is None:
         raise BadRequest("the model has no chat template", param="messages")
-    _check(messages, body.tools)
+    if not messages:
+        raise BadRequest("messages is empty", param="messages")
     options = body.chat_template_kwargs or {}
     if taken := _RESERVED.intersection(options):
         raise BadRequest(
@@ -123,28 +197,3 @@ async def encode_messages(
         any_length=any_length,
         **options,
     )
-
-
-def _check(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> None:
-    try:
-        chat = msgspec.convert({"messages": messages, "tools": tools}, type=_Chat)
-    except msgspec.ValidationError as error:
-        raise invalid(error, _Chat) from None
-    if not messages:
-        raise BadRequest("messages is empty", param="messages")
-    if tools is not None and not tools:
-        raise BadRequest("tools is empty", param="tools")
-    for i, message in enumerate(chat.messages):
-        _check_content(message, f"messages[{i}].content")
-
-
-def _check_content(message: ChatMessage, where: str) -> None:
-    if message.content is None and message.role != "assistant":
-        raise BadRequest(f"{where} is required", param=where)
-    if not isinstance(message.content, list):
-        return
-    for i, part in enumerate(message.content):
-        if part.type != "text":
-            raise BadRequest(f"content of type {part.type!r} is not supported", param=where)
-        if part.text is None:
-            raise BadRequest(f"{where}[{i}].text is required", param=f"{where}[{i}].text")

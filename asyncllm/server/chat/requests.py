@@ -63,8 +63,8 @@ AnyMessage = Annotated[
     Meta(
         extra_json_schema={
             "$ref": f"{COMPONENTS}ChatMessage",
-            "if": {"properties": {"role": {"const": "assistant"}}},
-            "else": {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+            "if": {"properties": {"role": {"enum": ["developer", "system", "user"]}}},
+            "then": {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
         }
     ),
 ]
@@ -208,10 +208,10 @@ class OpenAIFields(GeneratingFields, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct):
-    """``arguments`` is JSON in a string, or the object itself."""
+    """``arguments`` is JSON in a string, the object itself, or whatever a model has written."""
 
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: Any = "{}"
 
 
 class MessageToolCall(msgspec.Struct):
@@ -221,20 +221,21 @@ class MessageToolCall(msgspec.Struct):
 
 
 class ContentPart(msgspec.Struct):
-    """A piece of a message; only text is supported."""
+    """A piece of a message: ``text``, or a ``refusal``, which is text as well.
 
-    type: Annotated[str, _says(enum=["text"])]
+    Of answers and results, other pieces are left out.
+    """
+
+    type: str
     text: str | None = None
-
-
-TextPart = Annotated[ContentPart, _says(required=["text"], properties={"text": {"type": "string"}})]
+    refusal: str | None = None
 
 
 class ChatMessage(msgspec.Struct):
     """The checked fields of a message. The chat template gets all fields."""
 
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
     tool_calls: list[MessageToolCall] | None = None
 
 
@@ -243,7 +244,10 @@ class ToolFunction(msgspec.Struct):
 
 
 class ChatTool(msgspec.Struct):
-    """The checked fields of a tool. The chat template gets all fields."""
+    """The checked fields of a tool. The chat template gets all fields.
+
+    Tools of another type, which this server cannot offer, are left out.
+    """
 
     type: Literal["function"]
     function: ToolFunction

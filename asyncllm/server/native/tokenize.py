@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.chat.messages import allow_tools, encode_messages
+from asyncllm.server.chat.messages import encode_messages, read_chat
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.native.requests import DetokenizeRequest, TokenizeRequest
 from asyncllm.server.native.schemas import Detokenized, Tokenized
@@ -25,8 +25,8 @@ async def tokenize(request: web.Request) -> web.Response:
     service.resolve_model(body.model)
     if body.messages is not None and body.prompt is not None:
         raise BadRequest("prompt and messages exclude each other", param="messages")
-    allow_tools(body)
     if body.messages is not None:
+        service.note_ineffective(read_chat(body))
         tokens = await encode_messages(llm, body.messages, body)
     elif body.prompt is not None:
         special = body.add_special_tokens is not False

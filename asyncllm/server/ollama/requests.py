@@ -78,10 +78,10 @@ WITHOUT_EFFECT: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class OllamaFunctionCall(msgspec.Struct):
-    """The function and its arguments."""
+    """The function and its arguments: an object, or whatever a model has written."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: Any = None
     index: int | None = None
     description: str | None = None
 

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import renamed
 from asyncllm.server.chat.conversation import Conversation, open_conversation
-from asyncllm.server.chat.messages import allow_tools
+from asyncllm.server.chat.messages import read_chat
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.http.fields import unsupported
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.server.model import Model, Tokenizer
+    from asyncllm.server.model import Tokenizer
+    from asyncllm.server.service import Service
     from asyncllm.types import TokenDelta, TokenLogprob
 
 
@@ -54,7 +55,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     model = service.resolve_model(body.model)
     scheduling = service.scheduling(request, body)
     with named_for_chat(body):
-        conversation = await open_chat_request(llm, body, request[RESERVATION])
+        conversation = await open_chat_request(service, body, request[RESERVATION])
         prompt, params = conversation.prompt_ids, conversation.params
         if body.thinking_token_budget is not None and llm.chat_reader.formats.channels is not None:
             service.note_ineffective(["thinking_token_budget"])
@@ -66,15 +67,18 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def open_chat_request(
-    llm: Model, body: ChatRequest, reservation: Reservation
+    service: Service, body: ChatRequest, reservation: Reservation
 ) -> Conversation:
     """Check a request as far as possible without the engine, and make its prompt.
+
+    What is left out is named in the answer's header.
 
     Raises:
         QueueFull, BadRequest: as in ``open_conversation``; ``param`` may be the engine's name.
     """
+    llm = service.llm
+    service.note_ineffective(read_chat(body))
     _check(body)
-    allow_tools(body)
     check_count(1, body, llm.limits.max_waiting)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(

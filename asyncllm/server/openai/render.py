@@ -27,7 +27,7 @@ async def render_chat(request: web.Request) -> web.Response:
     service.resolve_model(body.model)
     scheduling = service.scheduling(request, body)
     with named_for_chat(body):
-        conversation = await open_chat_request(llm, body, request[RESERVATION])
+        conversation = await open_chat_request(service, body, request[RESERVATION])
         prompt = conversation.prompt_ids
         [job] = await fan_out(llm, [prompt], 1, conversation.params, scheduling, body)
         check_request(prompt, job.params, llm.limits)

@@ -273,9 +273,8 @@ class TestRefusals:
             [{"role": "user", "content": ["hi"]}],
             [{"role": "user", "content": [{"type": "text"}]}],
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-            [{**CALLING, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-            [{**CALLING, "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}],
-            [{**CALLING, "tool_calls": [{"function": {"name": "f", "arguments": "[" * 99999}}]}],
+            [{**CALLING, "tool_calls": [{"function": {"arguments": "{}"}}]}],
+            [{**CALLING, "tool_calls": {"function": {"name": "f", "arguments": "{}"}}}],
             [{"role": "user"}],
         ],
     )
@@ -285,8 +284,8 @@ class TestRefusals:
         assert caught.value.param == "messages"
 
     def test_message_of_the_template(self) -> None:
-        template = ChatTemplate(LLAMA2, {"bos_token": "<s>", "eos_token": "</s>"})
-        with pytest.raises(BadRequest, match="roles must alternate") as caught:
+        template = ChatTemplate("{{ raise_exception('no ' + messages[0].role) }}")
+        with pytest.raises(BadRequest, match="no user") as caught:
             template.render([USER, USER])
         assert caught.value.param == "messages"
 

@@ -1,0 +1,157 @@
+"""Calls and their results: ids, arguments, and which result belongs to which call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from string import ascii_letters, digits
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncllm.text.template_form.messages import calls_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from asyncllm.text.template_form.messages import Message
+
+_LETTERS: Final = digits + ascii_letters
+#: The key of arguments that are not a JSON object, for templates that take nothing else.
+RAW_KEY: Final = "arguments"
+
+
+def _hashed(id: str, length: int, letters: str = _LETTERS) -> str:
+    if len(id) == length and set(id) <= set(letters):
+        return id  # it has the form already
+    number = int.from_bytes(blake2b(id.encode("utf-8", "surrogatepass"), digest_size=32).digest())
+    text = ""
+    for _ in range(length):
+        number, at = divmod(number, len(letters))
+        text += letters[at]
+    return text
+
+
+#: Ids in the forms that templates demand, from any id; a call and its result get the same one.
+ID_FORMS: Final[Mapping[str, Callable[[str], str]]] = {
+    "short": lambda id: _hashed(id, 9),  # Mistral's
+    "long": lambda id: id if id.startswith("call_") else f"call_{_hashed(id, 24)}",  # OpenAI's
+    "number": lambda id: _hashed(id, 9, digits),
+}
+
+
+def with_ids(messages: Sequence[Message], form: str | None) -> list[Message]:
+    """Every call and every result has an id, in the given form.
+
+    A call without an id gets a number. A result without one belongs to the first call that has no
+    result yet.
+    """
+    made: list[Message] = []
+    number = 0
+    open_ids: list[str] = []
+    change = ID_FORMS[form] if form is not None else str
+    for message in messages:
+        if calls := calls_of(message):
+            named = []
+            for call in calls:
+                id = call.get("id")
+                if not isinstance(id, str) or not id:
+                    id = f"call_{number}"
+                number += 1
+                named.append({**call, "id": change(id)})
+            open_ids = [call["id"] for call in named]
+            message = {**message, "tool_calls": named}
+        elif message["role"] == "tool":
+            id = message.get("tool_call_id")
+            given = change(id) if isinstance(id, str) and id else next(iter(open_ids), None)
+            if given in open_ids:
+                open_ids.remove(given)
+            if given is not None:
+                message = {**message, "tool_call_id": given}
+        made.append(message)
+    return made
+
+
+def read_arguments(given: Any) -> dict[str, Any] | str:
+    """The object that a call's arguments are; else their text: what a model wrote may be anything.
+
+    No arguments, and null, are an empty object.
+    """
+    if isinstance(given, dict):
+        return given
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    if text.strip() in ("", "null"):
+        return {}
+    try:
+        value = json.loads(text)
+        if "\\" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def written_arguments(given: Any, *, as_object: bool, raw_as_object: bool) -> dict[str, Any] | str:
+    """A call's arguments as a template takes them: an object, or its text.
+
+    Args:
+        raw_as_object: text that is not an object becomes the only value of one.
+    """
+    value = read_arguments(given)
+    if isinstance(value, str):
+        return {RAW_KEY: value} if as_object and raw_as_object else value
+    if as_object:
+        return value
+    if isinstance(given, str) and value:
+        return given
+    return json.dumps(value, ensure_ascii=False)
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """A call as text, for templates that write none: the JSON in which many models write calls."""
+    function = call["function"]
+    value = read_arguments(function.get("arguments"))
+    return json.dumps({"name": function["name"], "arguments": value}, ensure_ascii=False)
+
+
+class Exchange:
+    """A message with calls, the results that follow it, and what else comes before the next answer.
+
+    Attributes:
+        message: the assistant's.
+        answers: the results in their order, each with its call; None if it has none.
+        missing: the calls without a result.
+        others: the other messages, which come behind the results.
+    """
+
+    def __init__(self, message: Message, following: Sequence[Message]):
+        self.message = message
+        self.missing = list(calls_of(message))
+        self.answers: list[tuple[dict[str, Any] | None, Message]] = []
+        self.others = [other for other in following if other["role"] != "tool"]
+        for result in following:
+            if result["role"] == "tool":
+                self.answers.append((self._call_of(result), result))
+
+    def _call_of(self, result: Message) -> dict[str, Any] | None:
+        id = result.get("tool_call_id")
+        call = next((call for call in self.missing if call["id"] == id), None)
+        if call is None and self.missing:
+            call = self.missing[0]
+        if call is not None:
+            self.missing.remove(call)
+        return call
+
+
+def exchanges(messages: Sequence[Message]) -> Iterator[Exchange | Message]:
+    """The messages in their order; a message with calls comes with what belongs to it."""
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        if not calls_of(message):
+            yield message
+            continue
+        start = at
+        while at < len(messages) and messages[at]["role"] != "assistant":
+            at += 1
+        yield Exchange(message, messages[start:at])
