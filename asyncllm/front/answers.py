@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from asyncllm.errors import NotReady
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 #: Of what a replica says of itself, what all together are: the first that there is.
-_STATES: Final = ("ok", "idle", "draining", "loading", "stalled", "dead")
+_STATES: Final = ("ok", "idle", "draining", "loading", "silent", "stalled", "dead")
+_ALIVE: Final = _STATES[:4]
+#: Of the view of all replicas: requests of each kind, and steps.
+MOST_ROWS, MOST_STEPS = 128, 256
 #: Headers of a replica's answer that say how it was sent; the rest are the client's to see.
 _OF_SENDING: Final = frozenset((b"content-length", b"connection", b"keep-alive"))
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
@@ -57,27 +61,69 @@ def read_answer(data: bytes) -> Answer | None:
     return of_headers(int(start[9:12]), headers, body)
 
 
-def as_bytes(answer: Answer, *, with_body: bool, is_last: bool) -> bytes:
+def as_bytes(
+    answer: Answer, *, with_body: bool = True, is_last: bool = False, version: str = "HTTP/1.1"
+) -> bytes:
     """The whole of HTTP's answer."""
-    start = f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, '')}".encode()
+    start = f"{version} {answer.status} {_PHRASES.get(answer.status, '')}".encode()
     lines = [start, *(name.title() + b": " + value for name, value in answer.headers)]
     lines.append(b"Content-Length: %d" % len(answer.body))
-    if is_last:
+    if is_last and version == "HTTP/1.1":
         lines.append(b"Connection: close")
     return b"\r\n".join((*lines, b"", b"")) + (answer.body if with_body else b"")
 
 
+def refusal(message: str) -> Answer:
+    """503, in the place of an answer."""
+    error = NotReady(message)
+    detail = {"message": error.message, "type": error.type, "param": None, "code": error.code}
+    return _made(503, {"error": detail})
+
+
+class Known(NamedTuple):
+    """What the front knows of a replica.
+
+    Attributes:
+        said: what the replica has said last, in JSON; empty before that.
+        age: of it, in seconds.
+        is_ready: it takes requests.
+        leaves: it drains.
+        hangs: it has not reacted for so long that it gets no requests.
+    """
+
+    said: bytes
+    age: float
+    is_ready: bool
+    leaves: bool
+    hangs: bool
+
+    def instead(self, what: str) -> Answer:
+        """In the place of its answer to a probe."""
+        said = msgspec.json.decode(self.said) if self.said else {}
+        if what == "ready":
+            return _made(200, {"status": "ready"}) if self.is_ready else refusal("not ready")
+        if what == "load":
+            return _made(200, {"server_load": said.get("server_load", 0)})
+        body = {"status": "loading", **said.get("health", {})}
+        if self.hangs:
+            body = {**body, **refusal("the replica does not react").json(), "status": "silent"}
+        elif self.leaves and body["status"] in _ALIVE:
+            body["status"] = "draining"
+        body["age"] = round(self.age, 3)
+        return _made(200 if body["status"] in _ALIVE else 503, body)
+
+
 def health(answers: Sequence[Answer | None]) -> Answer | None:
     """Alive as long as one of them is."""
-    if (refusal := _refusal(answers)) is not None:
-        return refusal
-    bodies = [{"status": "dead"} if answer is None else answer.json() for answer in answers]
+    if (refused := _refusal(answers)) is not None:
+        return refused
+    if (best := first(answers)) is None:
+        return None
+    bodies = [{"status": "dead"} if one is None else {"age": 0.0} | one.json() for one in answers]
     found = [body.get("status") for body in bodies]
     status = next((state for state in _STATES if state in found), "dead")
     whole: dict[str, Any] = {"status": status}
     whole |= {name: _sum(bodies, name) for name in ("steps_done", "running", "waiting")}
-    if (best := first(answers)) is None:
-        return None
     if best.status != 200:
         whole |= {"error": next((body["error"] for body in bodies if "error" in body), None)}
     return _json(best, {**whole, "replicas": bodies})
@@ -85,8 +131,8 @@ def health(answers: Sequence[Answer | None]) -> Answer | None:
 
 def ready(answers: Sequence[Answer | None]) -> Answer | None:
     """Requests are taken as long as one of them takes some."""
-    if (refusal := _refusal(answers)) is not None:
-        return refusal
+    if (refused := _refusal(answers)) is not None:
+        return refused
     count = sum(answer is not None and answer.status == 200 for answer in answers)
     best = first(answers)
     if not count or best is None:
@@ -106,7 +152,7 @@ def load(answers: Sequence[Answer | None]) -> Answer | None:
 
 
 def first(answers: Sequence[Answer | None]) -> Answer | None:
-    """Of the replica that knows what is asked for; else of any."""
+    """Of the first that does not refuse; else of any."""
     given = [answer for answer in answers if answer is not None]
     return min(given, key=lambda answer: answer.status >= 400, default=None)
 
@@ -117,22 +163,62 @@ def worst(answers: Sequence[Answer | None]) -> Answer | None:
     return max(given, key=lambda answer: answer.status, default=None)
 
 
-#: What all replicas are asked, by method and path.
-ASKED: Final[dict[tuple[str, str], Callable[[Sequence[Answer | None]], Answer | None]]] = {
-    ("GET", "/health"): health,
-    ("GET", "/ping"): health,
-    ("GET", "/ready"): ready,
-    ("GET", "/load"): load,
-    ("POST", "/admin/reload"): worst,
+def seek(answers: Sequence[Answer | None]) -> Answer | None:
+    """Of the replica that got it last."""
+    given = [answer for answer in answers if answer is not None]
+    found = [answer for answer in given if answer.json().get("came") is not None]
+    if found:
+        return max(found, key=lambda answer: answer.json()["came"])
+    like = worst(given)
+    return like if like is None or like.status != 200 else _json(like, {"replica": None})
+
+
+def live(answers: Sequence[Answer | None]) -> Answer | None:
+    """The views of all in one, with counts added up; ``missing`` are those without an answer."""
+    if (refused := _refusal(answers)) is not None:
+        return refused
+    like = first(answers)
+    if like is None or like.status != 200:
+        return like
+    views = [one.json() for one in answers if one is not None and one.status == 200]
+    shown = [replica for view in views for replica in view["replicas"]]
+    whole = dict(views[0])
+    for name, value in whole.items():
+        each = [view[name] for view in views]
+        if name.startswith(("num_", "max_")) or name == "totals":
+            whole[name] = _added(each)
+        elif isinstance(value, list):
+            whole[name] = [one for part in each for one in part]
+        elif isinstance(value, float):  # times
+            whole[name] = max(each)
+    whole["pages"] = _added([view["pages"] for view in views])
+    whole["pages"]["page_size"] = views[0]["pages"]["page_size"]
+    whole["draining"] = all(view["draining"] for view in views)
+    for name in ("running", "waiting"):
+        whole[name] = sorted(whole[name], key=lambda row: -row["age_ms"])[:MOST_ROWS]
+    whole["ended"] = sorted(whole["ended"], key=lambda row: row["ended_ago_ms"])[:MOST_ROWS]
+    whole["steps"] = sorted(whole["steps"], key=lambda step: step[1])[-MOST_STEPS:]
+    whole["missing"] = [index for index in range(len(answers)) if index not in shown]
+    return _json(like, whole)
+
+
+def _added(values: Sequence[Any]) -> Any:
+    """Numbers, or objects of numbers."""
+    if not isinstance(values[0], dict):
+        return sum(values)
+    names = dict.fromkeys(name for value in values for name in value)
+    return {name: _added([value[name] for value in values if name in value]) for name in names}
+
+
+#: How the answers become one, by what is asked.
+MERGES: Final[dict[str, Callable[[Sequence[Answer | None]], Answer | None]]] = {
+    "health": health,
+    "ready": ready,
+    "load": load,
+    "live": live,
+    "reload": worst,
+    "seek": seek,
 }
-_NAMED: Final = re.compile(r"/v1/requests/.+/(?:trace|abort)")
-
-
-def merger(method: str, path: str) -> Callable[[Sequence[Answer | None]], Answer | None] | None:
-    """How to answer what concerns all replicas; None: one of them answers."""
-    if method in ("GET", "POST") and _NAMED.fullmatch(path):
-        return first
-    return ASKED.get(("GET" if method == "HEAD" else method, path))
 
 
 def _refusal(answers: Sequence[Answer | None]) -> Answer | None:
@@ -144,6 +230,11 @@ def _refusal(answers: Sequence[Answer | None]) -> Answer | None:
 def _json(like: Answer, body: dict[str, Any]) -> Answer:
     """With the status and the headers of that answer, which is JSON too."""
     return like._replace(body=msgspec.json.encode(body))
+
+
+def _made(status: int, body: dict[str, Any]) -> Answer:
+    headers = ((b"content-type", b"application/json"), (b"server", b"asyncllm"))
+    return Answer(status, headers, msgspec.json.encode(body))
 
 
 def _sum(bodies: Sequence[dict[str, Any]], name: str) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from asyncllm.front.request import is_malformed, read_head
+from asyncllm.front.request import MOST_HEAD, read_head
 
 if TYPE_CHECKING:
     import socket
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 #: Of a request's bytes, the front waits for so many. A longer one is routed by its beginning, and
 #: cannot move to another replica.
-MOST_BYTES = 2**20
-#: A head that is longer than this is left to a replica, as is one that is not well-formed.
-MOST_HEAD = 64 * 1024
+MOST_BYTES: Final = 2**20
+_END: Final = b"\r\n\r\n"
 
 
 class Room:
@@ -32,6 +31,8 @@ class Client:
     Attributes:
         number: names the connection between the front and its replicas.
         data: the request, as far as it was read; empty once its answer has begun.
+        num_first: bytes that were there when the head was: a parser that gets them by themselves
+            does what it would do on a connection of its own.
         head: of that request; None before it has ended.
         placed: at which replica it is; None while it is here.
         has_begun: the replica has begun to answer, or has more of the client than ``data``.
@@ -45,6 +46,7 @@ class Client:
         "has_moved",
         "head",
         "last_words",
+        "num_first",
         "number",
         "placed",
         "room",
@@ -56,7 +58,8 @@ class Client:
         self.number = number
         self.room = room
         self.placed: Placed | None = None
-        self.data = b""
+        self.data = bytearray()
+        self.num_first = 0
         self.reset()
 
     def reset(self) -> None:
@@ -70,7 +73,7 @@ class Client:
     def drop(self) -> None:
         """Keep nothing of this request any more."""
         self.room.left += len(self.data)
-        self.data = b""
+        self.data = bytearray()
 
     def close(self) -> None:
         self.drop()
@@ -78,20 +81,20 @@ class Client:
 
     def add(self, data: bytes) -> None:
         self.room.left -= len(data)
+        start = max(0, len(self.data) - len(_END) + 1)
         self.data += data
-        if self.head is None:
-            self.head = read_head(self.data)
+        if self.head is None and (end := self.data.find(_END, start)) >= 0:
+            self.head = read_head(bytes(self.data[: end + len(_END)]))
+            self.num_first = len(self.data)
 
     def is_enough(self) -> bool:
         """Whether a replica can be chosen."""
-        if self.head is None:
-            return len(self.data) > MOST_HEAD or is_malformed(self.data)
-        if self.room.left < 0:
+        head = self.head
+        if head is None:
+            return len(self.data) > MOST_HEAD or not self.data[:1].isupper()
+        if self.room.left < 0 or head.body_bytes is None or not head.has_prompt:
             return True
-        wanted = self.head.body_bytes
-        if wanted is None:
-            return True
-        return len(self.data) >= self.head.num_bytes + min(wanted, MOST_BYTES)
+        return len(self.data) >= head.num_bytes + min(head.body_bytes, MOST_BYTES)
 
     def is_whole(self) -> bool:
         """Whether ``data`` is one request, with no byte missing or too many."""
@@ -101,5 +104,10 @@ class Client:
         return len(self.data) == head.num_bytes + head.body_bytes
 
     @property
+    def probe(self) -> str:
+        """What all replicas are to be asked; empty if one of them should answer."""
+        return self.head.probe if self.head is not None and self.is_whole() else ""
+
+    @property
     def body(self) -> bytes:
-        return b"" if self.head is None else self.data[self.head.num_bytes :]
+        return b"" if self.head is None else bytes(self.data[self.head.num_bytes :])

@@ -6,10 +6,11 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.front.answers import Answer, read_answer
+from asyncllm.front.answers import MERGES, Answer, first, read_answer, refusal
 from asyncllm.front.expiring import Expiring
-from asyncllm.front.replica import Parcel, able
-from asyncllm.front.request import closing
+from asyncllm.front.metrics import Own, Totals
+from asyncllm.front.replica import Parcel
+from asyncllm.front.request import PROBES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,68 +18,98 @@ if TYPE_CHECKING:
     from asyncllm.front.replica import Replica
     from asyncllm.supervise.poller import Poller
 
-#: How long all of them may take; a replica without an answer by then has none.
+#: How long replicas may take, by what is asked. Then what the front knows takes the place of the
+#: answer to a probe; and a replica that was late is not asked how it is until it answers a ping.
+SECONDS: Final = {"health": 0.05, "ready": 0.05, "live": 1.0}
 ASK_SECONDS: Final = 5.0
+_HOW_IT_IS: Final = ("health", "ready")
 
 
 class Question:
-    """The answers so far, by the index of the replica."""
+    """The answers so far, by the index of the replica.
 
-    def __init__(self, tell: Callable[[list[Answer | None]], None], count: int):
+    Attributes:
+        received: bytes of each answer; None of a replica that has no process that answers.
+        open: connections on which more may come.
+        silent: replicas that have not answered in time, or could not be asked.
+    """
+
+    def __init__(self, what: str, tell: Callable[[Answer | None], None], count: int):
+        self.what = what
         self.tell = tell
         self.received: list[bytes | None] = [None] * count
         self.open: dict[int, socket.socket] = {}
+        self.silent: set[int] = set()
 
 
 class Everyone:
-    """Questions that are not answered yet."""
+    """Questions to all replicas that are not answered yet, and what is known of all together.
 
-    def __init__(self, poller: Poller):
+    Attributes:
+        own: what the front itself counts.
+    """
+
+    def __init__(self, poller: Poller, replicas: Sequence[Replica]):
+        self.own = Own()
         self._poller = poller
-        self._questions: Expiring[Question] = Expiring(ASK_SECONDS)
+        self._replicas = replicas
+        self._totals = Totals(len(replicas))
+        self._questions = {
+            seconds: Expiring[Question](seconds) for seconds in (*SECONDS.values(), ASK_SECONDS)
+        }
 
     @property
     def deadline(self) -> float | None:
         """When ``expire`` has something to do."""
-        return self._questions.deadline
+        times = (waiting.deadline for waiting in self._questions.values())
+        return min((at for at in times if at is not None), default=None)
 
-    def ask(
-        self,
-        replicas: Sequence[Replica],
-        request: bytes,
-        tell: Callable[[list[Answer | None]], None],
-    ) -> None:
+    def lost(self, replica: int) -> None:
+        """Its process has ended."""
+        self._totals.lost(replica)
+        self.own.deaths += 1
+
+    def ask(self, what: str, request: bytes, tell: Callable[[Answer | None], None]) -> None:
         """
         Args:
-            request: a whole one.
-            tell: called with the answers: one for each replica, None of those that gave none.
+            what: how their answers become one: a key of ``MERGES``, or "metrics".
+            request: a whole one, on a connection that ends with its answer.
+            tell: called with the answer of all; None if there is no replica.
         """
-        question = Question(tell, len(replicas))
-        for index in able(replicas):
+        question = Question(what, tell, len(self._replicas))
+        for index, replica in enumerate(self._replicas):
+            if not replica.is_there:
+                continue
+            if what in _HOW_IT_IS and replica.is_silent:
+                question.silent.add(index)
+                continue
             try:
                 ours, theirs = socket.socketpair()
             except OSError:  # there are no file descriptors
+                question.silent.add(index)
                 continue
             ours.setblocking(False)
             question.received[index] = b""
             question.open[index] = ours
             self._poller.add(ours, partial(self._on_readable, question, index))
-            replicas[index].hand_over(Parcel(0, theirs, closing(request)))
-        self._questions.add(question)
+            replica.hand_over(Parcel(0, theirs, request))
+        self._questions[SECONDS.get(what, ASK_SECONDS)].add(question)
         self._end_if_answered(question)
 
     def expire(self) -> None:
-        for question in self._questions.due():
+        for question in [one for waiting in self._questions.values() for one in waiting.due()]:
             for index in list(question.open):
-                question.received[index] = None
+                question.silent.add(index)
+                self._replicas[index].is_silent = True
                 self._close(question, index)
             self._tell(question)
 
     def drop(self) -> None:
-        for question in self._questions:
-            for connection in question.open.values():
-                connection.close()
-        self._questions.clear()
+        for waiting in self._questions.values():
+            for question in waiting:
+                for connection in question.open.values():
+                    connection.close()
+            waiting.clear()
 
     def _on_readable(self, question: Question, index: int) -> None:
         try:
@@ -101,8 +132,33 @@ class Everyone:
 
     def _end_if_answered(self, question: Question) -> None:
         if not question.open:
-            self._questions.discard(question)
+            self._questions[SECONDS.get(question.what, ASK_SECONDS)].discard(question)
             self._tell(question)
 
     def _tell(self, question: Question) -> None:
-        question.tell([None if data is None else read_answer(data) for data in question.received])
+        answers = [None if data is None else read_answer(data) for data in question.received]
+        for index in question.silent:
+            answers[index] = self._instead(question.what, index)
+        if question.what == "metrics":
+            question.tell(self._metrics(answers))
+        elif question.what == "load" and not any(question.received):
+            question.tell(None)  # nobody has looked at the client's key
+        else:
+            question.tell(MERGES[question.what](answers))
+
+    def _instead(self, what: str, index: int) -> Answer:
+        """In the place of the answer of a replica that says nothing."""
+        if what in PROBES.values():
+            return self._replicas[index].known.instead(what)
+        return refusal(f"replica {index} does not answer; try again")
+
+    def _metrics(self, answers: Sequence[Answer | None]) -> Answer | None:
+        if (found := first(answers)) is None or found.status != 200:
+            return found
+        pages = [
+            None if answer is None or answer.status != 200 else answer.body.decode()
+            for answer in answers
+        ]
+        self.own.ready = sum(replica.is_ready for replica in self._replicas)
+        text = self.own.page() + self._totals.merged(pages)
+        return found._replace(body=text.encode())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from asyncllm.front.answers import Known
 from asyncllm.supervise.child import HAND_OVER, PING
-from asyncllm.supervise.front_channel import INLINE_BYTES, numbered
+from asyncllm.supervise.front_channel import FIRST_BYTES, numbered, packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,15 +20,14 @@ if TYPE_CHECKING:
 #: Pings without an answer until a replica gets no new requests.
 MOST_MISSED: Final = 2
 
-_FULL: Final = (errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
 
 class Parcel(NamedTuple):
-    """A connection to hand over, and what was read from it."""
+    """A connection to hand over, what was read from it, and how much of that at first."""
 
     number: int
     connection: socket.socket
     request: bytes
+    num_first: int = 0
 
 
 class Replica:
@@ -35,25 +35,29 @@ class Replica:
 
     Attributes:
         server: its process, if it has one.
-        about: what it serves, in a line; empty until it was ready.
+        is_silent: a question to all has just not been answered by it in time.
+        leaves: it has said that it drains.
     """
 
     def __init__(self) -> None:
-        self.server: Server | None = None
-        self.about = ""
         self._unsent: deque[Parcel] = deque()
+        self._is_new(None)
+
+    def _is_new(self, server: Server | None) -> None:
+        self.server = server
+        self.is_silent = self.leaves = False
         self._missed = 0
+        self._said, self._said_at = b"", time.monotonic()
 
     def began(self, server: Server) -> None:
-        self.server = server
-        self._missed = 0
+        self._is_new(server)
 
     def lost(self) -> None:
         for parcel in self._unsent:
             if not parcel.number:
                 parcel.connection.close()
         self._unsent.clear()
-        self.server = None
+        self._is_new(None)
 
     @property
     def is_there(self) -> bool:
@@ -83,27 +87,36 @@ class Replica:
     def flush(self) -> None:
         channel = None if self.server is None else self.server.channel
         while self._unsent and channel is not None:
-            number, connection, request = self._unsent[0]
+            parcel = self._unsent[0]
             try:
-                _send(channel, number, connection, request)
-            except OSError as error:
-                if error.errno in _FULL:
-                    return
-                # It is dead, as the front will be told soon.
+                _send(channel, parcel)
+            except OSError:  # it is full; or dead, as the front will be told soon
                 return
             self._unsent.popleft()
-            if not number:
-                connection.close()
+            if not parcel.number:
+                parcel.connection.close()
 
     def ping(self) -> None:
-        """Ask whether its event loop runs; to be called once a second."""
+        """Ask how it is, and whether its event loop runs; to be called once a second."""
         if self.server is not None and self.server.accepts:
             self._missed += 1
             self.server.tell(PING)
 
-    def answered(self) -> None:
-        """It has answered a ping."""
-        self._missed = 0
+    def answered(self, how: bytes) -> None:
+        """It has answered a ping, and said how it is."""
+        self._missed, self.is_silent = 0, False
+        self._said, self._said_at = how, time.monotonic()
+
+    @property
+    def known(self) -> Known:
+        server = self.server
+        return Known(
+            said=self._said,
+            age=time.monotonic() - self._said_at,
+            is_ready=self.is_ready,
+            leaves=self.leaves,
+            hangs=server is not None and server.is_ready and not self.accepts,
+        )
 
 
 def able(replicas: Sequence[Replica]) -> list[int]:
@@ -113,20 +126,15 @@ def able(replicas: Sequence[Replica]) -> list[int]:
     ]
 
 
-def _send(channel: socket.socket, number: int, connection: socket.socket, request: bytes) -> None:
+def _send(channel: socket.socket, parcel: Parcel) -> None:
     """
     Raises:
         OSError: it cannot take it now, or ever.
     """
-    if len(request) <= INLINE_BYTES:
-        message = numbered(HAND_OVER, number) + request
-        socket.send_fds(channel, [message], [connection.fileno()])
-        return
-    file = os.memfd_create("request", os.MFD_CLOEXEC)
+    start = numbered(HAND_OVER, parcel.number) + parcel.num_first.to_bytes(FIRST_BYTES, "big")
+    message, files = packed(start, parcel.request)
     try:
-        with open(file, "wb", closefd=False) as writable:
-            writable.write(request)
-        fds = [connection.fileno(), file]
-        socket.send_fds(channel, [numbered(HAND_OVER, number)], fds)
+        socket.send_fds(channel, [message], [parcel.connection.fileno(), *files])
     finally:
-        os.close(file)
+        for file in files:
+            os.close(file)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from asyncllm.errors import NotReady
-from asyncllm.front.answers import Answer, first, merger
+from asyncllm.front.answers import MERGES, Answer, first
 from asyncllm.front.metrics import labelled
+from asyncllm.server.app import ROUTES
+from asyncllm.server.reload import ROUTE as RELOAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from asyncllm.ray.replica import Replica
     from asyncllm.ray.request import Request
 
+_ASKS: Final = {(one.method, one.path): one.asks for one in (*ROUTES, RELOAD) if one.asks}
+_NAMED: Final = re.compile(r"/v1/requests/.+/(?:trace|abort)")
 #: How long all of them may take; after that, one is asked.
 ASK_SECONDS: Final = 5.0
 
@@ -27,10 +32,12 @@ Answers = dict[str, Answer | None]
 
 def joined(method: str, path: str) -> Callable[[Answers], Answer | None] | None:
     """How to answer what concerns all replicas; None: one of them answers."""
-    if path == "/metrics" and method in ("GET", "HEAD"):
+    known = _ASKS.get(("GET" if method == "HEAD" else method, path))
+    if known == "metrics":
         return _metrics
-    if (merge := merger(method, path)) is None:
+    if known is None and not (method in ("GET", "POST") and _NAMED.fullmatch(path)):
         return None
+    merge = first if known is None else MERGES[known]
     return lambda answers: merge(list(answers.values()))
 
 

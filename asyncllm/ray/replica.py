@@ -13,8 +13,9 @@ from ray import serve
 
 from asyncllm.errors import EngineDead
 from asyncllm.front.answers import Answer, of_headers
+from asyncllm.front.request import MOST_REPLICAS
 from asyncllm.llm.async_llm import AsyncLLM
-from asyncllm.ray.request import MOST_NUMBERS, NUMBER
+from asyncllm.ray.request import NUMBER
 from asyncllm.ray.scaling import LOAD, load
 from asyncllm.ray.stations import start_stations
 from asyncllm.server.arrivals.routed import LOST
@@ -53,7 +54,7 @@ class Replica:
         self._llm = AsyncLLM(config=engine, machines=found)
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
-        self._number = context.rank.rank % MOST_NUMBERS
+        self._number = context.rank.rank % MOST_REPLICAS
         self._server = InProcess(self._llm, server, self._number)
         await self._llm.start()
         sys.setswitchinterval(1e-4)  # as in asyncllm/server/run.py

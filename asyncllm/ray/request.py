@@ -6,8 +6,6 @@ from typing import Final
 
 import msgspec
 
-#: Ids of responses end with the number of the replica that has them, in two hexadecimal digits.
-MOST_NUMBERS: Final = 256
 #: What a replica's metadata has it as.
 NUMBER: Final = "number"
 

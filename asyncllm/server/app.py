@@ -17,13 +17,13 @@ from asyncllm.server.http.errors import REFUSALS, Refusals
 from asyncllm.server.http.middleware import (
     CROWD,
     ERROR_ROOTS,
-    ERROR_WRITERS,
     KNOWN_ROUTE,
     PATHS,
     answer_errors,
     require_key,
     set_headers,
 )
+from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
 from asyncllm.server.limits.headers import add_headers
 from asyncllm.server.metrics.scrape import add_metrics, metrics
@@ -127,7 +127,7 @@ def create_app(
     add_responses(app)
     anthropic_routes.add_header(app)
     add_headers(app, anthropic_routes.HANDLERS)
-    app[ERROR_WRITERS] = {route.handler: route.write_error for route in routes}
+    app[BY_HANDLER] = {route.handler: route for route in routes}
     app[ERROR_ROOTS] = ROOTS
     app[PATHS] = frozenset(route.path for route in routes if "{" not in route.path)
     if page is not None:

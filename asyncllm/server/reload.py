@@ -217,6 +217,7 @@ ADMIN_KEY: Final = web.AppKey("asyncllm_admin_key", str)
 ROUTE: Final = Route(
     method="POST",
     path="/admin/reload",
+    asks="reload",
     handler=reload_configuration,
     summary="Read the configuration again: served names, API keys, log level, certificates",
     answers=(Reloaded,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,16 @@ class Served:
     """One HTTP request, running or ended.
 
     Attributes:
+        came: when it was logged, by ``time.monotonic``.
         engine_ids: of its sequences, in the order of its choices; a beam search has none.
         tenant: whose it is.
         names: its X-Request-Id, and the id of its answer if that has one; empty until it is logged.
     """
 
-    __slots__ = ("engine_ids", "names", "tenant")
+    __slots__ = ("came", "engine_ids", "names", "tenant")
 
     def __init__(self, engine_ids: Sequence[int] = ()):
+        self.came = 0.0
         self.engine_ids = engine_ids
         self.tenant = ""
         self.names: tuple[str, ...] = ()
@@ -48,6 +51,7 @@ class RequestLog:
 
     def add(self, tenant: str, names: Sequence[str], served: Served) -> None:
         """Remember a request whose sequences were submitted."""
+        served.came = time.monotonic()
         served.tenant, served.names = tenant, tuple(name for name in names if name)
         self._by_name.update(dict.fromkeys(_keys(served), served))
         self._by_engine_id.update(dict.fromkeys(served.engine_ids, served))

@@ -15,7 +15,9 @@ from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.ways import arrivals_of
 from asyncllm.server.garbage import collect_when_quiet
+from asyncllm.server.http.answer import encode
 from asyncllm.server.http.connection import Listener
+from asyncllm.server.native.health import health_of
 from asyncllm.server.reload import RELOADER, InForce, reload_when_told
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from asyncllm.server.arrivals.ways import Arrivals
     from asyncllm.server.model import Model
     from asyncllm.server.reload import Options
+    from asyncllm.server.watchdog import Watchdog
     from asyncllm.server_config import ServerConfig
     from asyncllm.supervise.child import Parent
     from asyncllm.supervise.tls import Tls
@@ -100,7 +103,9 @@ async def serve(
     if arrivals is None:
         return 1
     service = app[SERVICE]
-    arrivals.prepare(app, lambda: not llm.healthy and not service.draining)
+    arrivals.prepare(
+        app, lambda: not llm.healthy and not service.draining, lambda: _how(service, app[WATCHDOG])
+    )
     reloader = app[RELOADER]
     reloader.tls = tls
     if parent is not None:
@@ -194,6 +199,12 @@ async def _first_of(
     waiting = asyncio.ensure_future(event.wait())
     await asyncio.wait([future, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+
+
+def _how(service: Service, watchdog: Watchdog) -> bytes:
+    """What the front says of this replica when it does not answer."""
+    health = health_of(service, watchdog.stall)
+    return encode({"health": health, "server_load": len(service.live)})
 
 
 def _in_force(config: ServerConfig, parent: Parent | None) -> InForce:

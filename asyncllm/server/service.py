@@ -11,6 +11,7 @@ from aiohttp import web
 
 from asyncllm.engine.requests.check import check_ttl
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
+from asyncllm.server.arrivals.others import send_home
 from asyncllm.server.chat.requests import INEFFECTIVE
 from asyncllm.server.chat.scheduling import scheduling_params
 from asyncllm.server.http.api_keys import ApiKeys, configured_keys, tenant_of
@@ -34,7 +35,7 @@ from asyncllm.server.streaming.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from asyncllm.engine.requests.history import RequestTrace
@@ -105,8 +106,16 @@ class Service:
         if not self.llm.ready:
             raise NotReady("the model is still loading")
 
-    async def receive(self, request: web.Request, kind: type[T]) -> T:
+    async def receive(
+        self,
+        request: web.Request,
+        kind: type[T],
+        home: Callable[[web.Request, T], Awaitable[int | None]] | None = None,
+    ) -> T:
         """The body of a generating request, which then has one place, ``request[RESERVATION]``.
+
+        Args:
+            home: which of several replicas has what the body names; None if any can answer.
 
         Raises:
             EngineDead, NotReady: see ``check_ready``.
@@ -114,6 +123,7 @@ class Service:
                 limits; raised before the body is parsed.
             BadRequest, TooLarge, HttpError: the body is not what the route takes, or wants
                 something that is not supported.
+            SentHome: another replica answers.
         """
         self.check_ready()
         async with self._read_body(request) as raw:
@@ -124,6 +134,8 @@ class Service:
                 account.admit()
             await self._turnstile.enter(len(raw))
             body, fields = parse(raw, kind)
+            if home is not None:
+                send_home(request, await home(request, body), raw)
         expect_answer(request)
         refuse_unsupported(fields)
         unknown = (name for name in unknown_fields(fields, body) if name not in UNSUPPORTED)

@@ -29,7 +29,7 @@ STANDBY: Final = b"s"
 #: To a standby, followed by how many servers have died, with the descriptor of what the last of
 #: them had remembered: it is the server now.
 TAKE_OVER: Final = b"t"
-#: In both directions: does the other process react?
+#: In both directions: does the other process react? A replica adds how it is, in JSON.
 PING: Final = b"p"
 #: Before the next attempt, when the parent does not take messages as fast as they are sent.
 SEND_SECONDS: Final = 0.01
@@ -45,6 +45,7 @@ class Parent:
         restarts: how many servers have died before this one.
         replica: which of several servers this is, and that one does not accept connections; None
             for the only one.
+        num_replicas: how many servers there are.
         channel: to the parent; it keeps the boundaries of messages.
         memory: what a server before this one had it remember last; empty if there was nothing.
         is_standby: this process is to call ``stand_by``, and has no restarts and memory before.
@@ -59,11 +60,13 @@ class Parent:
         replica: int | None = None,
         memory: bytes = b"",
         *,
+        num_replicas: int = 1,
         is_standby: bool = False,
     ):
         self.sockets = sockets
         self.restarts = restarts
         self.replica = replica
+        self.num_replicas = num_replicas
         self.channel = channel
         self.memory = memory
         self.is_standby = is_standby

@@ -1,11 +1,15 @@
 """What a replica and the process before it tell each other of connections.
 
 That process, the front, keeps its own end of every connection until a replica is done with it.
+A request is not always about the replica that reads it. So a replica can have the front ask all of
+them, and can send a request on to the one that has what it names.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,7 +25,7 @@ from asyncllm.supervise.child import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 #: From a replica, followed by a connection's number: its answer begins; then bytes that end it
 #: should the replica die.
@@ -34,13 +38,25 @@ KEPT: Final = b"k"
 CLOSED: Final = b"c"
 #: Another replica should answer the request; this one cannot.
 MOVED: Final = b"m"
+#: Followed by a replica's index in one byte: that one should answer the request that follows; it is
+#: to be read in place of all that has come of the connection so far.
+HOME: Final = b"w"
+#: With a connection to this replica, followed by what all are asked and by a request: the front is
+#: to write the answer of all to that connection. What is asked ends with a line feed.
+ASK: Final = b"q"
 
 #: Bytes of a connection's number. Connections with number 0 are not reported of.
 NUMBER_BYTES: Final = 8
+#: Then a replica is told how many of the bytes were read at first.
+FIRST_BYTES: Final = 4
 #: A request up to this size comes in the message that hands it over; a larger one in a file.
 INLINE_BYTES: Final = 8 * 1024
+_FIRST_AT: Final = 1 + NUMBER_BYTES
+_REQUEST_AT: Final = _FIRST_AT + FIRST_BYTES
 #: Before the next attempt, when the other side does not take messages as fast as they are sent.
 RETRY_SECONDS: Final = 0.002
+#: Errors of sending that pass.
+FULL: Final = (errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def numbered(kind: bytes, number: int) -> bytes:
@@ -54,28 +70,54 @@ def number_of(message: bytes) -> int:
 class HandedOver(NamedTuple):
     number: int
     connection: socket.socket
-    request: bytes
+    pieces: tuple[bytes, bytes]
+
+
+def packed(start: bytes, request: bytes) -> tuple[bytes, list[int]]:
+    """A message with a request, which is in a file if it is large; the file is the caller's.
+
+    Raises:
+        OSError: this process has too many open files.
+    """
+    if len(request) <= INLINE_BYTES:
+        return start + request, []
+    file = os.memfd_create("request", os.MFD_CLOEXEC)
+    try:
+        with open(file, "wb", closefd=False) as writable:
+            writable.write(request)
+    except BaseException:
+        os.close(file)
+        raise
+    return start, [file]
 
 
 class FrontChannel:
     """A replica's end; it belongs to the event loop. Nothing blocks, and nothing is lost."""
 
-    def __init__(self, channel: socket.socket):
+    def __init__(self, channel: socket.socket, how: Callable[[], bytes]):
+        """
+        Args:
+            how: says how the replica is, in JSON.
+        """
         self._channel = channel
+        self._how = how
         channel.setblocking(False)
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
 
     def handed_over(self) -> Iterator[HandedOver]:
         """The requests that have come by now; answers pings."""
         for message, files in received(self._channel):
             if message == PING:
-                self._send(PING)
-            elif message.startswith(HAND_OVER) and len(files) == 2:
-                yield HandedOver(number_of(message), *taken(files))
-            elif message.startswith(HAND_OVER) and len(files) == 1:
-                connection = socket.socket(fileno=files[0])
-                request = message[1 + NUMBER_BYTES :]
-                yield HandedOver(number_of(message), connection, request)
+                self._send(PING + self._how())
+            elif message.startswith(HAND_OVER) and files:
+                first, request = message[_FIRST_AT:_REQUEST_AT], message[_REQUEST_AT:]
+                if len(files) == 2:
+                    connection, request = taken(files)
+                else:
+                    connection = socket.socket(fileno=files[0])
+                count = int.from_bytes(first, "big")
+                pieces = request[:count], request[count:]
+                yield HandedOver(number_of(message), connection, pieces)
             elif message.startswith(HAND_OVER):  # no file descriptor is free here
                 self.tell(MOVED, number_of(message))
 
@@ -91,19 +133,45 @@ class FrontChannel:
         if number:
             self._send(numbered(kind, number) + more)
 
-    def _send(self, message: bytes) -> None:
-        self._unsent.append(message)
+    def send_home(self, number: int, replica: int, request: bytes) -> None:
+        """
+        Raises:
+            OSError: this process has too many open files.
+        """
+        self._send(*packed(numbered(HOME, number) + bytes([replica]), request))
+
+    def ask(self, what: str, connection: socket.socket, request: bytes) -> None:
+        """
+        Args:
+            connection: for the answer; it belongs to this object now.
+            request: a whole one.
+
+        Raises:
+            OSError: this process has too many open files.
+        """
+        try:
+            message, files = packed(ASK + what.encode() + b"\n", request)
+        except OSError:
+            connection.close()
+            raise
+        self._send(message, [connection.detach(), *files])
+
+    def _send(self, message: bytes, files: Sequence[int] = ()) -> None:
+        """The files belong to this object now."""
+        self._unsent.append((message, list(files)))
         if len(self._unsent) == 1:
             self._flush()
 
     def _flush(self) -> None:
         while self._unsent:
+            message, files = self._unsent[0]
             try:
-                self._channel.send(self._unsent[0])
-            except BlockingIOError:
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
-                return
-            except OSError:  # the front is gone, and this process is about to be
-                self._unsent.clear()
-                return
+                socket.send_fds(self._channel, [message], files)
+            except OSError as error:
+                if error.errno in FULL:
+                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
+                    return
+                # The front is gone, and this process is about to be.
             self._unsent.popleft()
+            for file in files:
+                os.close(file)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from asyncllm.supervise.child import content_of
 from asyncllm.supervise.progress import Progress
 
 if TYPE_CHECKING:
@@ -22,6 +24,30 @@ LONGEST_DELAY: Final = 30.0
 MOST_DOUBLINGS: Final = 5
 #: So many starts in a row that do not become ready are enough.
 FAILED_STARTS: Final = 5
+
+
+class Remembered:
+    """What servers serve by, in a file: those that are started get it. It may have changed since.
+
+    Attributes:
+        file: None if no server has said anything yet.
+    """
+
+    def __init__(self) -> None:
+        self.file: int | None = None
+
+    def replace(self, file: int) -> None:
+        """This one counts from now on; it belongs to this object."""
+        self.close()
+        self.file = file
+
+    def content(self) -> bytes:
+        return b"" if self.file is None else content_of(self.file)
+
+    def close(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+        self.file = None
 
 
 class Server:

@@ -22,13 +22,12 @@ from asyncllm.supervise.child import (
     REMEMBER,
     STANDBY,
     Parent,
-    content_of,
 )
 from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.fork import fork
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.progress import LOOK_SECONDS
-from asyncllm.supervise.server import Server
+from asyncllm.supervise.server import Remembered, Server
 from asyncllm.supervise.signals import (
     FORWARDED_STOP,
     GRACE_SECONDS,
@@ -86,7 +85,7 @@ class Supervisor:
         self._look_at = 0.0
         self._exit_code: int | None = None
         self._worst_code = 0
-        self._remembered: int | None = None  # a file
+        self._remembered = Remembered()
         self._wakeup, self._woken = socket.socketpair()
 
     def run(self) -> int | Parent:
@@ -139,7 +138,7 @@ class Supervisor:
         """Let the standby be the server, or fork; returns a ``Parent`` in a new process."""
         restarts = server.restarts.count
         patience: int | None
-        if (standby := self._standby.take_over(restarts, self._remembered)) is not None:
+        if (standby := self._standby.take_over(restarts, self._remembered.file)) is not None:
             pid, channel, patience = standby
         else:
             patience = None
@@ -150,10 +149,10 @@ class Supervisor:
                 server.start_at = time.monotonic() + FORK_SECONDS
                 return None
         if pid == 0:
-            memory = b"" if self._remembered is None else content_of(self._remembered)
+            memory, count = self._remembered.content(), len(self._servers)
             self._close()
-            replica = None if len(self._servers) == 1 else server.index
-            return Parent(self._sockets, channel, restarts, replica, memory)
+            replica = None if count == 1 else server.index
+            return Parent(self._sockets, channel, restarts, replica, memory, num_replicas=count)
         server.began(pid, channel, patience)
         self._poller.add(channel, partial(self._on_message, server))
         self._door.began(server)
@@ -183,14 +182,15 @@ class Supervisor:
         for server in self._servers:
             server.ended()
         self._standby.ended()
-        if self._remembered is not None:
-            os.close(self._remembered)
+        self._remembered.close()
 
-    def _remember(self, file: int) -> None:
-        """Keep it in place of the one before."""
-        if self._remembered is not None:
-            os.close(self._remembered)
-        self._remembered = file
+    def _remember(self, server: Server, file: int) -> None:
+        """Keep what a server serves by from now on, for those that will be started."""
+        if self._remembered.file is not None and not server.accepts:
+            return os.close(file)  # that one was started with it; another has read files since
+        for other in self._servers:  # those on their way are to read the files again
+            other.hung_up |= server.accepts and other.pid is not None and not other.accepts
+        self._remembered.replace(file)
 
     # -- what the servers say --------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Supervisor:
                 return
             if message == REMEMBER:
                 for file in files:  # none if this process has too many open files
-                    self._remember(file)
+                    self._remember(server, file)
                 continue
             if message == ACCEPT:
                 server.accepted()

@@ -1,4 +1,4 @@
-"""Connections of a replica: the front reads each request's head, and gives the socket to a replica.
+"""Connections of a replica: the front reads a request, and gives the socket to a replica.
 
 The front keeps an end of its own. So a replica that has answered only says so and closes its end,
 and the connection of one that dies is still there: for its last words, or for another replica.
@@ -23,31 +23,46 @@ if TYPE_CHECKING:
     from asyncllm.server.http.connection import Listener, Watchers
     from asyncllm.supervise.front_channel import FrontChannel
 
+#: Further bytes of a head are not looked at; such a connection is not given back.
+MOST_HEAD: Final = 64 * 1024
 #: What a client that is promised a stream is told if the replica dies.
 LOST: Final = EngineDead("the replica that was answering has died")
 
 
 class Routed:
-    """One connection as the front knows it; tells the front what becomes of it."""
+    """One connection as the front knows it; tells the front what becomes of it.
 
-    def __init__(self, channel: FrontChannel, number: int, request: bytes):
-        """
-        Args:
-            request: the bytes that the front has read.
-        """
-        self._channel = channel
+    Attributes:
+        channel: to the front.
+    """
+
+    def __init__(self, channel: FrontChannel, number: int):
+        self.channel = channel
         self._number = number
-        self._head_bytes = request.find(b"\r\n\r\n") + 4
+        self._head_bytes: int | None = None
+        self._beginning = b""
+        self._end = b""
         self._num_received = 0
         self._is_over = False
+
+    @property
+    def is_question(self) -> bool:
+        """Whether the client is the front, which asks all replicas."""
+        return self._number == 0
 
     def attach(self, protocol: Connection) -> None:
         """The connection is served by this protocol."""
         if isinstance(protocol, RoutedConnection):
             protocol.routed = self
 
-    def received(self, num_bytes: int) -> None:
-        self._num_received += num_bytes
+    def received(self, data: bytes) -> None:
+        self._num_received += len(data)
+        self._end = (self._end + data[-4:])[-4:]
+        if self._head_bytes is None and len(self._beginning) < MOST_HEAD:
+            start = max(0, len(self._beginning) - 3)
+            self._beginning += data
+            if (end := self._beginning.find(b"\r\n\r\n", start)) >= 0:
+                self._head_bytes, self._beginning = end + 4, b""
 
     def begun(self, last_words: bytes) -> None:
         self._tell(BEGUN, last_words)
@@ -60,15 +75,31 @@ class Routed:
         self._tell(kind)
         self._is_over = True
 
-    def has_sent_one(self, request: web.BaseRequest) -> bool:
-        """Whether the client has sent this first request, and no byte of another."""
-        if hdrs.TRANSFER_ENCODING in request.headers or not request.content.is_eof():
+    def goes_home(self, replica: int, request: bytes) -> None:
+        """Another replica answers, and the connection is its from now on.
+
+        Raises:
+            OSError: this process has too many open files.
+        """
+        self.channel.send_home(self._number, replica, request)
+        self._is_over = True
+
+    def ends_with(self, request: web.BaseRequest) -> bool:
+        """Whether the client has sent all of this request, and no byte after it.
+
+        Only true of the first request, or of one in chunks.
+        """
+        if not request.content.is_eof():
+            return False
+        if hdrs.TRANSFER_ENCODING in request.headers:
+            return self._end == b"\r\n\r\n"  # as its last chunk ends, and no part of a head
+        if self._head_bytes is None:
             return False
         return self._num_received == self._head_bytes + (request.content_length or 0)
 
     def _tell(self, kind: bytes, more: bytes = b"") -> None:
         if not self._is_over:
-            self._channel.tell(kind, self._number, more)
+            self.channel.tell(kind, self._number, more)
 
 
 class RoutedConnection(Connection):
@@ -86,7 +117,7 @@ class RoutedConnection(Connection):
 
     def data_received(self, data: bytes) -> None:
         if self.routed is not None:
-            self.routed.received(len(data))
+            self.routed.received(data)
         super().data_received(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -105,13 +136,19 @@ class RoutedConnection(Connection):
                 and finished.keep_alive
                 and self.half_closed is None
                 and transport.get_write_buffer_size() == 0
-                and routed.has_sent_one(request)
+                and self.ends_with(request)
             ):
                 transport.abort()  # the front has an end, too: the connection stays open
                 routed.over(FREE)
             else:
                 routed.kept()
         return finished, is_reset
+
+    def ends_with(self, request: web.BaseRequest) -> bool:
+        """Whether nothing is lost if another process reads on after this request."""
+        if self._messages or self._upgraded or self.routed is None:
+            return False
+        return self.routed.ends_with(request)
 
 
 class Leaving:
@@ -126,10 +163,12 @@ class Leaving:
 
     def pass_on(self, request: web.Request) -> bool:
         """The request's connection goes back; False if it must be answered here."""
-        routed, transport = _routed(request), request.transport
-        if routed is None or transport is None or transport.is_closing() or not self._has_died():
+        protocol, transport = request.protocol, request.transport
+        if transport is None or transport.is_closing() or not self._has_died():
             return False
-        if request.writer.output_size > 0 or not routed.has_sent_one(request):
+        if not isinstance(protocol, RoutedConnection) or (routed := protocol.routed) is None:
+            return False
+        if request.writer.output_size > 0 or not protocol.ends_with(request):
             return False
         transport.abort()
         routed.over(MOVED)
@@ -138,7 +177,7 @@ class Leaving:
 
 async def begin(request: web.Request, response: web.StreamResponse) -> None:
     """An ``on_response_prepare`` signal: the request cannot move any more."""
-    routed = _routed(request)
+    routed = routed_of(request)
     if routed is not None:
         words = request.get(LAST_WORDS, b"")
         if words and request.version >= HttpVersion11:
@@ -149,13 +188,20 @@ async def begin(request: web.Request, response: web.StreamResponse) -> None:
 #: In base 64.
 LAST_WORDS_HEADER: Final = "X-Asyncllm-Last-Words"
 
-#: Which of several replicas this is.
+#: Which of several replicas this is, and how many numbers they have.
 REPLICA: Final = web.AppKey("asyncllm_replica", int)
+REPLICAS: Final = web.AppKey("asyncllm_replicas", int)
 
 
-def add_routing(app: web.Application, replica: int, has_died: Callable[[], bool]) -> None:
-    """To be called before the application serves."""
-    app[REPLICA] = replica
+def add_routing(
+    app: web.Application, replica: int, count: int, has_died: Callable[[], bool]
+) -> None:
+    """To be called before the application serves.
+
+    Args:
+        count: how many replicas there are.
+    """
+    app[REPLICA], app[REPLICAS] = replica, count
     app[KIND] = RoutedConnection
     app[HAND_OVER] = Leaving(has_died)
     app.on_response_prepare.append(begin)
@@ -177,9 +223,9 @@ async def _say_last_words(request: web.Request, response: web.StreamResponse) ->
 
 def adopt(listener: Listener, channel: FrontChannel) -> None:
     """Serve what the front has handed over by now."""
-    for number, connection, request in channel.handed_over():
-        routed = Routed(channel, number, request)
-        listener.adopt(connection, request, routed.attach, partial(routed.over, CLOSED))
+    for number, connection, pieces in channel.handed_over():
+        routed = Routed(channel, number)
+        listener.adopt(connection, pieces, routed.attach, partial(routed.over, CLOSED))
 
 
 def leave_last_words(request: web.Request, write: Callable[[Exception], bytes]) -> None:
@@ -196,5 +242,6 @@ def leave_last_words(request: web.Request, write: Callable[[Exception], bytes]) 
 LAST_WORDS: Final = web.RequestKey("asyncllm_last_words", bytes)
 
 
-def _routed(request: web.Request) -> Routed | None:
+def routed_of(request: web.BaseRequest) -> Routed | None:
+    """The request's connection; None if it does not come from the front."""
     return getattr(request.protocol, "routed", None)

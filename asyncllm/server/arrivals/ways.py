@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from asyncllm.server.arrivals.others import consult
 from asyncllm.server.arrivals.routed import add_routing, adopt
 from asyncllm.server.http.hand_over import add_hand_over, is_second
 from asyncllm.supervise.front_channel import FrontChannel
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 class Arrivals(Protocol):
     """Methods are called in this order."""
 
-    def prepare(self, app: web.Application, has_died: Callable[[], bool]) -> None:
+    def prepare(
+        self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
+    ) -> None:
         """
         Args:
             has_died: whether requests that are not answered yet should go elsewhere.
+            how: says how the server is, in JSON.
         """
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
@@ -65,7 +69,9 @@ class OwnPort:
         self._sockets = sockets
         self._url = ""
 
-    def prepare(self, app: web.Application, has_died: Callable[[], bool]) -> None:
+    def prepare(
+        self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
+    ) -> None:
         pass
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
@@ -90,7 +96,9 @@ class InheritedPort(OwnPort):
         self._parent = parent
         self._listener: Listener | None = None
 
-    def prepare(self, app: web.Application, has_died: Callable[[], bool]) -> None:
+    def prepare(
+        self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
+    ) -> None:
         add_hand_over(app, self._parent, has_died)
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
@@ -112,7 +120,7 @@ class InheritedPort(OwnPort):
     def _adopt(self) -> None:
         assert self._listener is not None
         for connection, request in self._parent.handed_over():
-            self._listener.adopt(connection, request, is_second, lambda: None)
+            self._listener.adopt(connection, (request,), is_second, lambda: None)
 
 
 class FromFront:
@@ -122,16 +130,20 @@ class FromFront:
         self._parent = parent
         self._channel: FrontChannel | None = None
 
-    def prepare(self, app: web.Application, has_died: Callable[[], bool]) -> None:
+    def prepare(
+        self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
+    ) -> None:
         assert self._parent.replica is not None
-        add_routing(app, self._parent.replica, has_died)
+        self._how = how
+        add_routing(app, self._parent.replica, self._parent.num_replicas, has_died)
+        app.middlewares.append(consult)
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
         await listener.start(())
         self._parent.take_over()
         for listening in self._parent.sockets:
             listening.close()
-        self._channel = FrontChannel(self._parent.channel)
+        self._channel = FrontChannel(self._parent.channel, self._how)
         asyncio.get_running_loop().add_reader(
             self._parent.fileno(), partial(adopt, listener, self._channel)
         )

@@ -52,7 +52,7 @@ class Connection(web.RequestHandler):
     """One client's connection. It answers malformed requests itself.
 
     Attributes:
-        first: bytes of the client that were read before.
+        first: pieces of the client's bytes that were read before.
         use: what it may be used for.
         half_closed: watches the client once it has closed its side.
     """
@@ -63,7 +63,7 @@ class Connection(web.RequestHandler):
         super().__init__(manager, **options)
         self._watchers = watchers
         self._num_answered = 0
-        self.first = b""
+        self.first: Sequence[bytes] = ()
         self.use = Use.FREELY
         self.half_closed: HalfClosed | None = None
 
@@ -71,9 +71,10 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
         self._watchers.crowd.num_open += 1
         self._watchers.crowd.rests(self)
-        if self.first:  # before the transport reads on
-            self.data_received(self.first)
-            self.first = b""
+        for piece in self.first:  # before the transport reads on
+            if piece:
+                self.data_received(piece)
+        self.first = ()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -297,13 +298,14 @@ class Listener:
     def adopt(
         self,
         connection: socket.socket,
-        request: bytes,
+        pieces: Sequence[bytes],
         attached: Callable[[Connection], None],
         failed: Callable[[], None],
     ) -> None:
         """Serve a connection that another process has accepted, and has read a request from.
 
         Args:
+            pieces: what it has read.
             attached: called with its protocol, before that gets the request.
             failed: called if the connection cannot be served.
         """
@@ -312,7 +314,7 @@ class Listener:
 
         def connect_it(use: Use) -> Connection:
             protocol = connect(use)
-            protocol.first = request
+            protocol.first = pieces
             attached(protocol)
             return protocol
 

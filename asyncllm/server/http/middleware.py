@@ -19,6 +19,7 @@ from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.errors import REFUSALS, ErrorWriter, HttpError, error_response
 from asyncllm.server.http.half_close import PROBE
 from asyncllm.server.http.hand_over import HAND_OVER
+from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.suggest import suggest_path
 from asyncllm.supervise.crowd import PROBES, Crowd, Use
 
@@ -43,9 +44,7 @@ FAILURE: Final = web.RequestKey("asyncllm_failure", Exception)
 #: The request's places in the engine's queue, reserved when its body has arrived.
 RESERVATION: Final = web.RequestKey("asyncllm_reservation", Reservation)
 
-#: Writes the errors of a handler whose clients do not expect OpenAI's shape.
-ERROR_WRITERS: Final = web.AppKey("asyncllm_error_writers", dict[Handler, ErrorWriter])
-#: The same for paths without a handler, by the path that they begin with.
+#: Writes the errors of paths without a handler, by the path that they begin with.
 ERROR_ROOTS: Final = web.AppKey("asyncllm_error_roots", dict[str, ErrorWriter])
 #: The paths of all routes without parameters.
 PATHS: Final = web.AppKey("asyncllm_paths", Collection[str])
@@ -138,9 +137,9 @@ def new_request_id() -> str:
 
 def _error_writer(request: web.Request) -> ErrorWriter:
     """Writes errors as the client of this path expects them, also where we have no such route."""
-    known = request.app[ERROR_WRITERS].get(request.match_info.handler)
+    known = request.app[BY_HANDLER].get(request.match_info.handler)
     if known is not None:
-        return known
+        return known.write_error
     route, path = request.app[KNOWN_ROUTE]
     assert route.resource is not None
     prefix = route.resource.canonical.removesuffix(path)

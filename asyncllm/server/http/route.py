@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
 from asyncllm.server.http.errors import ErrorBody, error_response
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import msgspec
-    from aiohttp.typedefs import Handler
 
     from asyncllm.server.http.errors import ErrorWriter
 
@@ -38,6 +40,9 @@ class Route:
         write_error: makes a refusal.
         refers: types that the description refers to, of fields which are checked one by one.
         needs_key: whether clients need an API key, when the server has keys.
+        asks: what all of several replicas are asked for an answer; empty if one answers by itself.
+        home: which of several replicas has what the path names; None if that does not say.
+        came: when this replica got what has this name, in seconds; None if it does not have it.
     """
 
     method: str
@@ -55,3 +60,10 @@ class Route:
     write_error: ErrorWriter = error_response
     refers: tuple[type[msgspec.Struct], ...] = ()
     needs_key: bool = True
+    asks: str = ""
+    home: Callable[[str], int | None] | None = None
+    came: Callable[[web.Request, str], float | None] | None = None
+
+
+#: The routes of an application, by their handlers.
+BY_HANDLER: Final = web.AppKey("asyncllm_routes", dict[Handler, Route])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest, NotFound
 from asyncllm.server.http.answer import json_response
+from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.native.perfetto import perfetto
 from asyncllm.server.native.schemas import (
     Aborted,
@@ -74,6 +75,12 @@ def trace_response(
     filename = f"trace-{re.sub('[^A-Za-z0-9._-]', '_', name)}.json"
     headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
     return json_response(perfetto(name, traces), headers=headers)
+
+
+def came(request: web.Request, name: str) -> float | None:
+    """When the latest request of this name came; None if there is none."""
+    served = request.app[SERVICE].log.find(tenant_of(request), name)
+    return None if served is None else served.came
 
 
 async def abort_request(request: web.Request) -> web.Response:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from asyncllm.errors import EngineDead, NotFound, NotReady
+from asyncllm.server.arrivals.names import is_number, number_here
+from asyncllm.server.arrivals.routed import REPLICA
 from asyncllm.server.http.answer import encode, json_response
 from asyncllm.server.http.api_keys import has_key, tenant_of
 from asyncllm.server.metrics import scrape
@@ -26,6 +28,7 @@ from asyncllm.server.native.live_answers import (
     ended_row,
     live_rows,
     live_step,
+    prefix_at,
 )
 from asyncllm.server.native.schemas import Aborted
 from asyncllm.server.service import SERVICE, Service
@@ -52,11 +55,12 @@ class LiveFeed:
         self._made_at = 0.0
         self._bodies: dict[str | None, bytes] = {}
 
-    def body(self, viewer: str | None) -> bytes:
+    def body(self, viewer: str | None, replica: int | None = None) -> bytes:
         """JSON of a ``LiveState``.
 
         Args:
             viewer: the tenant whose requests are shown; None for all.
+            replica: which of several this is.
 
         Raises:
             EngineDead, NotReady: there is nothing to be seen.
@@ -74,10 +78,10 @@ class LiveFeed:
             self._bodies.clear()
         body = self._bodies.get(viewer)
         if body is None:
-            body = self._bodies[viewer] = encode(self._state(view, viewer))
+            body = self._bodies[viewer] = encode(self._state(view, viewer, replica))
         return body
 
-    def _state(self, view: LiveView, viewer: str | None) -> LiveState:
+    def _state(self, view: LiveView, viewer: str | None, replica: int | None) -> LiveState:
         service, llm = self._service, self._service.llm
         limits, stats, now = llm.limits, llm.stats, view.time
 
@@ -86,6 +90,8 @@ class LiveFeed:
 
         return LiveState(
             model=service.model_names[0],
+            replicas=[replica or 0],
+            missing=[],
             time_ms=round(now * 1e3, 2),
             interval_ms=INTERVAL_SECONDS * 1e3,
             sees_all=viewer is None,
@@ -102,16 +108,18 @@ class LiveFeed:
             totals=self._totals(),
             pages=self._pages(view),
             prefixes=[
-                LivePrefix(prefix=p.first_page, requests=p.requests, pages=p.pages)
+                LivePrefix(
+                    prefix=prefix_at(replica, p.first_page), requests=p.requests, pages=p.pages
+                )
                 for p in view.prefixes
             ],
-            running=live_rows(view.running, now, is_own, self._name),
-            waiting=live_rows(view.waiting, now, is_own, self._name),
+            running=live_rows(view.running, now, is_own, self._name, replica),
+            waiting=live_rows(view.waiting, now, is_own, self._name, replica),
             ended=[
-                ended_row(trace, now, self._name(trace.request_id))
+                ended_row(trace, now, self._name(trace.request_id), replica)
                 for trace in _first(view.ended, is_own)
             ],
-            steps=[live_step(step) for step in view.steps],
+            steps=[live_step(step, replica) for step in view.steps],
         )
 
     def _totals(self) -> LiveTotals:
@@ -161,7 +169,7 @@ def add_live(app: web.Application) -> None:
 
 
 async def live(request: web.Request) -> web.Response:
-    body = request.app[LIVE_FEED].body(_viewer(request))
+    body = request.app[LIVE_FEED].body(_viewer(request), request.app.get(REPLICA))
     headers = {"Cache-Control": "no-store"}
     return web.Response(body=body, content_type="application/json", headers=headers)
 
@@ -173,7 +181,7 @@ async def live_trace(request: web.Request) -> web.Response:
     traces = service.traces(served) if served is not None else []
     if not traces and (trace := service.llm.trace(number)) is not None:
         traces = [(0, trace)]  # a request of the program itself
-    name = served.names[0] if served is not None else str(number)
+    name = request.match_info["id"] if served is None else served.names[0]
     seen = [each for each in traces if viewer is None or each[1].tenant == viewer]
     return trace_response(request, name, seen)
 
@@ -181,10 +189,10 @@ async def live_trace(request: web.Request) -> web.Response:
 async def live_abort(request: web.Request) -> web.Response:
     """End a request by the number of one of its sequences; its client gets the answer so far."""
     service, viewer = request.app[SERVICE], _viewer(request)
-    number, served = _find(request)
+    _, served = _find(request)
     may = served is not None and (viewer is None or served.tenant == viewer)
     if served is None or not may or not service.live.abort(served):
-        raise NotFound(f"no request {number} is being served", param="id")
+        raise NotFound(f"no request {request.match_info['id']} is being served", param="id")
     return json_response(Aborted(id=served.names[0], aborted=True))
 
 
@@ -203,12 +211,13 @@ def _viewer(request: web.Request) -> str | None:
 
 
 def _find(request: web.Request) -> tuple[int, Served | None]:
-    """The number in the path, and the request that it belongs to.
+    """The number in the path, as the engine has it, and the request that it belongs to.
 
     Raises:
         NotFound: it is not a number.
     """
     text = request.match_info["id"]
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+    if not is_number(text):
         raise NotFound(f"{text!r} is not the number of a request", param="id")
-    return int(text), request.app[SERVICE].log.find_sequence(int(text))
+    number = number_here(request.app.get(REPLICA), int(text))
+    return number, request.app[SERVICE].log.find_sequence(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from asyncllm.engine.scheduling.waiting.reason import Reason
+from asyncllm.server.arrivals.names import number_at
 from asyncllm.server.http.answer import Answer
 
 if TYPE_CHECKING:
@@ -21,13 +22,14 @@ class LiveRow(Answer, kw_only=True):
     """A request that runs or waits. Of other keys' requests, only state and sizes are shown.
 
     ``reason`` says why it waits, ``ahead`` how many of the same key come before it, and
-    ``blocked_by`` which request computes the prefix it waits for. ``needs`` and ``available`` are
-    the pages that it is expected to need, and that it could have now. ``prefix`` numbers what
-    several running requests found in the prefix cache; -1 is none.
+    ``blocked_by`` the id of the request that computes the prefix it waits for. ``needs`` and
+    ``available`` are the pages that it is expected to need, and that it could have now. ``prefix``
+    numbers what several running requests found in the prefix cache; -1 is none.
     """
 
     id: int | None
     name: str
+    replica: int
     tenant: str
     state: Literal["waiting", "prefill", "decode"]
     age_ms: float
@@ -54,6 +56,7 @@ class EndedRow(Answer, kw_only=True):
 
     id: int
     name: str
+    replica: int
     tenant: str
     outcome: str
     ended_ago_ms: float
@@ -78,6 +81,7 @@ class LiveStep(Answer, array_like=True):
     decode_rows: int
     chunks: int
     prompt_tokens: int
+    replica: int
 
 
 class LivePrefix(Answer, kw_only=True):
@@ -120,9 +124,12 @@ class LiveState(Answer, kw_only=True):
     """How things stand. Lists are bounded; ``num_running`` and ``num_waiting`` count all.
 
     ``sees_all``: rows of all keys' requests are whole; ``admin_sees_more``: with the admin key.
+    ``replicas`` are shown together, a single server as number 0; ``missing`` do not answer.
     """
 
     model: str
+    replicas: list[int]
+    missing: list[int]
     time_ms: float
     interval_ms: float
     sees_all: bool
@@ -150,25 +157,32 @@ def live_rows(
     now: float,
     is_own: Callable[[str], bool],
     name_of: Callable[[int], str],
+    replica: int | None,
 ) -> list[LiveRow]:
-    """At most MOST_ROWS of the viewer's own requests, and of those of others."""
+    """At most MOST_ROWS of the viewer's own requests, and of those of others.
+
+    Args:
+        replica: which of several this is.
+    """
     rows: list[LiveRow] = []
     listed = {True: 0, False: 0}
     for request in requests:
         own = is_own(request.tenant)
         if listed[own] < MOST_ROWS:
             listed[own] += 1
-            rows.append(_row(request, now, name_of(request.id) if own else None))
+            rows.append(_row(request, now, name_of(request.id) if own else None, replica))
     return rows
 
 
-def _row(request: LiveRequest, now: float, name: str | None) -> LiveRow:
+def _row(request: LiveRequest, now: float, name: str | None, replica: int | None) -> LiveRow:
     """``name``: None for a request of somebody else."""
     own, wait, progress = name is not None, request.wait, request.progress
     left = 0 if progress is None else progress.prompt_left
+    first = request.blocked_by if own else None
     return LiveRow(
-        id=request.id if own else None,
+        id=number_at(replica, request.id) if own else None,
         name=name or "",
+        replica=replica or 0,
         tenant=request.tenant if own else "",
         state="waiting" if progress is None else "prefill" if left else "decode",
         age_ms=_ms(now - request.arrived),
@@ -180,24 +194,30 @@ def _row(request: LiveRequest, now: float, name: str | None) -> LiveRow:
         max_output_tokens=request.max_output_tokens,
         pages=request.pages,
         own_pages=0 if progress is None else progress.own_pages,
-        prefix=-1 if progress is None else progress.prefix_page,
+        prefix=prefix_at(replica, -1 if progress is None else progress.prefix_page),
         preemptions=request.preemptions,
         waited_ms={reason: _ms(seconds) for reason, seconds in request.waited.items()},
         reason=None if wait is None else wait.reason,
         ahead=0 if wait is None else wait.ahead,
         needs=0 if wait is None else wait.needs,
         available=0 if wait is None else wait.available,
-        blocked_by=request.blocked_by if own else None,
+        blocked_by=None if first is None else number_at(replica, first),
     )
 
 
-def ended_row(trace: RequestTrace, now: float, name: str) -> EndedRow:
+def prefix_at(replica: int | None, page: int) -> int:
+    """As the view numbers the prefix that begins with this page; -1 is none."""
+    return page if page < 0 else number_at(replica, page)
+
+
+def ended_row(trace: RequestTrace, now: float, name: str, replica: int | None) -> EndedRow:
     """Its ``ended`` is not None."""
     start = trace.arrived
     ended = now if trace.ended is None else trace.ended
     return EndedRow(
-        id=trace.request_id,
+        id=number_at(replica, trace.request_id),
         name=name,
+        replica=replica or 0,
         tenant=trace.tenant,
         outcome=trace.outcome,
         ended_ago_ms=_ms(now - ended),
@@ -211,7 +231,7 @@ def ended_row(trace: RequestTrace, now: float, name: str) -> EndedRow:
     )
 
 
-def live_step(step: StepRecord) -> LiveStep:
+def live_step(step: StepRecord, replica: int | None) -> LiveStep:
     done = step.seconds > 0
     return LiveStep(
         step.step,
@@ -220,6 +240,7 @@ def live_step(step: StepRecord) -> LiveStep:
         step.num_decodes,
         step.num_rows - step.num_decodes,
         step.num_prompt_tokens,
+        replica or 0,
     )
 
 

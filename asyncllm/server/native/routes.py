@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from asyncllm.server.arrivals.names import home_of_number
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
 from asyncllm.server.metrics.scrape import metrics
 from asyncllm.server.native import admin, health
@@ -62,6 +63,7 @@ ROUTES: Final = (
     Route(
         method="GET",
         path="/v1/requests/{id:.+}/trace",
+        came=admin.came,
         handler=admin.request_trace,
         summary="What happened to a request, by its X-Request-Id or the id of its answer",
         answers=(answers.NamedTrace, answers.Timeline),
@@ -71,6 +73,7 @@ ROUTES: Final = (
     Route(
         method="POST",
         path="/v1/requests/{id:.+}/abort",
+        came=admin.came,
         handler=admin.abort_request,
         summary="End a request that is being served, by its X-Request-Id or the id of its answer",
         answers=(answers.Aborted,),
@@ -79,6 +82,7 @@ ROUTES: Final = (
     Route(
         method="GET",
         path="/health",
+        asks="health",
         handler=health.health,
         summary="Whether the server is alive, and how long ago it made progress",
         answers=(answers.Health,),
@@ -89,6 +93,7 @@ ROUTES: Final = (
     Route(
         method="GET",
         path="/ping",
+        asks="health",
         handler=health.ping,
         summary="The same, by the name that some platforms ask for",
         answers=(answers.Health,),
@@ -99,6 +104,7 @@ ROUTES: Final = (
     Route(
         method="GET",
         path="/ready",
+        asks="ready",
         handler=health.ready,
         summary="Whether requests are taken now",
         answers=(answers.Status,),
@@ -108,11 +114,18 @@ ROUTES: Final = (
     Route(
         method="GET",
         path="/load",
+        asks="load",
         handler=admin.load,
         summary="How many requests are being served",
         answers=(answers.Load,),
     ),
-    Route(method="GET", path="/metrics", handler=metrics, summary="Metrics for Prometheus"),
+    Route(
+        method="GET",
+        path="/metrics",
+        asks="metrics",
+        handler=metrics,
+        summary="Metrics for Prometheus",
+    ),
     Route(
         method="GET",
         path="/version",
@@ -127,6 +140,7 @@ PAGE_ROUTES: Final = (
     Route(
         method="GET",
         path="/live",
+        asks="live",
         handler=live,
         summary="What runs, what waits and why, and the latest steps",
         answers=(LiveState,),
@@ -135,6 +149,7 @@ PAGE_ROUTES: Final = (
     Route(
         method="GET",
         path="/live/{id:.+}/trace",
+        home=home_of_number,
         handler=live_trace,
         summary="What happened to a request, by its number in /live",
         answers=(answers.NamedTrace, answers.Timeline),
@@ -144,6 +159,7 @@ PAGE_ROUTES: Final = (
     Route(
         method="POST",
         path="/live/{id:.+}/abort",
+        home=home_of_number,
         handler=live_abort,
         summary="End a request that is being served, by its number in /live",
         answers=(answers.Aborted,),

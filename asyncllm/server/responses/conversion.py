@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.arrivals.names import new_id
 from asyncllm.server.chat.adapter import convert_part, function_tool, generating_fields
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.fields import unsupported
@@ -157,9 +157,8 @@ def response_of(
     replica: int | None = None,
 ) -> Response:
     """The response before it is generated; of one of several replicas, its id names it."""
-    id = uuid.uuid4().hex
     return Response(
-        id=f"resp_{id}" if replica is None else f"resp_{id[:-2]}{replica:02x}",
+        id=f"resp_{new_id(replica)}",
         created_at=int(time.time()),
         status="queued" if body.background else "in_progress",
         background=bool(body.background),

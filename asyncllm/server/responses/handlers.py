@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, NotFound
+from asyncllm.server.arrivals.names import home_of_id
+from asyncllm.server.arrivals.others import seek
 from asyncllm.server.arrivals.routed import REPLICA
 from asyncllm.server.chat.adapter import open_chat, renamed
 from asyncllm.server.http.answer import encode, json_response
@@ -59,7 +61,7 @@ def add_responses(app: web.Application) -> None:
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     service, store = request.app[SERVICE], request.app[STORE]
-    body = await service.receive(request, ResponsesRequest)
+    body = await service.receive(request, ResponsesRequest, home=_home)
     model = service.resolve_model(body.model)
     tenant = tenant_of(request)
     conversion.check(body)
@@ -104,6 +106,21 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     if log is not None:
         return await log.send(request, -1)
     return json_response(run.reply.response)
+
+
+async def _home(request: web.Request, body: ResponsesRequest) -> int | None:
+    """Which of several replicas has what the request continues, or refers to."""
+    if body.previous_response_id is not None:
+        return home_of_id(body.previous_response_id)
+    item = min(referred_ids(body.input), default=None)
+    if item is None or has_item(request, item) is not None:
+        return None
+    return await seek(request, item)
+
+
+def has_item(request: web.Request, id: str) -> float | None:
+    """None if there is no such item here."""
+    return 0.0 if request.app[STORE].find_items(tenant_of(request), (id,)) else None
 
 
 def _history(app: web.Application, tenant: str, previous: str | None) -> list[StoredItem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from asyncllm.server.arrivals.names import home_of_id
 from asyncllm.server.http.route import GENERATES, Route
 from asyncllm.server.responses import handlers, schemas
 from asyncllm.server.responses.requests import REFERRED_ITEMS, ResponsesRequest
@@ -20,10 +21,12 @@ ROUTES: Final = (
         named_events=True,
         refusals=GENERATES,
         refers=REFERRED_ITEMS,
+        came=handlers.has_item,
     ),
     Route(
         method="GET",
         path="/v1/responses/{id}",
+        home=home_of_id,
         handler=handlers.retrieve_response,
         summary="A response that is kept or being made",
         answers=(schemas.Response,),
@@ -38,6 +41,7 @@ ROUTES: Final = (
     Route(
         method="DELETE",
         path="/v1/responses/{id}",
+        home=home_of_id,
         handler=handlers.delete_response,
         summary="Keep a response no longer",
         answers=(schemas.DeletedResponse,),
@@ -46,6 +50,7 @@ ROUTES: Final = (
     Route(
         method="POST",
         path="/v1/responses/{id}/cancel",
+        home=home_of_id,
         handler=handlers.cancel_response,
         summary="End a response that is made in the background",
         answers=(schemas.Response,),
@@ -54,6 +59,7 @@ ROUTES: Final = (
     Route(
         method="GET",
         path="/v1/responses/{id}/input_items",
+        home=home_of_id,
         handler=handlers.list_input_items,
         summary="What a response was made of",
         answers=(schemas.ResponseItems,),

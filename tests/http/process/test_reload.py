@@ -24,12 +24,12 @@ ADMIN = "the-admin-key"
 class Configured:
     """A server with a configuration file, which tests change."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, *options: str):
         self.file = folder / "serve.yaml"
         self.keys = folder / "keys"
         self.write()
         self.process = ServerProcess(
-            *("--device", "sim", "--sim-profile", "h200-8b", "--config", str(self.file))
+            *("--device", "sim", "--sim-profile", "h200-8b", "--config", str(self.file)), *options
         )
 
     def write(self, *, keys: str = "first\nsecond\n", extra: str = "", name: str = "old") -> None:

@@ -8,41 +8,104 @@ from typing import Any
 
 import pytest
 
-from asyncllm.front.answers import Answer, as_bytes, health, load, merger, read_answer, ready, worst
+from asyncllm.front.answers import (
+    Answer,
+    Known,
+    as_bytes,
+    health,
+    load,
+    read_answer,
+    ready,
+    refusal,
+    seek,
+    worst,
+)
 from asyncllm.front.client import Client, Room
 from asyncllm.front.metrics import Totals
-from asyncllm.front.request import closing, home_of, read_head
+from asyncllm.front.request import MOST_HEAD, Head, closing, home_of, read_head
 
 
 @pytest.mark.parametrize(
-    ("lines", "body_bytes", "is_last"),
+    ("lines", "body_bytes"),
     [
-        ("POST /generate?x=1 HTTP/1.1\r\ncontent-LENGTH:  12 ", 12, False),
-        ("POST /generate HTTP/1.1", 0, False),
-        ("POST /generate HTTP/1.1\r\nConnection: keep-alive, Close", 0, True),
-        ("POST /generate HTTP/1.0\r\nContent-Length: 3", 3, True),
-        # Left to a replica, which knows what they mean.
-        ("POST /generate HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1", None, False),
-        ("POST /generate HTTP/1.1\r\nContent-Length: 1, 1", None, False),
-        ("POST /generate HTTP/1.1\r\nContent-Length : 1", None, False),
-        ("POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked", None, False),
-        ("POST /generate HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 9", None, False),
+        ("POST /generate?x=1 HTTP/1.1\r\ncontent-LENGTH:  12 ", 12),
+        ("POST /generate HTTP/1.1", 0),
+        ("POST /generate HTTP/1.0\r\nContent-Length: 3\r\nX_y: \xe9\r\nX_y: b", 3),
+        # Replicas know what they mean.
+        ("POST /generate HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1", None),
+        ("POST /generate HTTP/1.1\r\nContent-Length: 1, 1", None),
+        ("POST /generate HTTP/1.1\r\nContent-Length: +1", None),
+        ("POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked", None),
+        ("POST /generate HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 9", None),
+        ("POST /generate HTTP/1.1\r\nUpgrade: websocket\r\nContent-Length: 9", None),
     ],
 )
-def test_heads(lines: str, body_bytes: int | None, is_last: bool) -> None:
-    data = f"{lines}\r\n\r\n".encode()
-    head = read_head(data + b"more")
-    assert head is not None
-    assert (head.method, head.path) == ("POST", "/generate")
-    assert (head.num_bytes, head.body_bytes, head.is_last) == (len(data), body_bytes, is_last)
-    assert read_head(data[:-1]) is None
+def test_heads(lines: str, body_bytes: int | None) -> None:
+    head = read_head(f"{lines}\r\n\r\n".encode("latin-1"))
+    assert (head.path, head.body_bytes, head.probe) == ("/generate", body_bytes, "")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "\0\xff ",
+        "GET http://x/health HTTP/1.1\r\nHost: x",
+        "GET  /health HTTP/1.1\r\nHost: x",
+        "GET /health HTTP/2.0\r\nHost: x",
+        "GET /health",
+        "get /health HTTP/1.1\r\nHost: x",
+        "GET /health HTTP/1.1\r\nHost : x",
+        "GET /health HTTP/1.1\r\nHost: x\r\n folded",
+        "GET /health HTTP/1.1\r\nHost: x\nA: b",
+        "GET /health HTTP/1.1\r\nHost: x\rA: b",
+        "GET /health HTTP/1.1\r\nHost: x\0",
+        "GET /health HTTP/1.1\r\nHost",
+    ],
+)
+def test_an_unusual_head_says_nothing(lines: str) -> None:
+    data = f"{lines}\r\n\r\n".encode("latin-1")
+    assert read_head(data) == Head(len(data))
+
+
+PROBE = "GET /health HTTP/1.1\r\nHost: x"
+
+
+@pytest.mark.parametrize(
+    ("lines", "probe"),
+    [
+        (PROBE, "health"),
+        (f"{PROBE}\r\nConnection: Close\r\nUser-Agent: y", "health"),
+        ("HEAD /ready?a=b HTTP/1.1\r\nHOST: x\r\nAccept: */*", "ready"),
+        ("GET /load HTTP/1.0", "load"),
+        ("GET /ping HTTP/1.0\r\nHost: x", "health"),
+        # A replica would answer, too; but whether it would answer just this is not certain here.
+        ("GET /health HTTP/1.1", ""),
+        ("GET /health HTTP/1.0\r\nConnection: keep-alive", ""),
+        (f"{PROBE}\r\nHost: x", ""),
+        (f"{PROBE}\r\nConnection: keep-alive, close", ""),
+        (f"{PROBE}\r\nContent-Length: 0", ""),
+        (f"{PROBE}\r\nTransfer-Encoding: chunked", ""),
+        (f"{PROBE}\r\nExpect: 100-continue", ""),
+        (f"{PROBE}\r\nUpgrade: h2c", ""),
+        (f"{PROBE}\r\nUser-Agent: \xe9", ""),
+        (f"{PROBE}\r\nSec-WebSocket-Key1: x", ""),
+        ("POST /health HTTP/1.1\r\nHost: x", ""),
+        ("GET /%68ealth HTTP/1.1\r\nHost: x", ""),
+        ("GET //health HTTP/1.1\r\nHost: x", ""),
+        ("GET /health/ HTTP/1.1\r\nHost: x", ""),
+        ("GET /health#a HTTP/1.1\r\nHost: x", ""),
+        ("POST /admin/reload HTTP/1.1\r\nHost: x", ""),
+    ],
+)
+def test_only_what_is_certain_is_a_probe(lines: str, probe: str) -> None:
+    assert read_head(f"{lines}\r\n\r\n".encode("latin-1")).probe == probe
 
 
 def test_what_is_kept_of_requests_is_bounded() -> None:
     room, (ours, theirs) = Room(100), socket.socketpair()
     with theirs:
         client = Client(ours, 1, room)
-        client.add(b"POST / HTTP/1.1\r\nContent-Length: 90\r\n\r\n")
+        client.add(b"POST /generate HTTP/1.1\r\nContent-Length: 90\r\n\r\n")
         assert not client.is_enough()
         client.add(b"x" * 80)
         assert (room.left < 0, client.is_enough(), client.is_whole()) == (True, True, False)
@@ -55,20 +118,36 @@ def test_what_is_kept_of_requests_is_bounded() -> None:
         assert room.left == 100
 
 
-def test_what_is_not_http_has_a_head_too() -> None:
-    head = read_head(b"\0\xff \r\n\r\n")
-    assert head is not None
-    assert (head.method, head.path, head.is_last) == ("", "", True)
-
-
-def test_a_head_with_bare_line_feeds_is_left_to_a_replica() -> None:
+def test_a_head_is_read_once_however_it_comes() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        client = Client(ours, 1, Room(100))
-        client.add(b"GET / HTTP/1.1\r\nHost: x\r")
-        assert not client.is_enough()
-        client.add(b"\nAccept: y\n")
+        client = Client(ours, 1, Room(2**20))
+        request = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
+        for byte in request[:-4]:
+            client.add(bytes([byte]))
+            assert not client.is_enough()
+            assert client.head is None or client.head.body_bytes == 3
+        client.add(request[-4:])
         assert client.is_enough()
+        assert client.is_whole()
+        # What does not begin like a request, or is long, is for a replica at once.
+        for data in (b"\x16\x03\x01", b"\r\n", b"get", b"G" * (MOST_HEAD + 1)):
+            client.reset()
+            client.add(data)
+            assert client.is_enough()
+        client.close()
+
+
+def test_what_a_thousand_pieces_cost_does_not_grow_with_what_is_there() -> None:
+    """Bytes that were looked at are not looked at again."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        client = Client(ours, 1, Room(2**24))
+        client.add(b"POST /generate HTTP/1.1\r\nContent-Length: 1048576\r\n\r\n")
+        before = client.data
+        for _ in range(1000):
+            client.add(b"x")
+        assert client.data is before
         client.close()
 
 
@@ -83,10 +162,12 @@ def test_a_response_is_continued_where_it_is() -> None:
     quoted = json.dumps({"input": json.dumps(body)}).encode()
     assert home_of("/v1/responses", quoted) is None
     assert home_of("/v1/chat/completions", json.dumps(body).encode()) is None
+    assert home_of(f"/live/{5 * 256 + 3}/abort", b"") == 3
+    assert home_of("/live/x/abort", b"") is None
 
 
 def test_a_question_ends_its_connection() -> None:
-    asked = b"HEAD /load HTTP/1.1\r\nConnection: keep-alive\r\nHost: x\r\n\r\n"
+    asked = b"HEAD /load HTTP/1.1\r\nconnection: keep-alive\r\nHost: x\r\n\r\n"
     assert closing(asked) == b"GET /load HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -103,9 +184,12 @@ def test_an_answer_is_read_and_written() -> None:
     assert read_answer(data[:30]) is None
     assert read_answer(data[:-1]) is None
     assert read_answer(b"") is None
-    bare = as_bytes(one, with_body=False, is_last=False)
+    bare = as_bytes(one, with_body=False)
     assert b"Content-Length: 2\r\n" in bare
     assert bare.endswith(b"\r\n\r\n")
+    old = as_bytes(one, is_last=True, version="HTTP/1.0")
+    assert old.startswith(b"HTTP/1.0 503 ")
+    assert b"Connection" not in old
 
 
 def test_all_are_as_healthy_as_the_best() -> None:
@@ -117,6 +201,7 @@ def test_all_are_as_healthy_as_the_best() -> None:
     body = found.json()
     assert (body["status"], body["running"], body["steps_done"]) == ("ok", 2, 5)
     assert [one["status"] for one in body["replicas"]] == ["ok", "dead", "dead"]
+    assert [one.get("age") for one in body["replicas"]] == [0.0, None, 0.0]
     found = health([dead, None])
     assert found is not None
     assert (found.status, found.json()["error"]) == (503, {"message": "x"})
@@ -135,6 +220,52 @@ def test_a_merged_answer_has_the_headers_of_one() -> None:
         assert found.body != one.body
 
 
+@pytest.mark.parametrize(
+    ("said", "is_ready", "leaves", "hangs", "status", "state"),
+    [
+        (b"", False, False, False, 200, "loading"),
+        (b'{"health":{"status":"ok","running":2}}', True, False, False, 200, "ok"),
+        (b'{"health":{"status":"ok"}}', False, True, False, 200, "draining"),
+        (b'{"health":{"status":"ok"}}', True, False, True, 503, "silent"),
+        (b'{"health":{"status":"dead","error":{"message":"x"}}}', False, False, False, 503, "dead"),
+    ],
+)
+def test_what_is_known_of_a_replica_stands_for_its_answer(
+    said: bytes, is_ready: bool, leaves: bool, hangs: bool, status: int, state: str
+) -> None:
+    known = Known(said, 1.23456, is_ready, leaves, hangs)
+    found = known.instead("health")
+    assert (found.status, found.json()["status"], found.json()["age"]) == (status, state, 1.235)
+    assert known.instead("ready").status == (200 if is_ready else 503)
+    whole = health([None, found])
+    assert whole is not None
+    assert (whole.status, whole.json()["status"]) == (status, state)
+    assert ("error" in whole.json()) == (status == 503)
+
+
+def test_a_reload_has_reached_all_or_failed() -> None:
+    done = answer({"changed": [], "needs_restart": []})
+    assert worst([done, None]) == done, "a replica without a process reads all when it starts"
+    silent = refusal("replica 1 does not answer; try again")
+    assert worst([done, silent]) == silent
+    wrong = answer({"error": {}}, 400)
+    assert worst([done, wrong]) == wrong
+
+
+def test_a_name_is_found_where_it_was_used_last() -> None:
+    old, new = (answer({"replica": i, "came": 1.0 + i}) for i in (0, 1))
+    none = answer({"replica": 2, "came": None})
+    assert seek([old, new, none, None]) == new
+    assert seek([new, old]) == new
+    found = seek([none, None])
+    assert found is not None
+    assert found.json() == {"replica": None}
+    assert seek([none, refusal("replica 1 does not answer")]) == refusal(
+        "replica 1 does not answer"
+    )
+    assert seek([None]) is None
+
+
 def test_some_are_ready_and_all_are_counted() -> None:
     no = answer({"error": {}}, 503)
     assert ready([no, None]) == no
@@ -144,8 +275,6 @@ def test_some_are_ready_and_all_are_counted() -> None:
     found = load([answer({"server_load": 2}), None, answer({"server_load": 3})])
     assert found is not None
     assert found.json()["server_load"] == 5
-    assert merger("HEAD", "/ready") is ready
-    assert merger("POST", "/v1/completions") is None
 
 
 PAGE = """\

@@ -61,14 +61,14 @@ def test_a_replica_without_free_files_gives_requests_back(num_bytes: int, free: 
         server.began(1, ours)
         replica.began(server)
         replica.hand_over(Parcel(7, connection, b"x" * num_bytes))
-        there = FrontChannel(theirs)
+        there = FrontChannel(theirs, bytes)
         with only(free):
             assert not list(there.handed_over())
         assert ours.recv(MESSAGE_BYTES) == numbered(MOVED, 7)
         before = len(os.listdir("/proc/self/fd"))
-        replica.hand_over(Parcel(8, connection, b"y" * num_bytes))
-        [(number, taken, request)] = there.handed_over()
-        assert (number, request) == (8, b"y" * num_bytes)
+        replica.hand_over(Parcel(8, connection, b"y" * num_bytes, num_first=3))
+        [(number, taken, pieces)] = there.handed_over()
+        assert (number, pieces) == (8, (b"yyy", b"y" * (num_bytes - 3)))
         taken.close()
         assert len(os.listdir("/proc/self/fd")) == before
 
@@ -90,9 +90,9 @@ def test_when_all_replicas_are_busy_one_of_them_answers_late() -> None:
         taker = Client(connection, 1, Room(1000))
         with client:
             client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
-            door._listen(taker)
-            door._read(taker)
-            [(number, taken, _)] = FrontChannel(there).handed_over()
+            door._reader.listen(taker)
+            door._reader._read(taker)
+            [(number, taken, _)] = FrontChannel(there, bytes).handed_over()
             taken.close()
             assert number == 1
             assert door._replicas[0].accepts is False

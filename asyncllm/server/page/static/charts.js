@@ -19,7 +19,7 @@ const FAR = 4; // times p99: a target beyond is drawn at the top, or all bars wo
 export class StepsChart {
   constructor(box, legend, readout) {
     this.readout = readout;
-    this.at = null; // the number of the step that is told of
+    this.at = null; // the key of the step that is told of
     this.steps = [];
     this.target = svg("line", { class: "target", x1: 0, x2: WIDTH });
     this.bars = svg("g");
@@ -38,17 +38,20 @@ export class StepsChart {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!by || !this.steps.length) return;
       event.preventDefault();
-      const index = this.steps.findIndex((step) => step.number === this.at);
+      const index = this.steps.findIndex((step) => step.key === this.at);
       const next = index < 0 ? this.steps.length - 1 : index + by;
-      this.tell(this.steps[Math.max(0, Math.min(this.steps.length - 1, next))].number);
+      this.tell(this.steps[Math.max(0, Math.min(this.steps.length - 1, next))].key);
     });
   }
 
   update(state) {
-    const steps = (this.steps = state.steps.map(([number, began, ms, decodes, chunks, prompts], i, all) => {
-      const before = all[i - 1];
-      const gap = before && before[2] !== null && ms !== null ? Math.max(0, began - before[1] - before[2]) : 0;
-      return { number, began, ms: ms ?? state.time_ms - began, open: ms === null, decodes, chunks, prompts, gap };
+    const ends = {}; // of each replica's step before
+    const several = state.replicas.length > 1;
+    const steps = (this.steps = state.steps.map(([number, began, ms, decodes, chunks, prompts, replica]) => {
+      const gap = ms === null ? 0 : Math.max(0, began - (ends[replica] ?? began));
+      ends[replica] = ms === null ? undefined : began + ms;
+      const name = several ? `Step ${number} of replica ${replica}` : `Step ${number}`;
+      return { key: `${replica} ${number}`, name, ms: ms ?? state.time_ms - began, open: ms === null, decodes, chunks, prompts, gap };
     }));
     const done = steps.filter((step) => !step.open);
     const sorted = done.map((step) => step.ms).sort((a, b) => a - b);
@@ -92,16 +95,16 @@ export class StepsChart {
   point(event) {
     const box = this.node.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * WIDTH;
-    this.tell(this.steps[Math.floor((x - this.first) / this.width)]?.number ?? null);
+    this.tell(this.steps[Math.floor((x - this.first) / this.width)]?.key ?? null);
   }
 
   tell(wanted) {
     this.at = wanted;
-    const index = this.steps.findIndex((step) => step.number === wanted);
+    const index = this.steps.findIndex((step) => step.key === wanted);
     set(this.mark, { visibility: index < 0 ? "hidden" : "visible", x: this.first + index * this.width || 0, width: this.width || 0 });
     const step = this.steps[index];
     this.readout.textContent = step
-      ? `Step ${step.number}: ${duration(step.ms)}${step.open ? " so far" : ""}, ${plural(step.decodes, "decode row")}, ` +
+      ? `${step.name}: ${duration(step.ms)}${step.open ? " so far" : ""}, ${plural(step.decodes, "decode row")}, ` +
         `${plural(step.prompts, "prompt token")} in ${plural(step.chunks, "chunk")}, idle before ${duration(step.gap)}`
       : " ";
   }

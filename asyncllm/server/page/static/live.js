@@ -52,7 +52,7 @@ async function ask() {
     if (!paused) {
       try {
         const next = await getJson("live");
-        notice(next.draining ? "The server is shutting down: it takes no new requests." : "");
+        notice(noticeOf(next));
         before = state;
         state = next;
         draw();
@@ -63,6 +63,11 @@ async function ask() {
     await new Promise((resolve) => setTimeout(resolve, PERIOD));
   }
   asking = false;
+}
+
+function noticeOf({ draining, missing }) {
+  if (draining) return "The server is shutting down: it takes no new requests.";
+  return missing.length ? `Not shown, as it does not answer: replica ${missing.join(", ")}.` : "";
 }
 
 function open(id) {
@@ -106,6 +111,7 @@ function drawTiles() {
   const hits = (then) => (totals.cached_tokens - then.cached_tokens) / (totals.admitted_tokens - then.admitted_tokens);
   const share = hits(oldest.totals); // NaN where no prompt was admitted
   const all = hits({ cached_tokens: 0, admitted_tokens: 0 }) || 0;
+  const whole = 1000 * state.replicas.length; // milliseconds in a second
   tile("running", "Running", number(state.num_running), state.num_running, `of ${number(state.max_running)}`);
   tile("waiting", "Waiting", number(state.num_waiting), state.num_waiting, state.num_waiting ? headText() : "nothing waits");
   tile("output", "Output", `${number(rate("generation_tokens"))}/s`, rate("generation_tokens"), "tokens generated");
@@ -114,9 +120,9 @@ function drawTiles() {
     plural(totals.preemptions, "preemption"));
   tile("hits", "Prefix hits", share >= 0 ? percent(share) : "–", share || 0,
     `in the last ${Math.max(1, Math.round((state.time_ms - oldest.time_ms) / 1000))} s; ${percent(all)} since the start`);
-  tile("device", "Device busy", percent(Math.min(1, rate("device_busy_ms") / 1000)), rate("device_busy_ms"), `${number(rate("steps"))} steps/s`);
+  tile("device", "Device busy", percent(Math.min(1, rate("device_busy_ms") / whole)), rate("device_busy_ms"), `${number(rate("steps"))} steps/s`);
   tile("lag", "Loop lag", duration(state.lag_ms), state.lag_ms,
-    `${duration(state.longest_lag_ms)} at worst, CPU ${percent(Math.min(1, rate("loop_cpu_ms") / 1000))}`);
+    `${duration(state.longest_lag_ms)} at worst, CPU ${percent(Math.min(1, rate("loop_cpu_ms") / whole))}`);
 }
 
 function headText() {
@@ -156,6 +162,8 @@ function grouped(rows) {
     return [head, ...(isOpen ? inside.map((row) => ({ ...row, isInner: true })) : [])];
   });
 }
+
+const whereText = (row) => (state.replicas.length > 1 && !row.key ? `, replica ${row.replica}` : "");
 
 function waitingCells(row) {
   const { inside = [row], key } = row;
@@ -197,7 +205,7 @@ function table(node, heads, rows, cellsOf, nothing, numMore = 0) {
     const line = known.get(key);
     const name = line.cells[0].firstChild;
     const whole = row.key || row.id !== null ? row.name || `Request ${row.id}` : "another key";
-    say(name, short(whole));
+    say(name, short(whole) + whereText(row));
     set(name, { title: whole, "aria-expanded": row.key ? String(row.isOpen) : null });
     line.classList.toggle("inner", Boolean(row.isInner));
     line.act = row.toggle ?? (() => open(row.id));
