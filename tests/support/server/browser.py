@@ -250,8 +250,10 @@ class Tab:
         self.call("Input.dispatchKeyEvent", type="keyUp", modifiers=modifiers, **same)
 
     def picture(self, path: Path) -> None:
-        """A screenshot, as PNG."""
-        shot = self.call("Page.captureScreenshot", format="png")
+        """A screenshot, as PNG or WebP."""
+        # PNG has no quality to choose.
+        quality = {} if path.suffix == ".png" else {"quality": 85}
+        shot = self.call("Page.captureScreenshot", format=path.suffix[1:], **quality)
         path.write_bytes(base64.b64decode(shot["data"]))
 
 

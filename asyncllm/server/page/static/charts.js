@@ -13,7 +13,7 @@ export function sparkline(values) {
 const WIDTH = 1000;
 const HEIGHT = 150;
 const BASE = 118; // gaps hang below this line
-const FAR = 4; // times p99: a target beyond is drawn at the top, or all bars would be low
+const FAR = 2.5; // times p99: a target beyond is drawn at the top, or all bars would be low
 
 /** The latest steps as bars: time up, the gap before each down. Arrow keys go from one to the next. */
 export class StepsChart {

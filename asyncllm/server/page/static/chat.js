@@ -311,8 +311,9 @@ function follow(always = false) {
 function draw() {
   const box = $("messages");
   const { messages } = chat;
-  box.replaceChildren(...messages.map(drawMessage));
-  if (!messages.length) box.append(el("p.empty", {}, "Nothing leaves this server. Ask away."));
+  const nodes = messages.map(drawMessage);
+  if (!messages.length) nodes.push(el("p.empty", {}, "Nothing leaves this server. Ask away."));
+  if (nodes.length !== box.children.length || nodes.some((node, i) => node !== box.children[i])) box.replaceChildren(...nodes);
   follow(true);
   $("stop").hidden = !running;
   $("send").hidden = Boolean(running);

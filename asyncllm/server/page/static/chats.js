@@ -95,10 +95,10 @@ export function drawChats(chat, fits = true) {
     : all.length ? `The latest ${MOST} stay in this browser.` : "None yet. They stay in this browser.");
 }
 
+/** The day; nothing for today. */
 function when(at) {
   const date = new Date(at);
-  const isToday = date.toDateString() === new Date().toDateString();
-  return isToday ? date.toTimeString().slice(0, 5) : date.toLocaleDateString("en", { day: "numeric", month: "short" });
+  return date.toDateString() === new Date().toDateString() ? "" : date.toLocaleDateString("en", { day: "numeric", month: "short" });
 }
 
 /** Put a field in the place of the open conversation's title. */

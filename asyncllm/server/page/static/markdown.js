@@ -140,7 +140,17 @@ export class MarkdownView {
     const heading = /^(?:ATX|Setext)Heading(\d)$/.exec(name);
     if (heading) return inline(el(`h${Math.min(6, 2 + Number(heading[1]))}`));
     switch (name) {
-      case "Paragraph": return inline(el("p"));
+      case "Paragraph": {
+        const node = inline(el("p"));
+        let end = to;
+        node.grow = (later) => {
+          if (children.length || later.children.length || later.to < end) return false;
+          this.#prose(node, end, later.to); // as long as it is plain text
+          end = later.to;
+          return true;
+        };
+        return node;
+      }
       case "Task": return inline(el("p.task"));
       case "Blockquote": return inside(el("blockquote"));
       case "BulletList": return inside(el("ul"));
