@@ -7,6 +7,10 @@ it from text that it generates itself.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
+
+#: Its name for clients, and the name that serves it unless a folder has it.
+NAME: Final = "asyncllm-demo"
 
 
 def path() -> Path:

@@ -32,6 +32,14 @@ def load_driver() -> ctypes.CDLL | None:
         return None
 
 
+def count_gpus() -> int:
+    """How many GPUs torch will see."""
+    cuda, count = load_driver(), ctypes.c_int()
+    if cuda is None or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
 def find_gpu(index: int) -> Gpu | None:
     """The GPU of that index, as torch counts them; None if there is none. Makes no context."""
     cuda = load_driver()

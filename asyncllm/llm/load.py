@@ -27,6 +27,7 @@ from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.thread_executor import LAUNCH_PATIENCE, StepWorker, ThreadExecutor
 from asyncllm.llm.compile_ahead import CompileAhead
+from asyncllm.llm.early_checks import check_early
 from asyncllm.llm.replicas.engine import ReplicatedEngine
 from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.registry import is_multimodal
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
     from asyncllm.executor.process.grammars import RemoteGrammars
 
 log = logging.getLogger(__name__)
-
-#: The name under which the built-in model is served.
-DEMO_NAME = "asyncllm-demo"
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -87,9 +85,9 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def name_of(model: str | None) -> str:
-    """The model's name for clients: ``DEMO_NAME``, the name of its folder, or its hub id."""
+    """The model's name for clients: the demo's, the name of its folder, or its hub id."""
     if model is None:
-        return DEMO_NAME
+        return demo.NAME
     path = Path(model)
     return path.resolve().name if path.is_dir() else model
 
@@ -112,6 +110,8 @@ async def load(
     """
     template_source, folder, text_folder = await _find_files(config)
     spec = _read_model(config, folder)
+    num_machines = 1 if machines is None else machines.count
+    await run_in_daemon(check_early, config, folder, text_folder, spec, num_machines)
     defaults = _default_params(spec)
     default_embedding = read_embedding_params(folder)
     if is_multimodal(spec.architecture):
@@ -210,6 +210,7 @@ async def load_replicas(config: EngineConfig) -> Loaded:
     """Replicas in processes of their own; texts become tokens here. Raises like ``load``."""
     template_source, folder, text_folder = await _find_files(config)
     spec = _read_model(config, folder)
+    await run_in_daemon(check_early, config, folder, text_folder, spec)
     parts = _default_params(spec), read_embedding_params(folder)
     text = await run_in_daemon(_load_text, text_folder, config, template_source)
     engine = ReplicatedEngine(config)
@@ -230,8 +231,10 @@ async def _find_files(config: EngineConfig) -> tuple[str | None, Path, Path]:
     template_source = None
     if config.chat_template is not None:  # first: it may be wrong, and a download takes long
         template_source = await asyncio.to_thread(read_template, config.chat_template)
-    folder = await _find(config.model, config.revision)
-    text_folder = folder if config.tokenizer is None else await _find(config.tokenizer, None)
+    folder = await run_in_daemon(resolve_folder, config.model, config.revision)
+    text_folder = folder
+    if config.tokenizer is not None:
+        text_folder = await run_in_daemon(resolve_folder, config.tokenizer, None)
     return template_source, folder, text_folder
 
 
@@ -299,12 +302,6 @@ def _default_params(spec: ModelSpec) -> SamplingParams:
         return SamplingParams(**named)
     except BadRequest as error:
         raise ModelError(f"generation_config.json: {error.message}") from None
-
-
-async def _find(model: str | None, revision: str | None) -> Path:
-    if model is None:
-        return demo.path()
-    return await run_in_daemon(resolve_folder, model, revision)
 
 
 def _load_text(

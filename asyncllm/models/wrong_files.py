@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Final
 
-_GGUF: Final = "GGUF files (of llama.cpp) are not served; take the model's safetensors"
+#: What to do with a GGUF file.
+GGUF: Final = "GGUF files (of llama.cpp) are not served; take the model's safetensors"
 _LFS: Final = b"version https://git-lfs"
 
 
 def about_file(file: Path) -> str:
     """Why a file is no model."""
-    what_to_do = _GGUF if file.suffix == ".gguf" else "give the folder that holds config.json"
+    what_to_do = GGUF if file.suffix == ".gguf" else "give the folder that holds config.json"
     return f"{file} is a file; {what_to_do}"
 
 
@@ -26,7 +27,7 @@ def about_folder(folder: Path) -> str:
             "merge it into its model with peft's merge_and_unload(), save that and serve it"
         )
     if any(folder.glob("*.gguf")):
-        return f"{folder} has no config.json; {_GGUF}"
+        return f"{folder} has no config.json; {GGUF}"
     inside = sorted(file.parent for file in (*folder.glob("*/config.json"), *_snapshots(folder)))
     if inside:
         return f"{folder} has no config.json, but {inside[0]} has one"
@@ -35,7 +36,7 @@ def about_folder(folder: Path) -> str:
 
 def about_weights(folder: Path) -> str:
     """What to do if a folder has none that are served; "" if nothing is known."""
-    return f" ({_GGUF})" if any(folder.glob("*.gguf")) else ""
+    return f" ({GGUF})" if any(folder.glob("*.gguf")) else ""
 
 
 def about_safetensors(file: Path) -> str | None:

@@ -51,20 +51,27 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
     return named
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Check that there is one.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if not any((folder / name).is_file() for name in ("tokenizer.json", *_CONVERTIBLE)):
+        raise ModelError(
+            f"no tokenizer in {folder}: expected tokenizer.json, or vocab.json and merges.txt, or "
+            "tokenizer.model"
+        )
+
+
 def load_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """The tokenizers library's tokenizer of this folder, and its named special tokens.
 
     Raises:
         ModelError: no tokenizer in the folder, or it cannot be read.
     """
-    if (folder / "tokenizer.json").is_file():
-        return _load(folder)
-    if any((folder / name).is_file() for name in _CONVERTIBLE):
-        return _convert(folder)
-    raise ModelError(
-        f"no tokenizer in {folder}: expected tokenizer.json, or vocab.json and merges.txt, or "
-        "tokenizer.model"
-    )
+    check_tokenizer(folder)
+    return _load(folder) if (folder / "tokenizer.json").is_file() else _convert(folder)
 
 
 def _load(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:

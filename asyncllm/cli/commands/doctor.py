@@ -158,14 +158,10 @@ def _gpus(args: argparse.Namespace) -> list[str]:
 
 def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:
     """The folder of the model and its spec; its weights are not downloaded."""
-    from asyncllm import demo
     from asyncllm.models.loading.hub import resolve_folder
     from asyncllm.models.spec import read_spec
 
-    if config.model is None:
-        folder = demo.path()
-    else:
-        folder = resolve_folder(config.model, config.revision, weights=False)
+    folder = resolve_folder(config.model, config.revision, weights=False)
     return folder, read_spec(folder, config.hf_overrides)
 
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from asyncllm.errors import ModelError
 from asyncllm.models.loading.torch_file import TorchFile
-from asyncllm.models.wrong_files import about_safetensors, about_weights
-
-#: In order of preference; each may also be shards with an index.
-_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
+from asyncllm.models.loading.weight_files import is_torch_file, open_safetensors
 
 #: By their names in safetensors.
 DTYPES: Final = {
@@ -48,45 +42,6 @@ class Reader(Protocol):
     def get_tensor(self, name: str, /) -> Tensor: ...
 
 
-class _Index(msgspec.Struct):
-    """model.safetensors.index.json: the file of every tensor."""
-
-    weight_map: dict[str, str]
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """``model.safetensors`` or its shards, else ``pytorch_model.bin`` or its shards.
-
-    Raises:
-        ModelError: no weights, or missing shards.
-    """
-    for name in _WEIGHTS:
-        single, index = folder / name, folder / f"{name}.index.json"
-        if single.is_file():
-            return [single]
-        if index.is_file():
-            return _shards(index)
-    names = " nor ".join(f"{name}, nor {name}.index.json" for name in _WEIGHTS)
-    raise ModelError(f"{folder} has no weights: neither {names}{about_weights(folder)}")
-
-
-def _shards(index: Path) -> list[Path]:
-    try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        raise ModelError(f"{index} is not an index of shards: {error}") from None
-    names = sorted(set(weight_map.values()))
-    for name in names:
-        # Files may be links, as in the hub's cache, but names must not be paths.
-        if name in ("", "..") or name != PurePath(name).name or not name.isprintable():
-            raise ModelError(f"{index} lists {name!r}, which is not the name of a file beside it")
-        if not (index.parent / name).is_file():
-            raise ModelError(f"{index.parent / name} is missing; {index.name} lists it")
-    if not names:
-        raise ModelError(f"{index} is not an index of shards: it lists none")
-    return [index.parent / name for name in names]
-
-
 def read_headers(files: list[Path]) -> list[Header]:
     """The headers of all tensors in file order; reads no tensor.
 
@@ -102,16 +57,11 @@ def read_headers(files: list[Path]) -> list[Header]:
                     for name, tensor in tensors.items()
                 ]
             continue
-        with _open_safetensors(file) as reader:
+        with open_safetensors(file) as reader:
             for name in reader.offset_keys():
                 tensor = reader.get_slice(name)
                 headers.append(Header(file, name, tensor.get_dtype(), tensor.get_shape()))
     return headers
-
-
-def is_torch_file(file: Path) -> bool:
-    """Whether the file was written by ``torch.save``; else it is safetensors."""
-    return file.suffix == ".bin"
 
 
 def open_file(file: Path) -> AbstractContextManager[Reader]:
@@ -120,23 +70,13 @@ def open_file(file: Path) -> AbstractContextManager[Reader]:
     Raises:
         ModelError: the file is damaged or cannot be read.
     """
-    return TorchFile(file) if is_torch_file(file) else _open_safetensors(file)
+    return TorchFile(file) if is_torch_file(file) else open_safetensors(file)
 
 
 def read_tensor(header: Header) -> Tensor:
     """The tensor of a header; its file is opened for it."""
     with open_file(header.file) as reader:
         return reader.get_tensor(header.name)
-
-
-def _open_safetensors(file: Path) -> safe_open:
-    try:
-        return safe_open(file, framework="pt")
-    except SafetensorError as error:
-        why = about_safetensors(file) or error
-        raise ModelError(f"{file} is damaged or incomplete: {why}") from None
-    except OSError as error:
-        raise ModelError(f"cannot read {file}: {error}") from None
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Final
 
+from asyncllm import demo
 from asyncllm.errors import ModelError
-from asyncllm.models.wrong_files import about_file
+from asyncllm.models.wrong_files import GGUF, about_file
+from asyncllm.suggest import did_you_mean
 
 _WEIGHTS = "*.safetensors"
 _OLD_WEIGHTS = "pytorch_model*.bin"  # only if there are no others
 _WANTED = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*")
 _UNWANTED = ("consolidated*", "original/*")  # second copies of the weights
+#: As similar as one or two wrong letters leave a name.
+_MISSPELT: Final = 0.8
 
 
-def resolve_folder(name_or_path: str, revision: str | None = None, *, weights: bool = True) -> Path:
+def resolve_folder(
+    name_or_path: str | None, revision: str | None = None, *, weights: bool = True
+) -> Path:
     """The folder of that name, or of the model of that name, downloaded from the Hugging Face Hub.
 
     Args:
+        name_or_path: the demo model by default.
         revision: branch, tag or commit on the hub; ignored for folders.
         weights: False downloads all files but the weights.
 
     Raises:
         ModelError: there is no such folder, and the hub has no such model or cannot be reached.
     """
-    folder = Path(name_or_path).expanduser()
+    folder = demo.path() if name_or_path is None else Path(name_or_path).expanduser()
     if folder.is_dir():
         return folder
     if folder.exists():
         raise ModelError(about_file(folder))
+    assert name_or_path is not None
+    if name_or_path == demo.NAME:
+        return demo.path()
     if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
-        raise ModelError(f"there is no folder {name_or_path}")
+        near = did_you_mean(name_or_path, _siblings(folder))
+        raise ModelError(f"there is no folder {name_or_path}{near}")
+    if SequenceMatcher(None, name_or_path.lower(), demo.NAME).ratio() > _MISSPELT:
+        raise ModelError(
+            f"there is no model {name_or_path!r}; did you mean {demo.NAME}, the built-in demo "
+            "model, which also runs when no model is named?"
+        )
+    if name_or_path.lower().endswith("gguf"):
+        raise ModelError(f"{name_or_path}: {GGUF}")
     if not weights:
         return _download(name_or_path, revision, _WANTED)
     folder = _download(name_or_path, revision, (*_WANTED, _WEIGHTS))
@@ -52,10 +73,11 @@ def _download(name: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
         )
     except Exception as error:  # the hub's client raises many types: HTTP, disk, cache
         at = f" at revision {revision!r}" if revision else ""
+        near = did_you_mean(name, [*_siblings(Path(name)), *_downloaded()])
         raise ModelError(
             f"there is no local folder {name!r}, and the Hugging Face Hub did not give the model "
-            f"{name!r}{at}: {_reason(error, name)}"
-        ) from error
+            f"{name!r}{at}: {_reason(error, name)}{near}"
+        ) from None
 
 
 def _reason(error: Exception, name: str) -> str:
@@ -71,3 +93,19 @@ def _reason(error: Exception, name: str) -> str:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"no connection ({lines[0]})"
         return f"{why}, and the model was not downloaded before"
     return f"{type(error).__name__}: {lines[0]}"
+
+
+def _siblings(folder: Path) -> Iterable[str]:
+    """The folders beside one that does not exist."""
+    try:
+        return [str(other) for other in folder.parent.iterdir() if other.is_dir()]
+    except OSError:
+        return []
+
+
+def _downloaded() -> Iterable[str]:
+    """The hub ids of models in the hub's cache."""
+    from huggingface_hub import constants
+
+    found = Path(constants.HF_HUB_CACHE).glob("models--*")
+    return [folder.name.removeprefix("models--").replace("--", "/") for folder in found]

@@ -26,11 +26,12 @@ from asyncllm.models.layers.moe import Experts
 from asyncllm.models.layers.norm import LayerNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.loading.allocate import LayoutOf, allocate, can_keep, dummy_layout
-from asyncllm.models.loading.checkpoint import Header, read_headers, read_tensor, weight_files
+from asyncllm.models.loading.checkpoint import Header, read_headers, read_tensor
 from asyncllm.models.loading.copy_files import Source, copy_files
 from asyncllm.models.loading.projection import with_projection
 from asyncllm.models.loading.quantized_tensors import Layout, StoredMatrix, find_matrices
 from asyncllm.models.loading.text_part import text_part
+from asyncllm.models.loading.weight_files import weight_files
 from asyncllm.models.loading.weight_stream import WeightStream
 from asyncllm.models.quant.place import Place, Sliced
 from asyncllm.models.quant.weight import QuantizedWeight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,6 +13,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+from asyncllm import demo
 from asyncllm.errors import ModelError
 from asyncllm.models.loading.hub import resolve_folder
 
@@ -29,6 +31,37 @@ def test_a_path_that_does_not_exist(name: str, monkeypatch: pytest.MonkeyPatch) 
     _forbid_download(monkeypatch)
     with pytest.raises(ModelError, match="there is no folder"):
         resolve_folder(name)
+
+
+def test_the_demo_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _forbid_download(monkeypatch)
+    assert resolve_folder(None) == resolve_folder(demo.NAME) == demo.path()
+    for name in ("asyncllm-dmeo", "asyncllm_demo", "AsyncLLM-Demo"):
+        with pytest.raises(ModelError, match="did you mean asyncllm-demo, the built-in demo"):
+            resolve_folder(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / demo.NAME).mkdir()
+    assert resolve_folder(demo.NAME) == Path(demo.NAME)  # a folder comes first
+
+
+def test_the_nearest_folder_or_downloaded_model_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(name: str, **options: Any) -> str:
+        raise errors.LocalEntryNotFoundError("unplugged")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/qwen-tuned", "cache/models--Qwen--Qwen3-0.6B"):
+        (tmp_path / folder).mkdir(parents=True)
+    for given, near in {
+        "./runs/qwen-tund": "runs/qwen-tuned",
+        "runs/qwentuned": "runs/qwen-tuned",
+        "Qwen/Qwen3-06B": "Qwen/Qwen3-0.6B",
+    }.items():
+        with pytest.raises(ModelError, match=rf"; did you mean {re.escape(near)}\?$"):
+            resolve_folder(given)
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from asyncllm.errors import ModelError
-from asyncllm.models.loading.checkpoint import read_headers, weight_files
+from asyncllm.models.loading.checkpoint import read_headers
 from asyncllm.models.loading.hub import resolve_folder
+from asyncllm.models.loading.weight_files import weight_files
 from asyncllm.models.spec import read_spec
 
 GGUF = b"GGUF" + bytes(60)
