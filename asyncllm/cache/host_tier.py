@@ -41,6 +41,7 @@ class HostTier:
             max(LEAST_AHEAD, int(num_device_pages * AHEAD_SHARE)),
             math.ceil(pages.num_pages * MOST_AHEAD_OF_HOST),
         )
+        self._saving: set[Node] = set()
         #: Unused device pages that are not ahead, least recently used first; some are in use again.
         #: (The first key of an OrderedDict is found at once; a dict first skips all deleted ones.)
         self._queue = queue = OrderedDict[Node, None]()
@@ -101,11 +102,11 @@ class HostTier:
         """Give up to ``most`` of the next pages to be evicted a host page, if few can be taken.
 
         Args:
-            num_free: of the device.
+            num_free: of the device, less those that are about to be taken.
             remove: removes a leaf from the tree, and frees its host page.
 
         Returns:
-            The nodes to be copied.
+            The nodes to be copied, which are locked until ``saved``.
         """
         while (ended := self._pinned.peek()) is not None and not ended.pinned:
             self._pinned.pop()
@@ -118,11 +119,29 @@ class HostTier:
                 host = self._take(remove)
                 if host is None:
                     break
-                node.host = host
+                node.host, node.saving, node.locks = host, True, 1
                 chosen.append(node)
             self._queue.pop(node, None)
             self._set_ahead(node)
+        self._saving.update(chosen)
         return chosen
+
+    def saved(self, node: Node) -> None:
+        """The copy is done."""
+        node.saving = False
+        self._saving.discard(node)
+        if not node.ahead:
+            self.used(node)
+
+    def num_ready(self) -> int:
+        """Pages ahead that can be evicted now: not on their way, nor above one that is."""
+        waiting = set(self._saving)
+        for node in self._saving:
+            above = node.parent if node.linked else None
+            while above is not None and above.ahead and above not in waiting:
+                waiting.add(above)
+                above = above.parent
+        return self.num_ahead - sum(node.ahead for node in waiting)
 
     def _next(self, num_free: int) -> Node | None:
         """The page to be evicted after those ahead; None if enough can be taken at once."""

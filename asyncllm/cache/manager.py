@@ -6,9 +6,10 @@ from array import array
 from typing import NamedTuple, Protocol, Self
 
 from asyncllm.cache.changes import CacheChanges
+from asyncllm.cache.match import Match
 from asyncllm.cache.node import NO_PAGE, Node, pending_below
 from asyncllm.cache.pages import PageAllocator
-from asyncllm.cache.radix import Match, PrefixTree
+from asyncllm.cache.radix import PrefixTree
 from asyncllm.config import EngineLimits
 
 
@@ -102,6 +103,10 @@ class KVCacheManager:
     def num_dropped(self) -> int:
         """Pages evicted before the host tier could save them."""
         return self._tree.num_dropped
+
+    def num_expendable(self) -> int:
+        """Pages that can be taken without the loss of what the host tier could still save."""
+        return self._tree.num_expendable() if self._host_pages.num_pages else self.num_available
 
     @property
     def num_host_used(self) -> int:
@@ -287,15 +292,25 @@ class KVCacheManager:
 
     # -- the host tier ---------------------------------------------------------------------------
 
-    def back_up(self, most: int) -> Copies:
-        """Start to copy up to ``most`` cached pages to the host, just ahead of their eviction."""
-        nodes = self._tree.back_up(most)
+    def back_up(self, most: int, soon: int = 0) -> Copies:
+        """Start to copy up to ``most`` cached pages to the host, just ahead of their eviction.
+
+        Args:
+            soon: pages that are about to be taken, beside the usual.
+        """
+        nodes = self._tree.back_up(most, soon)
         return Copies(nodes, [(node.page, node.host) for node in nodes])
 
     def backed_up(self, copies: Copies) -> None:
         """Copies of ``back_up`` are done."""
         for node in copies.nodes:
             self._tree.backed_up(node)
+
+    def postpone(self, holder: PageHolder, match: Match) -> None:
+        """A match that was held waits: its device part is released, its host part stays, too."""
+        self.release(holder, 0)
+        if match.host:
+            self._tree.use_on_host(match.host)
 
     def load(self, holder: PageHolder, match: Match) -> Copies | None:
         """Start to load the host pages of a match that is held; None when there is no room.

@@ -76,6 +76,14 @@ class Node(msgspec.Struct, eq=False, gc=False):
         unused = self.locks == 0 and self.ready and self.linked and self.page != NO_PAGE
         return unused and not (leaf and self.on_device)
 
+    @property
+    def carries(self) -> bool:
+        """Without its device page, host pages below that are worth keeping could not be found.
+
+        Asked of nodes without children on the device.
+        """
+        return self.host == NO_PAGE and not self.ahead and bool(self.children)
+
     def host_leaf(self) -> bool:
         """Only the host has the page, and no page below it."""
         return self.host != NO_PAGE and self.page == NO_PAGE and not self.children

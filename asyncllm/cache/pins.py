@@ -99,13 +99,19 @@ class Pins:
 class EvictionOrder:
     """Leaves whose device pages may be evicted.
 
-    First those that are not pinned, the least recently used first. Then pinned ones, from the pin
-    that ends first on; its path is given up from the end.
+    First those that are not pinned, the least recently used first; of these, pages that were not
+    saved yet and have host pages below come last, as those would be lost with them. Then pinned
+    ones, from the pin that ends first on; its path is given up from the end.
     """
 
     def __init__(self, pins: Pins):
         self._pins = pins
         self._plain = LazyHeap[Node](lambda tick, node: node.tick == tick and node.evictable())
+        #: Leaves that came up in ``_plain`` while they carried host pages. They are offered again
+        #: when they no longer do.
+        self._carrying = LazyHeap[Node](
+            lambda tick, node: node.tick == tick and node.evictable() and node.carries
+        )
         self._pinned = LazyHeap[Node](
             lambda until, node: (
                 node.pin is not None and node.pin.until == until and node.evictable()
@@ -121,7 +127,9 @@ class EvictionOrder:
 
     def pop(self) -> Node | None:
         """Take the next one out, and end its pin; None when there is none."""
-        node = self._plain.pop() or self._pinned.pop()
+        while (node := self._plain.pop()) is not None and node.carries:
+            self._carrying.push(node.tick, node)
+        node = node or self._carrying.pop() or self._pinned.pop()
         if node is not None:
             self._pins.num_evicted += self._pins.drop(node)
         return node

@@ -8,56 +8,21 @@ being copied. Plain ints and bytes; no torch.
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
 
 from asyncllm.cache.changes import CacheChanges
 from asyncllm.cache.host_tier import HostTier
+from asyncllm.cache.match import Match
 from asyncllm.cache.node import COLD, NO_PAGE, Node, take_apart
 from asyncllm.cache.pages import PageAllocator
 from asyncllm.cache.pins import EvictionOrder, Pins
 
 
-class Match(NamedTuple):
-    """The longest known prefix of some tokens.
-
-    Attributes:
-        node: the end of the part on the device, a root when there is none.
-        host: the next nodes, whose pages are in host memory only.
-        pending: the last of the nodes after these whose pages a step or a copy is writing.
-    """
-
-    node: Node
-    host: list[Node]
-    pending: Node | None
-
-    @property
-    def pages(self) -> list[int]:
-        """The device pages of the part on the device."""
-        pages: list[int] = []
-        walker = self.node
-        while walker.parent is not None:
-            pages.append(walker.page)
-            walker = walker.parent
-        pages.reverse()
-        return pages
-
-    @property
-    def deepest(self) -> Node:
-        """The last node that has a device page, be it written or not."""
-        return self.node if self.pending is None else self.pending
-
-    @property
-    def num_known(self) -> int:
-        """How many pages need not be computed: cached, or being written."""
-        return self.node.depth + len(self.host) if self.pending is None else self.pending.depth
-
-
 class PrefixTree:
     """Owns the pages it is given until it evicts them back into the allocators.
 
-    Eviction takes the least recently used leaf, pinned ones last, in O(log n). ``num_cached``
-    counts device pages without a lock, ``num_dropped`` those evicted before the host tier could
-    save them.
+    Eviction takes the least recently used leaf, in O(log n); those that others depend on, and
+    pinned ones, come last. ``num_cached`` counts device pages without a lock, ``num_dropped`` those
+    evicted before the host tier could save them.
     """
 
     def __init__(
@@ -219,14 +184,17 @@ class PrefixTree:
     def evict(self, count: int) -> bool:
         """Return the ``count`` least recently used device pages to the allocator.
 
-        Pages with a copy in host memory can come back. Others are forgotten, with all host pages
-        below them. False when fewer could be evicted.
+        Pages with a copy in host memory can come back, others are forgotten. Host pages below them
+        would be forgotten as well, so such pages are evicted only when no others are left but
+        pinned ones. False when fewer could be evicted.
         """
         pages: list[int] = []
         while len(pages) < count and (leaf := self.leaves.pop()):
             # Up a path that was used as a whole, each page is the next: no need to ask the heap.
             node, tick = leaf, leaf.tick
             while len(pages) < count and node.tick == tick and not node.pinned and node.evictable():
+                if node.carries and node is not leaf:
+                    break
                 parent = node.parent
                 assert parent is not None, "roots have no page"
                 pages.append(node.page)
@@ -237,24 +205,37 @@ class PrefixTree:
         self._pages.give_back(pages[::-1])
         return len(pages) == count
 
-    def back_up(self, most: int) -> list[Node]:
+    def num_expendable(self) -> int:
+        """Device pages that can be taken without a loss: free, saved, or not worth saving."""
+        return self._pages.num_free + self._host.num_ready()
+
+    def back_up(self, most: int, soon: int = 0) -> list[Node]:
         """Give up to ``most`` pages that are next to be evicted a host page.
 
         The caller makes the copies, and reports them with ``backed_up``. The device pages stay;
         when they are evicted, nothing is lost.
+
+        Args:
+            soon: pages that are about to be taken.
         """
-        started = self._host.advance(most, self._pages.num_free, self._remove)
-        for node in started:
-            node.saving, node.locks = True, 1
+        started = self._host.advance(most, self._pages.num_free - soon, self._remove)
         self.num_cached -= len(started)
         return started
 
     def backed_up(self, node: Node) -> None:
         """A copy of ``back_up`` is done."""
-        node.saving = False
-        if not node.ahead:
-            self._host.used(node)
+        self._host.saved(node)
         self._unlock_one(node)
+
+    def use_on_host(self, nodes: list[Node]) -> None:
+        """Pages that are about to be loaded become the most recently used of the host.
+
+        Args:
+            nodes: a downward chain, only in host memory, below pages that were just used.
+        """
+        for node in nodes:
+            node.tick = self._clock
+        self._host.offer(nodes[-1])
 
     def load(self, nodes: list[Node], pages: list[int]) -> None:
         """Give a downward chain of nodes, only in host memory, device pages.
@@ -318,6 +299,7 @@ class PrefixTree:
         del parent.children[node.key]
         if node.page != NO_PAGE:
             parent.on_device -= 1
+        if not parent.on_device and (node.page != NO_PAGE or not parent.children):
             self._offer(parent)
         if parent.parent is not None:
             self._host.offer(parent)

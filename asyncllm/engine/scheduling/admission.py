@@ -6,7 +6,7 @@ import enum
 from itertools import islice
 
 from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.radix import Match
+from asyncllm.cache.match import Match
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
@@ -17,6 +17,7 @@ from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.timing.prefill_room import PrefillRoom
 from asyncllm.engine.scheduling.trials import Trials
 from asyncllm.engine.scheduling.waiting.overload import given_up
+from asyncllm.engine.scheduling.waiting.placement import Placement
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST, WaitingQueue
 from asyncllm.engine.scheduling.waiting.reason import Reason, Wait
 from asyncllm.engine.scheduling.waiting.sharing import Sharing
@@ -66,9 +67,7 @@ class Admission:
         self._trials = trials
         self._sharing = Sharing(cache, limits.max_num_seqs)
         self._growth = Growth(cache, forecast)
-        #: Sequences for which there were not enough pages, the pages that were available, and the
-        #: growth after which they are looked at again.
-        self._blocked: dict[int, tuple[int, int]] = {}
+        self._placement = Placement(cache, copies, self._growth, trials)
         #: Sequences with pages that entered through the share for short prompts.
         self._short: dict[int, Sequence] = {}
         #: By account, those whose deadlines the present plan gives up.
@@ -110,6 +109,14 @@ class Admission:
         self._waits.look(now)
         self._cache.expire_pins(now)
 
+    def pages_soon(self) -> int:
+        """Pages that the next steps are about to give to requests that wait."""
+        head = self.queue.peek()
+        if head is None:
+            return 0
+        most = min(self.queue.num_left, self._limits.max_num_batched_tokens)
+        return self._cache.pages_for(max(head.num_left, most))
+
     def explain(self, num_free_slots: int) -> None:
         """A step is planned: note why the head of the queue is not in it."""
         seq = self.queue.peek()
@@ -118,7 +125,7 @@ class Admission:
         elif num_free_slots <= self._copies.num_loading:
             self._waits.reason = "slots"
         else:
-            self._waits.reason = "pages" if self._is_blocked(seq) else "budget"
+            self._waits.reason = "pages" if self._placement.is_blocked(seq) else "budget"
 
     def why(self, seq: Sequence) -> Wait:
         """Why a waiting sequence has not entered; asking changes nothing."""
@@ -137,7 +144,7 @@ class Admission:
 
     def drop(self, seq: Sequence) -> None:
         """``seq`` ends while it waits."""
-        self._blocked.pop(seq.id, None)
+        self._placement.forget(seq)
         if self.missed.pop(seq.id, None) is not None:
             return
         if seq in self.queue:
@@ -161,12 +168,12 @@ class Admission:
         if self._trials.active:
             waiting = (seq for seq in self._trials.group if seq in self.queue)
             seq = next(waiting, None) if num_free_slots else None
-            return None if seq is None or self._is_blocked(seq) else seq
+            return None if seq is None or self._placement.is_blocked(seq) else seq
         loaded = self._copies.oldest_loaded
         if loaded is not None:
-            return loaded
+            return None if self._placement.still_blocked(loaded) else loaded
         seq = self._first_in_time() if self._is_open(num_free_slots) else None
-        return None if seq is None or self._still_blocked(seq) else seq
+        return None if seq is None or self._placement.still_blocked(seq) else seq
 
     def head_short(self, num_free_slots: int) -> Sequence | None:
         """The sequence to enter next through the share for short prompts; None when none can.
@@ -179,23 +186,28 @@ class Admission:
         if full or not self._is_open(num_free_slots):
             return None
         seq, head = self.queue.peek_short(), self.queue.peek()
-        if seq is None or self._still_blocked(seq) or (head is not None and self._needs_all(head)):
+        if seq is None or self._placement.still_blocked(seq):
+            return None
+        expected = self._cache.pages_for(self._forecast.length(seq))
+        if head is not None and self._waits_for(head, expected):
             return None
         if seq.deadline < FOREVER and self._misses(seq, self._forecast.expected(seq)):
             return None
         taken = sum(other.expected_pages for other in self._short.values())
-        expected = self._cache.pages_for(self._forecast.length(seq))
         return seq if taken + expected <= SHORT_SHARE * self._limits.num_pages else None
 
     def _is_open(self, num_free_slots: int) -> bool:
         # Loading sequences must find a slot.
         return num_free_slots > self._copies.num_loading and not self._sharing.is_full
 
-    def _needs_all(self, seq: Sequence) -> bool:
-        """Whether ``seq`` waits for pages that the share for short prompts would keep from it."""
+    def _waits_for(self, seq: Sequence, count: int) -> bool:
+        """Whether ``seq`` waits for pages that a short prompt of ``count`` pages keeps from it.
+
+        Not if they are there beside it, or will be while the share for short prompts is full.
+        """
         most = self._growth.most - SHORT_SHARE * self._limits.num_pages
         expected = self._cache.pages_for(self._forecast.length(seq))
-        return expected > max(most, self._growth.available)
+        return expected > max(most, self._growth.available_beside(count))
 
     def _first_in_time(self) -> Sequence | None:
         """The head of the queue, after those who will miss their deadline have made way."""
@@ -247,12 +259,11 @@ class Admission:
             return Entry.WAITS
         if seq.num_left != left and not self.queue.reorder(seq) and not short:
             return Entry.WAITS  # less of it is cached than when it took its place
-        load = bool(match.host) and not self._trials.active and self._copies.pays(match)
+        load = self._placement.loads(match)
         cached = match.node.depth * self._limits.page_size
         if not load and not self._fits(seq, cached, room):
             return Entry.STEP_FULL
-        if not self._place(seq, match, load=load):
-            self._blocked[seq.id] = self._growth.available, self._growth.check_again
+        if not self._placement.place(seq, match, load=load):
             return Entry.WAITS
         if short:
             self._short[seq.id] = seq
@@ -285,13 +296,15 @@ class Admission:
         seq.charged = 0.0
 
     def _admit_loaded(self, seq: Sequence, room: PrefillRoom) -> Entry:
-        if not self._fits(seq, self._cache.num_shared(seq) * self._limits.page_size, room):
+        """Let a sequence enter whose prefix was loaded, or load the next part of it."""
+        match = self._cache.match(seq)
+        load = match.pending is None and self._placement.loads(match)
+        if not load and not self._fits(seq, len(seq.pages) * self._limits.page_size, room):
             return Entry.STEP_FULL
-        self.left(seq)
-        extended = self._cache.extend(seq, len(seq.tokens))
-        self._growth.enter(seq)
-        if not extended:
+        placed = self._placement.place_loaded(seq, match, load=load)
+        if placed is False:
             self.make_room()
+        if load or not placed:
             return Entry.WAITS
         self._copies.abandon(seq)
         return Entry.ADMITTED
@@ -300,43 +313,12 @@ class Admission:
         """Whether the step has room for a first chunk."""
         return room.fit(cached, min(len(seq.tokens) - cached, self._limits.prefill_chunk)) > 0
 
-    def _place(self, seq: Sequence, match: Match, *, load: bool) -> bool:
-        """Give a newcomer its pages, if the pages it is expected to need are available.
-
-        With ``load``, only those of the prefix, and start to load its host part.
-        """
-        self._cache.hold(seq, match)
-        seq.num_found = len(seq.pages)
-        placed = self._growth.fits(seq)
-        if placed and load:
-            placed = self._copies.load(seq, match)
-        elif placed:
-            placed = self._cache.extend(seq, len(seq.tokens))
-        if placed:
-            self._growth.enter(seq)
-        else:
-            self._cache.release(seq, 0)
-        return placed
-
     def _forgo(self, seq: Sequence) -> None:
         """``seq``, loading or loaded, gives its pages up."""
         self._copies.abandon(seq)
         self.left(seq)
         self.settle(seq, 0.0)
         self._cache.release(seq, 0)
-
-    def _is_blocked(self, seq: Sequence) -> bool:
-        """Whether ``seq`` did not fit before, and that can hardly have changed."""
-        available, check_again = self._blocked.get(seq.id, (-1, -1))
-        growth = self._growth
-        return growth.num_grown < check_again and growth.available <= available
-
-    def _still_blocked(self, seq: Sequence) -> bool:
-        """``_is_blocked``; if not, the pages available before are forgotten."""
-        if self._is_blocked(seq):
-            return True
-        self._blocked.pop(seq.id, None)
-        return False
 
     def _expected_cost(self, seq: Sequence, cached: int) -> float:
         known = len(seq.tokens)

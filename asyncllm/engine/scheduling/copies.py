@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from asyncllm.cache.manager import Copies, KVCacheManager
-from asyncllm.cache.radix import Match
+from asyncllm.cache.match import Match
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack
@@ -15,6 +15,11 @@ from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack
 MOST_SAVED = 64
 #: Seconds of the bus that pages on their way to the host take at most. They cannot be evicted.
 MOST_SAVING_SECONDS = 0.1
+#: The share of the device's pages that are loaded at once for one sequence, and the least number.
+#: What they replace is saved before. Host pages that were loaded have room for what the next part
+#: replaces; all at once, a long prompt would need room in both tiers for what it replaces.
+LOAD_SHARE = 1 / 8
+LEAST_LOADED = 64
 
 
 @dataclass(slots=True)
@@ -45,14 +50,19 @@ class PageCopies:
     """Copies planned, sent and acknowledged.
 
     A sequence whose prefix is being loaded is LOADING until the acknowledgment. Then it is the next
-    to enter, unless it must give its pages up before.
+    to enter, or to load the next part, unless it must give its pages up before.
+
+    Attributes:
+        num_done: plans whose copies were acknowledged.
     """
 
     def __init__(self, cache: KVCacheManager, times: StepTimeModel):
+        self.num_done = 0
         self._num_loading = 0
         self._num_saving = 0
         self._cache = cache
         self._times = times
+        self._most_loaded = max(LEAST_LOADED, int(cache.num_pages * LOAD_SHARE))
         self._unsent = _Batch()
         self._sent: dict[int, _Batch] = {}
         self._loaded: dict[int, Sequence] = {}
@@ -67,26 +77,56 @@ class PageCopies:
         """Whether a copy is not acknowledged yet."""
         return bool(self._sent or self._unsent.saves or self._unsent.loads)
 
-    def back_up(self, num_tokens: int) -> None:
-        """Copy pages that are soon evicted to the host, while a step of ``num_tokens`` runs."""
+    def back_up(self, num_tokens: int, soon: int = 0) -> None:
+        """Copy pages that are soon evicted to the host, while a step of ``num_tokens`` runs.
+
+        Args:
+            soon: pages that requests are about to take.
+        """
         if self._times.copy_seconds(self._num_saving) > MOST_SAVING_SECONDS:
             return
-        copies = self._cache.back_up(MOST_SAVED + num_tokens // self._cache.page_size)
+        most = MOST_SAVED + num_tokens // self._cache.page_size + soon
+        if page_seconds := self._times.copy_seconds(1):
+            most = min(most, max(MOST_SAVED, int(MOST_SAVING_SECONDS / page_seconds)))
+        copies = self._cache.back_up(most, soon)
         if copies.nodes:
             self._unsent.saves.append(copies)
             self._num_saving += len(copies.nodes)
 
+    def save_before(self, count: int) -> bool:
+        """Whether a newcomer should take ``count`` pages only when copies under way are done.
+
+        Otherwise pages would be lost that the host tier has had no time to save, and a prompt that
+        is longer than what it saves ahead would never find one of its like again.
+        """
+        if count <= self._cache.num_free:
+            return False
+        lacking = count - self._cache.num_expendable()
+        if lacking <= 0 or not self._pays(lacking, 0):
+            return False
+        self.back_up(0, soon=count)
+        return self._num_saving > 0
+
     def pays(self, match: Match) -> bool:
         """Whether loading the host part of a match is faster than computing it."""
-        start = match.node.depth * self._cache.page_size
-        compute = self._times.prefill_seconds(len(match.host) * self._cache.page_size, start)
-        return not self._times.fitted or self._times.copy_seconds(len(match.host)) <= compute
+        return self._pays(len(match.host), match.node.depth)
+
+    def _pays(self, num_pages: int, above: int) -> bool:
+        """Whether copying pages is faster than computing them, after ``above`` others."""
+        size = self._cache.page_size
+        compute = self._times.prefill_seconds(num_pages * size, above * size)
+        return not self._times.fitted or self._times.copy_seconds(num_pages) <= compute
+
+    def next_part(self, match: Match) -> Match:
+        """The match with as many of its host pages as are loaded at once."""
+        return match._replace(host=match.host[: self._most_loaded])
 
     def load(self, seq: Sequence, match: Match) -> bool:
         """Start to load for ``seq``, which holds the match; False when there is no room."""
         copies = self._cache.load(seq, match)
         if copies is None:
             return False
+        self._loaded.pop(seq.id, None)
         seq.state = SeqState.LOADING
         self._num_loading += 1
         self._unsent.loads.append((seq, copies))
@@ -107,6 +147,7 @@ class PageCopies:
     def done(self, step: int, seconds: float) -> None:
         """The copies of ``step`` are done."""
         batch = self._sent.pop(step)
+        self.num_done += 1
         self._times.observe_copy(batch.num_pages, seconds)
         for copies in batch.saves:
             self._cache.backed_up(copies)

@@ -39,6 +39,10 @@ class Growth:
         spoken_for = self._promised + self._watermark if self._inside else 0
         return self._cache.num_available - spoken_for
 
+    def available_beside(self, count: int) -> int:
+        """``available`` once another sequence is inside that takes ``count`` pages."""
+        return self._cache.num_available - self._promised - self._watermark - count
+
     @property
     def most(self) -> int:
         """``available`` at best, while another sequence is inside."""

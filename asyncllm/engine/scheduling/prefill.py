@@ -160,7 +160,7 @@ class PrefillPlanner:
         if entry is not Entry.ADMITTED:
             if seq.state is SeqState.LOADING:
                 seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))
-            elif seq not in self._admission.queue:
+            elif seq not in self._admission.queue and not self._copies.is_for(seq):
                 seq.timeline.note(now, step.number, "shares")
                 step.looked(seq.known.depth if seq.known is not None else 0)
             return entry is Entry.WAITS

@@ -169,15 +169,15 @@ class Scheduler:
             for seq in step.admitted:
                 self.running[seq.id] = seq
         self._admission.explain(self._batch.num_free)
+        num_tokens = step.shape.num_tokens * step.decode_steps
         if step.has_rows:
             if self.limits.host_pages:
-                self._copies.back_up(step.shape.num_tokens * step.decode_steps)
+                self._copies.back_up(num_tokens, self._admission.pages_soon() + len(step.decodes))
         elif self.in_flight or not self._copies.outstanding:
             return None
         # A plan without rows only waits for the copies.
         self.in_flight.append(step)
         message = step.message(self._copies.send(number))
-        num_tokens = step.shape.num_tokens * step.decode_steps
         return Planned(message, step.admitted, num_tokens, len(step.decodes))
 
     def _run_trials(self, step: Step, now: float) -> None:

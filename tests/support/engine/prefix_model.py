@@ -109,13 +109,23 @@ class TreeMachine(RuleBasedStateMachine):
         ]
 
     def leaf(self) -> Entry | None:
-        """Whose device page is to be evicted next."""
+        """Whose device page is to be evicted next.
+
+        A page under which the host has some that are worth keeping is not, if it was not saved and
+        anything else that is not pinned can go.
+        """
         leaves = [
             entry
             for entry in self.known.values()
             if entry.cached() and all(child.page is None for child in self.below(entry.prefix))
         ]
-        return min(leaves, key=lambda e: (e.pinned is not None, e.pinned, e.used), default=None)
+
+        def order(entry: Entry) -> tuple[bool, float, bool, int]:
+            until = entry.pinned[0] if entry.pinned is not None else 0.0
+            carries = entry.host is None and not entry.ahead and bool(self.below(entry.prefix))
+            return entry.pinned is not None, until, carries and not entry.pinned, entry.used
+
+        return min(leaves, key=order, default=None)
 
     def host_leaf(self) -> Entry | None:
         """Which page, of those that only the host has, it gives up first."""
@@ -249,6 +259,21 @@ class TreeMachine(RuleBasedStateMachine):
             user.node, user.num_found = match.host[-1], len(pages) + len(hosts)
             user.chain += hosts
 
+    @rule(which=st.integers(0, 99))
+    def postpone(self, which: int) -> None:
+        """What may be in host memory only is looked up, and wanted later."""
+        prefixes = [e.prefix for e in self.known.values() if e.page is None]
+        if prefixes:
+            salt, tokens = prefixes[which % len(prefixes)]
+            self.look_up(salt, [*tokens, 7], False)
+            nodes = self.tree.match(array("i", [*tokens, 7]), salt).host
+            hosts = self.lookup(salt, [*tokens, 7])[1]
+            self.leave(-1, trusted=True)
+            if nodes:
+                self.tree.use_on_host(nodes)
+            for entry in hosts:
+                entry.used = self.now
+
     @precondition(lambda self: self.users)
     @rule(which=st.integers(0, 99), pages=PAGES, ready=st.booleans())
     def grow(self, which: int, pages: list[int], ready: bool) -> None:
@@ -371,12 +396,12 @@ class TreeMachine(RuleBasedStateMachine):
         expected = [self.evict_one() for _ in range(count)]
         assert self.tree.evict(count) is all(expected)
 
-    @rule(most=st.integers(1, 4))
-    def back_up(self, most: int) -> None:
+    @rule(most=st.integers(1, 4), soon=st.sampled_from([0, 0, 2, 9]))
+    def back_up(self, most: int, soon: int = 0) -> None:
         chosen: list[Entry] = []
         free = list(self.hosts._free)
         while len(chosen) < most:
-            entry = self.next_to_save()
+            entry = self.next_to_save(soon)
             if entry is None:
                 break
             if entry.host is not None:
@@ -388,13 +413,13 @@ class TreeMachine(RuleBasedStateMachine):
                 entry.saving = True
                 chosen.append(entry)
             self.put_ahead(entry)
-        started = self.tree.back_up(most)
+        started = self.tree.back_up(most, soon)
         assert [(node.page, node.host) for node in started] == [(e.page, e.host) for e in chosen]
         self.saves += zip(started, chosen, strict=True)
 
-    def next_to_save(self) -> Entry | None:
+    def next_to_save(self, soon: int) -> Entry | None:
         """What is evicted after those ahead; None if enough can be taken at once."""
-        lacking = self.tree._host._window - self.pages.num_free - self.num_ahead()
+        lacking = self.tree._host._window + soon - self.pages.num_free - self.num_ahead()
         entries = [*self.known.values(), *self.forgotten]
         resting = [e for e in self.known.values() if e.cached() and not e.ahead]
         ended = [e for e in resting if e.passed is not None and e.pinned is None]
@@ -513,6 +538,10 @@ class TreeMachine(RuleBasedStateMachine):
         assert all(node.page != NO_PAGE for node in (*host._queue, *host._spare))
         assert len(host._spare) == len(self.spares())
         assert host.num_ahead == self.num_ahead()
+        saved = [e for e in entries if e.ahead and not e.saving]
+        ready = [e for e in saved if not any(below.saving for below in self.below(e.prefix))]
+        expendable = self.tree.num_expendable() - self.pages.num_free
+        assert len(ready) <= expendable <= len(saved)
         assert len(host._pinned_ahead) == sum(e.ahead and e.last_ahead for e in entries)
         assert self.tree.num_dropped == self.num_dropped
 

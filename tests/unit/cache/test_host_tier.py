@@ -121,6 +121,35 @@ def test_pages_evicted_before_they_could_be_saved_are_counted() -> None:
     assert cache.num_host_used == 0, "nothing below a page that is lost can be found"
 
 
+def test_a_page_above_host_pages_goes_last() -> None:
+    """Its host pages would be lost with it, and the last page of another prompt is but one."""
+    cache = KVCacheManager(100, 1, host_pages=400)
+    first, second = list(range(60)), list(range(100, 140))
+    serve(cache, 1, first)
+    serve(cache, 2, second)
+    cache.backed_up(cache.back_up(20))
+    serve(cache, 3, list(range(200, 230)))
+    assert (cache.num_evicted, cache.num_dropped) == (30, 10)
+    assert (parts(cache, [*first, -1]), parts(cache, [*second, -1])) == ((40, 20), (30, 0))
+    cache.backed_up(cache.back_up(1, soon=99))
+    serve(cache, 4, list(range(300, 331)))
+    assert parts(cache, [*first, -1]) == (39, 21), "what has been saved can go"
+    serve(cache, 5, list(range(400, 499)))
+    assert parts(cache, [*first, -1]) == (1, 0), "there is nothing else"
+
+
+def test_what_can_be_taken_without_a_loss() -> None:
+    cache = KVCacheManager(100, 1, host_pages=400)
+    serve(cache, 1, list(range(60)))
+    assert cache.num_expendable() == 40
+    copies, others = cache.back_up(5, soon=99), cache.back_up(5, soon=99)
+    assert cache.num_expendable() == 40
+    cache.backed_up(others)
+    assert cache.num_expendable() == 40, "they are evicted after those below them"
+    cache.backed_up(copies)
+    assert cache.num_expendable() == 50
+
+
 def test_the_copy_of_a_page_in_use_gives_its_place_up_first() -> None:
     cache = KVCacheManager(40, 1, host_pages=80)  # 10 of them for copies of what the device has
     prompts = [list(range(100 * id, 100 * id + 10)) for id in range(11)]

@@ -41,7 +41,7 @@ def at_random(machine: TreeMachine, seed: int, steps: int) -> None:
 
     for _ in range(steps):
         salt, some, which = rng.choice([b"", b"", b"a"]), pages(), rng.randrange(99)
-        match rng.randrange(15):
+        match rng.randrange(16):
             case 0:
                 machine.enter(salt, some, rng.randint(0, 2), rng.randint(0, 8), load=True)
             case 1:
@@ -57,7 +57,7 @@ def at_random(machine: TreeMachine, seed: int, steps: int) -> None:
             case 8:
                 machine.spill(rng.randint(1, 12), rng.randint(0, 6))
             case 9:
-                machine.back_up(rng.randint(1, 4))
+                machine.back_up(rng.randint(1, 4), rng.choice([0, 0, 9]))
             case 10 if machine.saves:
                 machine.backed_up(which)
             case 11 if machine.loads:
@@ -68,6 +68,8 @@ def at_random(machine: TreeMachine, seed: int, steps: int) -> None:
                 machine.pin(which, rng.randint(1, 20), rng.choice("ab"))
             case 14:
                 machine.time_passes(rng.randint(0, 2))
+            case 15:
+                machine.postpone(which)
         while len(machine.users) > 5:
             machine.leave(0, trusted=rng.random() < 0.9)
         machine.same()

@@ -123,6 +123,99 @@ def test_prompts_that_arrive_together_compute_a_shared_prefix_once(own: int) -> 
     assert max(request.wait for request in sent) < 4 * alone
 
 
+# -- the host tier ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "count"),
+    [(100, 20), (3700, 20), (3800, 20), (4000, 20), (7900, 20), (25_000, 6), (39_000, 4)],
+)
+def test_documents_in_turn_are_found_as_far_as_device_and_host_hold_them(
+    length: int, count: int
+) -> None:
+    """However much of the device one of them takes: the last pages of 39,000 tokens are all."""
+    found = in_turn(length, count, kv_cache_tokens=60_000 if length < 8000 else 40_000)
+    assert found > 0.98 * ((length - 1) // PAGE * PAGE / length)
+
+
+@pytest.mark.parametrize("host_kv_gib", [0.5, 2.0, 10.0])
+@pytest.mark.parametrize("length", [4000, 15_000])
+def test_hits_follow_the_size_of_both_tiers(length: int, host_kv_gib: float) -> None:
+    """However small the host's is."""
+    host = int(host_kv_gib * 2**30 / 147_456)
+    count = int(0.8 * (40_000 + host) / length)
+    options = {"kv_cache_tokens": 40_000, "host_kv_gib": host_kv_gib}
+    assert in_turn(length, count, **options) > 0.95
+
+
+def in_turn(length: int, count: int, **options: Any) -> float:
+    """The share of tokens found when documents are asked about again and again."""
+
+    async def scenario(clients: Clients) -> float:
+        documents = [clients.prompt(length - 1) for _ in range(count)]
+        found = 0
+        for question in range(3):
+            for document in documents:
+                request = clients.send([*document, question], 1)
+                await request.over()
+                found += request.cached if question else 0
+        assert clients.llm.stats.pages_dropped == 0
+        return found / (2 * count * length)
+
+    tokens = options["kv_cache_tokens"]
+    options = {"host_kv_gib": 20.0, "max_model_len": min(tokens, 40_960), **options}
+    return simulate(scenario, **options)
+
+
+def test_many_at_once_lose_no_page_that_could_be_saved() -> None:
+    """Loads, long prompts and growing outputs take pages at the same time."""
+
+    async def scenario(clients: Clients) -> tuple[float, int, int]:
+        documents = [clients.prompt(clients.rng.choice([8000, 16_000])) for _ in range(20)]
+        found = asked = 0
+
+        async def client() -> None:
+            nonlocal found, asked
+            for question in range(6):
+                prompt = [*clients.rng.choice(documents), question]
+                request = clients.send(prompt, 100)
+                await request.over()
+                found, asked = found + request.cached, asked + len(prompt)
+
+        await asyncio.gather(*(client() for _ in range(12)))
+        return found / asked, clients.llm.stats.pages_dropped, clients.llm.stats.pages_evicted
+
+    found, dropped, evicted = simulate(
+        scenario, kv_cache_tokens=60_000, host_kv_gib=30.0, max_model_len=40_000
+    )
+    assert found > 0.65, "0.73 are asked about again"
+    assert dropped < 0.002 * evicted
+
+
+# -- prompts as long as the cache ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.95, 0.98, 0.985, 0.99, 1.0])
+def test_short_prompts_do_not_starve_one_that_takes_the_whole_cache(share: float) -> None:
+    """They come for ever, and each of them takes a page that the long one needs."""
+
+    async def scenario(clients: Clients) -> float:
+        async def stream() -> None:
+            while True:
+                clients.send(100, 20)
+                await asyncio.sleep(0.02)
+
+        shorts = asyncio.ensure_future(stream())
+        await asyncio.sleep(1.0)
+        long = clients.send(int(20_000 * share) - 30, 20)
+        await asyncio.wait_for(long.over(), 60)
+        shorts.cancel()
+        await clients.over()
+        return long.ended - long.arrival
+
+    assert simulate(scenario, kv_cache_tokens=20_000, max_model_len=20_000) < 20
+
+
 # -- pinned prefixes -------------------------------------------------------------------------------
 
 

@@ -95,6 +95,7 @@ class StepTimeModel:
         self._cells: dict[tuple[int, int, int], _Cell] = {}
         self._observations = 0
         self._largest = 0  # most tokens that a measured step had
+        self._deepest = 0.0  # most tokens that each of its tokens attended to, on average
         self._new_cell = False
         self._error = 0.0  # smoothed |predicted / measured - 1| of cells' means since the last fit
         self._last_fit = 0
@@ -119,6 +120,8 @@ class StepTimeModel:
         cell.updated = self._observations
         if num_tokens > self._largest:
             self._largest = num_tokens
+        if attention > self._deepest * num_tokens:
+            self._deepest = attention / num_tokens
         if self.cost is not UNKNOWN:
             if attention:
                 self._sizes.observe(shape, seconds, self.cost)
@@ -133,8 +136,13 @@ class StepTimeModel:
         return self.cost.seconds(*shape)
 
     def prefill_seconds(self, num_tokens: int, start: int = 0) -> float:
-        """Seconds that prompt tokens from position ``start`` add to steps beyond the knee."""
-        return self.cost.per_token * num_tokens + self.cost.per_pair * num_pairs(start, num_tokens)
+        """Seconds that prompt tokens from position ``start`` add to steps beyond the knee.
+
+        Of attention, only up to twice the positions that were measured: from steps with short
+        prompts alone, that of a long one may come out a hundred times too long.
+        """
+        pairs = min(num_pairs(start, num_tokens), 2.0 * self._deepest * num_tokens)
+        return self.cost.per_token * num_tokens + self.cost.per_pair * pairs
 
     def room(self, decodes: StepShape, target: float, ceiling: int) -> PrefillRoom:
         """What a step with these decode rows has left for prompts.

@@ -6,6 +6,7 @@ import pytest
 
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.copies import MOST_SAVED, MOST_SAVING_SECONDS, PageCopies
+from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.wire.messages import unpack
 from tests.support.engine.scheduling import sequence
@@ -37,6 +38,25 @@ def test_a_step_saves_as_many_pages_as_it_fills_and_some_more(num_tokens: int) -
         500 - 2 * (MOST_SAVED + num_tokens),
         0,
     ]
+
+
+def test_a_newcomer_waits_for_what_is_saved_before_its_pages_are_taken() -> None:
+    copies = full(0.0)
+    copies.back_up(400)
+    assert copies.save_before(464)
+    assert copies.save_before(3000), "more than is saved ahead"
+    assert copies.send(0)
+    copies.done(0, 0.1)
+    assert not copies.save_before(3000)
+    assert saved(copies, 1, 0) == 0, "as many are ahead"
+
+
+def test_nobody_waits_for_copies_that_take_longer_than_computing() -> None:
+    copies = full(1.0)
+    for tokens in (100, 200, 400) * 10:
+        copies._times.observe(StepShape(tokens, tokens, tokens**2 / 2), 1e-3 * tokens)
+    assert copies._times.fitted
+    assert not copies.save_before(3000)
 
 
 def test_a_slow_bus_is_not_sent_more_than_it_can_move_soon() -> None:

@@ -19,6 +19,7 @@ from asyncllm.engine.scheduling.timing.prefill_room import (
     PrefillRoom,
     StepCost,
     StepShape,
+    num_pairs,
 )
 from asyncllm.engine.scheduling.timing.step_time import DECODE_MULTIPLE, MAX_CELLS, StepTimeModel
 
@@ -91,6 +92,18 @@ def test_the_cost_of_prompts_is_learned_too() -> None:
     found = trained().prefill_seconds(8000)
     assert found == pytest.approx(8000 * 23e-6 + 1.3e-9 * 8000**2 / 2, rel=0.1)
     assert trained().prefill_seconds(500, start=7500) > trained().prefill_seconds(500)
+
+
+def test_short_prompts_teach_little_of_the_attention_of_long_ones() -> None:
+    """From them alone, a long prompt might seem to take minutes, and wait as long for its turn."""
+    model, rng = StepTimeModel(), random.Random(0)
+    for _ in range(200):
+        chunk = rng.randint(50, 150)
+        shape = StepShape(chunk + 4, 400 + chunk, num_pairs(0, chunk))
+        model.observe(shape, 6e-3 + 2e-7 * shape.attention)  # noise that looks like attention
+    assert model.fitted
+    assert model.prefill_seconds(100) == pytest.approx(2e-7 * num_pairs(0, 100), rel=0.3)
+    assert model.prefill_seconds(40_000) < 40_000 * 2e-7 * 2 * 100
 
 
 @pytest.mark.parametrize("slowdown", [0.5, 2.0])
