@@ -36,10 +36,11 @@ def check_early(
     """
     _check_parsers(config)
     _check_device(config, config.dp * config.tp // num_machines)
-    wanted_length(config, spec)
     check_tokenizer(text_folder)
-    if config.load_format == "auto" and config.device != "sim":
-        check_weights(folder)
+    if config.device != "sim":  # which has the positions of its profile, and no weights
+        wanted_length(config, spec)
+        if config.load_format == "auto":
+            check_weights(folder)
     if config.trace is not None:
         trace = Path(config.trace)
         if trace.is_dir() or not os.access(trace.absolute().parent, os.W_OK):
