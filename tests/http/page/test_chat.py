@@ -209,6 +209,24 @@ def test_the_prompt_is_shown_as_tokens(chat: Tab, server: Server) -> None:
     chat.until("!document.getElementById('request').open")
 
 
+def test_tools_that_are_no_json_are_told_where_they_matter(chat: Tab, server: Server) -> None:
+    ask(chat, "hello")
+    chat.until(ANSWERED)
+    chat.reload()  # what was asked is forgotten
+    chat.until("document.querySelector('select[name=model]').value === 'fake'")
+    chat.js("document.querySelector('.options details').open = true")
+    chat.click("[name=tools]")
+    chat.type("{no")
+    chat.click_text(".assistant .actions button", "Prompt")
+    assert "Tools are not JSON" in chat.until_text("#request .error", "Tools")
+    chat.press("Escape")
+    ask(chat, "more")
+    assert "Tools are not JSON" in chat.until_text(".assistant:last-child .error", "Tools")
+    chat.js("document.querySelector('[name=tools]').value = ''")
+    chat.click_text(".assistant .error button", "Retry")
+    chat.until_text(".assistant:last-child .body", "more")
+
+
 def test_a_long_prompt_is_shown_in_parts(chat: Tab, server: Server) -> None:
     ask(chat, "x" * 3000)
     chat.until_text(BODY, "xxx")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.server.browser import Browser, Tab
-from tests.support.server.serving import serving
+from tests.support.server.browser import Tab
 
 #: Shows a text, in one piece or growing, and gives back the node.
 SHOW = """
@@ -21,21 +19,6 @@ const shown = (texts, tokens = []) => {
     return view.node;
 };
 """
-
-
-@pytest.fixture(scope="module")
-def page(browser: Browser) -> Iterator[Tab]:
-    """The page, open; nothing may go wrong on it, and nothing is asked of another server."""
-    with serving() as server:
-        tab = browser.tab()
-        tab.open(f"{server.url}/")
-        yield tab
-        tab.call("Runtime.evaluate", expression="1")
-        tab.leave()
-        assert tab.problems == []
-        asked = [url for url in tab.requests if not url.startswith((server.url, "about:"))]
-        tab.close()
-        assert asked == []
 
 
 def run(page: Tab, script: str, value: Any = None) -> Any:

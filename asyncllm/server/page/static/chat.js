@@ -4,13 +4,13 @@ import { ApiError, call, events, getJson } from "./api.js";
 import { drawChats, forgetChat, keepChat, keptChats, loadChat, newChat, startChats } from "./chats.js";
 import { $, download, el, memory, plural, say } from "./dom.js";
 import { MessageView } from "./message.js";
-import { showPrompt } from "./prompt.js";
-import { startTips } from "./tokens.js";
+import { showPrompt, startTips } from "./tokens.js";
 
 const NUMBERS = ["temperature", "max_tokens", "top_p", "top_k", "presence_penalty",
   "frequency_penalty", "repetition_penalty", "seed"];
 const ALTERNATIVES = 5;
 const TITLE = 60; // characters of the first message
+const narrow = matchMedia("(max-width: 60rem)");
 
 let chat = restore();
 let running = null; // the AbortController of the answer under way
@@ -26,7 +26,6 @@ export function startChat(showTrace) {
   }
   options.addEventListener("input", keepOptions);
   options.addEventListener("submit", (event) => event.preventDefault());
-  const narrow = matchMedia("(max-width: 60rem)");
   const sides = () => ["chats", "settings"].forEach((name) => ($(name).open = !narrow.matches));
   sides();
   narrow.addEventListener("change", sides);
@@ -115,7 +114,7 @@ function open(other, isGone = false) {
   memory.set("chat", chat.id);
   memory.set("tokens", []);
   draw();
-  $("draft").focus();
+  if (!narrow.matches) $("draft").focus(); // a phone would show its keyboard
 }
 
 const exported = () => ({ title: chat.title, at: new Date(chat.at).toISOString(), ...asked(chat.messages) });
@@ -156,7 +155,7 @@ function resend(message, text) {
 
 function promptOf(message) {
   const before = chat.messages.slice(0, chat.messages.indexOf(message));
-  showPrompt(message.asked ?? asked(before), message.stats.usage?.prompt_tokens_details?.cached_tokens);
+  showPrompt(() => message.asked ?? { ...asked(before), tools: tools() }, message.stats.usage?.prompt_tokens_details?.cached_tokens);
 }
 
 /** The first call of the last answer that has no result yet. */
@@ -170,7 +169,7 @@ function openCall() {
 
 // -- an answer ------------------------------------------------------------------------------------
 
-/** The model, the messages and the tools of a request. */
+/** The model and the messages of a request. */
 function asked(messages) {
   const fields = $("options").elements;
   const body = { model: fields.model.value, messages: [] };
@@ -185,14 +184,16 @@ function asked(messages) {
     }
     if (content || calls?.length) body.messages.push(message);
   }
-  if (fields.tools.value.trim()) {
-    try {
-      body.tools = JSON.parse(fields.tools.value);
-    } catch (error) {
-      throw new Error(`Tools are not JSON: ${error.message}`);
-    }
-  }
   return body;
+}
+
+function tools() {
+  const { value } = $("options").elements.tools;
+  try {
+    return value.trim() ? JSON.parse(value) : undefined;
+  } catch (error) {
+    throw new Error(`Tools are not JSON: ${error.message}`);
+  }
 }
 
 function sampling() {
@@ -210,7 +211,7 @@ async function answer() {
   const began = performance.now();
   mine.at = Date.now();
   try {
-    message.asked = asked(mine.messages);
+    message.asked = { ...asked(mine.messages), tools: tools() };
     mine.messages.push(message);
     draw();
     const body = JSON.stringify({ ...message.asked, ...sampling() });

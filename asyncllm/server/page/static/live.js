@@ -106,6 +106,7 @@ function drawTiles() {
   const { totals, pages } = state;
   const seconds = before ? (state.time_ms - before.time_ms) / 1000 : 0;
   const rate = (name) => (seconds > 0 ? Math.max(0, totals[name] - before.totals[name]) / seconds : 0);
+  if (before && totals.steps < before.totals.steps) past = []; // the server was started again
   past = [...past.filter(({ time_ms }) => state.time_ms - time_ms <= WINDOW && time_ms < state.time_ms), state];
   const [oldest] = past;
   const hits = (then) => (totals.cached_tokens - then.cached_tokens) / (totals.admitted_tokens - then.admitted_tokens);

@@ -57,7 +57,7 @@ export class MessageView {
     this.error = el("p", {});
     this.retry = button("Retry", () => does.retry(message));
     this.failure = el("div.error.row", { role: "alert" }, this.error, this.retry);
-    this.stats = el("span.hint");
+    this.stats = el("span.hint.stats");
     this.shade = button("Probabilities", () => this.#toggle(), { "aria-pressed": "false" });
     this.why = button("Why so long?", () => does.trace(message));
     const copyText = button("Copy", () => copy(message.content, copyText));

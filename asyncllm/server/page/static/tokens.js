@@ -1,6 +1,10 @@
-// A text and its tokens: which token a character belongs to, and how likely it was.
+// A text and its tokens: which token a character belongs to, how likely it was; and a prompt as tokens.
 
-import { $, el } from "./dom.js";
+import { post } from "./api.js";
+import { $, button, el, number, plural, say } from "./dom.js";
+import { openSheet } from "./request.js";
+
+const MOST = 2000; // tokens of a prompt that are shown at once
 
 /** A growing text, and the tokens whose texts join to it. Text only ever becomes text nodes. */
 export class Source {
@@ -79,7 +83,7 @@ function sureness({ logprob }) {
   return p > 0.9 ? 4 : p > 0.6 ? 3 : p > 0.3 ? 2 : p > 0.1 ? 1 : 0;
 }
 
-export const visible = (text) => JSON.stringify(text).slice(1, -1).replaceAll(" ", "␣");
+const visible = (text) => JSON.stringify(text).slice(1, -1).replaceAll(" ", "␣");
 const share = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
 
 function showTip(span) {
@@ -109,7 +113,7 @@ export function startTips(container) {
 }
 
 /** Tell of the token under the pointer, or with arrow keys of the next one within what has the focus; of null in the end. */
-export function walk(container, within, tell) {
+function walk(container, within, tell) {
   let at = null;
   const go = (span) => {
     if (!span && !at) return;
@@ -131,4 +135,46 @@ export function walk(container, within, tell) {
     go(next);
     next.classList.add("at");
   });
+}
+
+// -- a prompt -------------------------------------------------------------------------------------
+
+/**
+ * Show a prompt as the model reads it: the rendered template, token by token.
+ * @param request makes {model, messages, tools}.
+ * @param cached how many of its tokens the server had in its prefix cache, if that is known.
+ */
+export async function showPrompt(request, cached = 0) {
+  const { content, isOpen } = openSheet("The prompt as tokens");
+  let found;
+  try {
+    found = await post("tokenize", { ...request(), return_token_strs: true });
+  } catch (error) {
+    if (isOpen()) content.replaceChildren(el("p.error", {}, error.message));
+    return;
+  }
+  if (!isOpen()) return;
+  const { tokens, token_strs: texts, max_model_len: most } = found;
+  const box = el("p.text.prompt-tokens", { tabindex: 0, role: "group", "aria-label": "Tokens; arrow keys tell of each" });
+  const readout = el("p.readout", { "aria-live": "polite" });
+  const calm = `${plural(tokens.length, "token")} of at most ${number(most)}${cached ? `; the first ${number(cached)} were cached` : ""}. Point at one, or use the arrow keys.`;
+  const more = button("", () => show());
+  let count = 0;
+  const show = () => {
+    const end = Math.min(tokens.length, count + MOST);
+    for (; count < end; count++) {
+      const text = texts[count];
+      const span = el("span.token", {}, text.startsWith("bytes:") ? text.slice(6) : text.replaceAll("\n", "⏎\n") || `#${tokens[count]}`);
+      if (/^<.+>$/s.test(text)) span.classList.add("special");
+      if (count < cached) span.classList.add("cached");
+      span.token = `Token ${number(count + 1)}: id ${tokens[count]}, ${visible(text) || "no text"}`;
+      box.append(span);
+    }
+    more.hidden = count === tokens.length;
+    say(more, `Show more of the other ${number(tokens.length - count)}`);
+  };
+  show();
+  walk(content, ".prompt-tokens", (span) => say(readout, span ? span.token : calm));
+  say(readout, calm);
+  content.replaceChildren(readout, box, more);
 }
