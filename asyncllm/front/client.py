@@ -59,13 +59,13 @@ class Client:
         self.room = room
         self.placed: Placed | None = None
         self.data = bytearray()
-        self.num_first = 0
         self.reset()
 
     def reset(self) -> None:
         """The next request begins."""
         self.drop()
         self.head: Head | None = None
+        self.num_first = 0
         self.has_begun = False
         self.has_moved = False
         self.last_words = b""

@@ -11,6 +11,7 @@ from aiohttp import web
 from asyncllm.errors import BadRequest
 from asyncllm.server.anthropic import routes as anthropic_routes
 from asyncllm.server.anthropic.errors import anthropic_error_response
+from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.http.cors import add_cors, answer_preflights
 from asyncllm.server.http.cuts import CUTS, Cuts
 from asyncllm.server.http.errors import REFUSALS, Refusals
@@ -115,6 +116,7 @@ def create_app(
         app.on_cleanup.append(lambda _: spans.aclose())
     app[ACCEPT_WAITS] = Waits()
     app[CROWD] = Crowd()
+    app[NUMBERS] = Numbers()
     app[CUTS] = Cuts()
     app[REFUSALS] = Refusals()
     app[WRITE_TIMES] = WriteTimes()

@@ -4,25 +4,50 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Final
+from typing import Final, NamedTuple
+
+from aiohttp import web
 
 from asyncllm.front.request import MOST_REPLICAS
+
+#: Of one process; browsers count exactly up to 2 ** 53, which is enough for 35,000 restarts.
+MOST_REQUESTS: Final = 10**9
 
 _RESPONSE: Final = re.compile(r"resp_[0-9a-f]{30}([0-9a-f]{2})")
 
 
-def number_at(replica: int | None, number: int) -> int:
-    """As clients see the number of something that one of several replicas has."""
-    return number if replica is None else number * MOST_REPLICAS + replica
+class Numbers(NamedTuple):
+    """Makes numbers of requests that no other replica gives, and no process before or after.
+
+    Attributes:
+        replica: which of several this is; None if there is one server.
+        restarts: how many processes have died here before.
+    """
+
+    replica: int | None = None
+    restarts: int = 0
+
+    def shown(self, number: int) -> int:
+        """As clients see it; ``number`` is the engine's, which begins at 1 in each process."""
+        number += self.restarts * MOST_REQUESTS
+        return number if self.replica is None else number * MOST_REPLICAS + self.replica
+
+    def here(self, shown: int) -> int | None:
+        """The engine's number; None if it is another process's."""
+        if self.replica is not None:
+            shown, replica = divmod(shown, MOST_REPLICAS)
+            if replica != self.replica:
+                return None
+        restarts, number = divmod(shown, MOST_REQUESTS)
+        return number if restarts == self.restarts else None
 
 
-def number_here(replica: int | None, shown: int) -> int:
-    """What ``number_at`` has made a number of."""
-    return shown if replica is None else shown // MOST_REPLICAS
+#: Of the process that serves.
+NUMBERS: Final = web.AppKey("asyncllm_numbers", Numbers)
 
 
 def home_of_number(shown: str) -> int | None:
-    """The replica of a number that ``number_at`` has made; None if it is no number."""
+    """The replica of a number as clients see it; None if it is no number."""
     return int(shown) % MOST_REPLICAS if is_number(shown) else None
 
 

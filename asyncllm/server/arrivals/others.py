@@ -58,10 +58,13 @@ async def consult(request: web.Request, handler: Handler) -> web.StreamResponse:
     if routed.is_question:
         if route.came is None or SEEK not in request.headers:
             return await handler(request)
+        _told_elsewhere()
         came = route.came(request, unquote(request.headers[SEEK]))
         return json_response({"replica": request.app[REPLICA], "came": came})
     if route.asks:
-        return _whole(await _ask(routed, request, route.asks))
+        answer = await _ask(routed, request, route.asks)
+        _told_elsewhere()
+        return _whole(answer)
     home, name = None, request.match_info.get("id", "")
     if route.home is not None:
         home = route.home(name)
@@ -100,9 +103,14 @@ def send_home(request: web.Request, home: int | None, body: bytes | bytearray = 
     except OSError:
         raise NotReady("too many open files; try again") from None
     transport.abort()  # the front has an end, too: the connection stays open
+    _told_elsewhere()
+    raise SentHome
+
+
+def _told_elsewhere() -> None:
+    """The log of another replica has a line about this request, and this one's has none."""
     if (entry := current_entry()) is not None:
         entry.postponed = True
-    raise SentHome
 
 
 async def seek(request: web.Request, name: str) -> int | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import HttpVersion11, hdrs, web
 
 from asyncllm.errors import EngineDead
+from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.http.connection import KIND, Connection
 from asyncllm.server.http.hand_over import HAND_OVER
 from asyncllm.supervise.front_channel import BEGUN, CLOSED, FREE, KEPT, MOVED
@@ -194,14 +195,17 @@ REPLICAS: Final = web.AppKey("asyncllm_replicas", int)
 
 
 def add_routing(
-    app: web.Application, replica: int, count: int, has_died: Callable[[], bool]
+    app: web.Application, replica: int, count: int, restarts: int, has_died: Callable[[], bool]
 ) -> None:
     """To be called before the application serves.
 
     Args:
         count: how many replicas there are.
+        restarts: how many processes have died in the place of this one.
+        has_died: whether requests that are not answered yet should go elsewhere.
     """
     app[REPLICA], app[REPLICAS] = replica, count
+    app[NUMBERS] = Numbers(replica, restarts)
     app[KIND] = RoutedConnection
     app[HAND_OVER] = Leaving(has_died)
     app.on_response_prepare.append(begin)
@@ -213,6 +217,7 @@ def add_number(app: web.Application, replica: int) -> None:
     Answers that stream have their last words in a header, ``LAST_WORDS_HEADER``.
     """
     app[REPLICA] = replica
+    app[NUMBERS] = Numbers(replica)
     app.on_response_prepare.append(_say_last_words)
 
 

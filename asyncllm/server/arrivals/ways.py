@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.arrivals.others import consult
 from asyncllm.server.arrivals.routed import add_routing, adopt
 from asyncllm.server.http.hand_over import add_hand_over, is_second
@@ -100,6 +101,7 @@ class InheritedPort(OwnPort):
         self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
     ) -> None:
         add_hand_over(app, self._parent, has_died)
+        app[NUMBERS] = Numbers(restarts=self._parent.restarts)
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
         self._parent.take_over()
@@ -133,9 +135,10 @@ class FromFront:
     def prepare(
         self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
     ) -> None:
-        assert self._parent.replica is not None
+        parent = self._parent
+        assert parent.replica is not None
         self._how = how
-        add_routing(app, self._parent.replica, self._parent.num_replicas, has_died)
+        add_routing(app, parent.replica, parent.num_replicas, parent.restarts, has_died)
         app.middlewares.append(consult)
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from asyncllm.errors import EngineDead, NotFound, NotReady
-from asyncllm.server.arrivals.names import is_number, number_here
-from asyncllm.server.arrivals.routed import REPLICA
+from asyncllm.server.arrivals.names import NUMBERS, Numbers, is_number
 from asyncllm.server.http.answer import encode, json_response
 from asyncllm.server.http.api_keys import has_key, tenant_of
 from asyncllm.server.metrics import scrape
@@ -55,12 +54,12 @@ class LiveFeed:
         self._made_at = 0.0
         self._bodies: dict[str | None, bytes] = {}
 
-    def body(self, viewer: str | None, replica: int | None = None) -> bytes:
+    def body(self, viewer: str | None, numbers: Numbers) -> bytes:
         """JSON of a ``LiveState``.
 
         Args:
             viewer: the tenant whose requests are shown; None for all.
-            replica: which of several this is.
+            numbers: make ids.
 
         Raises:
             EngineDead, NotReady: there is nothing to be seen.
@@ -78,10 +77,10 @@ class LiveFeed:
             self._bodies.clear()
         body = self._bodies.get(viewer)
         if body is None:
-            body = self._bodies[viewer] = encode(self._state(view, viewer, replica))
+            body = self._bodies[viewer] = encode(self._state(view, viewer, numbers))
         return body
 
-    def _state(self, view: LiveView, viewer: str | None, replica: int | None) -> LiveState:
+    def _state(self, view: LiveView, viewer: str | None, numbers: Numbers) -> LiveState:
         service, llm = self._service, self._service.llm
         limits, stats, now = llm.limits, llm.stats, view.time
 
@@ -90,7 +89,7 @@ class LiveFeed:
 
         return LiveState(
             model=service.model_names[0],
-            replicas=[replica or 0],
+            replicas=[numbers.replica or 0],
             missing=[],
             time_ms=round(now * 1e3, 2),
             interval_ms=INTERVAL_SECONDS * 1e3,
@@ -109,17 +108,17 @@ class LiveFeed:
             pages=self._pages(view),
             prefixes=[
                 LivePrefix(
-                    prefix=prefix_at(replica, p.first_page), requests=p.requests, pages=p.pages
+                    prefix=prefix_at(numbers, p.first_page), requests=p.requests, pages=p.pages
                 )
                 for p in view.prefixes
             ],
-            running=live_rows(view.running, now, is_own, self._name, replica),
-            waiting=live_rows(view.waiting, now, is_own, self._name, replica),
+            running=live_rows(view.running, now, is_own, self._name, numbers),
+            waiting=live_rows(view.waiting, now, is_own, self._name, numbers),
             ended=[
-                ended_row(trace, now, self._name(trace.request_id), replica)
+                ended_row(trace, now, self._name(trace.request_id), numbers)
                 for trace in _first(view.ended, is_own)
             ],
-            steps=[live_step(step, replica) for step in view.steps],
+            steps=[live_step(step, numbers) for step in view.steps],
         )
 
     def _totals(self) -> LiveTotals:
@@ -169,7 +168,7 @@ def add_live(app: web.Application) -> None:
 
 
 async def live(request: web.Request) -> web.Response:
-    body = request.app[LIVE_FEED].body(_viewer(request), request.app.get(REPLICA))
+    body = request.app[LIVE_FEED].body(_viewer(request), request.app[NUMBERS])
     headers = {"Cache-Control": "no-store"}
     return web.Response(body=body, content_type="application/json", headers=headers)
 
@@ -219,5 +218,7 @@ def _find(request: web.Request) -> tuple[int, Served | None]:
     text = request.match_info["id"]
     if not is_number(text):
         raise NotFound(f"{text!r} is not the number of a request", param="id")
-    number = number_here(request.app.get(REPLICA), int(text))
+    number = request.app[NUMBERS].here(int(text))
+    if number is None:
+        return -1, None
     return number, request.app[SERVICE].log.find_sequence(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from asyncllm.engine.scheduling.waiting.reason import Reason
-from asyncllm.server.arrivals.names import number_at
+from asyncllm.server.arrivals.names import Numbers
 from asyncllm.server.http.answer import Answer
 
 if TYPE_CHECKING:
@@ -157,12 +157,12 @@ def live_rows(
     now: float,
     is_own: Callable[[str], bool],
     name_of: Callable[[int], str],
-    replica: int | None,
+    numbers: Numbers,
 ) -> list[LiveRow]:
     """At most MOST_ROWS of the viewer's own requests, and of those of others.
 
     Args:
-        replica: which of several this is.
+        numbers: make ids.
     """
     rows: list[LiveRow] = []
     listed = {True: 0, False: 0}
@@ -170,19 +170,19 @@ def live_rows(
         own = is_own(request.tenant)
         if listed[own] < MOST_ROWS:
             listed[own] += 1
-            rows.append(_row(request, now, name_of(request.id) if own else None, replica))
+            rows.append(_row(request, now, name_of(request.id) if own else None, numbers))
     return rows
 
 
-def _row(request: LiveRequest, now: float, name: str | None, replica: int | None) -> LiveRow:
+def _row(request: LiveRequest, now: float, name: str | None, numbers: Numbers) -> LiveRow:
     """``name``: None for a request of somebody else."""
     own, wait, progress = name is not None, request.wait, request.progress
     left = 0 if progress is None else progress.prompt_left
     first = request.blocked_by if own else None
     return LiveRow(
-        id=number_at(replica, request.id) if own else None,
+        id=numbers.shown(request.id) if own else None,
         name=name or "",
-        replica=replica or 0,
+        replica=numbers.replica or 0,
         tenant=request.tenant if own else "",
         state="waiting" if progress is None else "prefill" if left else "decode",
         age_ms=_ms(now - request.arrived),
@@ -194,30 +194,30 @@ def _row(request: LiveRequest, now: float, name: str | None, replica: int | None
         max_output_tokens=request.max_output_tokens,
         pages=request.pages,
         own_pages=0 if progress is None else progress.own_pages,
-        prefix=prefix_at(replica, -1 if progress is None else progress.prefix_page),
+        prefix=prefix_at(numbers, -1 if progress is None else progress.prefix_page),
         preemptions=request.preemptions,
         waited_ms={reason: _ms(seconds) for reason, seconds in request.waited.items()},
         reason=None if wait is None else wait.reason,
         ahead=0 if wait is None else wait.ahead,
         needs=0 if wait is None else wait.needs,
         available=0 if wait is None else wait.available,
-        blocked_by=None if first is None else number_at(replica, first),
+        blocked_by=None if first is None else numbers.shown(first),
     )
 
 
-def prefix_at(replica: int | None, page: int) -> int:
+def prefix_at(numbers: Numbers, page: int) -> int:
     """As the view numbers the prefix that begins with this page; -1 is none."""
-    return page if page < 0 else number_at(replica, page)
+    return page if page < 0 else numbers.shown(page)
 
 
-def ended_row(trace: RequestTrace, now: float, name: str, replica: int | None) -> EndedRow:
+def ended_row(trace: RequestTrace, now: float, name: str, numbers: Numbers) -> EndedRow:
     """Its ``ended`` is not None."""
     start = trace.arrived
     ended = now if trace.ended is None else trace.ended
     return EndedRow(
-        id=number_at(replica, trace.request_id),
+        id=numbers.shown(trace.request_id),
         name=name,
-        replica=replica or 0,
+        replica=numbers.replica or 0,
         tenant=trace.tenant,
         outcome=trace.outcome,
         ended_ago_ms=_ms(now - ended),
@@ -231,7 +231,7 @@ def ended_row(trace: RequestTrace, now: float, name: str, replica: int | None) -
     )
 
 
-def live_step(step: StepRecord, replica: int | None) -> LiveStep:
+def live_step(step: StepRecord, numbers: Numbers) -> LiveStep:
     done = step.seconds > 0
     return LiveStep(
         step.step,
@@ -240,7 +240,7 @@ def live_step(step: StepRecord, replica: int | None) -> LiveStep:
         step.num_decodes,
         step.num_rows - step.num_decodes,
         step.num_prompt_tokens,
-        replica or 0,
+        numbers.replica or 0,
     )
 
 

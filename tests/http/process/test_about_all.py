@@ -299,6 +299,15 @@ def test_health_does_not_wait_for_a_replica_that_is_stopped(running: Configured)
     running.write(keys="first\nlate\n")
     assert running.reload()[0] == 200
     until(lambda: running.ask("GET", "/ready")[1].get("replicas_ready") == 2)
+    # A number of the process that is gone is nobody's.
+    stream = Stream(running, "the first of its process", "reborn")
+    until(lambda: "reborn" in rows(running))
+    assert (rows(running)["reborn"]["replica"], rows(running)["reborn"]["id"] > 10**9) == (0, True)
+    for number in (NUMBERS, NUMBERS + 5, 2 * 10**9 * NUMBERS + NUMBERS):
+        assert running.ask("POST", f"/live/{number}/abort", ADMIN)[0] == 404
+    assert running.ask("POST", f"/live/{rows(running)['reborn']['id']}/abort", ADMIN)[0] == 200
+    assert stream.is_aborted()
+    stream.close()
     assert admits(running, "late") == [True, True]
     assert admits(running, "second") == [False, False]
     running.write()
