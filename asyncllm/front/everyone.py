@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: How long replicas may take, by what is asked. Then what the front knows takes the place of the
 #: answer to a probe; and a replica that was late is not asked how it is until it answers a ping.
-SECONDS: Final = {"health": 0.05, "ready": 0.05, "live": 1.0}
+SECONDS: Final = {"health": 0.03, "ready": 0.03, "live": 1.0}
 ASK_SECONDS: Final = 5.0
 _HOW_IT_IS: Final = ("health", "ready")
 
