@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import urllib.request
@@ -15,6 +16,7 @@ import pytest
 
 from asyncllm import AsyncLLM
 from asyncllm.server_config import ServerConfig
+from tests.http.process.test_supervise import supervised
 from tests.support.server.browser import Tab
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server, serving
@@ -282,3 +284,36 @@ def test_a_message_tells_why_it_took_long(tab: Tab, small: Server) -> None:
     # The page's temperature is above 0, so an answer may end before its limit.
     assert re.search(r"\b([12]?\d|30) tokens", cause) or "prompt" in cause
     assert "admitted to slot" in tab.text("#request")
+
+
+def test_each_click_is_about_the_request_that_was_clicked_of_all_replicas(tab: Tab) -> None:
+    with supervised(replicas=2, step_seconds=0.02) as running:
+        running.until_ready()
+        body = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        streams = {}
+        for i in range(4):
+            streams[f"mine-{i}"] = connection = http.client.HTTPConnection(
+                "127.0.0.1", running.port, timeout=40
+            )
+            headers = {"X-Request-Id": f"mine-{i}"}
+            connection.request("POST", "/generate", json.dumps(body), headers)
+        answers = {name: connection.getresponse() for name, connection in streams.items()}
+        tab.open(f"http://127.0.0.1:{running.port}/#live")
+        for i in range(4):
+            tab.until_text("#running", f"mine-{i}, replica {i % 2}")
+        for i in (2, 1, 3, 0):
+            name = f"mine-{i}"
+            tab.js(
+                "[...document.querySelectorAll('#running .link')]"
+                f".find(node => node.innerText.startsWith('{name}')).click()"
+            )
+            tab.until_text("#request h2", name)
+            tab.click("#request .danger")
+            tab.until_text("#request .danger", "Cancelled")
+            assert b'"finish_reason":"abort"' in answers[name].read()
+            tab.press("Escape")
+            tab.until_text("#ended", name)
+        for connection in streams.values():
+            connection.close()
+        running.process.terminate()
+        assert running.end() == 0
