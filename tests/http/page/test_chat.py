@@ -95,6 +95,18 @@ def test_settings_reach_the_server_and_are_kept(chat: Tab, server: Server) -> No
     assert "length" in chat.text(".assistant .actions")
 
 
+def test_settings_changed_during_an_answer_are_for_the_next(chat: Tab, server: Server) -> None:
+    for checked in (False, True):
+        chat.js(f"document.querySelector('[name=logprobs]').checked = {json.dumps(checked)}")
+        ask(chat, "0123456789 " * 15)
+        chat.until_text(".assistant:last-child .body", "0123")
+        chat.js("document.querySelector('[name=logprobs]').click()")
+        chat.until(ANSWERED)
+        assert chat.text(".assistant:last-child .body").strip() == ("0123456789 " * 15).strip()
+        tokens = chat.js("document.querySelectorAll('.assistant:last-child .body .token').length")
+        assert bool(tokens) == checked
+
+
 @pytest.mark.parametrize("how", ["escape", "button"])
 def test_stopping_aborts_the_request(chat: Tab, server: Server, how: str) -> None:
     aborted = len(server.llm.aborted)

@@ -191,7 +191,8 @@ def test_what_others_wrote_is_left_alone(chat: Tab, server: Server) -> None:
         localStorage.other = 'their value';
         const values = ['', 'x', '{}', '{"title": 1, "at": "x"}\\n{', 'null\\n[]',
             '{"at": 5}\\n[null]',
-            '{"title": "<b>t</b>", "at": 3}\\n[{"role": "user"}, {"content": 5}]'];
+            '{"title": "<b>t</b>", "at": 3}\\n[{"role": "user"}, {"content": 5}]',
+            '{"title": "t", "at": 4}\\n[{"role": "assistant", "content": "x"}]'];
         values.forEach((value, i) => localStorage.setItem(prefix + i, value));"""
     )
     chat.reload()

@@ -205,7 +205,7 @@ function sampling() {
 }
 
 async function answer() {
-  const message = { role: "assistant", content: "", reasoning: "", calls: [], tokens: [], stats: {} };
+  const message = { role: "assistant", content: "", reasoning: "", calls: [], stats: {} };
   const controller = (running = new AbortController());
   const mine = chat;
   const began = performance.now();
@@ -214,8 +214,9 @@ async function answer() {
     message.asked = { ...asked(mine.messages), tools: tools() };
     mine.messages.push(message);
     draw();
-    const body = JSON.stringify({ ...message.asked, ...sampling() });
-    const response = await call("v1/chat/completions", { method: "POST", body, signal: controller.signal });
+    const body = { ...message.asked, ...sampling() };
+    if (body.logprobs) message.tokens = [];
+    const response = await call("v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal: controller.signal });
     message.stats.id = response.headers.get("X-Request-Id");
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
@@ -250,9 +251,7 @@ function take(message, { delta, logprobs, finish_reason: finish }, ms) {
   }
   if (delta.content) {
     message.content += delta.content;
-    if ($("options").elements.logprobs.checked || message.tokens.length) {
-      message.tokens.push(...aligned(delta.content, logprobs?.content ?? []));
-    }
+    message.tokens?.push(...aligned(delta.content, logprobs?.content ?? []));
   }
   for (const part of delta.tool_calls ?? []) {
     const made = (message.calls[part.index] ??= { id: "", name: "", arguments: "" });

@@ -23,7 +23,8 @@ function read(key, whole = false) {
     const value = unkept.get(key) ?? localStorage.getItem(key);
     const end = value.indexOf("\n");
     const { title, at } = JSON.parse(value.slice(0, end));
-    const messages = whole ? JSON.parse(value.slice(end)).filter(({ content }) => typeof content === "string") : [];
+    const messages = (whole ? JSON.parse(value.slice(end)) : []).filter(({ content }) => typeof content === "string");
+    for (const message of messages) message.stats ??= {};
     return { id: key.slice(PREFIX.length), title: String(title), at: Number(at), size: value.length, messages };
   }, null); // it is not ours
 }

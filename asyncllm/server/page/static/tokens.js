@@ -12,9 +12,9 @@ export class Source {
   tokens = []; // [{text, logprob, top: [[text, logprob]]}]
   #starts = [];
 
-  /** Take a later state of the same text; false if it is another text. */
+  /** Take a later state of the same text; false if it is another text, or has tokens now. */
   grow(text, tokens) {
-    const same = text.startsWith(this.text) && Boolean(tokens.length) === Boolean(this.tokens.length);
+    const same = text.startsWith(this.text) && (!this.text || Boolean(tokens.length) === Boolean(this.#starts.length));
     if (!same || tokens !== this.tokens) this.#starts = [];
     let at = this.#starts.length ? this.#starts.at(-1) + tokens[this.#starts.length - 1].text.length : 0;
     for (const token of tokens.slice(this.#starts.length)) {
