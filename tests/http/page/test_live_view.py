@@ -148,6 +148,33 @@ def test_figures_and_charts(tab: Tab, small: Server) -> None:
     small.until_idle()
 
 
+def test_its_own_prompt_is_no_other_requests(page: Tab) -> None:
+    """A request that was alone; ``others`` are prompt tokens of others in each step."""
+
+    def cause(others: int) -> str:
+        steps = [
+            {"step": i, "began_ms": 10 + 20 * i, "ms": 19, "rows": 1 + (others > 0)}
+            | {"tokens": 40 if i == 0 else 1 + others, "prompt_tokens": 40 if i == 0 else others}
+            for i in range(6)
+        ]
+        events = [("queued", 0, None), ("admitted", 10, 0), ("chunk", 10, 0)]
+        trace = {
+            "events": [{"kind": kind, "at_ms": at, "step": step} for kind, at, step in events],
+            "waited_ms": {},
+            "outcome": "stop",
+            "first_token_ms": 30,
+            "ended_ms": 130,
+            "steps_detail": steps,
+            "prompt_tokens": 40,
+            "cached_tokens": 0,
+            "completion_tokens": 6,
+        }
+        return str(page.js(f"{WAITED}({json.dumps(trace)})")[-1])
+
+    assert cause(0).endswith("Its steps had 1 row and took 19 ms on average.")
+    assert "90 % of their tokens were prompts of other requests" in cause(9).replace("\u00a0", " ")
+
+
 def test_requests_that_wait_for_the_same_are_one_row_that_opens(tab: Tab, small: Server) -> None:
     long = "an-id-of-a-client-0123456789abcdef"
     with asking(small, **{"first": 4000, "second": 2800, long: 50, "fourth": 50, "fifth": 50}):

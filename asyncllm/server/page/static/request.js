@@ -98,7 +98,8 @@ export function cause(trace) {
   if (part === "preempted") {
     return `It was preempted ${plural(count("preempted"), "time")} and waited ${took} to go on: older requests needed its KV pages.`;
   }
-  const steps = trace.steps_detail.filter((step) => step.ms !== null);
+  const own = new Set(trace.events.map((event) => (event.kind === "chunk" ? event.step : null))); // with its prompt
+  const steps = trace.steps_detail.filter(({ step, ms: took }) => took !== null && (part === "prefill" || !own.has(step)));
   const sum = (field) => steps.reduce((all, step) => all + step[field], 0);
   if (part === "prefill") {
     const fresh = trace.prompt_tokens - trace.cached_tokens;
@@ -111,7 +112,8 @@ export function cause(trace) {
   const prompts = sum("prompt_tokens") / Math.max(1, sum("tokens"));
   const gaps = steps.slice(1).reduce(
     (all, step, i) => all + Math.max(0, step.began_ms - steps[i].began_ms - steps[i].ms), 0);
-  let why = ` Its steps had ${number(trace.steps.mean_rows ?? 0)} rows and took ${duration(trace.steps.mean_ms)} on average.`;
+  const mean = (field) => sum(field) / steps.length;
+  let why = steps.length ? ` Its steps had ${plural(Math.round(mean("rows")), "row")} and took ${duration(mean("ms"))} on average.` : "";
   if (prompts > 0.5) why += ` ${percent(prompts)} of their tokens were prompts of other requests.`;
   if (gaps > 0.25 * ms) why += ` The device was idle for ${duration(gaps)} between them.`;
   return `Its answer took ${took}: ${plural(trace.completion_tokens, "token")} at ${duration(each)} each.${why}`;
