@@ -11,6 +11,7 @@ from asyncllm.engine.requests.mailbox import Mailbox
 from asyncllm.engine.token_constraints import is_prepared, prepare
 from asyncllm.errors import BadRequest
 from asyncllm.llm.beam_search import BeamSearch
+from asyncllm.llm.brief_errors import BRIEF, brief, shorten
 from asyncllm.llm.embedding import embed
 from asyncllm.llm.generation import Batch, Intake, collect, read_request, tenant_of
 from asyncllm.llm.replicas.engine import ReplicaSearch, ReplicatedEngine
@@ -76,6 +77,7 @@ class AsyncLLM(ServedModel):
         scheduling: SchedulingParams | None = None,
     ) -> list[Completion]: ...
 
+    @brief
     async def generate(
         self,
         prompts: Prompt | Seq[Prompt],
@@ -108,6 +110,7 @@ class AsyncLLM(ServedModel):
             ids, ready = await read_request(self, prompts, params, reservation)
             return await collect(self, ids, ready, scheduling, reservation)
 
+    @brief
     async def beam_search(
         self,
         prompt: Prompt,
@@ -143,6 +146,7 @@ class AsyncLLM(ServedModel):
             parts.engine, parts.tokenizer, prompt_ids, params, scheduling, reservation
         )
 
+    @brief
     async def embed(
         self,
         prompts: Prompt | Seq[Prompt],
@@ -174,18 +178,22 @@ class AsyncLLM(ServedModel):
         A slow reader gets several tokens at once; nothing piles up. It ends and raises like
         ``generate``.
         """
-        mailbox = Mailbox()
-        with self.reserve(tenant=tenant_of(scheduling)) as reservation:
-            ids, ready = await read_request(self, prompt, params, reservation)
-            request_id = self.submit(ids, ready, mailbox, scheduling, reservation)
+        mailbox, request_id = Mailbox(), None
         try:
+            with self.reserve(tenant=tenant_of(scheduling)) as reservation:
+                ids, ready = await read_request(self, prompt, params, reservation)
+                request_id = self.submit(ids, ready, mailbox, scheduling, reservation)
             while True:
                 delta = await mailbox.get()
                 yield delta
                 if delta.finish_reason is not None:
                     return
+        except BRIEF as error:
+            shorten(error)
+            raise
         finally:
-            self.abort(request_id)
+            if request_id is not None:
+                self.abort(request_id)
 
     async def prepare(self, params: SamplingParams) -> SamplingParams:
         """Parameters ready to be submitted; grammars are compiled off the loop.

@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncllm.config import EngineConfig
 from asyncllm.llm.async_llm import AsyncLLM
+from asyncllm.llm.brief_errors import brief
 from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
 from asyncllm.llm.options import engine_config
@@ -50,6 +51,7 @@ class LLM:
     reference gives all memory back. Methods may be called from any thread.
     """
 
+    @brief
     def __init__(
         self,
         model: str | Path | None = None,
@@ -100,6 +102,7 @@ class LLM:
         progress: bool = True,
     ) -> list[Completion]: ...
 
+    @brief
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -148,6 +151,7 @@ class LLM:
         scheduling: SchedulingParams | None = None,
     ) -> list[list[Beam]]: ...
 
+    @brief
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -171,6 +175,7 @@ class LLM:
         self._thread.run(intake.run(search, range(len(each))))
         return [found[index] for index in range(len(each))]
 
+    @brief
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -231,6 +236,7 @@ class LLM:
         """The engine's counters; they change while requests run."""
         return self._llm.stats
 
+    @brief
     def close(self) -> None:
         """Fail what is unfinished with EngineDead and give all memory back. Idempotent."""
         self._thread.close()

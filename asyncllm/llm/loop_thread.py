@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncllm.errors import EngineDead
 from asyncllm.event_loop import new_event_loop
+from asyncllm.llm.brief_errors import BRIEF, shorten
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -81,6 +82,9 @@ class LoopThread:
                 yield self.run(anext(items))
         except StopAsyncIteration:
             return
+        except BRIEF as error:
+            shorten(error)
+            raise
         finally:
             # Not waited for, as this may run wherever the garbage collector does.
             with suppress(EngineDead):

@@ -17,6 +17,7 @@ from asyncllm.engine.vitals import Vitals
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotReady
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.machines import Machines
+from asyncllm.llm.brief_errors import brief
 from asyncllm.llm.load import Loaded, load, load_replicas, name_of
 from asyncllm.llm.options import engine_config
 from asyncllm.llm.replicas.engine import ReplicatedEngine
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 class ServedModel:
     """Owns everything loaded, from ``start`` to ``aclose``; the base of ``AsyncLLM``."""
 
+    @brief
     def __init__(
         self,
         model: str | Path | None = None,
@@ -81,6 +83,7 @@ class ServedModel:
 
     # -- life ------------------------------------------------------------------------------------
 
+    @brief
     async def start(self) -> Self:
         """Load the model; returns when it can serve. Does nothing if it is loaded.
 
@@ -115,6 +118,7 @@ class ServedModel:
             if parts is not None:
                 await parts.aclose()
 
+    @brief
     async def __aenter__(self) -> Self:
         return await self.start()
 

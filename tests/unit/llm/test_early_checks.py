@@ -93,6 +93,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
         ({"device": "auto", "attention": "flashinfer"}, 0, "it needs a CUDA device"),
         ({"device": "auto", "attention": "flashinfer"}, 1, None),
         ({"device": "sim", "attention": "flashinfer"}, 0, None),
+        ({"device": "sim", "max_model_len": 100_000}, 0, None),
     ],
 )
 def test_gpus_are_counted_by_their_driver(
