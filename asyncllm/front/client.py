@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from asyncllm.front.request import MOST_HEAD, read_head
+from asyncllm.supervise.crowd import Use
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from asyncllm.front.request import Head
     from asyncllm.front.router import Placed
@@ -34,6 +36,8 @@ class Client:
         num_first: bytes that were there when the head was: a parser that gets them by themselves
             does what it would do on a connection of its own.
         head: of that request; None before it has ended.
+        use: what it may be used for.
+        leave: closes it if it is idle, and says whether it was.
         placed: at which replica it is; None while it is here.
         has_begun: the replica has begun to answer, or has more of the client than ``data``.
         last_words: end the answer, should the replica die.
@@ -46,17 +50,21 @@ class Client:
         "has_moved",
         "head",
         "last_words",
+        "leave",
         "num_first",
         "number",
         "placed",
         "room",
         "socket",
+        "use",
     )
 
     def __init__(self, connection: socket.socket, number: int, room: Room):
         self.socket = connection
         self.number = number
         self.room = room
+        self.use = Use.FREELY
+        self.leave: Callable[[], bool] = lambda: False
         self.placed: Placed | None = None
         self.data = bytearray()
         self.reset()

@@ -13,6 +13,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from asyncllm.errors import NotReady
 from asyncllm.front.answers import as_bytes
 from asyncllm.front.blocks import blocks, prompt_bytes
 from asyncllm.front.everyone import Everyone
@@ -21,6 +22,7 @@ from asyncllm.front.replica import Parcel, Replica, able
 from asyncllm.front.request import closing, home_of
 from asyncllm.front.router import Router
 from asyncllm.supervise.child import ACCEPT, LEAVING, PING, READY, content_of
+from asyncllm.supervise.crowd import Use
 from asyncllm.supervise.front_channel import (
     ASK,
     BEGUN,
@@ -40,6 +42,7 @@ from asyncllm.supervise.standard_files import announce
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from asyncllm.errors import AsyncLLMError
     from asyncllm.front.answers import Answer
     from asyncllm.front.client import Client
     from asyncllm.supervise.poller import Poller
@@ -49,7 +52,7 @@ log = logging.getLogger(__name__)
 
 PING_SECONDS: Final = 1.0
 
-DIED: Final = "the replica that was to answer has died; try again"
+DIED: Final = NotReady("the replica that was to answer has died; try again")
 
 
 class Front:
@@ -157,13 +160,15 @@ class Front:
 
     # -- choosing a replica ----------------------------------------------------------------------
 
-    def _finish(self, client: Client, last: bytes | None = None, why: str = STARTING) -> None:
-        """Write this, or ``why`` no replica answers, and close the connection."""
+    def _refuse(self, client: Client, why: AsyncLLMError = STARTING) -> None:
+        """No replica answers: say so, and close the connection."""
         client.drop()
-        if last is None:
-            self._outage.refuse(client.socket, why)
-        else:
-            self._outage.finish(client.socket, last)
+        self._outage.refuse(client.socket, why)
+
+    def _finish(self, client: Client, last: bytes) -> None:
+        """Write this, and close the connection."""
+        client.drop()
+        self._outage.finish(client.socket, last)
 
     def _place(self, client: Client, *, besides: int | None = None) -> None:
         """Give a request to a replica, or ask all of them.
@@ -171,10 +176,13 @@ class Front:
         Args:
             besides: a replica that must not get it.
         """
+        if (crowded := self._reader.refusal(client)) is not None:
+            self._refuse(client, crowded)
+            return
         among = [i for i, replica in enumerate(self._replicas) if replica.is_ready and i != besides]
         among = among or able(self._replicas)
         if not among:
-            self._finish(client)
+            self._refuse(client)
         elif client.probe:
             self._asking.add(client)
             request = closing(bytes(client.data))
@@ -197,10 +205,11 @@ class Front:
         self._asking.discard(client)
         head = client.head
         if answer is None or head is None:
-            self._finish(client)
+            self._refuse(client)
             return
         is_head = client.data.startswith(b"HEAD ")
-        data = as_bytes(answer, with_body=not is_head, is_last=head.is_last, version=head.version)
+        is_last = head.is_last or client.use is not Use.FREELY
+        data = as_bytes(answer, with_body=not is_head, is_last=is_last, version=head.version)
         try:
             sent = client.socket.send(data)
         except BlockingIOError:
@@ -208,7 +217,7 @@ class Front:
         except OSError:
             client.close()
             return
-        if sent < len(data) or head.is_last:
+        if sent < len(data) or is_last:
             self._finish(client, data[sent:])
         else:
             client.reset()
@@ -219,7 +228,7 @@ class Front:
 
         def answer(found: Answer | None) -> None:
             if found is None:
-                self._outage.refuse(connection, STARTING)
+                self._outage.refuse(connection)
             else:
                 self._outage.finish(connection, as_bytes(found, is_last=True))
 
@@ -263,7 +272,7 @@ class Front:
     def _move(self, client: Client) -> None:
         """Give a request to another replica; only once, as it may be what kills them."""
         if client.has_moved or not client.is_whole():
-            self._finish(client, why=DIED)
+            self._refuse(client, DIED)
             return
         client.has_moved = True
         self._everyone.own.moved += 1
@@ -276,7 +285,7 @@ class Front:
         if request and self._replicas[home].is_there:
             self._hand_over(client, [home])
         else:
-            self._finish(client, why=DIED)
+            self._refuse(client, DIED)
 
     def _announce(self, index: int, about: str) -> None:
         log.info("replica %d is ready (%s)", index, about)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import logging
+import socket
 import time
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from asyncllm.front.client import Client, Room
 from asyncllm.front.expiring import Expiring
+from asyncllm.supervise.crowd import EXHAUSTED, PROBES, Crowd, Use
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
+    from asyncllm.errors import Crowded
     from asyncllm.supervise.poller import Poller
 
 log = logging.getLogger(__name__)
@@ -24,8 +26,10 @@ log = logging.getLogger(__name__)
 HEAD_SECONDS: Final = 0.05
 #: The rest of a body; then its beginning decides.
 BODY_SECONDS: Final = 2.0
-#: Without file descriptors: before accepting again, and how often the log says so.
-ACCEPT_SECONDS, LOG_SECONDS = 0.1, 60.0
+#: Before accepting again: without file descriptors, and when room is being made.
+RETRY_SECONDS, CROWDED_SECONDS = 0.1, 0.02
+#: How often the log says that there are none.
+LOG_SECONDS: Final = 60.0
 #: Connections accepted, and bytes read, at once.
 MOST_ACCEPTED: Final = 128
 READ_BYTES: Final = 2**18
@@ -53,6 +57,7 @@ class Reader:
         self._place = place
         self._numbers = count(1)
         self._room = Room(MOST_BYTES)
+        self._crowd = Crowd()
         self._idle: Expiring[Client] = Expiring(request_seconds)
         self._heads: Expiring[Client] = Expiring(HEAD_SECONDS)
         self._bodies: Expiring[Client] = Expiring(BODY_SECONDS)
@@ -69,11 +74,22 @@ class Reader:
         """Accept connections from now on."""
         self._accept_at = None
         for listening in self._sockets:
+            if self._crowd.is_full(listening.fileno()):
+                self._pause(CROWDED_SECONDS)
+                return
             self._poller.add(listening, partial(self._accept, listening))
+
+    def refusal(self, client: Client) -> Crowded | None:
+        """Why its request is not served: it is no probe, and there are too many connections."""
+        path = "" if client.head is None else client.head.path
+        if client.use is not Use.PROBING or path in PROBES:
+            return None
+        return self._crowd.refusal()
 
     def listen(self, client: Client) -> None:
         """Wait for a request."""
         self._idle.add(client)
+        self._crowd.rests(client)
         self._poller.add(client.socket, partial(self._read, client))
 
     def act(self) -> None:
@@ -98,19 +114,29 @@ class Reader:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                if error.errno in EXHAUSTED:
                     if (now := time.monotonic()) >= self._log_at:
                         self._log_at = now + LOG_SECONDS
                         log.error("cannot accept connections, will keep trying: %s", error.strerror)
-                    self._accept_at = now + ACCEPT_SECONDS
-                    for other in self._sockets:
-                        self._poller.remove(other)
+                    self._pause(RETRY_SECONDS)
                     return
                 continue  # one broken connection
             connection.setblocking(False)
             client = Client(connection, next(self._numbers), self._room)
+            self._crowd.num_open = connection.fileno()  # about as many
+            client.use = self._crowd.use_of(connection.fileno())
+            client.leave = partial(self._close_idle, client)
             self.listen(client)
             self._read(client)  # its request is there, most likely
+            if connection.fileno() >= self._crowd.limit.probes:
+                self._pause(CROWDED_SECONDS)
+                return
+
+    def _pause(self, seconds: float) -> None:
+        """Accept nothing for a while."""
+        self._accept_at = time.monotonic() + seconds
+        for listening in self._sockets:
+            self._poller.remove(listening)
 
     def _read(self, client: Client) -> None:
         try:
@@ -130,14 +156,26 @@ class Reader:
             self._place(client)
         else:
             self._idle.discard(client)
+            self._crowd.works(client)
             if client.head is None:
                 self._heads.add(client)
             else:
                 self._heads.discard(client)
                 self._bodies.add(client)
 
+    def _close_idle(self, client: Client) -> bool:
+        """The crowd calls it, and forgets the client itself."""
+        with suppress(OSError):
+            if client.socket.recv(1, socket.MSG_PEEK):
+                return False
+        self._idle.discard(client)
+        self._poller.remove(client.socket)
+        client.close()
+        return True
+
     def _leave(self, client: Client) -> None:
         """Read no more of it."""
+        self._crowd.works(client)
         for waiting in (self._idle, self._heads, self._bodies):
             waiting.discard(client)
         self._poller.remove(client.socket)

@@ -18,6 +18,7 @@ from asyncllm.supervise.poller import READ, WRITE
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
+    from asyncllm.errors import AsyncLLMError
     from asyncllm.supervise.poller import Poller
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ RETRY_SECONDS: Final = 0.1
 #: The rest of a request is not waited for.
 MAX_HEAD: Final = 16 * 1024
 
-STARTING: Final = "the server is starting"
+STARTING: Final = NotReady("the server is starting")
 
 
 class Outage:
@@ -128,14 +129,14 @@ class Outage:
         self._begin(client, self._serve(client))
 
     def refuse(
-        self, client: socket.socket, message: str = STARTING, *, at_once: bool = False
+        self, client: socket.socket, error: AsyncLLMError = STARTING, *, at_once: bool = False
     ) -> None:
         """Answer a connection whose request was read before; without TLS.
 
         Args:
             at_once: close it then; else it may have more to send, which is read before.
         """
-        self.finish(client, self._answer(message, with_body=True), at_once=at_once)
+        self.finish(client, self._answer(error, with_body=True), at_once=at_once)
 
     def finish(self, client: socket.socket, last: bytes, *, at_once: bool = False) -> None:
         """Write this to a connection, and close it; without TLS."""
@@ -195,8 +196,7 @@ class Outage:
         while not at_once and (yield from self._when(READ, partial(client.recv, MAX_HEAD))):
             pass
 
-    def _answer(self, message: str, *, with_body: bool) -> bytes:
-        error = NotReady(message)
+    def _answer(self, error: AsyncLLMError, *, with_body: bool) -> bytes:
         detail = {"message": error.message, "type": error.type, "param": None, "code": error.code}
         body = msgspec.json.encode({"error": detail})
         seconds = max(1, math.ceil(self._retry_seconds()))

@@ -32,9 +32,9 @@ SLOW = {"prompt": "a", "max_tokens": 800, "ignore_eos": True}
 
 
 @contextmanager
-def serving(ulimit: str) -> Iterator[Supervised]:
+def serving(ulimit: str, options: str = "") -> Iterator[Supervised]:
     """A server without a model, that its shell has given this limit."""
-    serve = f"{sys.executable} -m asyncllm serve --device sim --port 0 --max-num-seqs 16"
+    serve = f"{sys.executable} -m asyncllm serve --device sim --port 0 --max-num-seqs 16 {options}"
     shell = ("bash", "-c", f"ulimit {ulimit} && exec {serve}")
     with own_session(*shell, stdout=-1, stderr=-1, text=True) as process:
         running = Supervised(process)
@@ -115,6 +115,26 @@ def test_many_clients_and_few_files() -> None:
         assert sum(after) - sum(before) < 0.25, "nothing spins"
     log = "".join(running.log)
     assert f"at most {FILES} open files (ulimit -n), of which up to 48 may be connections" in log
+    assert f"with a limit of {FILES} open files (ulimit -n): idle ones are closed" in log
+
+
+def test_many_clients_of_a_front_with_few_files() -> None:
+    with serving(f"-n {FILES}", "--dp 2") as running, ExitStack() as stack:
+        idle = connect(running.port, stack)
+        for _ in range(5):
+            assert running.status("/health") == 200
+        assert complete(running.port) == "length"
+        closed = sum(map(is_closed, idle))
+        assert 0 < CLIENTS - closed < FILES
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            ends = [threads.submit(complete, running.port) for _ in range(CLIENTS)]
+            until(lambda: any(end.done() for end in ends))
+            for path in ("/health", "/ready", "/load", "/metrics"):
+                assert running.status(path) == 200
+            count = Counter(end.result() for end in ends)
+        assert count.keys() == {"length", "too_many_connections"}
+        assert sum(count.values()) == CLIENTS
+    log = "".join(running.log)
     assert f"with a limit of {FILES} open files (ulimit -n): idle ones are closed" in log
 
 

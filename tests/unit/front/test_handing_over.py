@@ -12,6 +12,7 @@ import pytest
 
 from asyncllm.front.client import Client, Room
 from asyncllm.front.front import Front
+from asyncllm.front.reader import HEAD_SECONDS
 from asyncllm.front.replica import Parcel, Replica
 from asyncllm.supervise.child import ACCEPT, MESSAGE_BYTES
 from asyncllm.supervise.door import SingleDoor
@@ -96,6 +97,37 @@ def test_when_all_replicas_are_busy_one_of_them_answers_late() -> None:
             taken.close()
             assert number == 1
             assert door._replicas[0].accepts is False
+            door.drop()
+    poller.close()
+
+
+@pytest.mark.parametrize("then", [b"", b"EOF", b"\0"])
+def test_what_is_no_whole_head_goes_to_a_replica_soon(then: bytes) -> None:
+    """At once if nothing can follow; it gets the pieces as they came."""
+    poller, server = Poller(), Server(0)
+    door = front(poller)
+    with channel() as (ours, there):
+        server.began(os.getpid(), ours)
+        door.began(server)
+        server.accepts = server.is_ready = True
+        connection, client = socket.socketpair()
+        connection.setblocking(False)
+        taker = Client(connection, 1, Room(1000))
+        with client:
+            door._reader.listen(taker)
+            start = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+            client.sendall(start if then != b"\0" else then)
+            door._reader._read(taker)
+            if then == b"":
+                assert list(FrontChannel(there, bytes).handed_over()) == []
+                poller.wait(HEAD_SECONDS + 0.01)  # nothing comes
+                door.act()
+            elif then == b"EOF":
+                client.shutdown(socket.SHUT_WR)
+                door._reader._read(taker)
+            [(_, taken, pieces)] = FrontChannel(there, bytes).handed_over()
+            taken.close()
+            assert b"".join(pieces) == (start if then != b"\0" else then)
             door.drop()
     poller.close()
 
