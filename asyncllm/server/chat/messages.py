@@ -62,21 +62,22 @@ def read_chat(body: ChatFields) -> list[str]:
         Names for what was left out.
 
     Raises:
-        BadRequest: a message, a tool or the choice is malformed, or a user's content is no text.
+        BadRequest: a message, a tool or the choice is malformed, no tool is left, or a user's
+            content is no text.
     """
     left_out: list[str] = []
     if body.tools is not None:
         if not body.tools:
             raise BadRequest("tools is empty", param="tools")
-        body.tools = _functions(body.tools, left_out) or None
+        body.tools = _functions(body.tools, left_out)
     body.messages = _read_messages(body.messages or [], body.tools, left_out)
     _allow_tools(body)
     return left_out
 
 
 def _functions(tools: list[dict[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
-    """The tools that are functions."""
-    found = []
+    """The tools that are functions; there must be one."""
+    found, named = [], []
     for i, tool in enumerate(tools):
         kind = tool.get("type")
         if kind is None and "function" in tool:
@@ -85,8 +86,17 @@ def _functions(tools: list[dict[str, Any]], left_out: list[str]) -> list[dict[st
         if kind == "function" or not isinstance(kind, str):
             found.append(tool)
         else:
-            left_out.append(f"tools[{i}].{kind}")
+            named.append(f"tools[{i}].{kind}")
+    if named and not found:
+        where, _, kind = named[0].rpartition(".")
+        raise unsupported_tool(kind, where)
+    left_out += named
     return found
+
+
+def unsupported_tool(kind: str, where: str) -> BadRequest:
+    """The error of a request all of whose tools would be left out."""
+    return BadRequest(f"tools of type {kind!r} are not supported", param=f"{where}.type")
 
 
 def _read_messages(

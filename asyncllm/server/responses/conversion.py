@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.arrivals.names import new_id
-from asyncllm.server.chat.adapter import convert_part, function_tool, generating_fields
+from asyncllm.server.chat.adapter import generating_fields
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.fields import unsupported
-from asyncllm.server.responses.input import messages_of
-from asyncllm.server.responses.requests import FunctionTool, ResponsesRequest, TextFormat
+from asyncllm.server.responses import item_schemas as items
+from asyncllm.server.responses.messages import messages_of
+from asyncllm.server.responses.requests import ResponsesRequest, TextFormat
 from asyncllm.server.responses.schemas import ReasoningEcho, Response, TextEcho
+from asyncllm.server.responses.tools import Offers, read_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from asyncllm.server.responses.schemas import Item
     from asyncllm.types import SamplingParams
 
 #: From the fields of a chat to this API's names.
@@ -31,8 +32,10 @@ NAMES: Final = {
     "reasoning_effort": "reasoning.effort",
 }
 #: Fields that are refused when they ask for something.
-_REFUSED: Final = ("conversation", "prompt", "context_management", "return_token_ids")
+_REFUSED: Final = ("conversation", "prompt", "return_token_ids")
 WITH_LOGPROBS: Final = "message.output_text.logprobs"
+#: Asks for reasoning in a form that clients keep and send back.
+WITH_REASONING: Final = "reasoning.encrypted_content"
 
 
 def check(body: ResponsesRequest) -> None:
@@ -63,7 +66,9 @@ def ineffective(body: ResponsesRequest) -> list[str]:
     """Fields that were given and have no effect."""
     names = []
     if set(body.include or ()) - {WITH_LOGPROBS}:
-        names.append("include")
+        names.append("include")  # reasoning, too: what clients keep of it is not encrypted
+    if body.context_management:
+        names.append("context_management")
     if body.text is not None and body.text.verbosity is not None:
         names.append("text.verbosity")
     summaries = ("summary", "generate_summary")
@@ -71,66 +76,56 @@ def ineffective(body: ResponsesRequest) -> list[str]:
     return names + [f"reasoning.{name}" for name in given]
 
 
-def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """The chat that continues ``items``.
+class Continued(NamedTuple):
+    """What a request makes of the items that it continues.
+
+    Attributes:
+        offers: the tools that the model may call.
+    """
+
+    chat: ChatRequest
+    offers: Offers
+
+
+def chat_of(body: ResponsesRequest, given: Sequence[items.Item], left_out: list[str]) -> Continued:
+    """The chat that continues some items.
+
+    Args:
+        left_out: gets names for what is left out.
 
     Raises:
         BadRequest: a tool or the tool choice is malformed.
     """
-    tools = _tools(body.tools or ())
-    choice, allowed = _tool_choice(body.tool_choice, [tool.name for tool in tools])
-    messages = messages_of(items)
+    offers = Offers(_given_tools(body, given), left_out)
+    choice, allowed = read_choice(body.tool_choice, offers)
+    messages = messages_of(given)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
     shared = generating_fields(body)
     shared["max_tokens"] = body.max_output_tokens or body.max_tokens
     shared["response_format"] = _response_format(body)
-    return ChatRequest(
+    chat = ChatRequest(
         **shared,
         messages=messages,
-        tools=[_chat_tool(tool) for tool in tools if tool.name in allowed] or None,
+        tools=offers.tools(allowed) or None,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         chat_template_kwargs=body.chat_template_kwargs,
     )
+    return Continued(chat, offers)
 
 
-def _tools(given: Sequence[dict[str, Any]]) -> list[FunctionTool]:
-    tools = []
-    for i, tool in enumerate(given):
-        if (kind := tool.get("type", "function")) != "function":
-            raise BadRequest(f"tools of type {kind!r} are not supported", param=f"tools[{i}].type")
-        tools.append(convert_part(tool, FunctionTool, f"tools[{i}]"))
-    return tools
-
-
-def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    names = ("name", "description", "parameters", "strict")
-    return function_tool(**{name: getattr(tool, name) for name in names})
-
-
-def _tool_choice(given: Any, names: list[str]) -> tuple[Any, list[str]]:
-    """The choice as chat completions take it, and the names of the tools on offer."""
-    match given:
-        case None | "none" | "auto":
-            return given, names
-        case "required" if names:
-            return given, names
-        case {"type": "function", "name": str(name)} if name in names:
-            return {"type": "function", "function": {"name": name}}, names
-        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
-            allowed = [_allowed_name(tool, names) for tool in tools]
-            if allowed:
-                return mode, allowed
-    raise BadRequest("tool_choice is none that these tools leave", param="tool_choice")
-
-
-def _allowed_name(tool: Any, names: list[str]) -> str:
-    match tool:
-        case {"type": "function", "name": str(name)} if name in names:
-            return name
-    raise BadRequest("tool_choice allows a tool that is not given", param="tool_choice")
+def _given_tools(
+    body: ResponsesRequest, given: Sequence[items.Item]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tools of a request, and those among its items, each with its place."""
+    for i, tool in enumerate(body.tools or ()):
+        yield f"tools[{i}]", tool
+    for item in given:
+        if isinstance(item, items.AdditionalToolsItem | items.ToolSearchOutputItem):
+            for i, tool in enumerate(item.tools):
+                yield f"{item.id}.tools[{i}]", tool
 
 
 def _response_format(body: ResponsesRequest) -> ResponseFormat | None:

@@ -1,50 +1,24 @@
-"""The handlers of /v1/responses."""
+"""The handlers of /v1/responses for responses that are there already."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, NotFound
-from asyncllm.server.arrivals.names import home_of_id
-from asyncllm.server.arrivals.others import seek
-from asyncllm.server.arrivals.routed import REPLICA
-from asyncllm.server.chat.adapter import open_chat, renamed
-from asyncllm.server.http.answer import encode, json_response
+from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.api_keys import tenant_of
-from asyncllm.server.http.middleware import RESERVATION
-from asyncllm.server.responses import conversion
 from asyncllm.server.responses.background import BackgroundRun, BackgroundRuns
-from asyncllm.server.responses.input import decode_item, read_history, read_items, referred_ids
-from asyncllm.server.responses.reply import ResponseReply
-from asyncllm.server.responses.requests import ResponsesRequest
+from asyncllm.server.responses.create import RUNS, STORE
+from asyncllm.server.responses.input import decode_item
 from asyncllm.server.responses.schemas import DeletedResponse, ResponseItems
-from asyncllm.server.responses.store import (
-    EventLog,
-    ResponseStore,
-    StoredItem,
-    StoredResponse,
-    stored_items,
-)
-from asyncllm.server.responses.truncation import open_fitting
-from asyncllm.server.service import SERVICE
+from asyncllm.server.responses.store import ResponseStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from asyncllm.server.chat.adapter import OpenedChat
-    from asyncllm.server.chat.requests import ChatRequest
-    from asyncllm.server.responses.schemas import Item, Response
-
-STORE: Final = web.AppKey("asyncllm_responses", ResponseStore)
-RUNS: Final = web.AppKey("asyncllm_background_responses", BackgroundRuns)
-
 _JSON: Final = "application/json"
-
-#: Up to this many items are read on the event loop; each takes 5 to 20 us.
-INLINE_ITEMS: Final = 256
 
 
 def add_responses(app: web.Application) -> None:
@@ -57,99 +31,6 @@ def add_responses(app: web.Application) -> None:
         await runs.aclose()
 
     app.cleanup_ctx.append(end_runs)
-
-
-async def create_response(request: web.Request) -> web.StreamResponse:
-    service, store = request.app[SERVICE], request.app[STORE]
-    body = await service.receive(request, ResponsesRequest, home=_home)
-    model = service.resolve_model(body.model)
-    tenant = tenant_of(request)
-    conversion.check(body)
-    service.note_ineffective(conversion.ineffective(body))
-    # Stored items may be as long as a body.
-    limit = service.config.max_body_bytes
-    found = store.find_items(tenant, referred_ids(body.input))
-    stored = _history(request.app, tenant, body.previous_response_id)
-
-    def read() -> tuple[list[Item], ChatRequest]:
-        items = read_items(body.input, found, limit)
-        return items, conversion.chat_of(body, read_history(stored, limit) + items)
-
-    count = len(stored) + (0 if isinstance(body.input, str) else len(body.input))
-    items, chat = read() if count <= INLINE_ITEMS else await asyncio.to_thread(read)
-    log = EventLog() if body.background and body.stream else None
-
-    def keep(response: Response) -> None:
-        if response.store:
-            kept = StoredResponse(
-                body=encode(response),
-                input=stored_items(items),
-                output=stored_items(response.output),
-                previous=response.previous_response_id,
-                background=response.background,
-                log=log,
-            )
-            store.add(tenant, response.id, kept)
-
-    with renamed(conversion.NAMES):
-        opened = await _open(request, body, chat)
-        reply = ResponseReply(
-            conversion.response_of(body, chat, opened.job.params, model, request.app.get(REPLICA)),
-            opened.conversation,
-            streams=bool(body.stream),
-            keep=keep,
-            tokenizer=None if conversion.logprobs_of(body) is None else service.llm.tokenizer,
-        )
-        if not body.background:
-            return await service.answer(request, [opened.job], reply, chat)
-        run = request.app[RUNS].start(request, reply, opened.job, log)
-    if log is not None:
-        return await log.send(request, -1)
-    return json_response(run.reply.response)
-
-
-async def _home(request: web.Request, body: ResponsesRequest) -> int | None:
-    """Which of several replicas has what the request continues, or refers to."""
-    if body.previous_response_id is not None:
-        return home_of_id(body.previous_response_id)
-    item = min(referred_ids(body.input), default=None)
-    if item is None or has_item(request, item) is not None:
-        return None
-    return await seek(request, item)
-
-
-def has_item(request: web.Request, id: str) -> float | None:
-    """None if there is no such item here."""
-    return 0.0 if request.app[STORE].find_items(tenant_of(request), (id,)) else None
-
-
-def _history(app: web.Application, tenant: str, previous: str | None) -> list[StoredItem]:
-    if previous is None:
-        return []
-    param = "previous_response_id"
-    if app[RUNS].find(tenant, previous) is not None:
-        raise BadRequest(f"response {previous!r} has not ended yet", param=param)
-    history = app[STORE].history(tenant, previous)
-    if history is None:
-        code = "previous_response_not_found"
-        raise BadRequest(
-            f"Previous response with id {previous!r} not found", param=param, code=code
-        )
-    return history
-
-
-async def _open(request: web.Request, body: ResponsesRequest, chat: ChatRequest) -> OpenedChat:
-    service = request.app[SERVICE]
-    scheduling, logprobs = service.scheduling(request, chat), conversion.logprobs_of(body)
-
-    async def open_with(messages: list[dict[str, Any]]) -> OpenedChat:
-        chat.messages = messages
-        reservation = request[RESERVATION]
-        return await open_chat(service.llm, chat, scheduling, reservation, logprobs=logprobs)
-
-    if body.truncation == "auto":
-        return await open_fitting(chat.messages, open_with, service.llm.limits.max_model_len)
-    return await open_with(chat.messages)
 
 
 async def retrieve_response(request: web.Request) -> web.StreamResponse:

@@ -1,65 +1,210 @@
-"""The items of a response's input: checked, given ids, and turned into chat messages."""
+"""The items of a response's input: checked, given ids, and read as items that this server keeps."""
 
 from __future__ import annotations
 
+import json
 import uuid
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.chat.adapter import convert_part, tool_call
-from asyncllm.server.responses import requests, schemas
+from asyncllm.server.chat.adapter import convert_part
+from asyncllm.server.responses import item_schemas as items
+from asyncllm.server.responses import requests
+from asyncllm.server.responses.sealed import unseal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from asyncllm.server.responses.store import StoredItem
 
-decode_item = msgspec.json.Decoder[schemas.Item](schemas.Item).decode
+decode_item = msgspec.json.Decoder[items.Item](items.Item).decode
 
-_TEXT_PARTS: Final = frozenset(("input_text", "output_text", "text"))
+_TEXT_PARTS: Final = frozenset(("input_text", "output_text", "text", "summary_text"))
+#: Fields of items that tell a model nothing.
+_SILENT: Final = frozenset(("type", "id", "status", "call_id", "caller", "encrypted_content"))
 
 
-def referred_ids(given: str | list[dict[str, Any]]) -> set[str]:
+def referred_ids(given: str | list[dict[str, Any]] | None) -> set[str]:
     """The ids of the stored items to which an input refers."""
-    if isinstance(given, str):
+    if given is None or isinstance(given, str):
         return set()
     kinds = ("item_reference", None)
     ids = (item.get("id") for item in given if item.get("type") in kinds and "role" not in item)
     return {id for id in ids if isinstance(id, str)}
 
 
-def read_items(
-    given: str | list[dict[str, Any]], found: Mapping[str, StoredItem], limit: int
-) -> list[schemas.Item]:
-    """The items of an input, each with an id.
+class ReadInput:
+    """The items of an input.
 
-    Args:
-        found: the stored items among ``referred_ids``.
-        limit: the most bytes of stored items.
-
-    Raises:
-        BadRequest: an item is malformed, not supported, or not found, or the stored items are
-            longer than ``limit``.
+    Attributes:
+        items: each has an id.
+        left_out: names for what this server cannot read.
+        compacts: whether the answer is to be a compaction.
     """
-    if isinstance(given, str):
-        return [_message(requests.InputMessage("user", given), "input")]
-    items = [_item(item, f"input[{i}]") for i, item in enumerate(given)]
-    for i, item in enumerate(items):
-        if isinstance(item, requests.InputReference) and item.id not in found:
-            raise BadRequest(f"item {item.id!r} not found", param=f"input[{i}].id")
-    references = (item.id for item in items if isinstance(item, requests.InputReference))
-    if sum(len(found[id].json) for id in references) > limit:
-        raise BadRequest(f"the items referred to have more than {limit} bytes", param="input")
-    referred = {id: decode_item(item.json) for id, item in found.items()}
-    return [
-        referred[item.id] if isinstance(item, requests.InputReference) else item for item in items
-    ]
+
+    def __init__(
+        self, given: str | list[dict[str, Any]], found: Mapping[str, StoredItem], limit: int
+    ):
+        """
+        Args:
+            found: the stored items among ``referred_ids``.
+            limit: the most bytes of stored items.
+
+        Raises:
+            BadRequest: an item is malformed or not found, all are of other servers, or the stored
+                items are longer than ``limit``.
+        """
+        self.items: list[items.Item] = []
+        self.left_out: list[str] = []
+        self.compacts = False
+        self._foreign = 0
+        if isinstance(given, str):
+            given = [{"type": "message", "role": "user", "content": given}]
+        size = 0
+        for i, item in enumerate(given):
+            read = self._item(item, f"input[{i}]")
+            if isinstance(read, requests.InputReference):
+                if read.id not in found:
+                    raise BadRequest(f"item {read.id!r} not found", param=f"input[{i}].id")
+                size += len(found[read.id].json)
+                if size > limit:
+                    problem = f"the items referred to have more than {limit} bytes"
+                    raise BadRequest(problem, param="input")
+                read = decode_item(found[read.id].json)
+            if read is not None:
+                self.items.append(read)
+        if given and self._foreign == len(given):
+            problem = f"items of type {given[0]['type']!r} are not supported"
+            raise BadRequest(problem, param="input[0].type")
+
+    def _item(
+        self, given: dict[str, Any], where: str
+    ) -> items.Item | requests.InputReference | None:
+        name = given.get("type")
+        if name is None:
+            name = "message" if "role" in given else "item_reference"
+        if not isinstance(name, str):
+            raise BadRequest(f"{where}.type must be a string", param=f"{where}.type")
+        if (kind := requests.ITEM_KINDS.get(name)) is None:
+            return self._other(given, name, where)
+        item: requests.InputItem = convert_part(given, kind, where)
+        head: dict[str, Any] = {"status": "completed"}
+        match item:
+            case requests.InputReference():
+                return item
+            case requests.InputMessage():
+                return self._message(item, where)
+            case requests.InputCall():
+                text = item.arguments if isinstance(item.arguments, str) else _json(item.arguments)
+                head |= {"id": item.id or _new_id("fc"), "call_id": item.call_id}
+                head |= {} if item.namespace is None else {"namespace": item.namespace}
+                return items.FunctionCallItem(name=item.name, arguments=text, **head)
+            case requests.InputCustomCall():
+                head |= {"id": item.id or _new_id("ctc"), "call_id": item.call_id}
+                head |= {} if item.namespace is None else {"namespace": item.namespace}
+                return items.CustomToolCallItem(name=item.name, input=item.input, **head)
+            case requests.InputShellCall():
+                id = item.id or _new_id("lsh")
+                head |= {"id": id, "call_id": item.call_id or id}
+                return items.LocalShellCallItem(action=item.action, **head)
+            case requests.InputSearchCall(call_id=str(call_id)):
+                head |= {"id": item.id or _new_id("tsc"), "call_id": call_id}
+                arguments = item.arguments
+                return items.ToolSearchCallItem(execution="client", arguments=arguments, **head)
+            case requests.InputSearchOutput(call_id=str(call_id)):
+                head |= {"id": item.id or _new_id("tso"), "call_id": call_id}
+                return items.ToolSearchOutputItem(execution="client", tools=item.tools, **head)
+            case requests.InputTools() | requests.InputSearchOutput():
+                id = item.id or _new_id("at")
+                return items.AdditionalToolsItem(id=id, role="developer", tools=item.tools)
+            case requests.InputCallOutput():
+                head |= {"id": item.id or _new_id("fco"), "call_id": item.call_id}
+                output = self._output(item.output, f"{where}.output")
+                return items.FunctionCallOutputItem(output=output, **head)
+            case requests.InputCustomCallOutput():
+                head |= {"id": item.id or _new_id("ctco"), "call_id": item.call_id}
+                output = self._output(item.output, f"{where}.output")
+                return items.CustomToolCallOutputItem(output=output, **head)
+            case requests.InputReasoning():
+                return _reasoning(item)
+            case requests.InputCompaction(encrypted_content=sealed) if unseal(sealed) is not None:
+                return items.CompactionItem(
+                    id=item.id or _new_id("cmp"), encrypted_content=sealed or ""
+                )
+            case requests.CompactionTrigger():
+                self.compacts = True
+                return None
+        self.left_out.append(f"{where}.{name}")
+        return None
+
+    def _other(self, given: dict[str, Any], name: str, where: str) -> items.Item | None:
+        """An item of a tool that this server does not know: a call, its result, or text."""
+        id = given.get("id")
+        call_id = given.get("call_id") or id
+        told = {key: value for key, value in given.items() if key not in _SILENT and value}
+        if name.endswith("_output") and isinstance(call_id, str):
+            output = self._output(given.get("output", told), f"{where}.output")
+            return items.FunctionCallOutputItem(
+                id=_new_id("fco"), status="completed", call_id=call_id, output=output
+            )
+        if not name.endswith("_call"):
+            self._foreign += 1
+            self.left_out.append(f"{where}.{name}")
+            return None
+        if isinstance(given.get("call_id"), str):
+            return items.FunctionCallItem(
+                id=_new_id("fc"),
+                status="completed",
+                call_id=given["call_id"],
+                name=name.removesuffix("_call"),
+                arguments=_json(told),
+            )
+        self._foreign += 1
+        told.pop("result", None)  # an image
+        text = f"[{name}: {_json(told)}]" if told else f"[{name}]"
+        return _message_item("assistant", text, None)
+
+    def _message(self, item: requests.InputMessage, where: str) -> items.MessageItem:
+        where = f"{where}.content"
+        if isinstance(item.content, str):
+            return _message_item(item.role, item.content, item.id)
+        texts = []
+        for i, part in enumerate(item.content):
+            field = "refusal" if part.type == "refusal" else "text"
+            if part.type in _TEXT_PARTS or field == "refusal":
+                text: str | None = getattr(part, field)
+                if text is None:
+                    missing = f"{where}[{i}].{field}"
+                    raise BadRequest(f"{missing} is required", param=missing)
+                texts.append(text)
+            elif item.role != "assistant":
+                raise BadRequest(f"content of type {part.type!r} is not supported", param=where)
+            else:
+                self.left_out.append(f"{where}[{i}].{part.type}")
+        return _message_item(item.role, "\n".join(texts), item.id)
+
+    def _output(self, given: Any, where: str) -> str:
+        """What a tool returned, as text; the model should know of what is no text."""
+        if isinstance(given, str):
+            return given
+        if not isinstance(given, list):
+            return "" if given is None else _json(given)
+        texts = []
+        for i, part in enumerate(given):
+            match part:
+                case {"type": str(kind), "text": str(text)} if kind in _TEXT_PARTS:
+                    texts.append(text)
+                case {"type": "input_image" | "input_file" | "input_audio" as kind}:
+                    self.left_out.append(f"{where}[{i}].{kind}")
+                    texts.append(f"[{kind}]")
+                case _:
+                    texts.append(_json(part))
+        return "\n".join(texts)
 
 
-def read_history(stored: Sequence[StoredItem], limit: int) -> list[schemas.Item]:
+def read_history(stored: Sequence[StoredItem], limit: int) -> list[items.Item]:
     """The items of a conversation that is continued.
 
     Raises:
@@ -73,111 +218,29 @@ def read_history(stored: Sequence[StoredItem], limit: int) -> list[schemas.Item]
     return [decode_item(item.json) for item in stored]
 
 
-def _item(given: dict[str, Any], where: str) -> schemas.Item | requests.InputReference:
-    name = given.get("type")
-    if name is None:
-        name = "message" if "role" in given else "item_reference"
-    kind = requests.ITEM_KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise BadRequest(f"items of type {name!r} are not supported", param=f"{where}.type")
-    item: requests.InputItem = convert_part(given, kind, where)
-    match item:
-        case requests.InputReference():
-            return item
-        case requests.InputMessage():
-            return _message(item, where)
-        case requests.InputCall():
-            return schemas.FunctionCallItem(
-                id=item.id or _new_id("fc"),
-                status="completed",
-                call_id=item.call_id,
-                name=item.name,
-                arguments=item.arguments,
-            )
-        case requests.InputCallOutput():
-            return schemas.FunctionCallOutputItem(
-                id=item.id or _new_id("fco"),
-                status="completed",
-                call_id=item.call_id,
-                output=_text(item.output, f"{where}.output"),
-            )
-        case requests.InputReasoning():
-            return _reasoning(item)
+def _message_item(role: Any, text: str, id: str | None) -> items.MessageItem:
+    part = (
+        items.OutputText(text=text, annotations=[])
+        if role == "assistant"
+        else items.InputText(text)
+    )
+    return items.MessageItem(id=id or _new_id("msg"), status="completed", role=role, content=[part])
 
 
-def _message(item: requests.InputMessage, where: str) -> schemas.MessageItem:
-    text = _text(item.content, f"{where}.content")
-    output = item.role == "assistant"
-    part = schemas.OutputText(text=text, annotations=[]) if output else schemas.InputText(text)
-    id = item.id or _new_id("msg")
-    return schemas.MessageItem(id=id, status="completed", role=item.role, content=[part])
-
-
-def _reasoning(item: requests.InputReasoning) -> schemas.ReasoningItem:
-    return schemas.ReasoningItem(
+def _reasoning(item: requests.InputReasoning) -> items.ReasoningItem:
+    texts = [part.text for part in item.content or ()]
+    if not texts and (sealed := unseal(item.encrypted_content)) is not None:
+        texts = [sealed]
+    return items.ReasoningItem(
         id=item.id or _new_id("rs"),
-        summary=[schemas.SummaryText(part.text) for part in item.summary or ()],
-        content=[schemas.ReasoningText(part.text) for part in item.content or ()] or msgspec.UNSET,
+        summary=[items.SummaryText(part.text) for part in item.summary or ()],
+        content=[items.ReasoningText(text) for text in texts] or msgspec.UNSET,
     )
 
 
-def _text(content: str | list[requests.InputPart], where: str) -> str:
-    if isinstance(content, str):
-        return content
-    for i, part in enumerate(content):
-        if part.type not in _TEXT_PARTS:
-            raise BadRequest(f"content of type {part.type!r} is not supported", param=where)
-        if part.text is None:
-            raise BadRequest(f"{where}[{i}].text is required", param=f"{where}[{i}].text")
-    return "\n".join(part.text for part in content if part.text is not None)
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
-
-
-def messages_of(items: Sequence[schemas.Item]) -> list[dict[str, Any]]:
-    """Chat messages; consecutive reasoning, text and calls of the assistant become one message."""
-    messages: list[_Message] = []
-    for item in items:
-        match item:
-            case schemas.MessageItem(role=role):
-                last = messages[-1] if messages else None
-                # Text joins preceding reasoning and calls.
-                if role != "assistant" or not (last and last.takes_text()):
-                    messages.append(last := _Message(role))
-                last.texts.append(_joined(item.content))
-            case schemas.FunctionCallItem():
-                if not messages or messages[-1].role != "assistant":
-                    messages.append(_Message("assistant"))
-                calls = messages[-1].fields.setdefault("tool_calls", [])
-                calls.append(tool_call(item.call_id, item.name, item.arguments))
-            case schemas.FunctionCallOutputItem():
-                tool = {"tool_call_id": item.call_id}
-                messages.append(_Message("tool", [item.output], tool))
-            case schemas.ReasoningItem():
-                thought = _joined(item.content or item.summary)
-                messages.append(_Message("assistant", fields={"reasoning_content": thought}))
-    return [message.whole() for message in messages]
-
-
-@dataclass
-class _Message:
-    """A chat message, collected from items."""
-
-    role: str
-    texts: list[str] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
-
-    def takes_text(self) -> bool:
-        """Whether the assistant's next text belongs to it."""
-        return self.role == "assistant" and (not self.texts or "tool_calls" in self.fields)
-
-    def whole(self) -> dict[str, Any]:
-        only_calls = not self.texts and "tool_calls" in self.fields
-        content = None if only_calls else "".join(self.texts)
-        return {"role": self.role, "content": content, **self.fields}
-
-
-def _joined(parts: Sequence[schemas.Part]) -> str:
-    return "\n".join(part.text for part in parts)

@@ -13,6 +13,7 @@ from asyncllm.server.openai.content_logprobs import ContentLogprobs
 from asyncllm.server.openai.logprobs import token_logprobs
 from asyncllm.server.responses import schemas
 from asyncllm.server.responses.items import EventWriter, OpenItem, open_item
+from asyncllm.server.responses.tools import Offers
 from asyncllm.server.streaming.frames import EVENT_STREAM, named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments
 from asyncllm.types import FinishReason
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from asyncllm.server.chat.conversation import Conversation
     from asyncllm.server.model import Tokenizer
     from asyncllm.server.openai.schemas import TokenLogprob
+    from asyncllm.server.responses.item_schemas import ItemStatus
     from asyncllm.types import TokenDelta
 
 _STATUS: Final[dict[FinishReason | None, schemas.Status]] = {
@@ -49,6 +51,8 @@ class ResponseReply(SingleReply):
         streams: bool,
         keep: Callable[[schemas.Response], None],
         tokenizer: Tokenizer | None,
+        offers: Offers | None = None,
+        seals: bool = False,
     ):
         """
         Args:
@@ -56,10 +60,14 @@ class ResponseReply(SingleReply):
             streams: whether anybody reads the events.
             keep: called once, when the response has ended.
             tokenizer: None where no logprobs are wanted.
+            offers: the tools that may be called, if they are not all functions.
+            seals: whether reasoning is also in a form for clients that keep it.
         """
         super().__init__(conversation.message_reader(), len(conversation.prompt_ids))
         self.response = response
         self.id = response.id
+        self._offers = offers or Offers((), [])
+        self._seals = seals
         self._keep = keep
         self._tokenizer = tokenizer
         if tokenizer is not None:
@@ -153,13 +161,18 @@ class ResponseReply(SingleReply):
 
     def _begin(self, event: Event) -> bytes:
         output = self.response.output
-        self._open = open_item(event, self.id, len(output), self._events)
+        at = len(output)
+        self._open = open_item(event, self.id, at, self._events, self._offers, seals=self._seals)
         output.append(self._open.item)
         return self._open.open()
 
-    def _close(self, status: schemas.ItemStatus) -> bytes:
+    def _close(self, status: ItemStatus) -> bytes:
         item, self._open = self._open, None
-        return b"" if item is None else item.close(status)
+        if item is None:
+            return b""
+        closed = item.close(status)
+        self.response.output[-1] = item.item
+        return closed
 
     def _lifecycle(self, kind: type[schemas.LifecycleEvent]) -> bytes:
         return self._events.write(kind, response=self.response)

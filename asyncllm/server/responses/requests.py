@@ -13,10 +13,11 @@ MAX_ITEMS: Final = 8192
 
 
 class InputPart(msgspec.Struct):
-    """A piece of a message, or of what a function returned; only text is supported."""
+    """A piece of a message; a refusal is text, other pieces of answers are left out."""
 
-    type: Annotated[str, Meta(extra_json_schema={"enum": ["input_text", "output_text"]})]
+    type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class InputMessage(msgspec.Struct):
@@ -31,24 +32,84 @@ class InputMessage(msgspec.Struct):
 
 
 class InputCall(msgspec.Struct):
-    """A call that the model has made; ``arguments`` is JSON in a string."""
+    """A call that the model has made; ``arguments`` is JSON in a string, or what it wrote."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: Any = ""
+    namespace: str | None = None
     id: str | None = None
     status: str | None = None
 
 
 class InputCallOutput(msgspec.Struct):
-    """What the function returned."""
+    """What a function returned: text, or a list of parts."""
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputPart]
+    output: Any = ""
     id: str | None = None
     status: str | None = None
+
+
+class InputCustomCall(msgspec.Struct):
+    """A call of a tool that takes text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str = ""
+    namespace: str | None = None
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCustomCallOutput(msgspec.Struct):
+    """What a tool returned that takes text: text, or a list of parts."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: str
+    output: Any = ""
+    id: str | None = None
+    status: str | None = None
+
+
+class InputShellCall(msgspec.Struct):
+    """A command that the model wants to be run."""
+
+    type: Literal["local_shell_call"]
+    action: dict[str, Any]
+    call_id: str | None = None
+    id: str | None = None
+    status: str | None = None
+
+
+class InputSearchCall(msgspec.Struct):
+    """A search for tools; without ``call_id``, another server has done it."""
+
+    type: Literal["tool_search_call"]
+    arguments: Any = None
+    call_id: str | None = None
+    id: str | None = None
+
+
+class InputSearchOutput(msgspec.Struct):
+    """The tools that were found: they may be called from then on."""
+
+    type: Literal["tool_search_output"]
+    tools: list[dict[str, Any]]
+    call_id: str | None = None
+    id: str | None = None
+
+
+class InputTools(msgspec.Struct):
+    """Further tools."""
+
+    type: Literal["additional_tools"]
+    tools: list[dict[str, Any]]
+    role: str = "developer"
+    id: str | None = None
 
 
 class ReasoningPart(msgspec.Struct):
@@ -59,7 +120,7 @@ class ReasoningPart(msgspec.Struct):
 
 
 class InputReasoning(msgspec.Struct):
-    """The model's reasoning; without ``content``, the summary replaces it."""
+    """The model's reasoning; without ``content``, what this server encoded or the summary is it."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningPart] | None = None
@@ -69,6 +130,21 @@ class InputReasoning(msgspec.Struct):
     status: str | None = None
 
 
+class InputCompaction(msgspec.Struct):
+    """A summary that this server has made; those of others are left out."""
+
+    type: Literal["compaction", "compaction_summary"]
+    encrypted_content: str | None = None
+    id: str | None = None
+
+
+class CompactionTrigger(msgspec.Struct):
+    """The answer is to be a compaction of what comes before."""
+
+    type: Literal["compaction_trigger"]
+    id: str | None = None
+
+
 class InputReference(msgspec.Struct):
     """An item of a stored response, by its id."""
 
@@ -76,14 +152,37 @@ class InputReference(msgspec.Struct):
     type: Literal["item_reference"] | None = None
 
 
-InputItem = InputMessage | InputCall | InputCallOutput | InputReasoning | InputReference
+InputItem = (
+    InputMessage
+    | InputCall
+    | InputCallOutput
+    | InputCustomCall
+    | InputCustomCallOutput
+    | InputShellCall
+    | InputSearchCall
+    | InputSearchOutput
+    | InputTools
+    | InputReasoning
+    | InputCompaction
+    | CompactionTrigger
+    | InputReference
+)
 
-#: The kinds of items by their ``type``.
+#: The kinds of items by their ``type``; others are told to the model as text, or left out.
 ITEM_KINDS: Final[dict[str, type[InputItem]]] = {
     "message": InputMessage,
     "function_call": InputCall,
     "function_call_output": InputCallOutput,
+    "custom_tool_call": InputCustomCall,
+    "custom_tool_call_output": InputCustomCallOutput,
+    "local_shell_call": InputShellCall,
+    "tool_search_call": InputSearchCall,
+    "tool_search_output": InputSearchOutput,
+    "additional_tools": InputTools,
     "reasoning": InputReasoning,
+    "compaction": InputCompaction,
+    "compaction_summary": InputCompaction,
+    "compaction_trigger": CompactionTrigger,
     "item_reference": InputReference,
 }
 
@@ -96,6 +195,24 @@ class FunctionTool(msgspec.Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class CustomTool(msgspec.Struct):
+    """A tool that takes text; a grammar for it is told to the model, and not enforced."""
+
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class NamespaceTool(msgspec.Struct):
+    """A group of tools, whose names begin with that of the group."""
+
+    type: Literal["namespace"]
+    name: str
+    tools: list[dict[str, Any]]
+    description: str | None = None
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -129,37 +246,36 @@ class ResponseStreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None
 
 
-#: Schemas to which ``AnyItem`` and ``AnyFunctionTool`` refer.
+#: Schemas to which ``AnyItem`` and ``AnyResponseTool`` refer.
 REFERRED_ITEMS: Final = (
-    InputMessage,
-    InputCall,
-    InputCallOutput,
-    InputReasoning,
-    InputReference,
+    *dict.fromkeys(ITEM_KINDS.values()),
     FunctionTool,
+    CustomTool,
+    NamespaceTool,
 )
 
-AnyItem = Annotated[
-    dict[str, Any],
-    Meta(
-        extra_json_schema={
-            "anyOf": [{"$ref": COMPONENTS + kind.__name__} for kind in ITEM_KINDS.values()]
-        }
-    ),
-]
-AnyFunctionTool = Annotated[
-    dict[str, Any], Meta(extra_json_schema={"$ref": f"{COMPONENTS}FunctionTool"})
+
+def _any_of(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
+    """These, or an object of another type, which is left out."""
+    known = [{"$ref": COMPONENTS + kind.__name__} for kind in dict.fromkeys(kinds)]
+    other = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+    return {"anyOf": [*known, other]}
+
+
+AnyItem = Annotated[dict[str, Any], Meta(extra_json_schema=_any_of(*ITEM_KINDS.values()))]
+AnyResponseTool = Annotated[
+    dict[str, Any], Meta(extra_json_schema=_any_of(FunctionTool, CustomTool, NamespaceTool))
 ]
 
 
 class ResponsesRequest(GeneratingFields, kw_only=True):
-    """The fields from ``metadata`` on change no answer; the last three are refused."""
+    """The fields from ``metadata`` on change no answer; the last two are refused."""
 
     input: str | Annotated[list[AnyItem], Meta(max_length=MAX_ITEMS)]
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: Count | None = None
-    tools: list[AnyFunctionTool] | None = None
+    tools: list[AnyResponseTool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -179,6 +295,12 @@ class ResponsesRequest(GeneratingFields, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+    context_management: list[Any] | None = None
     conversation: Any = None
     prompt: Any = None
-    context_management: list[Any] | None = None
+
+
+class CompactRequest(ResponsesRequest, kw_only=True):
+    """A conversation to be compacted, as for a response."""
+
+    input: str | Annotated[list[AnyItem], Meta(max_length=MAX_ITEMS)] | None = None  # type: ignore[assignment]

@@ -6,14 +6,18 @@ from typing import Final
 
 from asyncllm.server.arrivals.names import home_of_id
 from asyncllm.server.http.route import GENERATES, Route
-from asyncllm.server.responses import handlers, schemas
-from asyncllm.server.responses.requests import REFERRED_ITEMS, ResponsesRequest
+from asyncllm.server.responses import create, handlers, schemas
+from asyncllm.server.responses.requests import (
+    REFERRED_ITEMS,
+    CompactRequest,
+    ResponsesRequest,
+)
 
 ROUTES: Final = (
     Route(
         method="POST",
         path="/v1/responses",
-        handler=handlers.create_response,
+        handler=create.create_response,
         summary="Answer a conversation, and keep the answer",
         body=ResponsesRequest,
         answers=(schemas.Response,),
@@ -21,7 +25,18 @@ ROUTES: Final = (
         named_events=True,
         refusals=GENERATES,
         refers=REFERRED_ITEMS,
-        came=handlers.has_item,
+        came=create.has_item,
+    ),
+    Route(
+        method="POST",
+        path="/v1/responses/compact",
+        handler=create.compact_response,
+        summary="Put a summary in the place of a conversation",
+        body=CompactRequest,
+        answers=(schemas.CompactedResponse,),
+        refusals=GENERATES,
+        refers=REFERRED_ITEMS,
+        came=create.has_item,
     ),
     Route(
         method="GET",

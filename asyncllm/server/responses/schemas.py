@@ -1,4 +1,4 @@
-"""What clients of /v1/responses get: one Struct per answer, event and item."""
+"""What clients of /v1/responses get: one Struct per answer and event."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from msgspec import UNSET, UnsetType
 
 from asyncllm.server.http.answer import Answer
 from asyncllm.server.openai.schemas import TokenLogprob
+from asyncllm.server.responses.item_schemas import (
+    CompactionItem,
+    Item,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningText,
+)
+from asyncllm.server.responses.item_schemas import ReasoningItem as ReasoningItem
 from asyncllm.server.trace import Trace
 
-ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 Status: TypeAlias = Literal[
     "queued", "in_progress", "completed", "incomplete", "cancelled", "failed"
 ]
@@ -20,77 +28,6 @@ FAILURE_CODES: Final[dict[int, FailureCode]] = {
     400: "invalid_prompt",
     429: "rate_limit_exceeded",
 }
-
-
-class OutputText(Answer, kw_only=True, tag_field="type", tag="output_text"):
-    """The text of a message; ``logprobs`` on demand."""
-
-    text: str
-    annotations: list[Any]
-    logprobs: list[TokenLogprob] | UnsetType = UNSET
-
-
-class InputText(Answer, tag_field="type", tag="input_text"):
-    """The text of a message that was given."""
-
-    text: str
-
-
-class ReasoningText(Answer, tag_field="type", tag="reasoning_text"):
-    """The model's reasoning."""
-
-    text: str
-
-
-class SummaryText(Answer, tag_field="type", tag="summary_text"):
-    """A summary that was given."""
-
-    text: str
-
-
-Part: TypeAlias = OutputText | InputText | ReasoningText | SummaryText
-
-
-class MessageItem(Answer, kw_only=True, tag_field="type", tag="message"):
-    """A message."""
-
-    id: str
-    status: ItemStatus
-    role: Literal["assistant", "user", "system", "developer"]
-    content: list[OutputText | InputText]
-
-
-class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
-    """The model's reasoning before the answer."""
-
-    id: str
-    status: ItemStatus | UnsetType = UNSET
-    summary: list[SummaryText]
-    content: list[ReasoningText] | UnsetType = UNSET
-
-
-class FunctionCallItem(Answer, kw_only=True, tag_field="type", tag="function_call"):
-    """A call that the model asks for; ``arguments`` is JSON in a string."""
-
-    id: str
-    status: ItemStatus
-    call_id: str
-    name: str
-    arguments: str
-
-
-class FunctionCallOutputItem(Answer, kw_only=True, tag_field="type", tag="function_call_output"):
-    """The result of a call."""
-
-    id: str
-    status: ItemStatus
-    call_id: str
-    output: str
-
-
-OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem
-#: An item of a conversation, as it is stored and listed.
-Item: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem
 
 
 class InputTokensDetails(Answer, kw_only=True):
@@ -292,6 +229,18 @@ class ArgumentsDone(_DeltaEvent, kw_only=True, tag="response.function_call_argum
     arguments: str
 
 
+class CustomInputDelta(_DeltaEvent, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    """More of the text for a custom tool."""
+
+    delta: str
+
+
+class CustomInputDone(_DeltaEvent, kw_only=True, tag="response.custom_tool_call_input.done"):
+    """All of the text for a custom tool."""
+
+    input: str
+
+
 #: One event of a stream.
 ResponseEvent: TypeAlias = (
     ResponseCreated
@@ -310,7 +259,18 @@ ResponseEvent: TypeAlias = (
     | ReasoningDone
     | ArgumentsDelta
     | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
 )
+
+
+class CompactedResponse(Answer, kw_only=True, tag_field="object", tag="response.compaction"):
+    """The user's messages, and a summary of the conversation in place of all else."""
+
+    id: str
+    created_at: int
+    output: list[MessageItem | CompactionItem]
+    usage: ResponseUsage
 
 
 class ResponseItems(Answer, kw_only=True, tag_field="object", tag="list"):

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.cuts import CUTS, GIVE_UP_SECONDS, MERGE_BYTES
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.responses.schemas import MessageItem, OutputText
+from asyncllm.server.responses.item_schemas import MessageItem, OutputText
 from asyncllm.server.streaming.frames import EVENT_STREAM
 from asyncllm.server.streaming.sse import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from asyncllm.server.responses.schemas import Item
+    from asyncllm.server.responses.item_schemas import Item
 
 #: Limits for each tenant; the bytes do not include the bookkeeping.
 MAX_RESPONSES: Final = 1000

@@ -7,6 +7,7 @@ conversations. What a template cannot place is moved, joined or filled in. ``is_
 a text is missing in a prompt; then, and when the template fails, ``fallbacks`` are tried.
 """
 
+from asyncllm.text.template_form.calls import read_arguments as read_arguments
 from asyncllm.text.template_form.form import Form as Form
 from asyncllm.text.template_form.form import fallbacks as fallbacks
 from asyncllm.text.template_form.lost import is_lost as is_lost

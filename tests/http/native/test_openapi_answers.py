@@ -83,6 +83,8 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
         )
     ),
     ("POST", COMPLETIONS, {"prompt": [[97], [98, 99]]}),
+    ("POST", f"{RESPONSES}/compact", {"input": [USER, {"type": "web_search_call", "id": "w"}]}),
+    ("POST", RESPONSES, {"input": [USER, {"type": "compaction_trigger"}], "stream": True}),
     ("POST", "/tokenize", {"prompt": "aé", "return_token_strs": True}),
     ("POST", "/tokenize", {"messages": [USER]}),
     *(

@@ -30,6 +30,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
     [
         ({"input": None}, "input"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+        ({"input": [{"type": 1}, {"role": "user", "content": "a"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "nobody", "content": "a"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
@@ -37,6 +38,12 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         ({"input": []}, "input"),
         ({"previous_response_id": "resp_0"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        (
+            {"tools": [*TOOLS, {"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "tool_choice",
+        ),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[0].tools[0].name"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),

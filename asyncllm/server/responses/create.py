@@ -1,0 +1,222 @@
+"""POST /v1/responses and /v1/responses/compact."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from asyncllm.errors import BadRequest
+from asyncllm.server.arrivals.names import home_of_id
+from asyncllm.server.arrivals.others import seek
+from asyncllm.server.arrivals.routed import REPLICA
+from asyncllm.server.chat.adapter import open_chat, renamed
+from asyncllm.server.http.answer import encode, json_response
+from asyncllm.server.http.api_keys import tenant_of
+from asyncllm.server.http.middleware import RESERVATION
+from asyncllm.server.responses import conversion
+from asyncllm.server.responses.background import BackgroundRuns
+from asyncllm.server.responses.compaction import CompactionReply, ask_for_summary
+from asyncllm.server.responses.input import ReadInput, read_history, referred_ids
+from asyncllm.server.responses.reply import ResponseReply
+from asyncllm.server.responses.requests import CompactRequest, ResponsesRequest
+from asyncllm.server.responses.store import (
+    EventLog,
+    ResponseStore,
+    StoredItem,
+    StoredResponse,
+    stored_items,
+)
+from asyncllm.server.service import SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from asyncllm.server.chat.adapter import OpenedChat
+    from asyncllm.server.chat.requests import ChatRequest
+    from asyncllm.server.responses.item_schemas import Item
+    from asyncllm.server.responses.schemas import Response
+
+STORE: Final = web.AppKey("asyncllm_responses", ResponseStore)
+RUNS: Final = web.AppKey("asyncllm_background_responses", BackgroundRuns)
+
+#: Messages of these roles at the beginning are never dropped.
+_STAYING: Final = ("system", "developer")
+#: Up to this many items are read on the event loop; each takes 5 to 20 us.
+INLINE_ITEMS: Final = 256
+
+
+async def create_response(request: web.Request) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    body = await service.receive(request, ResponsesRequest, home=_home)
+    return await _respond(request, body)
+
+
+async def compact_response(request: web.Request) -> web.StreamResponse:
+    """A conversation's messages of the user, and a summary of the rest; nothing is stored."""
+    service = request.app[SERVICE]
+    body = await service.receive(request, CompactRequest, home=_home)
+    if body.input is None:
+        if body.previous_response_id is None:
+            raise BadRequest("input is required", param="input")
+        body.input = []
+    body.store, body.stream, body.background = False, None, None
+    return await _respond(request, body, only_compacts=True)
+
+
+async def _home(request: web.Request, body: ResponsesRequest) -> int | None:
+    """Which of several replicas has what the request continues, or refers to."""
+    if body.previous_response_id is not None:
+        return home_of_id(body.previous_response_id)
+    item = min(referred_ids(body.input), default=None)
+    if item is None or has_item(request, item) is not None:
+        return None
+    return await seek(request, item)
+
+
+def has_item(request: web.Request, id: str) -> float | None:
+    """None if there is no such item here."""
+    return 0.0 if request.app[STORE].find_items(tenant_of(request), (id,)) else None
+
+
+async def _respond(
+    request: web.Request, body: ResponsesRequest, *, only_compacts: bool = False
+) -> web.StreamResponse:
+    service, store = request.app[SERVICE], request.app[STORE]
+    model = service.resolve_model(body.model)
+    tenant = tenant_of(request)
+    conversion.check(body)
+    service.note_ineffective(conversion.ineffective(body))
+    # Stored items may be as long as a body.
+    limit = service.config.max_body_bytes
+    found = store.find_items(tenant, referred_ids(body.input))
+    stored = _history(request.app, tenant, body.previous_response_id)
+
+    def read() -> tuple[ReadInput, list[Item], conversion.Continued]:
+        given = ReadInput(body.input, found, limit)
+        items = read_history(stored, limit) + given.items
+        return given, items, conversion.chat_of(body, items, given.left_out)
+
+    count = len(stored) + (0 if isinstance(body.input, str) else len(body.input))
+    given, items, (chat, offers) = (
+        read() if count <= INLINE_ITEMS else await asyncio.to_thread(read)
+    )
+    service.note_ineffective(given.left_out)
+    compacts = only_compacts or given.compacts
+    if compacts:
+        ask_for_summary(chat, service.llm.limits.max_model_len)
+    log = EventLog() if body.background and body.stream else None
+
+    def keep(response: Response) -> None:
+        if response.store:
+            kept = StoredResponse(
+                body=encode(response),
+                input=stored_items(given.items),
+                output=stored_items(response.output),
+                previous=response.previous_response_id,
+                background=response.background,
+                log=log,
+            )
+            store.add(tenant, response.id, kept)
+
+    with renamed(conversion.NAMES):
+        opened = await _open(request, body, chat, fits=compacts)
+        parts: tuple[Any, ...] = (
+            conversion.response_of(body, chat, opened.job.params, model, request.app.get(REPLICA)),
+            opened.conversation._replace(tools=()) if compacts else opened.conversation,
+        )
+        options: dict[str, Any] = {
+            "offers": offers,
+            "streams": bool(body.stream),
+            "keep": keep,
+            "tokenizer": None if conversion.logprobs_of(body) is None else service.llm.tokenizer,
+            "seals": conversion.WITH_REASONING in (body.include or ()),
+        }
+        reply = (
+            CompactionReply(*parts, **options, kept=items if only_compacts else None)
+            if compacts
+            else ResponseReply(*parts, **options)
+        )
+        if not body.background:
+            return await service.answer(request, [opened.job], reply, chat)
+        run = request.app[RUNS].start(request, reply, opened.job, log)
+    if log is not None:
+        return await log.send(request, -1)
+    return json_response(run.reply.response)
+
+
+def _history(app: web.Application, tenant: str, previous: str | None) -> list[StoredItem]:
+    if previous is None:
+        return []
+    param = "previous_response_id"
+    if app[RUNS].find(tenant, previous) is not None:
+        raise BadRequest(f"response {previous!r} has not ended yet", param=param)
+    history = app[STORE].history(tenant, previous)
+    if history is None:
+        code = "previous_response_not_found"
+        raise BadRequest(
+            f"Previous response with id {previous!r} not found", param=param, code=code
+        )
+    return history
+
+
+async def _open(
+    request: web.Request, body: ResponsesRequest, chat: ChatRequest, *, fits: bool
+) -> OpenedChat:
+    """The chat, without the earliest turns if the request allows that, or if it ``fits`` then."""
+    service = request.app[SERVICE]
+    scheduling, logprobs = service.scheduling(request, chat), conversion.logprobs_of(body)
+
+    async def open_with(messages: list[dict[str, Any]]) -> OpenedChat:
+        chat.messages = messages
+        reservation = request[RESERVATION]
+        return await open_chat(service.llm, chat, scheduling, reservation, logprobs=logprobs)
+
+    if fits or body.truncation == "auto":
+        return await _open_fitting(chat.messages, open_with, service.llm.limits.max_model_len)
+    return await open_with(chat.messages)
+
+
+async def _open_fitting(
+    messages: list[dict[str, Any]],
+    open_with: Callable[[list[dict[str, Any]]], Awaitable[OpenedChat]],
+    context: int,
+) -> OpenedChat:
+    """Open the conversation without the fewest possible of its earliest turns.
+
+    System messages at the beginning stay. A turn begins with a user's message.
+
+    Args:
+        context: tokens of prompt and answer together.
+
+    Raises:
+        BadRequest: not even the last turn fits.
+    """
+    roles = [message["role"] for message in messages]
+    head = next((i for i, role in enumerate(roles) if role not in _STAYING), len(roles))
+    turns = [i for i, role in enumerate(roles) if role == "user" and i > head]
+    starts = [head, *turns]
+
+    async def fits(start: int) -> OpenedChat | None:
+        try:
+            opened = await open_with([*messages[:head], *messages[start:]])
+        except BadRequest as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return None
+        room = context - len(opened.conversation.prompt_ids)
+        return opened if room >= (opened.job.params.max_tokens or 1) else None
+
+    if (opened := await fits(head)) is not None:
+        return opened
+    low, high = 1, len(starts)
+    found = None
+    while low < high:
+        middle = (low + high) // 2
+        if (opened := await fits(starts[middle])) is not None:
+            found, high = opened, middle
+        else:
+            low = middle + 1
+    # The last turn alone is too long: the error is the engine's.
+    return found or await open_with([*messages[:head], *messages[starts[-1] :]])
