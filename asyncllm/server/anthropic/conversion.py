@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.anthropic import requests
-from asyncllm.server.chat.adapter import (
-    convert_part,
-    function_tool,
-    generating_fields,
-    tool_call,
-)
+from asyncllm.server.anthropic.blocks import read_messages
+from asyncllm.server.chat.adapter import convert_part, function_tool, generating_fields
+from asyncllm.server.chat.messages import unsupported_tool
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.fields import unsupported
 
@@ -57,22 +53,26 @@ def cache_ttl(body: MessagesRequest) -> float | None:
     for part in parts:  # which grow
         if part.get("type") == "tool_result" and isinstance(part.get("content"), list):
             parts += part["content"]
-    marks = [mark.get("ttl") for part in parts if (mark := part.get("cache_control"))]
+    marks = [part.get("cache_control") for part in parts]
+    ttls = [mark.get("ttl") for mark in marks if isinstance(mark, dict)]
     given = [body, *(() if isinstance(body.system, str) else body.system or ())]
-    marks += [each.cache_control.ttl for each in given if each.cache_control is not None]
-    return max((_TTLS[ttl] for ttl in marks), default=None)
+    ttls += [each.cache_control.ttl for each in given if each.cache_control is not None]
+    return max((_TTLS[ttl] for ttl in ttls if ttl in _TTLS), default=None)
 
 
-def chat_of(body: requests.CountTokensRequest) -> ChatRequest:
+def chat_of(body: requests.CountTokensRequest, left_out: list[str]) -> ChatRequest:
     """
+    Args:
+        left_out: gets names for what is left out.
+
     Raises:
         BadRequest: a message, a tool or the tool choice is malformed or not supported.
     """
     for name in _REFUSED:
         if getattr(body, name, None):
             raise unsupported(name)
-    messages = _messages(body)
-    tools = _tools(body.tools or ())
+    messages = read_messages(body.system, body.messages, left_out)
+    tools = _tools(body.tools or (), left_out)
     shared = generating_fields(body)
     if body.stop_sequences is not None:
         if body.stop is not None:
@@ -111,69 +111,6 @@ def _thinking(body: requests.CountTokensRequest) -> dict[str, Any]:
     }
 
 
-@dataclass
-class _Message:
-    """A chat message, collected from blocks."""
-
-    role: str
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
-
-    def whole(self) -> dict[str, Any]:
-        content = "\n".join(self.texts) if self.texts else None
-        thought = {"reasoning_content": "".join(self.thoughts)} if self.thoughts else {}
-        return {"role": self.role, "content": content, **thought, **self.fields}
-
-
-def _messages(body: requests.CountTokensRequest) -> list[dict[str, Any]]:
-    """Consecutive messages of one role become one."""
-    messages: list[_Message] = []
-    if body.system:
-        messages.append(_Message("system", [_joined(body.system)]))
-
-    def current(role: str) -> _Message:
-        """The message to which the next block of a role belongs."""
-        if role == "system" or not messages or messages[-1].role != role:
-            messages.append(_Message(role))
-        return messages[-1]
-
-    for i, message in enumerate(body.messages):
-        if isinstance(message.content, str):
-            current(message.role).texts.append(message.content)
-            continue
-        for j, given in enumerate(message.content):
-            match _block(given, message.role, f"messages[{i}].content[{j}]"):
-                case requests.TextBlock(text=text):
-                    current(message.role).texts.append(text)
-                case requests.ThinkingBlock(thinking=text):
-                    current("assistant").thoughts.append(text)
-                case requests.ToolUseBlock() as call:
-                    calls = current("assistant").fields.setdefault("tool_calls", [])
-                    calls.append(tool_call(call.id, call.name, call.input))
-                case requests.ToolResultBlock() as result:
-                    tool = {"tool_call_id": result.tool_use_id}
-                    messages.append(_Message("tool", [_joined(result.content or "")], fields=tool))
-    if all(message.role == "system" for message in messages):
-        raise BadRequest("messages has no content", param="messages")
-    return [message.whole() for message in messages]
-
-
-def _block(given: dict[str, Any], role: str, where: str) -> requests.Block:
-    name = given.get("type")
-    if not isinstance(name, str) or name not in requests.BLOCKS_OF[role]:
-        raise BadRequest(
-            f"{where}: content of type {name!r} is not supported for the role {role}",
-            param=f"{where}.type",
-        )
-    block: requests.Block = convert_part(given, requests.BLOCK_KINDS[name], where)
-    return block
-
-
-def _joined(content: str | Sequence[requests.TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
-
-
 def _continues(messages: Sequence[dict[str, Any]]) -> bool | None:
     """Whether the answer continues the last message.
 
@@ -188,11 +125,18 @@ def _continues(messages: Sequence[dict[str, Any]]) -> bool | None:
     return True
 
 
-def _tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    tools = []
+def _tools(given: Sequence[dict[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+    """The client's own tools. Those of Anthropic's, which have a type and no schema, are left out.
+
+    Raises:
+        BadRequest: a tool is malformed, or none is left.
+    """
+    tools, named = [], []
     for i, each in enumerate(given):
-        if (kind := each.get("type")) not in (None, "custom"):
-            raise BadRequest(f"tools of type {kind!r} are not supported", param=f"tools[{i}].type")
+        kind = each.get("type")
+        if isinstance(kind, str) and kind != "custom":
+            named.append((kind, f"tools[{i}]"))
+            continue
         tool = convert_part(each, requests.ClientTool, f"tools[{i}]")
         tools.append(
             function_tool(
@@ -202,6 +146,9 @@ def _tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 strict=tool.strict,
             )
         )
+    if named and not tools:
+        raise unsupported_tool(*named[0])
+    left_out += [f"{where}.{kind}" for kind, where in named]
     return tools
 
 

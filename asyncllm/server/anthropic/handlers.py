@@ -22,8 +22,9 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
     body = await service.receive(request, MessagesRequest)
     model = service.resolve_model(body.model)
-    service.note_ineffective(ineffective(body))
-    chat, limits = chat_of(body), service.llm.limits
+    left_out = ineffective(body)
+    chat, limits = chat_of(body, left_out), service.llm.limits
+    service.note_ineffective(left_out)
     if chat.cache_ttl_s is None and (ttl := cache_ttl(body)) is not None:
         chat.cache_ttl_s = min(ttl, limits.max_cache_ttl)  # clients do not know the limit
     scheduling = service.scheduling(request, chat)
@@ -45,7 +46,9 @@ async def count_tokens(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     body = await service.read(request, CountTokensRequest)
     service.resolve_model(body.model)
-    chat = chat_of(body)
+    left_out: list[str] = []
+    chat = chat_of(body, left_out)
+    service.note_ineffective(left_out)
     effort = chat.reasoning_effort
     prompt = await encode_messages(
         service.llm, chat.messages, chat, reasoning_effort=effort, any_length=True

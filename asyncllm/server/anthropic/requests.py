@@ -58,11 +58,11 @@ class ToolUseBlock(msgspec.Struct):
 
 
 class ToolResultBlock(msgspec.Struct):
-    """What a call returned, or the message of its error."""
+    """What a call returned, or the message of its error; images and the like are left out."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -84,11 +84,21 @@ BLOCKS_OF: Final = {
     "system": frozenset(("text",)),
 }
 
+#: A block or a tool of another type, which is told to the model as text, or left out.
+_OTHER: Final = {
+    "type": "object",
+    "properties": {"type": {"type": "string"}},
+    "required": ["type"],
+}
+
 AnyBlock = Annotated[
     dict[str, Any],
     Meta(
         extra_json_schema={
-            "anyOf": [{"$ref": COMPONENTS + kind.__name__} for kind in BLOCK_KINDS.values()]
+            "anyOf": [
+                *({"$ref": COMPONENTS + kind.__name__} for kind in BLOCK_KINDS.values()),
+                _OTHER,
+            ]
         }
     ),
 ]
@@ -115,7 +125,8 @@ class ClientTool(msgspec.Struct):
 
 
 AnyClientTool = Annotated[
-    dict[str, Any], Meta(extra_json_schema={"$ref": f"{COMPONENTS}ClientTool"})
+    dict[str, Any],
+    Meta(extra_json_schema={"anyOf": [{"$ref": f"{COMPONENTS}ClientTool"}, _OTHER]}),
 ]
 
 

@@ -28,6 +28,8 @@ _RESERVED = frozenset(
 
 #: Values of ``reasoning_effort``; a template knows some of them.
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+#: Begins the line with which Claude Code says whom to bill.
+_BILLING: Final = "x-anthropic-billing-header:"
 
 
 class _Chat(msgspec.Struct):
@@ -162,6 +164,24 @@ def _tool_name(tool: Any) -> str | None:
     return None
 
 
+def _without_billing(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages without the line that Claude Code puts before its system prompt.
+
+    It is different in each request, and would keep the prompt from being found in the cache.
+    """
+    kept = []
+    for message in messages:
+        content = message.get("content")
+        if message["role"] in ("system", "developer") and isinstance(content, str):
+            head, _, rest = content.lstrip().partition("\n")
+            if head.lower().startswith(_BILLING):
+                if not rest:
+                    continue
+                message = {**message, "content": rest}
+        kept.append(message)
+    return kept
+
+
 async def encode_messages(
     llm: Model,
     messages: list[dict[str, Any]],
@@ -184,6 +204,7 @@ async def encode_messages(
     """
     if llm.chat_template is None:
         raise BadRequest("the model has no chat template", param="messages")
+    messages = _without_billing(messages)
     if not messages:
         raise BadRequest("messages is empty", param="messages")
     options = body.chat_template_kwargs or {}
