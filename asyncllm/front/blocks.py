@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 #: Bytes of a block, and how far blocks of this size go. Small ones first: most prompts are short,
 #: and a conversation is recognised by its first blocks. Then larger ones, so that 1 MiB has 392.
 _SIZES: Final = ((128, 4096), (512, 64 * 1024), (4096, 2**20))
+#: Begins the line that Claude Code puts before its system prompt, and where that is, at most.
+_BILLING: Final = b"x-anthropic-billing-header:"
+_FIRST: Final = 512
 
 
 class _Body(msgspec.Struct):
@@ -31,10 +34,23 @@ _DECODER: Final = msgspec.json.Decoder(_Body)
 def prompt_bytes(body: bytes) -> bytes:
     """What of a request's body becomes its prompt; the body as it is where that is not JSON."""
     try:
-        fields: tuple[Any, ...] = msgspec.structs.astuple(_DECODER.decode(body))
+        fields = _DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return body
-    return b"".join(map(bytes, fields))
+    tools, system, *rest = map(bytes, msgspec.structs.astuple(fields))
+    return b"".join((tools, _without_billing(system), *rest))
+
+
+def _without_billing(system: bytes) -> bytes:
+    """A system prompt without the line that Claude Code puts before it, which always changes.
+
+    The line does not become a part of the prompt.
+    """
+    at = system.find(_BILLING, 0, _FIRST)
+    if at < 0:
+        return system
+    ends = [end for mark in (b'"', b"\\") if (end := system.find(mark, at)) >= 0]
+    return system[:at] + system[min(ends, default=at) :]
 
 
 def blocks(prompt: bytes) -> list[int]:

@@ -34,8 +34,9 @@ MOST_REPLICAS: Final = 256
 #: Paths whose bodies say which replica is best.
 _PROMPTS: Final = frozenset(
     (
-        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
-        *("/v1/messages", "/generate", "/api/chat", "/api/generate", "/api/embed"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages"),
+        *("/v1/responses", "/v1/responses/compact"),
+        *("/generate", "/api/chat", "/api/generate", "/api/embed"),
     )
 )
 #: Numbers of the live view say their replica by the rest of a division.

@@ -103,3 +103,19 @@ def test_any_bytes_have_blocks() -> None:
     for length in (0, 1, 127, 128, 5000, 70_000):
         data = rng.randbytes(length)
         assert len(blocks(prompt_bytes(data))) == len(blocks(data))
+
+
+def test_claude_codes_billing_line_moves_no_conversation() -> None:
+    """It is different in each request, and is not in the prompt."""
+
+    def body(line: str, *, whole: bool) -> bytes:
+        head = f"x-anthropic-billing-header: cc_version=2.1; cch={line};"
+        texts = [f"{head}\nYou are"] if whole else [head, "You are"]
+        system = [{"type": "text", "text": text} for text in texts]
+        return json.dumps({"system": system, "messages": ["a" * 999]}).encode()
+
+    for whole in (False, True):
+        one, two = (blocks(prompt_bytes(body(line, whole=whole))) for line in ("1a2b", "c"))
+        assert one == two
+    quoted = json.dumps({"system": "a" * 600 + "x-anthropic-billing-header: b"}).encode()
+    assert b"x-anthropic" in prompt_bytes(quoted)
