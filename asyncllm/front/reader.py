@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 #: The rest of a head is waited for so long. Then a replica reads on, and finds what is wrong.
 HEAD_SECONDS: Final = 0.05
-#: The rest of a body; then its beginning decides.
-BODY_SECONDS: Final = 2.0
+#: The rest of a body, and each part of it; then its beginning decides.
+BODY_SECONDS, PART_SECONDS = 2.0, 0.25
 #: Before accepting again: without file descriptors, and when room is being made.
 RETRY_SECONDS, CROWDED_SECONDS = 0.1, 0.02
 #: How often the log says that there are none.
@@ -61,14 +61,20 @@ class Reader:
         self._idle: Expiring[Client] = Expiring(request_seconds)
         self._heads: Expiring[Client] = Expiring(HEAD_SECONDS)
         self._bodies: Expiring[Client] = Expiring(BODY_SECONDS)
+        self._parts: Expiring[Client] = Expiring(PART_SECONDS)
         self._accept_at: float | None = None
         self._log_at = 0.0
 
     @property
     def deadline(self) -> float | None:
         """When ``act`` has something to do."""
-        waiting = (self._idle.deadline, self._heads.deadline, self._bodies.deadline)
-        return min((at for at in (*waiting, self._accept_at) if at is not None), default=None)
+        times = [waiting.deadline for waiting in (self._idle, *self._begun)]
+        return min((at for at in (*times, self._accept_at) if at is not None), default=None)
+
+    @property
+    def _begun(self) -> tuple[Expiring[Client], ...]:
+        """Where clients are whose request has begun."""
+        return self._heads, self._bodies, self._parts
 
     def open(self) -> None:
         """Accept connections from now on."""
@@ -96,9 +102,10 @@ class Reader:
         for client in self._idle.due():
             self._leave(client)
             client.close()
-        for client in (*self._heads.due(), *self._bodies.due()):
-            self._leave(client)
-            self._place(client)
+        for waiting in self._begun:
+            for client in waiting.due():
+                self._leave(client)
+                self._place(client)
         if self._accept_at is not None and time.monotonic() >= self._accept_at:
             self.open()
 
@@ -162,6 +169,8 @@ class Reader:
             else:
                 self._heads.discard(client)
                 self._bodies.add(client)
+                self._parts.discard(client)
+                self._parts.add(client)
 
     def _close_idle(self, client: Client) -> bool:
         """The crowd calls it, and forgets the client itself."""
@@ -176,6 +185,6 @@ class Reader:
     def _leave(self, client: Client) -> None:
         """Read no more of it."""
         self._crowd.works(client)
-        for waiting in (self._idle, self._heads, self._bodies):
+        for waiting in (self._idle, *self._begun):
             waiting.discard(client)
         self._poller.remove(client.socket)

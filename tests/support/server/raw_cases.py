@@ -186,6 +186,8 @@ _FRAMED: Final = (
     (b"Content-Length: -1", b""),
     (b"Content-Length: 0x10", b"x" * 16),
     (b"Content-Length: 99999999999999999999", b""),
+    (b"Content-Length: 999999999", b""),
+    (b"Content-Length: 999999999", b"{"),
     (b"Content-Length: 1e3", b""),
     (b"Content-Length:", b""),
     (_CHUNKED, _CHUNK + _LAST),
