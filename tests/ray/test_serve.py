@@ -114,6 +114,12 @@ def test_all_replicas_answer_what_concerns_all(server: ServerProcess) -> None:
     assert len({family.name for family in families}) == len(families)
     finished = [s for f in families if f.name == "asyncllm_requests_finished" for s in f.samples]
     assert len({sample.labels["replica"] for sample in finished}) == 2
+    live = get(server, "/live").json()
+    assert (sorted(live["replicas"]), live["missing"]) == ([0, 1], [])
+    ended = {row["replica"]: row for row in live["ended"]}
+    assert ended.keys() == {0, 1}
+    for row in ended.values():
+        assert get(server, f"/live/{row['id']}/trace").json()["id"] == row["name"]
     head = requests.head(f"{server.url}/health", timeout=10)
     assert (head.status_code, head.content) == (200, b"")
 
