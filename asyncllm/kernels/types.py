@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -196,3 +196,40 @@ def packed_block(group: int) -> int:
 
 #: The weight of a projection.
 Weight = Tensor | Fp8Matrix | Int4Matrix
+
+
+class Routing(NamedTuple):
+    """How experts are chosen and weighted from a router's logits.
+
+    Attributes:
+        top_k: experts of a token.
+        scores: what logits become: probabilities of all experts, or of each by itself.
+        normalize: the weights of a token sum to ``factor``; otherwise, they are scores * factor.
+    """
+
+    top_k: int
+    scores: Literal["softmax", "sigmoid"]
+    normalize: bool
+    factor: float = 1.0
+
+
+class GatedExperts(NamedTuple):
+    """The MLPs of experts: down(act(gate(x)) * up(x)).
+
+    Attributes:
+        gate_up: [experts, 2 * inner, hidden]: the rows of gate, then those of up.
+        down: [experts, hidden, inner].
+        gate_up_bias, down_bias: [experts, 2 * inner] and [experts, hidden], or None.
+        act: of the gate. "clamped" is gpt-oss's: ``(up + 1) * gate * sigmoid(alpha * gate)``, of a
+            gate of at most ``limit``, and up between that and its negative.
+        paired: rows of gate and up alternate instead.
+    """
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    act: str = "silu"
+    paired: bool = False
+    alpha: float = 1.0
+    limit: float = 0.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.errors import ModelError
-from asyncllm.kernels.activation import gated
+from asyncllm.kernels.experts import mix_experts
 from asyncllm.kernels.norm import rms_norm
-from asyncllm.kernels.types import Norm
+from asyncllm.kernels.types import GatedExperts, Norm
 from asyncllm.models.layers.linear import Kept
 from asyncllm.models.layers.parameter import Packed, Placement
 from asyncllm.models.layers.router import Router
@@ -57,19 +56,9 @@ class Experts(Packed):
         self.down_proj = place.empty(num_experts, hidden_size, self.inner.size)
         self.act = act
 
-    def forward(self, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
-        """Apply each expert to its rows.
-
-        Args:
-            rows: [n, hidden], sorted by expert.
-            experts: int64 [n]; the expert of each row.
-            ends: int32 [num_experts]; the end of each expert's rows.
-
-        Returns:
-            [n, hidden]; to be added up over the ranks.
-        """
-        gate_up = F.grouped_mm(rows, self.gate_up_proj.transpose(1, 2), offs=ends)
-        return F.grouped_mm(gated(gate_up, self.act), self.down_proj.transpose(1, 2), offs=ends)
+    def matrices(self) -> GatedExperts:
+        """The weights for ``kernels.experts``."""
+        return GatedExperts(self.gate_up_proj, self.down_proj, act=self.act)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         if self.is_fused_on_disk:
@@ -109,13 +98,17 @@ class ClampedExperts(Experts):
         self.limit = limit
         self.adds_bias = place.ranks.rank == 0  # as outputs are added up
 
-    def forward(self, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
-        gate_up = F.grouped_mm(rows, self.gate_up_proj.transpose(1, 2), offs=ends)
-        gate, up = (gate_up + self.gate_up_proj_bias[experts]).unflatten(1, (-1, 2)).unbind(-1)
-        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        inner = (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
-        out = F.grouped_mm(inner, self.down_proj.transpose(1, 2), offs=ends)
-        return out + self.down_proj_bias[experts] if self.adds_bias else out
+    def matrices(self) -> GatedExperts:
+        return GatedExperts(
+            self.gate_up_proj,
+            self.down_proj,
+            self.gate_up_proj_bias,
+            self.down_proj_bias if self.adds_bias else None,
+            act="clamped",
+            paired=True,
+            alpha=self.alpha,
+            limit=self.limit,
+        )
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         (one,) = self.inner.slices
@@ -140,14 +133,10 @@ class TokenGate(nn.Module):
 class SparseMoE(nn.Module):
     """Each token goes through the experts that the router chooses: [tokens, hidden] -> the same.
 
-    Does not wait for the device. Deterministic, as it uses no atomic additions.
-
     Args:
         shared: an MLP that all tokens go through as well; its ranks are ``Apart``.
         shared_gate: weights its output.
     """
-
-    expert_ids: Tensor
 
     def __init__(
         self,
@@ -164,8 +153,6 @@ class SparseMoE(nn.Module):
         self.shared_expert = shared
         self.shared_expert_gate = shared_gate
         self.ranks = place.ranks
-        expert_ids = torch.arange(len(experts.gate_up_proj), device=place.device)
-        self.register_buffer("expert_ids", expert_ids, persistent=False)
 
     def forward(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
@@ -173,17 +160,19 @@ class SparseMoE(nn.Module):
         """Normalises x first, and adds to ``residual`` in place."""
         if norm is not None:
             x = rms_norm(x, norm)
-        weights, experts = self.gate.route(x)
-        order = experts.flatten().argsort(stable=True)
-        in_order = experts.flatten()[order]
-        ends = torch.searchsorted(in_order, self.expert_ids, right=True, out_int32=True)
-        grouped = self.experts(x[order // experts.shape[1]], in_order, ends)
-        chosen = torch.empty_like(grouped)
-        chosen[order] = grouped
-        out = (chosen.view(*experts.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
+        weights, chosen = self.gate.route(x)
+        is_alone = self.ranks.size == 1
+        total = residual if is_alone else None
         if self.shared_expert is not None:
-            shared = self.shared_expert(x)
-            if self.shared_expert_gate is not None:
-                shared = shared * self.shared_expert_gate(x)
-            out = out + shared
-        return self.ranks.sum(out, residual)
+            total = self._add_shared(x, total)
+        out = mix_experts(x, weights, chosen, self.experts.matrices(), total)
+        return out if is_alone else self.ranks.sum(out, residual)
+
+    def _add_shared(self, x: Tensor, total: Tensor | None) -> Tensor:
+        """What the shared expert makes of x, added to ``total`` in place."""
+        assert self.shared_expert is not None
+        if self.shared_expert_gate is None:
+            out: Tensor = self.shared_expert(x, residual=total)
+            return out
+        out = self.shared_expert(x) * self.shared_expert_gate(x)
+        return out if total is None else total.add_(out)

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asyncllm.kernels.experts import choose_experts
+from asyncllm.kernels.types import Routing
 from asyncllm.models.layers.linear import Linear
 from asyncllm.models.layers.parameter import Placement
 
@@ -30,16 +32,11 @@ class SoftmaxRouter(Linear):
         bias: bool = False,
     ):
         super().__init__(hidden_size, num_experts, place, bias=bias)
-        self.top_k = top_k
-        self.normalize = normalize
+        self.routing = Routing(top_k, "softmax", normalize)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights in the dtype of x, and experts, both [tokens, top_k]."""
-        probabilities = self(x).softmax(dim=-1, dtype=torch.float32)
-        weights, experts = probabilities.topk(self.top_k, dim=-1)
-        if self.normalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights.to(x.dtype), experts
+        """Weights in the dtype of x, and int32 experts, both [tokens, top_k]."""
+        return choose_experts(self(x), self.routing, x.dtype)
 
 
 class SigmoidRouter(nn.Module):
@@ -67,18 +64,12 @@ class SigmoidRouter(nn.Module):
         in_float32 = replace(place, dtype=torch.float32)
         self.weight = in_float32.empty(num_experts, hidden_size)
         self.e_score_correction_bias = in_float32.empty(num_experts)
-        self.top_k = top_k
-        self.normalize = normalize
-        self.factor = factor
+        self.routing = Routing(top_k, "sigmoid", normalize, factor)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights in the dtype of x, and experts, both [tokens, top_k]."""
-        scores = F.linear(x.float(), self.weight).sigmoid()
-        experts = (scores + self.e_score_correction_bias).topk(self.top_k, dim=-1).indices
-        weights = scores.gather(1, experts)
-        if self.normalize:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-        return (weights * self.factor).to(x.dtype), experts
+        """Weights in the dtype of x, and int32 experts, both [tokens, top_k]."""
+        logits = F.linear(x.float(), self.weight)
+        return choose_experts(logits, self.routing, x.dtype, self.e_score_correction_bias)
 
 
 Router = SoftmaxRouter | SigmoidRouter

@@ -136,8 +136,8 @@ def _one_by_one(moe: SparseMoE, x: Tensor) -> Tensor:
     assert isinstance(moe.gate, SoftmaxRouter)
     out = torch.zeros_like(x)
     for row, token in enumerate(x):
-        weights, chosen = moe.gate(token).softmax(-1).topk(moe.gate.top_k)
-        if moe.gate.normalize:
+        weights, chosen = moe.gate(token).softmax(-1).topk(moe.gate.routing.top_k)
+        if moe.gate.routing.normalize:
             weights = weights / weights.sum()
         for weight, expert in zip(weights, chosen.tolist(), strict=True):
             gate, up = (moe.experts.gate_up_proj[expert] @ token).chunk(2)

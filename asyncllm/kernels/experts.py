@@ -1,0 +1,96 @@
+"""Mixtures of experts."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asyncllm.kernels.activation import gated
+from asyncllm.kernels.support import in_triton
+from asyncllm.kernels.types import GatedExperts, Routing
+
+#: Bytes of matrices that are gathered at once where there is no grouped product.
+_GATHERED = 1 << 28
+
+
+@in_triton("experts.routing")
+def choose_experts(
+    logits: Tensor, routing: Routing, dtype: torch.dtype, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The experts of each token, the best first, and their weights.
+
+    Args:
+        logits: [tokens, experts], contiguous.
+        dtype: of the weights.
+        bias: [experts]; added to the scores by which experts are chosen, but not to their weights.
+
+    Returns:
+        Weights, and int32 experts, both [tokens, top_k].
+    """
+    logits = logits.float()
+    scores = logits.sigmoid() if routing.scores == "sigmoid" else logits.softmax(dim=-1)
+    ranks = scores if bias is None else scores + bias
+    experts = ranks.topk(routing.top_k, dim=-1).indices
+    weights = scores.gather(1, experts)
+    if routing.normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return (weights * routing.factor).to(dtype), experts.int()
+
+
+@in_triton("experts.mixing")
+def mix_experts(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    experts: GatedExperts,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The weighted sum of what a token's experts make of it: [tokens, hidden] -> the same.
+
+    Does not wait for the device. What a token gets does not depend on the other tokens.
+
+    Args:
+        x: [tokens, hidden]; rows contiguous.
+        weights, chosen: as from ``choose_experts``.
+        residual: [tokens, hidden], contiguous; the sum is added to it in place, and it is returned.
+    """
+    order = chosen.flatten().argsort(stable=True)
+    in_order = chosen.flatten()[order]
+    inner = _inner(
+        experts, _product(x[order // chosen.shape[1]], experts.gate_up, in_order), in_order
+    )
+    grouped = _product(inner, experts.down, in_order)
+    if experts.down_bias is not None:
+        grouped = grouped + experts.down_bias[in_order]
+    parts = torch.empty_like(grouped)
+    parts[order] = grouped
+    out = (parts.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
+    return out if residual is None else residual.add_(out)
+
+
+def _inner(experts: GatedExperts, gate_up: Tensor, chosen: Tensor) -> Tensor:
+    """The activation of [n, 2 * inner]."""
+    if experts.gate_up_bias is not None:
+        gate_up = gate_up + experts.gate_up_bias[chosen]
+    if experts.paired:
+        gate_up = torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), dim=1)
+    if experts.act != "clamped":
+        return gated.reference(gate_up, experts.act)
+    gate, up = gate_up.chunk(2, dim=1)
+    gate, up = gate.clamp(max=experts.limit), up.clamp(-experts.limit, experts.limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * experts.alpha))
+
+
+def _product(rows: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
+    """rows @ weight[chosen].T: [n, K] -> [n, N]; rows are sorted by expert."""
+    if not rows.is_cuda or rows.dtype == torch.bfloat16:
+        ids = torch.arange(len(weight), device=rows.device, dtype=chosen.dtype)
+        ends = torch.searchsorted(chosen, ids, right=True, out_int32=True)
+        return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+    # PyTorch's grouped product on GPUs takes bfloat16 alone.
+    some = max(_GATHERED // (weight[0].numel() * weight.itemsize), 1)
+    out = rows.new_empty(len(rows), weight.shape[1])
+    for part, x, ids in zip(*(t.split(some) for t in (out, rows, chosen)), strict=True):
+        torch.bmm(weight[ids], x.unsqueeze(-1), out=part.unsqueeze(-1))
+    return out

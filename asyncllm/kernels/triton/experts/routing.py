@@ -1,0 +1,168 @@
+"""Which experts each token goes through, and the rows of each expert, without the host.
+
+``choose_experts`` has a program for each token; ``group_rows`` one for each expert. The latter all
+read all choices, so that none of them waits for another and rows keep their order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.types import Routing
+
+
+@triton.jit
+def _choose_experts(
+    weights,  # [tokens, TOP_K]
+    experts,  # int32 [tokens, TOP_K]
+    logits,  # [tokens, COUNT]
+    bias,  # [COUNT]
+    FACTOR: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK)
+    exists = e < COUNT
+    logit = tl.load(logits + token * COUNT + e, exists, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        score = 1.0 / (1.0 + tl.exp(-logit))
+    else:
+        score = tl.exp(logit - tl.max(logit))
+        score /= tl.sum(score)
+    rank = score if SIGMOID else logit
+    if BIAS:
+        rank += tl.load(bias + e, exists, other=0.0).to(tl.float32)
+    rank = tl.where(exists, rank, float("-inf"))
+    j = tl.arange(0, BLOCK_K)
+    chosen = tl.zeros([BLOCK_K], tl.int32)
+    weight = tl.zeros([BLOCK_K], tl.float32)
+    for i in tl.static_range(TOP_K):
+        # Of NaN none is the greatest: any expert will do, if only there is one.
+        best = tl.min(tl.where(rank == tl.max(rank), e, COUNT - 1))
+        chosen = tl.where(j == i, best, chosen)
+        weight = tl.where(j == i, tl.sum(tl.where(e == best, score, 0.0)), weight)
+        rank = tl.where(e == best, float("-inf"), rank)
+    if NORMALIZE:
+        weight /= tl.sum(weight) + 1e-20
+    at = token * TOP_K + j
+    tl.store(experts + at, chosen, j < TOP_K)
+    tl.store(weights + at, (weight * FACTOR).to(weights.dtype.element_ty), j < TOP_K)
+
+
+_launch_choice = Launcher(_choose_experts)
+
+
+def choose_experts(
+    logits: Tensor, routing: Routing, dtype: torch.dtype, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See ``kernels.experts.choose_experts``."""
+    tokens, count = logits.shape
+    weights = torch.empty(tokens, routing.top_k, dtype=dtype, device=logits.device)
+    experts = torch.empty(tokens, routing.top_k, dtype=torch.int32, device=logits.device)
+    if tokens == 0:
+        return weights, experts
+    constants = (
+        *(routing.factor, count, next_power_of_2(count)),
+        *(routing.top_k, next_power_of_2(routing.top_k)),
+        *(routing.scores == "sigmoid", bias is not None, routing.normalize),
+    )
+    _launch_choice((tokens, 1, 1), (weights, experts, logits, bias), constants, 1)
+    return weights, experts
+
+
+class Groups(NamedTuple):
+    """The rows of each expert: those of all experts one after the other, in blocks of each.
+
+    A row is a token that goes through an expert; there are tokens * top_k of them.
+
+    Attributes:
+        order: int32 [rows]; token * top_k + choice of each.
+        blocks: int32 [most blocks, 3]; the expert, first row and end of each block, and experts of
+            -1 past the last one.
+        block: the most rows of a block.
+    """
+
+    order: Tensor
+    blocks: Tensor
+    block: int
+
+
+@triton.jit(do_not_specialize=["rows", "most"])
+def _group_rows(
+    order,
+    blocks,
+    experts,  # int32 [rows]
+    rows,
+    most,  # blocks
+    COUNT: tl.constexpr,
+    BINS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    own = tl.program_id(0)
+    i = tl.arange(0, CHUNK)
+    e = tl.arange(0, BINS)
+    counts = tl.zeros([BINS], tl.int32)
+    for start in range(0, rows, CHUNK):
+        exists = start + i < rows
+        counts += tl.histogram(tl.load(experts + start + i, exists, other=0), BINS, exists)
+    cut = (counts + (BLOCK_M - 1)) // BLOCK_M
+    first = tl.sum(tl.where(e < own, counts, 0))
+    block = tl.sum(tl.where(e < own, cut, 0))
+    count = tl.sum(tl.where(e == own, counts, 0))
+    at = first
+    for start in range(0, rows, CHUNK):
+        mine = tl.load(experts + start + i, start + i < rows, other=-1) == own
+        ones = mine.to(tl.int32)
+        tl.store(order + at + tl.cumsum(ones) - 1, start + i, mine)
+        at += tl.sum(ones)
+    for start in range(0, count, BLOCK_M * CHUNK):
+        row = start + i * BLOCK_M
+        cell = blocks + (block + row // BLOCK_M) * 3
+        tl.store(cell, own, row < count)
+        tl.store(cell + 1, first + row, row < count)
+        tl.store(cell + 2, first + tl.minimum(row + BLOCK_M, count), row < count)
+    if own == COUNT - 1:
+        for start in range(tl.sum(cut), most, CHUNK):
+            tl.store(blocks + (start + i) * 3, -1, start + i < most)
+
+
+_launch_groups = Launcher(_group_rows)
+
+
+def group_rows(experts: Tensor, count: int, block: int) -> Groups:
+    """Group choices, int32 [tokens, top_k], of ``count`` experts."""
+    rows = experts.numel()
+    most = most_blocks(rows, count, block)
+    order = torch.empty(rows, dtype=torch.int32, device=experts.device)
+    blocks = torch.empty(most, 3, dtype=torch.int32, device=experts.device)
+    chunk = min(max(next_power_of_2(rows), 32), 1024)
+    constants = count, next_power_of_2(count), block, chunk
+    warps = max(1, min(chunk // 128, 8))
+    _launch_groups((count, 1, 1), (order, blocks, experts, rows, most), constants, warps)
+    return Groups(order, blocks, block)
+
+
+def most_blocks(rows: int, experts: int, block: int) -> int:
+    """The most blocks that so many rows can make."""
+    return cdiv(rows + min(rows, experts) * (block - 1), block) if rows > 0 else 0
