@@ -89,6 +89,7 @@ OFFLINE: tuple[OfflineCase, ...] = (
     OfflineCase("bs1", fixed(1, 128, 512, 100)),
     OfflineCase("bs8", fixed(8, 128, 256, 200)),
     OfflineCase("bs32", fixed(32, 512, 256, 300)),
+    OfflineCase("bs64", fixed(64, 512, 256, 350)),
     OfflineCase("bs128", fixed(128, 512, 256, 400)),
     OfflineCase("prefill8k", fixed(1, 8000, 1, 500)),
     OfflineCase("prefill16x2k", fixed(16, 2000, 1, 600)),

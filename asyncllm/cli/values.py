@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from asyncllm.errors import BadRequest
+from asyncllm.types.params import SamplingParams
+
 #: Numbers of tokens or turns, which a load draws from.
 _SPAN: Final = re.compile(r"([1-9]\d{0,6})(?:-([1-9]\d{0,6}))?")
 
@@ -43,6 +46,14 @@ def positive(kind: Callable[[str], N]) -> Callable[[str], N]:
         return value
 
     return parse
+
+
+def temperature(text: str) -> float:
+    """A temperature that requests may have."""
+    try:
+        return SamplingParams(temperature=float(text)).temperature
+    except (ValueError, BadRequest) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def span(text: str) -> tuple[int, int]:

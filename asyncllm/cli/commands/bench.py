@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from asyncllm.bench import cases
 from asyncllm.cli.answer_file import say
 from asyncllm.cli.bench_cases import (
@@ -26,7 +28,7 @@ from asyncllm.cli.options import (
     refuse_engine_options,
     usage_error,
 )
-from asyncllm.cli.values import list_of, positive
+from asyncllm.cli.values import list_of, positive, temperature
 from asyncllm.config import EngineConfig
 from asyncllm.terminal import LoadingBar
 
@@ -67,6 +69,12 @@ def _add_offline(actions: Commands) -> None:
         "default is two small cases.",
     )
     _add_common(parser, names)
+    parser.add_argument(
+        "--temperature",
+        type=temperature,
+        metavar="FLOAT",
+        help="of every case (default: 0.6 for offline256, 0 for the others)",
+    )
     add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
     parser.set_defaults(run=run_offline, parser=parser)
 
@@ -187,6 +195,8 @@ async def _measure_offline(
         if chosen is None:
             chosen = default_cases(llm.limits.device)
         for case in chosen:
+            if args.temperature is not None:
+                case = msgspec.structs.replace(case, temperature=args.temperature)
             row = await run_case(llm, case)
             if row is None:
                 say(f"{case.name}: skipped, the context is too short for it")
