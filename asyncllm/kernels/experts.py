@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.kernels.activation import gated
+from asyncllm.kernels.quantized import dequantize_fp8, dequantize_int4, unpack_mxfp4
 from asyncllm.kernels.support import in_triton
-from asyncllm.kernels.types import GatedExperts, Routing
+from asyncllm.kernels.types import ExpertWeight, Fp8Matrix, GatedExperts, Mxfp4Matrix, Routing
 
 #: Bytes of matrices that are gathered at once where there is no grouped product.
 _GATHERED = 1 << 28
@@ -57,16 +58,28 @@ def mix_experts(
     """
     order = chosen.flatten().argsort(stable=True)
     in_order = chosen.flatten()[order]
-    inner = _inner(
-        experts, _product(x[order // chosen.shape[1]], experts.gate_up, in_order), in_order
-    )
-    grouped = _product(inner, experts.down, in_order)
+    rows = x[order // chosen.shape[1]]
+    gate_up = _product(rows, _dense(experts.gate_up, experts.count, rows), in_order)
+    inner = _inner(experts, gate_up, in_order)
+    grouped = _product(inner, _dense(experts.down, experts.count, inner), in_order)
     if experts.down_bias is not None:
         grouped = grouped + experts.down_bias[in_order]
     parts = torch.empty_like(grouped)
     parts[order] = grouped
     out = (parts.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
     return out if residual is None else residual.add_(out)
+
+
+def _dense(weight: ExpertWeight, count: int, x: Tensor) -> Tensor:
+    """[experts, N, K] in the dtype of x, which it multiplies."""
+    if isinstance(weight, Tensor):
+        return weight
+    if isinstance(weight, Mxfp4Matrix):
+        values = unpack_mxfp4(weight)[:, : x.shape[1]]
+    else:
+        is_fp8 = isinstance(weight, Fp8Matrix)
+        values = dequantize_fp8(weight) if is_fp8 else dequantize_int4(weight)
+    return values.to(x.dtype).unflatten(0, (count, -1)).contiguous()
 
 
 def _inner(experts: GatedExperts, gate_up: Tensor, chosen: Tensor) -> Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.kernels.types import (
     FP8_BLOCK,
     MXFP4_BLOCK,
+    MXFP4_COLUMNS,
     Fp8Matrix,
     Int4Matrix,
+    Mxfp4Matrix,
     packed_block,
 )
 
@@ -58,6 +61,27 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
         factors = (exponents.int() << 23).view(torch.float32).to(numbers.dtype)
         expert.copy_((numbers[pairs.int()] * factors.unsqueeze(-1)).flatten(1))
     return out
+
+
+def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Matrix:
+    """The matrix for kernels of what ``dequantize_mxfp4`` takes: [experts * N, K]."""
+    experts, rows, groups = scales.shape
+    padding = -groups % (MXFP4_COLUMNS // MXFP4_BLOCK)
+    codes = F.pad(blocks.reshape(experts * rows, groups, -1), (0, 0, 0, padding))
+    # From consecutive codes of two groups to one group beside the other.
+    even, odd = (codes & 15), (codes >> 4)
+    one = torch.stack((even, odd), dim=3).view(experts * rows, -1, 2, MXFP4_BLOCK)
+    packed = (one[:, :, 0] | (one[:, :, 1] << 4)).flatten(1)
+    return Mxfp4Matrix(packed, F.pad(scales.view(experts * rows, groups), (0, padding)))
+
+
+def unpack_mxfp4(matrix: Mxfp4Matrix) -> Tensor:
+    """The matrix as float32 [N, padded K]."""
+    numbers = torch.tensor(_E2M1, device=matrix.packed.device)
+    codes = matrix.packed.view(len(matrix.packed), -1, 1, MXFP4_BLOCK)
+    values = numbers[torch.cat((codes & 15, codes >> 4), dim=2).int()].flatten(1, 2)
+    factors = torch.exp2(matrix.scale.float() - 127)
+    return (values * factors.unsqueeze(-1)).flatten(1)
 
 
 def pack_int4(codes: Tensor, group: int) -> Tensor:

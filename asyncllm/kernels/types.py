@@ -14,6 +14,10 @@ FP8_BLOCK: Final = 128
 FP8_MAX: Final = 448.0
 #: Numbers of an mxfp4 matrix that share a scale.
 MXFP4_BLOCK: Final = 32
+#: Columns of an mxfp4 matrix are padded to a multiple of this.
+MXFP4_COLUMNS: Final = 128
+#: The greatest exponent of an mxfp4 matrix, plus 127, that kernels take.
+MXFP4_MAX_SCALE: Final = 128
 #: The most columns of an int4 weight that are packed together.
 INT4_BLOCK: Final = 128
 
@@ -189,6 +193,21 @@ class Int4Matrix(NamedTuple):
         return Int4Matrix(packed, self.scale[groups], self.zero[groups])
 
 
+class Mxfp4Matrix(NamedTuple):
+    """A matrix [N, K] of 4-bit floating-point numbers (e2m1), scaled in groups of 32 columns.
+
+    Columns are padded to a multiple of MXFP4_COLUMNS. Each 64 columns of a row are 32 bytes: the
+    low nibbles are the codes of the first 32 columns, the high nibbles those of the others.
+
+    Attributes:
+        packed: uint8 [N, padded K / 2].
+        scale: uint8 [N, padded K / 32]; exponents of 2, plus 127, up to MXFP4_MAX_SCALE.
+    """
+
+    packed: Tensor
+    scale: Tensor
+
+
 def packed_block(group: int) -> int:
     """``Int4Matrix.block`` for groups of this many columns."""
     return gcd(group, INT4_BLOCK)
@@ -213,20 +232,26 @@ class Routing(NamedTuple):
     factor: float = 1.0
 
 
+#: The matrices of all experts: [experts, N, K], or quantised as one of [experts * N, K].
+ExpertWeight = Tensor | Fp8Matrix | Int4Matrix | Mxfp4Matrix
+
+
 class GatedExperts(NamedTuple):
     """The MLPs of experts: down(act(gate(x)) * up(x)).
 
     Attributes:
-        gate_up: [experts, 2 * inner, hidden]: the rows of gate, then those of up.
-        down: [experts, hidden, inner].
+        count: of experts.
+        gate_up: of 2 * inner rows each: those of gate, then those of up.
+        down: of as many rows as x has columns.
         gate_up_bias, down_bias: [experts, 2 * inner] and [experts, hidden], or None.
         act: of the gate. "clamped" is gpt-oss's: ``(up + 1) * gate * sigmoid(alpha * gate)``, of a
             gate of at most ``limit``, and up between that and its negative.
         paired: rows of gate and up alternate instead.
     """
 
-    gate_up: Tensor
-    down: Tensor
+    count: int
+    gate_up: ExpertWeight
+    down: ExpertWeight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     act: str = "silu"

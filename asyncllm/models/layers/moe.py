@@ -40,6 +40,7 @@ class Experts(Packed):
     ):
         super().__init__()
         self.is_fused_on_disk = False
+        self.count = num_experts
         self.inner = Kept.share(intermediate_size, "the size of experts", place.ranks)
         if place.ranks.size > 1 and self.inner.size * place.dtype.itemsize % _ALIGNMENT:
             raise ModelError(
@@ -58,7 +59,7 @@ class Experts(Packed):
 
     def matrices(self) -> GatedExperts:
         """The weights for ``kernels.experts``."""
-        return GatedExperts(self.gate_up_proj, self.down_proj, act=self.act)
+        return GatedExperts(self.count, self.gate_up_proj, self.down_proj, act=self.act)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         if self.is_fused_on_disk:
@@ -100,6 +101,7 @@ class ClampedExperts(Experts):
 
     def matrices(self) -> GatedExperts:
         return GatedExperts(
+            self.count,
             self.gate_up_proj,
             self.down_proj,
             self.gate_up_proj_bias,

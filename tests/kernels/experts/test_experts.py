@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,9 +12,17 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from asyncllm.kernels import experts as in_torch
+from asyncllm.kernels.quantized import dequantize_mxfp4, pack_int4, pack_mxfp4, unpack_mxfp4
 from asyncllm.kernels.triton.experts.mixing import mix_experts
 from asyncllm.kernels.triton.experts.routing import choose_experts, group_rows, most_blocks
-from asyncllm.kernels.types import GatedExperts, Routing
+from asyncllm.kernels.types import (
+    ExpertWeight,
+    Fp8Matrix,
+    GatedExperts,
+    Int4Matrix,
+    Mxfp4Matrix,
+    Routing,
+)
 from tests.support.kernels.device import DEVICE
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -57,39 +68,130 @@ def test_groups(tokens: int, top_k: int, count: int, block: int) -> None:
 
 def random_experts(count: int, inner: int, hidden: int, kind: str) -> GatedExperts:
     gate_up, down = torch.randn(count, 2 * inner, hidden), torch.randn(count, hidden, inner)
-    experts = GatedExperts(gate_up / hidden**0.5, down / inner**0.5)
+    experts = GatedExperts(count, gate_up / hidden**0.5, down / inner**0.5)
     if kind == "clamped":
         biases = torch.randn(count, 2 * inner), torch.randn(count, hidden)
-        return GatedExperts(*experts[:2], *biases, "clamped", paired=True, alpha=1.7, limit=2.0)
+        return GatedExperts(*experts[:3], *biases, "clamped", paired=True, alpha=1.7, limit=2.0)
     return experts._replace(act=kind)
 
 
+def converted(weight: ExpertWeight, dtype: torch.dtype) -> ExpertWeight:
+    """On the device; what is not quantised in that dtype."""
+    if isinstance(weight, Tensor):
+        return weight.to(DEVICE, dtype)
+    return type(weight)(*(t.to(DEVICE) if isinstance(t, Tensor) else t for t in weight))  # type: ignore[call-overload]
+
+
 def to(experts: GatedExperts, dtype: torch.dtype) -> GatedExperts:
-    moved = (t.to(DEVICE, dtype) if isinstance(t, Tensor) else t for t in experts)
-    return GatedExperts(*moved)  # type: ignore[arg-type]
+    count, gate_up, down, *rest = experts
+    moved = (t.to(DEVICE, dtype) if isinstance(t, Tensor) else t for t in rest)
+    return GatedExperts(count, converted(gate_up, dtype), converted(down, dtype), *moved)  # type: ignore[arg-type]
 
 
-def assert_near(got: Tensor, expected: Tensor) -> None:
-    tolerance = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}[got.dtype]
+def rounded(experts: GatedExperts, dtype: torch.dtype) -> GatedExperts:
+    """In float32, with what is not quantised rounded to that dtype."""
+    parts = (
+        t.to(dtype).float() if isinstance(t, Tensor) and t.is_floating_point() else t
+        for t in experts
+    )
+    return GatedExperts(*parts)  # type: ignore[arg-type]
+
+
+def check(experts: GatedExperts, tokens: int, top_k: int, hidden: int, dtype: torch.dtype) -> None:
+    """Against the reference in float32, with experts without rows, and with many."""
+    x, residual = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
+    chosen = torch.rand(tokens, experts.count).argsort(1)[:, :top_k].int().contiguous()
+    chosen[tokens // 2 :] = chosen[0].clone()
+    weights = torch.rand(tokens, top_k)
+    x, weights, residual = (t.to(dtype).float() for t in (x, weights, residual))
+    reference = in_torch.mix_experts.reference
+    expected = reference(x, weights, chosen, rounded(experts, dtype), residual.clone())
+    moved = [t.to(DEVICE) for t in (x.to(dtype), weights.to(dtype), chosen, residual.to(dtype))]
+    got = mix_experts(*moved[:3], to(experts, dtype), moved[3])
+    tolerance = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}[dtype]
     error = (got.cpu().double() - expected.double()).norm() / expected.double().norm()
     assert error < tolerance, error
 
 
+SHAPES = [(1, 2, 4, 32, 64), (9, 2, 3, 48, 80), (70, 1, 2, 24, 136), (40, 3, 8, 64, 64)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["silu", "gelu", "clamped"])
-@pytest.mark.parametrize(
-    ("tokens", "top_k", "count", "inner", "hidden"),
-    [(1, 2, 4, 32, 64), (9, 2, 3, 48, 80), (70, 1, 2, 24, 136), (40, 3, 8, 64, 64)],
-)
+@pytest.mark.parametrize(("tokens", "top_k", "count", "inner", "hidden"), SHAPES)
 def test_mixtures(
     tokens: int, top_k: int, count: int, inner: int, hidden: int, kind: str, dtype: torch.dtype
 ) -> None:
-    experts = random_experts(count, inner, hidden, kind)
-    x, residual = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
-    chosen = torch.rand(tokens, count).argsort(1)[:, :top_k].int().contiguous()
-    chosen[tokens // 2 :] = chosen[0].clone()  # experts without rows, and with many
-    weights = torch.rand(tokens, top_k)
-    expected = in_torch.mix_experts.reference(x, weights, chosen, experts, residual.clone())
-    device = [t.to(DEVICE) for t in (x.to(dtype), weights.to(dtype), chosen, residual.to(dtype))]
-    got = mix_experts(*device[:3], to(experts, dtype), device[3])
-    assert_near(got, expected)
+    check(random_experts(count, inner, hidden, kind), tokens, top_k, hidden, dtype)
+
+
+def as_fp8(weight: Tensor, *, blocked: bool) -> Fp8Matrix:
+    rows = weight.flatten(0, 1)
+    if not blocked:
+        scale = rows.abs().amax(1, keepdim=True) / 448
+        return Fp8Matrix((rows / scale).to(torch.float8_e4m3fn), scale)
+    scale = torch.rand(len(rows) // 128, -(-rows.shape[1] // 128)) / 100 + 0.01
+    wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, : rows.shape[1]]
+    return Fp8Matrix((rows / wide).clamp(-448, 448).to(torch.float8_e4m3fn), scale)
+
+
+def as_int4(weight: Tensor, group: int) -> Int4Matrix:
+    rows = weight.flatten(0, 1)
+    codes = torch.randint(0, 16, rows.shape, dtype=torch.uint8)
+    groups = (rows.shape[1] // group, len(rows))
+    zero = torch.randint(0, 17, groups, dtype=torch.uint8)
+    return Int4Matrix(pack_int4(codes, group), torch.rand(groups).half() / 8, zero)
+
+
+def as_mxfp4(weight: Tensor) -> Mxfp4Matrix:
+    experts, rows, columns = weight.shape
+    blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+    return pack_mxfp4(blocks, torch.randint(118, 126, blocks.shape[:3], dtype=torch.uint8))
+
+
+FORMATS: dict[str, Callable[[Tensor], ExpertWeight]] = {
+    "fp8 blocks": partial(as_fp8, blocked=True),
+    "fp8 rows": partial(as_fp8, blocked=False),
+    "int4 in groups of 128": partial(as_int4, group=128),
+    "int4 in groups of 32": partial(as_int4, group=32),
+    "mxfp4": as_mxfp4,
+}
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("kind", ["silu", "clamped"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_quantised_mixtures(form: str, kind: str, tokens: int) -> None:
+    experts = random_experts(3, 128, 384, kind)
+    assert isinstance(experts.gate_up, Tensor)
+    assert isinstance(experts.down, Tensor)
+    make = FORMATS[form]
+    experts = experts._replace(gate_up=make(experts.gate_up), down=make(experts.down))
+    check(experts, tokens, 2, 384, torch.bfloat16)
+
+
+@pytest.mark.parametrize("columns", [32, 128, 160, 192, 2880])
+def test_mxfp4_is_repacked_without_a_change(columns: int) -> None:
+    blocks = torch.randint(0, 256, (2, 3, columns // 32, 16), dtype=torch.uint8)
+    scales = torch.randint(100, 129, (2, 3, columns // 32), dtype=torch.uint8)
+    packed = pack_mxfp4(blocks, scales)
+    expected = dequantize_mxfp4(blocks, scales).float().flatten(0, 1)
+    assert torch.equal(unpack_mxfp4(packed)[:, :columns], expected)
+    assert not unpack_mxfp4(packed)[:, columns:].any()
+
+
+@pytest.mark.parametrize("form", ["dense", *FORMATS])
+def test_a_token_gets_the_same_bits_whatever_the_others_are(form: str) -> None:
+    """As long as tiles are the same; and however many of the others share its experts."""
+    experts = random_experts(4, 128, 256, "silu")
+    if form != "dense":
+        make = FORMATS[form]
+        experts = experts._replace(gate_up=make(experts.gate_up), down=make(experts.down))  # type: ignore[arg-type]
+    experts = to(experts, torch.bfloat16)
+    x = torch.randn(24, 256).to(DEVICE, torch.bfloat16)
+    weights = torch.rand(24, 2).to(DEVICE, torch.bfloat16)
+    chosen = torch.rand(24, 4).argsort(1)[:, :2].int().contiguous().to(DEVICE)
+    together = mix_experts(x, weights, chosen, experts)
+    for i in range(0, 24, 7):
+        alone = mix_experts(x[i : i + 1], weights[i : i + 1], chosen[i : i + 1], experts)
+        assert torch.equal(alone[0], together[i])

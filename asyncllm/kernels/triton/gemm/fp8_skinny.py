@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asyncllm.kernels.triton.codes import fp8_numbers
 from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.triton.launch import NATIVE, Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import Fp8Matrix
 
 #: Columns of a product, those of a block of scales.
@@ -34,41 +35,6 @@ class Tile(NamedTuple):
     rows: int
     warps: int
     stages: int
-
-
-@triton.jit
-def _convert(w, DTYPE: tl.constexpr):
-    """e4m3 to DTYPE, exactly.
-
-    There is no instruction for bfloat16: shift sign, exponent and mantissa into place, and multiply
-    by 2^120, the difference of the exponents' biases. (Adding -0 changes nothing; before Hopper
-    there is no product of bfloat16 without a sum.)
-    """
-    if NATIVE and tl.bfloat16 == DTYPE:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 first, second, rest, factor, zero;
-            mov.b32 factor, 0x7B807B80;
-            mov.b32 zero, 0x80008000;
-            prmt.b32 first, $2, 0, 0x1404;
-            prmt.b32 second, $2, 0, 0x3424;
-            shr.u32 rest, first, 4;
-            and.b32 rest, rest, 0x07F007F0;
-            lop3.b32 first, first, 0x80008000, rest, 0xEA;
-            fma.rn.bf16x2 $0, first, factor, zero;
-            shr.u32 rest, second, 4;
-            and.b32 rest, rest, 0x07F007F0;
-            lop3.b32 second, second, 0x80008000, rest, 0xEA;
-            fma.rn.bf16x2 $1, second, factor, zero;
-            }""",
-            "=&r,=&r,r",
-            [w],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        return w.to(DTYPE)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -118,7 +84,7 @@ def _fp8_skinny(
         else:
             w = tl.load(w_at + start, (start + k < K)[:, None, :], other=0.0)
             here = tl.load(x_at + start, has_row & (start + k < K)[:, :, None], other=0.0)
-        w = _convert(w, here.dtype)
+        w = fp8_numbers(w, here.dtype)
         if BLOCKED:
             block = start // BLOCK_K
             factor = tl.load(s_at + block, warp < BLOCKS - block, other=0.0)[:, :, None]

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.triton.gemm.int4_codes import offset_codes, subtract, unpack
+from asyncllm.kernels.triton.codes import offset_codes, subtract, unpack
 from asyncllm.kernels.triton.gemm.int4_skinny import choose_tile, int4_skinny
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, shared_bytes

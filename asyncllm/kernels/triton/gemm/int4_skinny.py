@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asyncllm.kernels.triton.codes import offset_codes, subtract, unpack
 from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
-from asyncllm.kernels.triton.gemm.int4_codes import offset_codes, subtract, unpack
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import Int4Matrix

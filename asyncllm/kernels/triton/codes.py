@@ -1,0 +1,186 @@
+"""From the codes of quantised weights to 16-bit numbers, exactly.
+
+A 4-bit integer becomes the mantissa of a power of two: 128 + code in bfloat16, 1024 + code in
+float16, both exact (Kim et al., arXiv 2211.10017). The difference to a zero point in the same form
+is exact, too. Of the bits of a small floating-point number, sign, exponent and mantissa only move
+to other places; a product makes up for the difference of the exponents' biases.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from asyncllm.kernels.triton.launch import NATIVE
+
+
+@triton.jit
+def offset_codes(codes, DTYPE: tl.constexpr):
+    """128 + codes in bfloat16, or 1024 + codes in float16."""
+    if tl.bfloat16 == DTYPE:
+        return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
+    else:
+        return (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
+
+
+def _unpacking(offset: int) -> tl.constexpr:
+    """Assembly that puts codes, two at a time, into 16-bit numbers with these upper bits."""
+    merge = f"0x000F000F, 0x{offset:04X}{offset:04X}, 0xEA"
+    return tl.constexpr(
+        f"""{{
+        .reg .b32 even, odd;
+        prmt.b32 even, $4, 0, 0x3120;
+        shr.u32 odd, even, 8;
+        lop3.b32 $0, even, {merge};
+        lop3.b32 $1, odd, {merge};
+        shr.u32 even, even, 4;
+        shr.u32 odd, odd, 4;
+        lop3.b32 $2, even, {merge};
+        lop3.b32 $3, odd, {merge};
+        }}"""
+    )
+
+
+_TO_BFLOAT16: tl.constexpr = _unpacking(0x4300)
+_TO_FLOAT16: tl.constexpr = _unpacking(0x6400)
+_REGISTERS: tl.constexpr = tl.constexpr("=&r,=&r,=&r,=&r,r")
+
+
+@triton.jit
+def unpack(packed, DTYPE: tl.constexpr):
+    """The codes in the low and in the high nibbles, as ``offset_codes`` gives them.
+
+    Compiled: two at a time, with one shift and one logical operation.
+    """
+    if not NATIVE:
+        return offset_codes(packed & 15, DTYPE), offset_codes(packed >> 4, DTYPE)
+    elif tl.bfloat16 == DTYPE:
+        return tl.inline_asm_elementwise(
+            _TO_BFLOAT16, _REGISTERS, [packed], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            _TO_FLOAT16, _REGISTERS, [packed], (tl.float16, tl.float16), is_pure=True, pack=4
+        )
+
+
+@triton.jit
+def subtract(codes, zeros, DTYPE: tl.constexpr):
+    """The exact difference of two values of ``offset_codes``."""
+    if NATIVE:
+        return codes - zeros
+    else:
+        return (codes.to(tl.float32) - zeros.to(tl.float32)).to(DTYPE)
+
+
+@triton.jit
+def fp8_numbers(w, DTYPE: tl.constexpr):
+    """e4m3 to DTYPE, exactly.
+
+    There is no instruction for bfloat16: shift sign, exponent and mantissa into place, and multiply
+    by 2^120, the difference of the exponents' biases. (Adding -0 changes nothing; before Hopper
+    there is no product of bfloat16 without a sum.)
+    """
+    if NATIVE and tl.bfloat16 == DTYPE:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 first, second, rest, factor, zero;
+            mov.b32 factor, 0x7B807B80;
+            mov.b32 zero, 0x80008000;
+            prmt.b32 first, $2, 0, 0x1404;
+            prmt.b32 second, $2, 0, 0x3424;
+            shr.u32 rest, first, 4;
+            and.b32 rest, rest, 0x07F007F0;
+            lop3.b32 first, first, 0x80008000, rest, 0xEA;
+            fma.rn.bf16x2 $0, first, factor, zero;
+            shr.u32 rest, second, 4;
+            and.b32 rest, rest, 0x07F007F0;
+            lop3.b32 second, second, 0x80008000, rest, 0xEA;
+            fma.rn.bf16x2 $1, second, factor, zero;
+            }""",
+            "=&r,=&r,r",
+            [w],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return w.to(DTYPE)
+
+
+@triton.jit
+def mxfp4_numbers(codes):
+    """The e2m1 numbers of the low and of the high nibbles, times 2^-126, as bfloat16.
+
+    Sign, exponent and mantissa only move to their places there: the exponents' biases differ by
+    126, which ``mxfp4_factors`` makes up for.
+    """
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 even, odd, sign, rest;
+            prmt.b32 even, $4, 0, 0x1404;
+            prmt.b32 odd, $4, 0, 0x3424;
+            shl.b32 sign, even, 4;
+            and.b32 sign, sign, 0x80008000;
+            shr.u32 rest, even, 2;
+            lop3.b32 $0, rest, 0x01C001C0, sign, 0xEA;
+            shl.b32 sign, odd, 4;
+            and.b32 sign, sign, 0x80008000;
+            shr.u32 rest, odd, 2;
+            lop3.b32 $1, rest, 0x01C001C0, sign, 0xEA;
+            and.b32 sign, even, 0x80008000;
+            shr.u32 rest, even, 6;
+            lop3.b32 $2, rest, 0x01C001C0, sign, 0xEA;
+            and.b32 sign, odd, 0x80008000;
+            shr.u32 rest, odd, 6;
+            lop3.b32 $3, rest, 0x01C001C0, sign, 0xEA;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [codes],
+            (tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return _placed(codes & 15), _placed(codes >> 4)
+
+
+@triton.jit
+def _placed(codes):
+    bits = (codes.to(tl.int16) & 8) << 12 | (codes.to(tl.int16) & 7) << 6
+    return bits.to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def mxfp4_factors(scales):
+    """2^(scale - 127 + 126) for each low and each high nibble, bfloat16.
+
+    Args:
+        scales: uint8 [rows, groups], up to 128: of 32 columns each, low and high nibbles in turn.
+    """
+    rows: tl.constexpr = scales.shape[0]
+    pairs: tl.constexpr = scales.shape[1] // 2
+    factors = ((scales.to(tl.int16) + 126) << 7).to(tl.bfloat16, bitcast=True)
+    low, high = tl.split(tl.reshape(factors, [rows, pairs, 2]))
+    low = tl.broadcast_to(low[:, :, None], [rows, pairs, 32])
+    high = tl.broadcast_to(high[:, :, None], [rows, pairs, 32])
+    return tl.reshape(low, [rows, pairs * 32]), tl.reshape(high, [rows, pairs * 32])
+
+
+@triton.jit
+def scaled(numbers, factors):
+    """The products of bfloat16, of which no bit is lost."""
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 zero; mov.b32 zero, 0x80008000; fma.rn.bf16x2 $0, $1, $2, zero; }",
+            "=r,r,r",
+            [numbers, factors],
+            tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        # The interpreter's own conversion loses subnormal numbers.
+        bits = numbers.to(tl.int16, bitcast=True).to(tl.int32) << 16
+        return (bits.to(tl.float32, bitcast=True) * factors.to(tl.float32)).to(tl.bfloat16)
