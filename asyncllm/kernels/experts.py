@@ -59,9 +59,9 @@ def mix_experts(
     order = chosen.flatten().argsort(stable=True)
     in_order = chosen.flatten()[order]
     rows = x[order // chosen.shape[1]]
-    gate_up = _product(rows, _dense(experts.gate_up, experts.count, rows), in_order)
+    gate_up = _product(rows, _dense(experts.gate_up, experts.num_experts, rows), in_order)
     inner = _inner(experts, gate_up, in_order)
-    grouped = _product(inner, _dense(experts.down, experts.count, inner), in_order)
+    grouped = _product(inner, _dense(experts.down, experts.num_experts, inner), in_order)
     if experts.down_bias is not None:
         grouped = grouped + experts.down_bias[in_order]
     parts = torch.empty_like(grouped)
@@ -76,10 +76,12 @@ def _dense(weight: ExpertWeight, count: int, x: Tensor) -> Tensor:
         return weight
     if isinstance(weight, Mxfp4Matrix):
         values = unpack_mxfp4(weight)[:, : x.shape[1]]
+    elif isinstance(weight, Fp8Matrix):
+        values = dequantize_fp8(weight)
     else:
-        is_fp8 = isinstance(weight, Fp8Matrix)
-        values = dequantize_fp8(weight) if is_fp8 else dequantize_int4(weight)
-    return values.to(x.dtype).unflatten(0, (count, -1)).contiguous()
+        values = dequantize_int4(weight)
+    dense: Tensor = values.to(x.dtype).unflatten(0, (count, -1)).contiguous()
+    return dense
 
 
 def _inner(experts: GatedExperts, gate_up: Tensor, chosen: Tensor) -> Tensor:

@@ -240,7 +240,7 @@ class GatedExperts(NamedTuple):
     """The MLPs of experts: down(act(gate(x)) * up(x)).
 
     Attributes:
-        count: of experts.
+        num_experts: their number.
         gate_up: of 2 * inner rows each: those of gate, then those of up.
         down: of as many rows as x has columns.
         gate_up_bias, down_bias: [experts, 2 * inner] and [experts, hidden], or None.
@@ -249,7 +249,7 @@ class GatedExperts(NamedTuple):
         paired: rows of gate and up alternate instead.
     """
 
-    count: int
+    num_experts: int
     gate_up: ExpertWeight
     down: ExpertWeight
     gate_up_bias: Tensor | None = None

@@ -99,8 +99,10 @@ class _Weights(NamedTuple):
 def _work(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
     """What the steps of a model read and compute."""
     sizes: dict[str, _Weights] = {}
+    layers = [module for module in model.modules() if isinstance(module, Experts)]
+    of_experts = {part for experts in layers for part in experts.modules()}
     for module in model.modules():
-        kind = _kind(module, model)
+        kind = "experts" if module in of_experts else _kind(module, model)
         found = sizes.get(kind, _Weights())
         own = [p for p in module.parameters(recurse=False) if p.dim() > 0]
         count = sum(p.numel() for p in own)
@@ -127,9 +129,7 @@ def _work(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
 
 
 def _kind(module: torch.nn.Module, model: CausalLM) -> str:
-    """What a module's own weights are for: "head", "experts", a table's "rows", or "rest"."""
-    if isinstance(module, Experts):
-        return "experts"
+    """What a module's own weights are for: "head", a table's "rows", or "rest"."""
     if module is model.lm_head or (model.lm_head is None and isinstance(module, TokenEmbedding)):
         return "head"
     return "rows" if isinstance(module, Embedding) else "rest"

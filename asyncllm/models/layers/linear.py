@@ -9,10 +9,10 @@ from typing import NamedTuple, Self
 from torch import Tensor, nn
 
 from asyncllm.kernels.linear import linear
-from asyncllm.kernels.types import Norm
+from asyncllm.kernels.types import Mxfp4Matrix, Norm
 from asyncllm.models.layers.parameter import Packed, Placement, Stored
 from asyncllm.models.quant.place import Place, Reordered, sliced
-from asyncllm.models.quant.weight import Matrix, QuantizedWeight, Rows
+from asyncllm.models.quant.weight import Matrix, QuantizedWeight, Rows, Stack
 from asyncllm.parallel.ranks import Ranks, share
 
 Weight = nn.Parameter | QuantizedWeight
@@ -51,14 +51,16 @@ class Kept(NamedTuple):
         )
         return cls(sum(part.whole for part in parts), slices)
 
-    def place(self, dim: int, values: Tensor | Rows, order: Tensor | None = None) -> Place:
+    def place(self, dim: int, values: Tensor | Rows | Stack, order: Tensor | None = None) -> Place:
         """The place on disk of what this rank has along a dimension.
 
         Args:
             order: see ``Reordered``; of this rank's features.
         """
         if len(self.slices) == 1:
-            place = values if order is None else Reordered(values, order)
+            if isinstance(values, Stack) or order is None:
+                return sliced(dim, self.whole, [(self.slices[0].start, values)])
+            place = Reordered(values, order)
             return sliced(dim, self.whole, [(self.slices[0].start, place)])
         ends = accumulate(part.stop - part.start for part in self.slices)
         if self.size == self.whole:
@@ -73,9 +75,10 @@ class Kept(NamedTuple):
         )
 
 
-def _cut(values: Tensor | Rows, dim: int, start: int, end: int) -> Tensor | Rows:
+def _cut(values: Tensor | Rows | Stack, dim: int, start: int, end: int) -> Tensor | Rows:
     if isinstance(values, Tensor):
         return values.narrow(dim, start, end - start)
+    assert isinstance(values, Rows)
     assert dim == 0, "columns of a quantised weight are written as a whole"
     return Rows(values.weight, values.start + start, values.start + end)
 
@@ -166,4 +169,8 @@ class FusedLinear(Packed):
 
 
 def _matrix(weight: Weight) -> Tensor | Matrix:
-    return weight.matrix() if isinstance(weight, QuantizedWeight) else weight
+    if not isinstance(weight, QuantizedWeight):
+        return weight
+    matrix = weight.matrix()
+    assert not isinstance(matrix, Mxfp4Matrix), "such weights are those of experts"
+    return matrix

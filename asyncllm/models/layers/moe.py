@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from asyncllm.errors import ModelError
 from asyncllm.kernels.experts import mix_experts
 from asyncllm.kernels.norm import rms_norm
-from asyncllm.kernels.types import GatedExperts, Norm
-from asyncllm.models.layers.linear import Kept
+from asyncllm.kernels.types import ExpertWeight, GatedExperts, Norm
+from asyncllm.models.layers.linear import Kept, Weight
 from asyncllm.models.layers.parameter import Packed, Placement
 from asyncllm.models.layers.router import Router
 from asyncllm.models.quant.place import Place
+from asyncllm.models.quant.weight import Mxfp4Weight, QuantizedWeight, Stack
 
 #: Bytes that rows of the matrices of ``grouped_mm`` must be multiples of.
 _ALIGNMENT = 16
@@ -53,23 +54,35 @@ class Experts(Packed):
                 f"experts of {intermediate_size} features and a hidden size of {hidden_size} have "
                 f"rows that are no multiples of {_ALIGNMENT} bytes, which their matmul needs"
             )
-        self.gate_up_proj = place.empty(num_experts, 2 * self.inner.size, hidden_size)
-        self.down_proj = place.empty(num_experts, hidden_size, self.inner.size)
+        self.hidden_size = hidden_size
+        inner = self.inner.size
+        self.gate_up_proj: Weight = place.projection(num_experts, 2 * inner, hidden_size)
+        self.down_proj: Weight = place.projection(num_experts, hidden_size, inner)
         self.act = act
 
     def matrices(self) -> GatedExperts:
         """The weights for ``kernels.experts``."""
-        return GatedExperts(self.count, self.gate_up_proj, self.down_proj, act=self.act)
+        weights = _matrices(self.gate_up_proj), _matrices(self.down_proj)
+        return GatedExperts(self.count, *weights, act=self.act)
+
+    def modules_on_disk(self) -> dict[str, list[str]]:
+        """The modules of the checkpoint whose matrices each weight has, relative to the parent."""
+        each = [f"experts.{expert}" for expert in range(self.count)]
+        gates = [f"{expert}.{name}" for expert in each for name in ("gate_proj", "up_proj")]
+        return {"gate_up_proj": gates, "down_proj": [f"{expert}.down_proj" for expert in each]}
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         if self.is_fused_on_disk:
             gate_up = Kept.of(self.inner, self.inner)
-            yield "experts.gate_up_proj", gate_up.place(1, self.gate_up_proj)
-            yield "experts.down_proj", self.inner.place(2, self.down_proj)
+            yield "experts.gate_up_proj", gate_up.place(1, _whole(self.gate_up_proj, self.count))
+            yield "experts.down_proj", self.inner.place(2, _whole(self.down_proj, self.count))
             return
-        pairs = zip(self.gate_up_proj, self.down_proj, strict=True)
-        for expert, (gate_up, down) in enumerate(pairs):
-            gate, up = gate_up.chunk(2)
+        gates, downs = _flat(self.gate_up_proj), _flat(self.down_proj)
+        size, hidden = self.inner.size, self.hidden_size
+        for expert in range(self.count):
+            start = 2 * size * expert
+            gate, up = gates[start : start + size], gates[start + size : start + 2 * size]
+            down = downs[hidden * expert : hidden * (expert + 1)]
             yield f"experts.{expert}.gate_proj.weight", self.inner.place(0, gate)
             yield f"experts.{expert}.up_proj.weight", self.inner.place(0, up)
             yield f"experts.{expert}.down_proj.weight", self.inner.place(1, down)
@@ -102,8 +115,8 @@ class ClampedExperts(Experts):
     def matrices(self) -> GatedExperts:
         return GatedExperts(
             self.count,
-            self.gate_up_proj,
-            self.down_proj,
+            _matrices(self.gate_up_proj),
+            _matrices(self.down_proj),
             self.gate_up_proj_bias,
             self.down_proj_bias if self.adds_bias else None,
             act="clamped",
@@ -115,10 +128,27 @@ class ClampedExperts(Experts):
     def parts(self) -> Iterator[tuple[str, Place]]:
         (one,) = self.inner.slices
         pairs = Kept(2 * self.inner.whole, (slice(2 * one.start, 2 * one.stop),))
-        yield "experts.gate_up_proj", pairs.place(1, self.gate_up_proj)
+        yield "experts.gate_up_proj", pairs.place(1, _whole(self.gate_up_proj, self.count))
         yield "experts.gate_up_proj_bias", pairs.place(1, self.gate_up_proj_bias)
-        yield "experts.down_proj", self.inner.place(2, self.down_proj)
+        yield "experts.down_proj", self.inner.place(2, _whole(self.down_proj, self.count))
         yield "experts.down_proj_bias", self.down_proj_bias
+
+
+def _matrices(weight: Weight) -> ExpertWeight:
+    return weight.matrix() if isinstance(weight, QuantizedWeight) else weight
+
+
+def _flat(weight: Weight) -> Tensor | QuantizedWeight:
+    """The rows of all experts, one after the other."""
+    return weight if isinstance(weight, QuantizedWeight) else weight.flatten(0, 1)
+
+
+def _whole(weight: Weight, count: int) -> Tensor | Stack:
+    """The place of a tensor of the checkpoint that has the matrices of all experts."""
+    if isinstance(weight, Mxfp4Weight):
+        return Stack(weight, count)
+    assert isinstance(weight, Tensor), "other quantised matrices are stored one by one"
+    return weight
 
 
 class TokenGate(nn.Module):

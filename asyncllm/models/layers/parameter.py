@@ -31,10 +31,10 @@ class Placement:
         values = torch.empty(shape, dtype=self.dtype, device=self.device)
         return nn.Parameter(values, requires_grad=False)
 
-    def projection(self, rows: int, columns: int) -> nn.Parameter:
+    def projection(self, *shape: int) -> nn.Parameter:
         """The weight of a projection: as ``empty``, but on the meta device if ``quantized``."""
         device = torch.device("meta") if self.quantized else self.device
-        values = torch.empty(rows, columns, dtype=self.dtype, device=device)
+        values = torch.empty(shape, dtype=self.dtype, device=device)
         return nn.Parameter(values, requires_grad=False)
 
 

@@ -155,7 +155,7 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
 
 
 def _layout(matrices: Mapping[str, StoredMatrix], module: str, _: int) -> Layout | None:
-    stored = matrices.get(f"{module}.weight")
+    stored = matrices.get(f"{module}.weight") or matrices.get(module)
     return None if stored is None else stored.layout(read_tensor)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
-from asyncllm.kernels.quantized import dequantize_fp8, dequantize_mxfp4
+from asyncllm.kernels.quantized import dequantize_fp8
 from asyncllm.models.loading.checkpoint import Header
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.formats import (
@@ -23,7 +23,7 @@ from asyncllm.models.quant.formats import (
     read_matrix,
     stored_shape,
 )
-from asyncllm.models.quant.weight import Matrix
+from asyncllm.models.quant.weight import Matrix, Mxfp4Blocks
 
 #: Reads the tensor of a header.
 Read = Callable[[Header], Tensor]
@@ -51,7 +51,11 @@ class Int4Layout(NamedTuple):
     order: bytes | None
 
 
-Layout = Fp8Layout | Int4Layout
+class Mxfp4Layout(NamedTuple):
+    """The layout of the mxfp4 matrices of all experts."""
+
+
+Layout = Fp8Layout | Int4Layout | Mxfp4Layout
 
 
 class StoredMatrix(NamedTuple):
@@ -73,20 +77,24 @@ class StoredMatrix(NamedTuple):
         """The largest tensor."""
         return self.tensors[main_field(self.quantization)]
 
-    def read(self, read: Read, device: torch.device) -> Matrix | Tensor:
-        """Read it, and convert it on a device; experts are dequantised."""
+    def read(self, read: Read, device: torch.device) -> Matrix | Mxfp4Blocks | Tensor:
+        """Read it, and convert it on a device; fp8 experts in one tensor are dequantised."""
         stored = {field: read(header).to(device) for field, header in self.tensors.items()}
         if len(self.shape) == 2:
             return read_matrix(self.quantization, self.module, stored)
         if self.quantization.method == "mxfp4":
-            return dequantize_mxfp4(stored["blocks"], stored["scales"])
+            return Mxfp4Blocks(stored["blocks"], stored["scales"])
         experts = torch.empty(self.shape, device=device)
         for place, *expert in zip(experts, *stored.values(), strict=True):
             place.copy_(dequantize_fp8(fp8_matrix(dict(zip(stored, expert, strict=True)))))
         return experts
 
-    def layout(self, read: Read) -> Layout:
-        """Its layout, if it is kept quantised."""
+    def layout(self, read: Read) -> Layout | None:
+        """Its layout, if it is kept quantised; None if it never is."""
+        if self.quantization.method == "mxfp4":
+            return Mxfp4Layout()
+        if len(self.shape) == 3:
+            return None
         if self.quantization.method == "fp8":
             scale = next(h.shape for field, h in self.tensors.items() if field != "weight")
             return Fp8Layout(

@@ -20,11 +20,16 @@ import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
-from asyncllm.kernels.quantized import dequantize_fp8, dequantize_int4, pack_int4
+from asyncllm.kernels.quantized import (
+    dequantize_fp8,
+    dequantize_int4,
+    dequantize_mxfp4,
+    pack_int4,
+)
 from asyncllm.kernels.types import FP8_BLOCK, MXFP4_BLOCK, Fp8Matrix, Int4Matrix
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.place import Place, Reordered, Slice, Sliced
-from asyncllm.models.quant.weight import Matrix
+from asyncllm.models.quant.weight import Matrix, Mxfp4Blocks, Stack
 
 Shape = Sequence[int]
 
@@ -201,15 +206,26 @@ def group_order(module: str, groups: Tensor, count: int) -> Tensor | None:
     return order
 
 
-def fill(place: Place, value: Tensor | Matrix) -> None:
+def fill(place: Place, value: Tensor | Matrix | Mxfp4Blocks) -> None:
     """Write a tensor or a quantised matrix of the checkpoint to its place.
 
     A place that is a tensor takes the numbers that a matrix stands for.
+
+    Raises:
+        ModelError: the place does not take the matrix.
     """
     if isinstance(place, Sliced):
         for part in place.slices:
             fill(part.place, _cut(value, part, place.shape))
         return
+    if isinstance(value, Mxfp4Blocks):
+        if isinstance(place, Stack):
+            place.write(value)
+        else:
+            assert isinstance(place, Tensor)
+            place.copy_(dequantize_mxfp4(*value))
+        return
+    assert not isinstance(place, Stack)
     if isinstance(place, Reordered):
         value = _reordered(value, place.order)
         place = place.place
@@ -222,12 +238,17 @@ def fill(place: Place, value: Tensor | Matrix) -> None:
         place.write(value)
 
 
-def _cut(value: Tensor | Matrix, part: Slice, shape: torch.Size) -> Tensor | Matrix:
+def _cut(
+    value: Tensor | Matrix | Mxfp4Blocks, part: Slice, shape: torch.Size
+) -> Tensor | Matrix | Mxfp4Blocks:
     """The part of a tensor or matrix of that shape that a rank has."""
     start, stop = part.start, part.stop
-    if isinstance(value, Tensor):
+    if isinstance(value, Mxfp4Blocks) and part.dim == 2 and (start | stop) % MXFP4_BLOCK:
+        value = dequantize_mxfp4(*value)
+    if isinstance(value, Tensor | Mxfp4Blocks):
         return value.narrow(part.dim, start, stop - start)
     place = part.place.place if isinstance(part.place, Reordered) else part.place
+    assert not isinstance(place, Stack)
     if not isinstance(place, Tensor):  # kept quantised: ``allocate`` has made sure that it fits
         return value.rows(start, stop) if part.dim == 0 else value.columns(start, stop)
     whole = place.new_empty(shape)

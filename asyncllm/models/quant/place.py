@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncllm.models.quant.weight import Rows
+from asyncllm.models.quant.weight import Rows, Stack
 
 
 class Reordered(NamedTuple):
@@ -31,7 +31,7 @@ class Slice(NamedTuple):
 
     dim: int
     start: int
-    place: Tensor | Rows | Reordered
+    place: Tensor | Rows | Reordered | Stack
 
     @property
     def stop(self) -> int:
@@ -61,10 +61,12 @@ class Sliced(NamedTuple):
 
 
 #: The place for a tensor or a quantised matrix of a checkpoint.
-Place = Tensor | Rows | Reordered | Sliced
+Place = Tensor | Rows | Reordered | Sliced | Stack
 
 
-def sliced(dim: int, size: int, slices: Iterable[tuple[int, Tensor | Rows | Reordered]]) -> Place:
+def sliced(
+    dim: int, size: int, slices: Iterable[tuple[int, Tensor | Rows | Reordered | Stack]]
+) -> Place:
     """The place of a tensor that is ``size`` long on disk along ``dim``.
 
     Args:

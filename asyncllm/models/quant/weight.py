@@ -6,11 +6,41 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix, Int4Matrix
+from asyncllm.errors import ModelError
+from asyncllm.kernels.quantized import pack_mxfp4
+from asyncllm.kernels.types import (
+    FP8_BLOCK,
+    MXFP4_BLOCK,
+    MXFP4_COLUMNS,
+    MXFP4_MAX_SCALE,
+    Fp8Matrix,
+    Int4Matrix,
+    Mxfp4Matrix,
+)
 
 Matrix = Fp8Matrix | Int4Matrix
+
+
+class Mxfp4Blocks(NamedTuple):
+    """The mxfp4 matrices [experts, N, K] of a checkpoint.
+
+    Attributes:
+        blocks, scales: as ``kernels.quantized.dequantize_mxfp4`` takes them.
+    """
+
+    blocks: Tensor
+    scales: Tensor
+
+    def narrow(self, dim: int, start: int, length: int) -> Mxfp4Blocks:
+        """A part of the rows, or of the columns: whole groups of MXFP4_BLOCK."""
+        blocks = self.blocks.view(*self.scales.shape, -1)
+        if dim == 2:
+            start, length = start // MXFP4_BLOCK, length // MXFP4_BLOCK
+        return Mxfp4Blocks(
+            blocks.narrow(dim, start, length), self.scales.narrow(dim, start, length)
+        )
 
 
 class QuantizedWeight(nn.Module, ABC):
@@ -28,8 +58,8 @@ class QuantizedWeight(nn.Module, ABC):
         return Rows(self, start, end)
 
     @abstractmethod
-    def matrix(self) -> Matrix:
-        """The weight for ``kernels.linear``."""
+    def matrix(self) -> Matrix | Mxfp4Matrix:
+        """The weight for kernels."""
 
     @abstractmethod
     def write(self, start: int, end: int, matrix: Matrix) -> None:
@@ -54,6 +84,29 @@ class Rows(NamedTuple):
     def write(self, matrix: Matrix) -> None:
         """Set the rows to a matrix of this shape and of the weight's kind and layout."""
         self.weight.write(self.start, self.end, matrix)
+
+
+class Stack(NamedTuple):
+    """The matrices of all experts in one weight, as the place for a tensor of a checkpoint."""
+
+    weight: Mxfp4Weight
+    experts: int
+
+    @property
+    def shape(self) -> torch.Size:
+        rows, columns = self.weight.shape
+        return torch.Size((self.experts, rows // self.experts, columns))
+
+    def write(self, value: Mxfp4Blocks) -> None:
+        """Set all matrices.
+
+        Raises:
+            ModelError: a scale is greater than kernels take.
+        """
+        rows = self.shape[1]
+        for expert, (blocks, scales) in enumerate(zip(*value, strict=True)):
+            matrix = pack_mxfp4(blocks.unsqueeze(0), scales.unsqueeze(0))
+            self.weight.write_packed(expert * rows, matrix)
 
 
 class Fp8Weight(QuantizedWeight):
@@ -128,6 +181,40 @@ class Int4Weight(QuantizedWeight):
         self.zero.fill_(8)
         if self.order is not None:
             self.order.copy_(torch.arange(len(self.order)))
+
+
+class Mxfp4Weight(QuantizedWeight):
+    """4-bit floating point in groups of MXFP4_BLOCK columns."""
+
+    def __init__(self, size: int, depth: int, device: torch.device):
+        super().__init__(size, depth)
+        padded = -(-depth // MXFP4_COLUMNS) * MXFP4_COLUMNS
+        self.packed = _parameter((size, padded // 2), torch.uint8, device)
+        self.scale = _parameter((size, padded // MXFP4_BLOCK), torch.uint8, device)
+
+    def matrix(self) -> Mxfp4Matrix:
+        return Mxfp4Matrix(self.packed, self.scale)
+
+    def write(self, start: int, end: int, matrix: Matrix) -> None:
+        raise TypeError("matrices in mxfp4 are those of all experts: see Stack")
+
+    def write_packed(self, start: int, matrix: Mxfp4Matrix) -> None:
+        """Set the rows from ``start`` on.
+
+        Raises:
+            ModelError: a scale is greater than kernels take.
+        """
+        if (greatest := int(matrix.scale.max())) > MXFP4_MAX_SCALE:
+            raise ModelError(
+                f"an mxfp4 matrix is scaled by 2^{greatest - 127}; at most "
+                f"2^{MXFP4_MAX_SCALE - 127} is taken"
+            )
+        self.packed[start : start + len(matrix.packed)].copy_(matrix.packed)
+        self.scale[start : start + len(matrix.scale)].copy_(matrix.scale)
+
+    def fill_dummy(self, generator: torch.Generator) -> None:
+        self.packed.random_(0, 256, generator=generator)
+        self.scale.fill_(127 - 7)  # codes deviate by 2.9
 
 
 def _parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:

@@ -97,10 +97,17 @@ def rounded(experts: GatedExperts, dtype: torch.dtype) -> GatedExperts:
     return GatedExperts(*parts)  # type: ignore[arg-type]
 
 
-def check(experts: GatedExperts, tokens: int, top_k: int, hidden: int, dtype: torch.dtype) -> None:
+def check(
+    experts: GatedExperts,
+    tokens: int,
+    top_k: int,
+    hidden: int,
+    dtype: torch.dtype,
+    tolerance: float = 0.0,
+) -> None:
     """Against the reference in float32, with experts without rows, and with many."""
     x, residual = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
-    chosen = torch.rand(tokens, experts.count).argsort(1)[:, :top_k].int().contiguous()
+    chosen = torch.rand(tokens, experts.num_experts).argsort(1)[:, :top_k].int().contiguous()
     chosen[tokens // 2 :] = chosen[0].clone()
     weights = torch.rand(tokens, top_k)
     x, weights, residual = (t.to(dtype).float() for t in (x, weights, residual))
@@ -108,7 +115,9 @@ def check(experts: GatedExperts, tokens: int, top_k: int, hidden: int, dtype: to
     expected = reference(x, weights, chosen, rounded(experts, dtype), residual.clone())
     moved = [t.to(DEVICE) for t in (x.to(dtype), weights.to(dtype), chosen, residual.to(dtype))]
     got = mix_experts(*moved[:3], to(experts, dtype), moved[3])
-    tolerance = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}[dtype]
+    tolerance = (
+        tolerance or {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}[dtype]
+    )
     error = (got.cpu().double() - expected.double()).norm() / expected.double().norm()
     assert error < tolerance, error
 
@@ -167,7 +176,8 @@ def test_quantised_mixtures(form: str, kind: str, tokens: int) -> None:
     assert isinstance(experts.down, Tensor)
     make = FORMATS[form]
     experts = experts._replace(gate_up=make(experts.gate_up), down=make(experts.down))
-    check(experts, tokens, 2, 384, torch.bfloat16)
+    # With 8 bits, inner features and x are rounded to four significant bits.
+    check(experts, tokens, 2, 384, torch.bfloat16, 0.07 if "fp8" in form else 0.0)
 
 
 @pytest.mark.parametrize("columns", [32, 128, 160, 192, 2880])

@@ -55,7 +55,7 @@ def mix_experts(
         return out
     rows = tokens * top_k
     block, first, second = choose_tiles(rows, experts, x)
-    groups = group_rows(chosen, experts.count, block)
+    groups = group_rows(chosen, experts.num_experts, block)
     inner = x.new_empty(rows, inner_size(experts))
     first_product(inner, x, experts, groups, first, top_k)
     parts = x.new_empty(rows, x.shape[1])
@@ -76,7 +76,7 @@ def inner_size(experts: GatedExperts) -> int:
     """The inner features of an expert."""
     weight = experts.gate_up
     codes = weight if isinstance(weight, Tensor) else weight[0]
-    return codes.numel() // codes.shape[-1] // experts.count // 2
+    return codes.numel() // codes.shape[-1] // experts.num_experts // 2
 
 
 def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile, Tile]:
@@ -85,7 +85,7 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
     The best of some dozen that were measured on an H200 with the shapes of Qwen3-30B-A3B and
     gpt-oss-20b.
     """
-    each = rows / experts.count
+    each = rows / experts.num_experts
     weight = experts.gate_up
     if isinstance(weight, Int4Matrix):
         block = 16 if each <= 12 else 32 if each <= 48 else 64
@@ -96,8 +96,10 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
         tile = Tile(32, 256, 2, 4) if each <= 12 else Tile(128, 128, 4, 3)
         return block, _fitting(tile, block, x), _fitting(tile, block, x)
     if isinstance(weight, Fp8Matrix):
-        block = 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 64 else 128
-        tile = Tile(64, 128, 4, 4) if each <= 24 else Tile(128, 128, 4 if each <= 64 else 8, 3)
+        block = 16 if each <= 16 else 32 if each <= 24 else 64 if each <= 64 else 128
+        tile = Tile(128, 128, 4 if each <= 64 else 8, 3)
+        if each <= 24:
+            tile = Tile(32, 128, 2, 4, rounds=weight.is_blocked)
         return block, _fitting(tile, block, x), _fitting(tile, block, x)
     if x.dtype == torch.float32:
         return 16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)

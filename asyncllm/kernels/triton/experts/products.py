@@ -4,8 +4,8 @@ A program computes some outputs of one block of rows. The weight is the first op
 ``gemm.wgmma_tiles``: few rows then cost little, and the gate and up of an output meet in one
 program. Rows of x are gathered as they are loaded.
 
-Quantised weights are converted to the dtype of x, exactly, on their way to the tensor cores,
-however many rows there are.
+Weights in 4 bits are converted to the dtype of x, exactly, on their way to the tensor cores. With
+weights in 8 bits, x is rounded to 8 bits, too. Either is done however many rows there are.
 
 On an H200, Qwen3-30B-A3B's experts (128 x 768, 8 a token) in bfloat16, microseconds of the first
 and the second product; "limit" is reading the experts that are chosen at 4.3 TB/s, or multiplying
@@ -32,7 +32,6 @@ from torch import Tensor
 
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.codes import (
-    fp8_numbers,
     mxfp4_factors,
     mxfp4_numbers,
     offset_codes,
@@ -41,6 +40,7 @@ from asyncllm.kernels.triton.codes import (
     unpack,
 )
 from asyncllm.kernels.triton.experts.routing import Groups
+from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
 from asyncllm.kernels.triton.launch import NATIVE, Launcher, cdiv
 from asyncllm.kernels.types import ExpertWeight, Fp8Matrix, GatedExperts, Int4Matrix, Mxfp4Matrix
 
@@ -52,12 +52,14 @@ class Tile(NamedTuple):
         rows: of the weight.
         columns: of a step.
         warps, stages: of the program, and of its pipeline.
+        rounds: with a weight in 8 bits, programs round x, and no kernel before them.
     """
 
     rows: int
     columns: int
     warps: int
     stages: int
+    rounds: bool = False
 
 
 @triton.jit
@@ -89,9 +91,15 @@ def _dense(
 
 @triton.jit
 def _fp8(
-    weight, scale, x_at, has_row, rows, acc,
+    weight, scale, x_at, x_scale, source, has_row, rows, acc, x_rows,
     K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BLOCKED: tl.constexpr,
 ):  # fmt: skip
+    """Of x in 16 bits, each 128 columns of a row are rounded as ``quantize_rows`` does.
+
+    Args:
+        x_scale: of x in 8 bits; for each row, or for each row of each block of columns.
+        source: rows of x, of which there are ``x_rows``.
+    """
     BLOCKS: tl.constexpr = (K + 127) // 128
     k = tl.arange(0, BLOCK_K)
     w_at = weight + rows[:, None] * K + k[None, :]
@@ -104,13 +112,21 @@ def _fp8(
         else:
             w = tl.load(w_at + start, (start + k < K)[None, :], other=0.0)
             x = tl.load(x_at + start, (start + k < K)[:, None] & has_row, other=0.0)
-        w = fp8_numbers(w, x.dtype)
         if BLOCKED:
             factor = tl.load(s_at + start // 128)[:, None]
-            acc += _dot(w, x, tl.zeros_like(acc)) * factor
+            if x.dtype == w.dtype:
+                size = tl.load(x_scale + start // 128 * x_rows + source)
+            else:
+                wide = x.to(tl.float32)
+                size = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / 448.0
+                wide = tl.minimum(tl.maximum(wide / size[None, :], -448.0), 448.0)
+                x = wide.to(w.dtype)
+            acc += _dot(w, x, tl.zeros_like(acc)) * factor * size[None, :]
         else:
             acc = _dot(w, x, acc)
-    return acc if BLOCKED else acc * tl.load(scale + rows)[:, None]
+    if not BLOCKED:
+        acc *= tl.load(scale + rows)[:, None] * tl.load(x_scale + source)[None, :]
+    return acc
 
 
 @triton.jit
@@ -180,19 +196,21 @@ def _activated(gate, up, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.const
         return activate(gate, ACT) * up
 
 
-@triton.jit(do_not_specialize=["tiles", "count"])
+@triton.jit(do_not_specialize=["tiles", "count", "x_rows"])
 def _multiply(
     out,  # [rows, N] or, if gated, [rows, N / 2]
     x,  # [tokens, K], or [rows, K] in the order of the groups
     weight,  # [experts, N, K]; codes, if it is quantised
     scale,
     zero,
+    x_scale,  # of x in 8 bits: [rows], or [K / 128, rows]
     bias,  # [experts, N]
     factors,  # [tokens * TOP_K]
     order,
     blocks,
     tiles,
     count,  # experts * N
+    x_rows,
     x_stride,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -243,8 +261,10 @@ def _multiply(
         elif FORMAT == "dense":
             acc = _dense(weight, x_at, has_row, rows, acc, K, BLOCK_K, STAGES)
         else:
-            blocked: tl.constexpr = FORMAT == "fp8_blocks"
-            acc = _fp8(weight, scale, x_at, has_row, rows, acc, K, BLOCK_K, STAGES, blocked)
+            acc = _fp8(
+                weight, scale, x_at, x_scale, source, has_row, rows, acc, x_rows,
+                K, BLOCK_K, STAGES, FORMAT == "fp8_blocks",
+            )  # fmt: skip
         if BIAS:
             acc += tl.load(bias + rows).to(tl.float32)[:, None]
         if GATED:
@@ -298,6 +318,9 @@ def _run(
     act: tuple[str | None, bool, float, float],
 ) -> None:
     codes, scale, zero, form, group = _parts(weight)
+    x_scale = None
+    if form == "fp8_rows" or (form == "fp8_blocks" and not tile.rounds):
+        x, x_scale = quantize_rows(x, blocked=form == "fp8_blocks")
     outputs = out.shape[1]
     size, per_tile = (outputs, tile.rows) if act[0] is None else (2 * outputs, tile.rows // 2)
     tiles = cdiv(outputs, per_tile)
@@ -305,8 +328,8 @@ def _run(
     _launch(
         (len(groups.blocks) * tiles, 1, 1),
         (
-            *(out, x, codes, scale, zero, bias, factors, groups.order, groups.blocks),
-            *(tiles, count, x.stride(0)),
+            *(out, x, codes, scale, zero, x_scale, bias, factors, groups.order, groups.blocks),
+            *(tiles, count, len(x), x.stride(0)),
         ),
         (
             *(size, x.shape[1], top_k, groups.block, tile.rows, tile.columns, tile.stages),
