@@ -9,6 +9,7 @@ from torch import Tensor
 
 from asyncllm.kernels.triton.experts.products import Tile, first_product, second_product
 from asyncllm.kernels.triton.experts.routing import group_rows
+from asyncllm.kernels.triton.experts.single import mix_one, single_tiles, takes
 from asyncllm.kernels.triton.launch import Launcher, cdiv, shared_bytes
 from asyncllm.kernels.types import Fp8Matrix, GatedExperts, Int4Matrix, Mxfp4Matrix
 
@@ -52,6 +53,10 @@ def mix_experts(
     tokens, top_k = chosen.shape
     out = torch.empty_like(x) if residual is None else residual
     if tokens == 0:
+        return out
+    if tokens == 1 and takes(experts.gate_up) and takes(experts.down):
+        tiles = single_tiles(experts)
+        mix_one(out, x, weights, chosen, experts, tiles, has_residual=residual is not None)
         return out
     rows = tokens * top_k
     block, first, second = choose_tiles(rows, experts, x)

@@ -186,7 +186,7 @@ def _int4(
 
 
 @triton.jit
-def _activated(gate, up, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+def activated(gate, up, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """The inner features of experts, of float32 tiles."""
     if ACT == "clamped":
         gate = tl.minimum(gate, LIMIT)
@@ -270,7 +270,7 @@ def _multiply(
         if GATED:
             halves = tl.permute(tl.reshape(acc, [2, BLOCK_N, BLOCK_M]), [1, 2, 0])
             gate, up = tl.split(halves)
-            acc = _activated(gate, up, ACT, ALPHA, LIMIT)
+            acc = activated(gate, up, ACT, ALPHA, LIMIT)
         else:
             acc *= tl.load(factors + choice, exists, other=0.0).to(tl.float32)[None, :]
         output = tile * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
@@ -317,7 +317,7 @@ def _run(
     top_k: int,
     act: tuple[str | None, bool, float, float],
 ) -> None:
-    codes, scale, zero, form, group = _parts(weight)
+    codes, scale, zero, form, group = parts(weight)
     x_scale = None
     if form == "fp8_rows" or (form == "fp8_blocks" and not tile.rounds):
         x, x_scale = quantize_rows(x, blocked=form == "fp8_blocks")
@@ -339,7 +339,7 @@ def _run(
     )
 
 
-def _parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None, Tensor | None, str, int]:
+def parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None, Tensor | None, str, int]:
     """Codes, scales and zero points of a weight, its format, and columns of a group."""
     if isinstance(weight, Fp8Matrix):
         form = "fp8_blocks" if weight.is_blocked else "fp8_rows"
