@@ -26,13 +26,14 @@ from asyncllm.kernels.tuning import (
     TmaSplitTile,
     TmaTile,
 )
-from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
+from asyncllm.kernels.types import AttentionSpec, GatedExperts, HeadEncoding, Norm
 from asyncllm.startup.triton_prebuild import Variant, gpus_of, recorded_launches
 
 if TYPE_CHECKING:
     from asyncllm.kernels.triton.gemm.projection import Projection
 
 BF16 = torch.bfloat16
+EXPERTS, INNER = 32, 256
 HIDDEN, INTERMEDIATE, MAX_LENGTH, PAGE_SIZE = 1024, 3072, 4096, 16
 SPEC = AttentionSpec(0, num_heads=16, num_kv_heads=8, head_dim=128, scale=0.1)
 
@@ -259,6 +260,16 @@ def launch_fp8() -> None:
     linear(half(4, HIDDEN), blocks, residual=half(4, INTERMEDIATE))
     quantize_rows(half(300, HIDDEN), norm=norm(HIDDEN), blocked=True)
 
+    def matrices(rows: int, columns: int, *, blocked: bool) -> Fp8Matrix:
+        data = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+        scales = (rows // 128, columns // 128) if blocked else (rows, 1)
+        return Fp8Matrix(data, torch.empty(scales))
+
+    for blocked in (True, False):
+        gate_up = matrices(EXPERTS * 2 * INNER, HIDDEN, blocked=blocked)
+        down = matrices(EXPERTS * HIDDEN, INNER, blocked=blocked)
+        mix(GatedExperts(EXPERTS, gate_up, down), (1, 16, 2048) if blocked else (16,))
+
 
 def launch_int4() -> None:
     from asyncllm.kernels.triton.gemm.int4 import dequantize
@@ -277,6 +288,40 @@ def launch_int4() -> None:
 
 
 #: By module of ``kernels.triton``.
+def launch_experts() -> None:
+    from asyncllm.kernels.triton.experts.routing import choose_experts
+    from asyncllm.kernels.types import Int4Matrix, Mxfp4Matrix, Routing
+
+    def codes(rows: int, columns: int) -> Tensor:
+        return torch.empty(rows, columns, dtype=torch.uint8)
+
+    def int4(rows: int, columns: int) -> Int4Matrix:
+        zero = codes(columns // 128, rows)
+        return Int4Matrix(codes(rows, columns // 2), zero.half(), zero)
+
+    def mxfp4(rows: int, columns: int) -> Mxfp4Matrix:
+        return Mxfp4Matrix(codes(rows, columns // 2), codes(rows, columns // 32))
+
+    gate_up, down = EXPERTS * 2 * INNER, EXPERTS * HIDDEN
+    dense = half(EXPERTS, 2 * INNER, HIDDEN), half(EXPERTS, HIDDEN, INNER)
+    mix(GatedExperts(EXPERTS, *dense), (1, 16, 2048))
+    mix(GatedExperts(EXPERTS, int4(gate_up, HIDDEN), int4(down, INNER)), (16,))
+    packed = mxfp4(gate_up, HIDDEN), mxfp4(down, INNER)
+    biases = half(EXPERTS, 2 * INNER), half(EXPERTS, HIDDEN)
+    mix(GatedExperts(EXPERTS, *packed, *biases, "clamped", True, 1.7, 7.0), (1, 16, 2048))
+    choose_experts(half(3, 128), Routing(8, "softmax", True), BF16)
+    choose_experts(half(3, 128), Routing(8, "sigmoid", True), BF16, half(128))
+
+
+def mix(experts: GatedExperts, numbers: Iterable[int]) -> None:
+    """Mixtures of so many tokens."""
+    from asyncllm.kernels.triton.experts.mixing import mix_experts
+
+    for tokens in numbers:
+        chosen = half(tokens, 4), int32(tokens, 4)
+        mix_experts(half(tokens, HIDDEN), *chosen, experts, half(tokens, HIDDEN))
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     name.removeprefix("launch_"): value
     for name, value in list(globals().items())

@@ -101,10 +101,8 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
         tile = Tile(32, 256, 2, 4) if each <= 12 else Tile(128, 128, 4, 3)
         return block, _fitting(tile, block, x), _fitting(tile, block, x)
     if isinstance(weight, Fp8Matrix):
-        block = 16 if each <= 16 else 32 if each <= 24 else 64 if each <= 64 else 128
-        tile = Tile(128, 128, 4 if each <= 64 else 8, 3)
-        if each <= 24:
-            tile = Tile(32, 128, 2, 4, rounds=weight.is_blocked)
+        block = 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128
+        tile = Tile(128, 128, 4, 3) if block == 64 else Tile(64, 128, 4, 4)
         return block, _fitting(tile, block, x), _fitting(tile, block, x)
     if x.dtype == torch.float32:
         return 16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)
@@ -115,7 +113,8 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
     elif each <= 96:
         block, first, second = 64, Tile(128, 64, 4, 4), Tile(128, 64, 4, 4)
     else:
-        block, first, second = 128, Tile(128, 64, 8, 3), Tile(128, 64, 8, 4)
+        block = 128 if each <= 192 else 256
+        first, second = Tile(128, 64, 8, 3), Tile(128, 64, 8, 4)
     return block, _fitting(first, block, x), _fitting(second, block, x)
 
 

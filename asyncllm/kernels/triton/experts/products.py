@@ -52,14 +52,12 @@ class Tile(NamedTuple):
         rows: of the weight.
         columns: of a step.
         warps, stages: of the program, and of its pipeline.
-        rounds: with a weight in 8 bits, programs round x, and no kernel before them.
     """
 
     rows: int
     columns: int
     warps: int
     stages: int
-    rounds: bool = False
 
 
 @triton.jit
@@ -94,10 +92,10 @@ def _fp8(
     weight, scale, x_at, x_scale, source, has_row, rows, acc, x_rows,
     K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BLOCKED: tl.constexpr,
 ):  # fmt: skip
-    """Of x in 16 bits, each 128 columns of a row are rounded as ``quantize_rows`` does.
+    """With scales of blocks, steps are of 128 columns.
 
     Args:
-        x_scale: of x in 8 bits; for each row, or for each row of each block of columns.
+        x_scale: for each row of x, which is in 8 bits, too, or for each row of each block.
         source: rows of x, of which there are ``x_rows``.
     """
     BLOCKS: tl.constexpr = (K + 127) // 128
@@ -114,13 +112,7 @@ def _fp8(
             x = tl.load(x_at + start, (start + k < K)[:, None] & has_row, other=0.0)
         if BLOCKED:
             factor = tl.load(s_at + start // 128)[:, None]
-            if x.dtype == w.dtype:
-                size = tl.load(x_scale + start // 128 * x_rows + source)
-            else:
-                wide = x.to(tl.float32)
-                size = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / 448.0
-                wide = tl.minimum(tl.maximum(wide / size[None, :], -448.0), 448.0)
-                x = wide.to(w.dtype)
+            size = tl.load(x_scale + start // 128 * x_rows + source)
             acc += _dot(w, x, tl.zeros_like(acc)) * factor * size[None, :]
         else:
             acc = _dot(w, x, acc)
@@ -203,7 +195,7 @@ def _multiply(
     weight,  # [experts, N, K]; codes, if it is quantised
     scale,
     zero,
-    x_scale,  # of x in 8 bits: [rows], or [K / 128, rows]
+    x_scale,  # if the weight has 8 bits: [rows], or [K / 128, rows]
     bias,  # [experts, N]
     factors,  # [tokens * TOP_K]
     order,
@@ -319,7 +311,7 @@ def _run(
 ) -> None:
     codes, scale, zero, form, group = parts(weight)
     x_scale = None
-    if form == "fp8_rows" or (form == "fp8_blocks" and not tile.rounds):
+    if isinstance(weight, Fp8Matrix):
         x, x_scale = quantize_rows(x, blocked=form == "fp8_blocks")
     outputs = out.shape[1]
     size, per_tile = (outputs, tile.rows) if act[0] is None else (2 * outputs, tile.rows // 2)

@@ -72,7 +72,7 @@ def _columns(x, K: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
     else:
         value = tl.load(x + k, k < K, other=0.0).to(tl.float32)
         if FORMAT == "fp8_blocks":
-            # As ``quantize_rows`` rounds.
+            # As ``quantize_rows`` rounds, which is done where there are more tokens.
             blocks = tl.reshape(value, [BLOCK // 128, 128])
             size = tl.maximum(tl.max(tl.abs(blocks), axis=1), 1e-12)[:, None] / 448.0
             blocks = tl.minimum(tl.maximum(blocks / size, -448.0), 448.0)
