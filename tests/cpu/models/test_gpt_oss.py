@@ -15,9 +15,14 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from asyncllm.errors import ModelError
+from asyncllm.kernels.experts import mix_experts
 from asyncllm.models.config.gpt_oss import GptOssConfig
+from asyncllm.models.layers.moe import Experts
+from asyncllm.models.loading import loader
 from asyncllm.models.loading.loader import load_model
+from asyncllm.models.quant.weight import Mxfp4Weight
 from asyncllm.models.spec import read_spec
+from asyncllm.parallel.ranks import Apart
 from tests.support.models import quantized, tiny_models
 
 #: Of openai/gpt-oss-20b, shortened.
@@ -125,6 +130,41 @@ def test_experts_in_mxfp4(dtype: torch.dtype, flat: bool, tmp_path: Path) -> Non
     assert list(found) == list(expected)
     for name, tensor in found.items():
         assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("size", "inner", "is_whole"), [(1, 96, True), (2, 96, False), (2, 128, True)]
+)
+def test_experts_that_stay_in_mxfp4(
+    size: int, inner: int, is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank has its share of them, if its columns are whole groups."""
+    monkeypatch.setattr(loader, "can_keep", lambda *_: True)
+    for rank in range(size):
+        ranks = Apart(rank, size)
+        folders = make(tmp_path / str(rank), intermediate_size=inner)
+        models = [load_model(f, read_spec(f), torch.float32, "cpu", ranks=ranks) for f in folders]
+        layers = [[m for m in model.modules() if isinstance(m, Experts)] for model in models]
+        for kept, expected in zip(*layers, strict=True):
+            assert isinstance(kept.gate_up_proj, Mxfp4Weight)
+            assert isinstance(kept.down_proj, Mxfp4Weight) == is_whole
+            x, weights = torch.randn(7, kept.hidden_size), torch.rand(7, 3)
+            chosen = torch.randint(0, kept.count, (7, 3), dtype=torch.int32)
+            parts = kept.matrices(), expected.matrices()
+            got, wanted = (mix_experts(x, weights, chosen, part) for part in parts)
+            torch.testing.assert_close(got, wanted)
+
+
+def test_a_scale_of_mxfp4_that_kernels_do_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "can_keep", lambda *_: True)
+    folder, _ = make(tmp_path)
+    stored = load_file(folder / "model.safetensors")
+    stored["model.layers.1.mlp.experts.down_proj_scales"][0, 3, 1] = 131
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"scaled by 2\^4; at most 2\^1"):
+        load_model(folder, read_spec(folder), torch.float32, "cpu")
 
 
 @pytest.mark.parametrize(

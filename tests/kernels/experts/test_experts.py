@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -79,22 +80,24 @@ def converted(weight: ExpertWeight, dtype: torch.dtype) -> ExpertWeight:
     """On the device; what is not quantised in that dtype."""
     if isinstance(weight, Tensor):
         return weight.to(DEVICE, dtype)
-    return type(weight)(*(t.to(DEVICE) if isinstance(t, Tensor) else t for t in weight))  # type: ignore[call-overload]
+    moved: Any = [t.to(DEVICE) if isinstance(t, Tensor) else t for t in weight]
+    matrix: ExpertWeight = type(weight)(*moved)
+    return matrix
 
 
 def to(experts: GatedExperts, dtype: torch.dtype) -> GatedExperts:
     count, gate_up, down, *rest = experts
-    moved = (t.to(DEVICE, dtype) if isinstance(t, Tensor) else t for t in rest)
-    return GatedExperts(count, converted(gate_up, dtype), converted(down, dtype), *moved)  # type: ignore[arg-type]
+    moved: Any = [t.to(DEVICE, dtype) if isinstance(t, Tensor) else t for t in rest]
+    return GatedExperts(count, converted(gate_up, dtype), converted(down, dtype), *moved)
 
 
 def rounded(experts: GatedExperts, dtype: torch.dtype) -> GatedExperts:
     """In float32, with what is not quantised rounded to that dtype."""
-    parts = (
+    parts: Any = [
         t.to(dtype).float() if isinstance(t, Tensor) and t.is_floating_point() else t
         for t in experts
-    )
-    return GatedExperts(*parts)  # type: ignore[arg-type]
+    ]
+    return GatedExperts(*parts)
 
 
 def check(
@@ -113,8 +116,8 @@ def check(
     x, weights, residual = (t.to(dtype).float() for t in (x, weights, residual))
     reference = in_torch.mix_experts.reference
     expected = reference(x, weights, chosen, rounded(experts, dtype), residual.clone())
-    moved = [t.to(DEVICE) for t in (x.to(dtype), weights.to(dtype), chosen, residual.to(dtype))]
-    got = mix_experts(*moved[:3], to(experts, dtype), moved[3])
+    x, weights, residual = (t.to(DEVICE, dtype) for t in (x, weights, residual))
+    got = mix_experts(x, weights, chosen.to(DEVICE), to(experts, dtype), residual)
     tolerance = (
         tolerance or {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}[dtype]
     )
