@@ -324,7 +324,12 @@ def make(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
 def reference(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The model of a folder in transformers."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    return _class_of(config).from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    model = _class_of(config).from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    for module in model.modules():
+        # Some versions of transformers always take 7, gpt-oss's, whatever config.json says.
+        if type(module).__name__ == "GptOssExperts":
+            module.limit = config.swiglu_limit
+    return model
 
 
 def _config(family: str, overrides: dict[str, Any]) -> Any:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from asyncllm.kernels.triton.experts.products import Tile, first_product, second_product
 from asyncllm.kernels.triton.experts.routing import group_rows
-from asyncllm.kernels.triton.experts.single import mix_one, single_tiles, takes
 from asyncllm.kernels.triton.launch import Launcher, cdiv, shared_bytes
 from asyncllm.kernels.types import Fp8Matrix, GatedExperts, Int4Matrix, Mxfp4Matrix
 
@@ -54,10 +53,6 @@ def mix_experts(
     out = torch.empty_like(x) if residual is None else residual
     if tokens == 0:
         return out
-    if tokens == 1 and takes(experts.gate_up) and takes(experts.down):
-        tiles = single_tiles(experts)
-        mix_one(out, x, weights, chosen, experts, tiles, has_residual=residual is not None)
-        return out
     rows = tokens * top_k
     block, first, second = choose_tiles(rows, experts, x)
     groups = group_rows(chosen, experts.num_experts, block)
@@ -94,19 +89,22 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
     weight = experts.gate_up
     if isinstance(weight, Int4Matrix):
         block = 16 if each <= 12 else 32 if each <= 48 else 64
-        tile = Tile(64, weight.block, 4, 4)
-        return block, _fitting(tile, block, x), _fitting(tile, block, x)
-    if isinstance(weight, Mxfp4Matrix):
-        block = 16 if each <= 12 else 32 if each <= 48 else 128
-        tile = Tile(32, 256, 2, 4) if each <= 12 else Tile(128, 128, 4, 3)
-        return block, _fitting(tile, block, x), _fitting(tile, block, x)
-    if isinstance(weight, Fp8Matrix):
-        block = 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128
-        tile = Tile(128, 128, 4, 3) if block == 64 else Tile(64, 128, 4, 4)
-        return block, _fitting(tile, block, x), _fitting(tile, block, x)
-    if x.dtype == torch.float32:
-        return 16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)
-    if each <= 12:
+        first = second = Tile(64, weight.block, 4, 4)
+    elif isinstance(weight, Mxfp4Matrix):
+        block = 8 if each <= 5 else 16 if each <= 12 else 32 if each <= 48 else 128
+        if each <= 0.25:
+            first = second = Tile(16, 256, 1, 4)
+        elif each <= 5:
+            first = second = Tile(32, 256, 2, 4)
+        else:
+            first = second = Tile(64, 128, 2, 4) if each <= 48 else Tile(128, 64, 4, 4)
+    elif isinstance(weight, Fp8Matrix):
+        block = 8 if each <= 2 else 16 if each <= 12 else 32 if each <= 24 else 64
+        block = block if each <= 96 else 128
+        first = second = Tile(128, 128, 4, 3) if block == 64 else Tile(64, 128, 4, 4)
+    elif x.dtype == torch.float32:
+        block, first, second = 16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)
+    elif each <= 12:
         block, first, second = 16, Tile(64, 128, 4, 3), Tile(64, 128, 4, 3)
     elif each <= 24:
         block, first, second = 32, Tile(64, 128, 4, 3), Tile(128, 64, 4, 4)

@@ -207,6 +207,7 @@ def _multiply(
     N: tl.constexpr,
     K: tl.constexpr,
     TOP_K: tl.constexpr,
+    GROUPED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -221,7 +222,10 @@ def _multiply(
     PDL: tl.constexpr,
 ):
     """With ``ACT``, the first product: rows of x are tokens, outputs are in the order of the
-    groups. Otherwise the second: the other way round, times the tokens' factors."""
+    groups. Otherwise the second: the other way round, times the tokens' factors.
+
+    If rows are not ``GROUPED``, each is a block of its own, and ``blocks`` has its expert.
+    """
     GATED: tl.constexpr = ACT is not None
     OUTPUTS: tl.constexpr = N // 2 if GATED else N
     BLOCK_N: tl.constexpr = ROWS // 2 if GATED else ROWS
@@ -229,12 +233,19 @@ def _multiply(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0) % tiles
-    cell = blocks + tl.program_id(0) // tiles * 3
-    expert = tl.load(cell)
+    block = tl.program_id(0) // tiles
+    if GROUPED:
+        expert = tl.load(blocks + block * 3)
+        first = tl.load(blocks + block * 3 + 1)
+        end = tl.load(blocks + block * 3 + 2)
+    else:
+        expert = tl.load(blocks + block)
+        first = block
+        end = block + 1
     if expert >= 0:
-        row = tl.load(cell + 1) + tl.arange(0, BLOCK_M)
-        exists = row < tl.load(cell + 2)
-        choice = tl.load(order + row, exists, other=0)
+        row = first + tl.arange(0, BLOCK_M)
+        exists = row < end
+        choice = tl.load(order + row, exists, other=0) if GROUPED else row
         i = tl.arange(0, ROWS)
         n = tl.minimum(tile * BLOCK_N + i % BLOCK_N, OUTPUTS - 1)
         if GATED:
@@ -324,7 +335,8 @@ def _run(
             *(tiles, count, len(x), x.stride(0)),
         ),
         (
-            *(size, x.shape[1], top_k, groups.block, tile.rows, tile.columns, tile.stages),
+            *(size, x.shape[1], top_k, groups.order is not None, groups.block),
+            *(tile.rows, tile.columns, tile.stages),
             *(form, group, *act, bias is not None),
         ),
         tile.warps,

@@ -92,13 +92,14 @@ class Groups(NamedTuple):
     A row is a token that goes through an expert; there are tokens * top_k of them.
 
     Attributes:
-        order: int32 [rows]; token * top_k + choice of each.
+        order: int32 [rows]; token * top_k + choice of each. None for one token, of which each row
+            is a block of its own.
         blocks: int32 [most blocks, 3]; the expert, first row and end of each block, and experts of
-            -1 past the last one.
+            -1 past the last one. Without an order, the experts.
         block: the most rows of a block.
     """
 
-    order: Tensor
+    order: Tensor | None
     blocks: Tensor
     block: int
 
@@ -153,6 +154,8 @@ _launch_groups = Launcher(_group_rows)
 def group_rows(experts: Tensor, count: int, block: int) -> Groups:
     """Group choices, int32 [tokens, top_k], of ``count`` experts."""
     rows = experts.numel()
+    if len(experts) == 1:
+        return Groups(None, experts.view(-1), block)
     most = most_blocks(rows, count, block)
     order = torch.empty(rows, dtype=torch.int32, device=experts.device)
     blocks = torch.empty(most, 3, dtype=torch.int32, device=experts.device)
