@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from asyncllm.front.replica import Replica
     from asyncllm.supervise.poller import Poller
+
+log = logging.getLogger(__name__)
 
 #: How long replicas may take, by what is asked. Then what the front knows takes the place of the
 #: answer to a probe; and a replica that was late is not asked how it is until it answers a ping.
@@ -139,12 +142,17 @@ class Everyone:
         answers = [None if data is None else read_answer(data) for data in question.received]
         for index in question.silent:
             answers[index] = self._instead(question.what, index)
-        if question.what == "metrics":
-            question.tell(self._metrics(answers))
-        elif question.what == "load" and not any(question.received):
-            question.tell(None)  # nobody has looked at the client's key
-        else:
-            question.tell(MERGES[question.what](answers))
+        try:
+            answer = self._merged(question.what, answers)
+        except Exception:  # it must not end the front, and with it all replicas
+            log.exception("the answers to %r could not be put together", question.what)
+            answer = None
+        if question.what == "load" and not any(question.received):
+            answer = None  # nobody has looked at the client's key
+        question.tell(answer)
+
+    def _merged(self, what: str, answers: Sequence[Answer | None]) -> Answer | None:
+        return self._metrics(answers) if what == "metrics" else MERGES[what](answers)
 
     def _instead(self, what: str, index: int) -> Answer:
         """In the place of the answer of a replica that says nothing."""

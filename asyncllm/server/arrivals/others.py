@@ -140,7 +140,10 @@ async def _ask(
     method = "GET" if request.method == "HEAD" else request.method
     kept = [f"{n}: {v}" for n, v in request.headers.items() if n.lower() in _ASKED_WITH]
     kept += [f"X-Request-Id: {request_id.get()}", "Connection: close", *lines]
-    ours, theirs = socket.socketpair()
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError:
+        raise NotReady("too many open files; try again") from None
     try:
         routed.channel.ask(what, theirs, _request_bytes(request, method, kept))
         reader, writer = await asyncio.open_unix_connection(sock=ours)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+from contextlib import closing as closing_of
 from typing import Any
 
 import pytest
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_parser import HttpRequestParser
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from asyncllm.front.answers import (
     Answer,
@@ -309,3 +315,51 @@ def test_counters_add_up_and_never_go_down() -> None:
     assert 'a_total{kind="x y"} 8.0' in totals.merged([None, PAGE.format(5)])
     assert 'a_total{kind="x y"} 9.0' in totals.merged([PAGE.format(1), PAGE.format(5)])
     assert totals.merged([None, None]) == ""
+
+
+GOOD_LINES = st.lists(
+    st.sampled_from(("User-Agent: a b", "accept:*/*", "X-Request-Id: \t1 ", "Cookie: a=b")),
+    max_size=2,
+    unique=True,
+)
+LINES = st.lists(
+    st.sampled_from(
+        (
+            *("Host: x", "host:y", "Host:", "Connection: close", "connection: Keep-Alive"),
+            *("Connection: keep-alive, close", "Connection:", "Content-Length: 0", "A : b", "A: b"),
+            *("Content-Length: 3", "Transfer-Encoding: chunked", "Expect: x", " a: b", "", "Via"),
+            *("Upgrade: websocket", "Sec-WebSocket-Key1: x", "Via: \x01", "Via: \xe9", "Via: \r"),
+        )
+    ),
+    max_size=2,
+)
+GOOD_STARTS = st.sampled_from(
+    ("GET /health HTTP/1.1\r\nHost: x", "HEAD /ready?a HTTP/1.1\r\nhost:y:1", "GET /load HTTP/1.0")
+)
+STARTS = st.builds(
+    "{}{}{}{}{}".format,
+    st.sampled_from(("GET", "HEAD", "POST", "get", "", "GETT", "\r\nGET")),
+    st.sampled_from((" ", " ", " ", "  ", "\t")),
+    st.sampled_from(("/health", "/ready?a", "/load", "/ping#a", "/he%61lth", "//ping", "health")),
+    st.sampled_from((" ", " ", " ", "  ", "")),
+    st.sampled_from(("HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/1.1 ", "http/1.1", "")),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(GOOD_STARTS | GOOD_STARTS | STARTS, GOOD_LINES, LINES)
+def test_a_probe_is_what_the_parser_of_replicas_takes_it_for(
+    start: str, good: list[str], lines: list[str]
+) -> None:
+    data = "\r\n".join((start, *good, *lines, "", "")).encode("latin-1")
+    head = read_head(data)
+    event("a probe" if head.probe else "none")
+    if not head.probe:
+        return
+    with closing_of(asyncio.new_event_loop()) as loop:
+        parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16)
+        [(message, payload)], upgraded, tail = parser.feed_data(data)
+    assert (upgraded, tail, payload.is_eof()) == (False, b"", True)
+    assert message.url.path == head.path
+    assert message.should_close == head.is_last
+    assert f"HTTP/{message.version.major}.{message.version.minor}" == head.version
