@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 #: Columns that texts and most tables fit in.
 WIDTH: Final = 100
@@ -15,6 +19,8 @@ WIDTH: Final = 100
 _DRAW_SECONDS: Final = 0.1
 #: Where stderr is no terminal, a benchmark's progress is a line at most this often.
 LINE_SECONDS: Final = 15.0
+#: Held by whoever draws a bar: there is one terminal, and a second bar would spoil the first.
+_DRAWING: Final = threading.Lock()
 #: A smaller model is loaded before a line in a log file would be worth it.
 LOGGED_BYTES: Final = 100 * 2**20
 
@@ -44,18 +50,47 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
+def is_free() -> bool:
+    """Whether stderr is a terminal in which neither tqdm nor rich draws a bar of the program's."""
+    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    rich = any(type(thread).__module__ == "rich.live" for thread in threading.enumerate())
+    return sys.stderr.isatty() and not getattr(tqdm, "_instances", ()) and not rich
+
+
 @contextmanager
 def progress_bar(
     label: str, total: int, unit: str, *, shown: bool = True, transient: bool = False
 ) -> Iterator[Callable[[int, str], None]]:
     """A bar on stderr. Yields a function to call with the amount done and a note beside the bar.
 
-    Where stderr is no terminal, only the last state is printed, unless ``transient``.
+    Where stderr is no terminal, only the last state is printed, unless ``transient``. While another
+    bar is drawn, none is.
 
     Args:
         unit: of ``total``; "bytes" are shown in MB and with a rate.
         transient: the bar disappears when it ends.
     """
+    drawn, owned = 0.0, shown and _DRAWING.acquire(blocking=False)
+
+    def show(done: int, note: str = "") -> None:
+        nonlocal drawn
+        progress.update(task, completed=done, note=note)
+        now = time.monotonic()
+        if now - drawn >= _DRAW_SECONDS:
+            drawn = now
+            progress.refresh()
+
+    try:
+        progress = _progress(unit, transient=transient, disable=not owned)
+        task = progress.add_task(f"{label} " if label else "", total=total, note="")
+        with progress:
+            yield show
+    finally:
+        if owned:
+            _DRAWING.release()
+
+
+def _progress(unit: str, *, transient: bool, disable: bool) -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -71,7 +106,7 @@ def progress_bar(
     amount: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()]
     if unit != "bytes":
         amount = [TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}")]
-    progress = Progress(
+    return Progress(
         TextColumn("{task.description}{task.percentage:>3.0f}%", markup=False),
         BarColumn(),
         *amount,
@@ -83,21 +118,8 @@ def progress_bar(
         console=Console(stderr=True),
         auto_refresh=False,  # no thread that takes the GIL from a device's
         transient=transient,
-        disable=not shown,
+        disable=disable,
     )
-    task = progress.add_task(f"{label} " if label else "", total=total, note="")
-    drawn = 0.0
-
-    def show(done: int, note: str = "") -> None:
-        nonlocal drawn
-        progress.update(task, completed=done, note=note)
-        now = time.monotonic()
-        if now - drawn >= _DRAW_SECONDS:
-            drawn = now
-            progress.refresh()
-
-    with progress:
-        yield show
 
 
 @contextmanager

@@ -19,6 +19,10 @@ class StartupItem(msgspec.Struct, frozen=True):
     seconds: float
     bytes: int
 
+    @property
+    def figures(self) -> str:
+        return f"{self.seconds:8.2f} s {self.bytes / 2**30:8.2f} GiB"
+
 
 class StartupBill:
     """Written by the loading thread; read it once loading is done. ``items`` are in order."""
@@ -47,13 +51,11 @@ class StartupBill:
         return sum(item.bytes for item in self.items)
 
     def __str__(self) -> str:
-        """A line for each phase and one for the sum: name, seconds, GiB."""
+        """A line for each phase that took something, and one for the sum: name, seconds, GiB."""
         total = StartupItem("in all", self.seconds, self.bytes)
-        width = max(len(item.name) for item in (*self.items, total))
-        return "\n".join(
-            f"{item.name:<{width}} {item.seconds:8.2f} s {item.bytes / 2**30:8.2f} GiB"
-            for item in (*self.items, total)
-        )
+        shown = [item for item in self.items if item.figures != StartupItem("", 0, 0).figures]
+        width = max(len(item.name) for item in (*shown, total))
+        return "\n".join(f"{item.name:<{width}} {item.figures}" for item in (*shown, total))
 
 
 class ProcessBill:

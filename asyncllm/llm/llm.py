@@ -15,7 +15,7 @@ from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
 from asyncllm.llm.options import engine_config
 from asyncllm.server_config import ServerConfig
-from asyncllm.terminal import progress_bar
+from asyncllm.terminal import is_free, progress_bar
 from asyncllm.types import SamplingParams, is_single
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.validate import check_kind
@@ -89,7 +89,7 @@ class LLM:
         params: SamplingParams | None = None,
         scheduling: SchedulingParams | None = None,
         *,
-        progress: bool = True,
+        progress: bool | None = None,
     ) -> Completion: ...
 
     @overload
@@ -99,7 +99,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         scheduling: SchedulingParams | None = None,
         *,
-        progress: bool = True,
+        progress: bool | None = None,
     ) -> list[Completion]: ...
 
     @brief
@@ -109,7 +109,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         scheduling: SchedulingParams | None = None,
         *,
-        progress: bool = True,
+        progress: bool | None = None,
     ) -> Completion | list[Completion]:
         """The answers to a list of prompts, in their order; or to one prompt.
 
@@ -122,7 +122,8 @@ class LLM:
                 None. Without ``max_tokens``, a chat may fill the context; an answer to text or
                 token ids ends after 256 tokens, with ``finish_reason`` "length".
             scheduling: for all prompts.
-            progress: draw a progress bar while a list is worked on.
+            progress: draw a progress bar on stderr while a list is worked on; by default, if that
+                is a terminal in which no other bar is drawn.
 
         Raises:
             BadRequest: a prompt can never be served; in a list, the message starts with its index.
@@ -247,9 +248,9 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _generate_all(self, batch: Batch, progress: bool) -> list[Completion]:
-        speed = Speed(self._llm.stats)
-        with progress_bar("", len(batch), "prompts", shown=progress) as show:
+    def _generate_all(self, batch: Batch, progress: bool | None) -> list[Completion]:
+        speed, shown = Speed(self._llm.stats), is_free() if progress is None else progress
+        with progress_bar("", len(batch), "prompts", shown=shown) as show:
 
             def draw() -> None:
                 show(len(batch.answers), str(speed))

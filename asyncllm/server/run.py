@@ -23,7 +23,7 @@ from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
 from asyncllm.server.watchdog import WATCHDOG
-from asyncllm.startup.bytecode import compiled_each_time
+from asyncllm.startup.bytecode import compiled_each_time, why_not_kept
 from asyncllm.supervise.signals import DEAD, GRACE_SECONDS
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ async def _serve_until(
     limits = llm.limits
     log.info("start-up:\n%s", bill.whole(llm.startup))
     if names := " and ".join(compiled_each_time()):
-        log.info("Python compiled %s, as at each start: their bytecode is not kept", names)
+        why = why_not_kept()
+        log.info("Python compiled %s, as at each start: bytecode is not kept, as %s", names, why)
     standby = service.config.standby
     arrivals.ready(
         f"model {service.model_names[0]}, {limits.device}, {limits.dtype}, "

@@ -20,6 +20,14 @@ def compiled_each_time() -> list[str]:
     return [name for name in PACKAGES if name in sys.modules and not _is_kept(name)]
 
 
+def why_not_kept() -> str:
+    """Why Python does not keep it."""
+    if not sys.dont_write_bytecode:
+        return "their folder cannot be written to"
+    is_set = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    return "PYTHONDONTWRITEBYTECODE is set" if is_set else "Python runs with the option -B"
+
+
 def _is_kept(name: str) -> bool:
     spec = getattr(sys.modules[name], "__spec__", None)
     source, cached = getattr(spec, "origin", None), getattr(spec, "cached", None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from contextlib import contextmanager
+from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -28,6 +30,10 @@ log = logging.getLogger(__name__)
 
 #: How often, in seconds, all clients are looked at; a step looks at those that it delivers to.
 SWEEP_SECONDS: Final = 0.1
+#: Aborted requests are logged together, this long after the first of them at the latest.
+ABORT_SECONDS: Final = 1.0
+#: More of them are one line.
+MOST_LINES: Final = 3
 #: With logprobs of more prompt tokens than this, the answer is encoded in a thread.
 LONG_PROMPT: Final = 512
 
@@ -201,6 +207,30 @@ class WholeAnswer(ClientDelivery):
         return web.Response(body=body, content_type="application/json")
 
 
+class AbortLog:
+    """Logs requests that were aborted: a few one by one, those of a stopped load in one line."""
+
+    def __init__(self) -> None:
+        #: The cause of each, and the context that names its request.
+        self._found: list[tuple[str, Context]] = []
+
+    def add(self, cause: str) -> None:
+        """Note the current request; it is logged within ``ABORT_SECONDS``."""
+        if not self._found:
+            asyncio.get_running_loop().call_later(ABORT_SECONDS, self.flush, context=Context())
+        self._found.append((cause, copy_context()))
+
+    def flush(self) -> None:
+        found, self._found = self._found, []
+        if len(found) <= MOST_LINES:
+            for cause, context in found:
+                context.run(log.info, "request %s aborted: %s", context[request_id], cause)
+            return
+        causes = Counter(cause for cause, _ in found).most_common()
+        counted = ", ".join(f"{cause} ({count:,})" for cause, count in causes)
+        Context().run(log.info, "%d requests aborted: %s", len(found), counted)
+
+
 class LiveRequests:
     """The requests being served now.
 
@@ -213,6 +243,7 @@ class LiveRequests:
         """``on_end``: called with each request that has ended."""
         self._on_end = on_end
         self._deliveries: dict[Served, Delivery] = {}
+        self._aborts = AbortLog()
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -252,8 +283,7 @@ class LiveRequests:
                 ids.append(engine_id)
             yield served
         except (asyncio.CancelledError, ConnectionError) as error:
-            cause = delivery.error or error
-            log.info("request %s aborted: %s", request_id.get(), str(cause) or "cancelled")
+            self._aborts.add(str(delivery.error or error) or "cancelled")
             raise
         finally:
             for engine_id in ids:
@@ -284,6 +314,7 @@ class LiveRequests:
         del self._deliveries[served]
         self._on_end(served)
         if not self._deliveries:
+            self._aborts.flush()
             self._empty.set()
 
     def _arm(self) -> None:

@@ -14,9 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
+import tqdm
+from rich.console import Console
+from rich.progress import Progress
 
 from asyncllm import LLM, SamplingParams
 from asyncllm.errors import BadRequest, EngineDead, ModelError
+from asyncllm.terminal import progress_bar
 from tests.support.server.echo_llm import EchoLLM, echo_class
 
 MakeLLM = Callable[..., LLM]
@@ -158,13 +162,35 @@ def test_the_progress_bar_counts_prompts_and_tokens(
     make_llm: MakeLLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with make_llm() as llm:
-        llm.generate(["a", "b", "c"])
+        llm.generate(["a", "b", "c"], progress=True)
         drawn = capsys.readouterr().err
         assert "3/3" in drawn
         assert "tok/s" in drawn
+        llm.generate(["a", "b", "c"])  # stderr is no terminal
         llm.generate(["a", "b", "c"], progress=False)
-        llm.generate("a")
+        llm.generate("a", progress=True)
     assert capsys.readouterr().err == ""
+
+
+def test_in_a_terminal_it_is_drawn_unless_another_bar_is(
+    make_llm: MakeLLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+
+    def drawn() -> bool:
+        capsys.readouterr()
+        llm.generate(["a", "b"])
+        return "2/2" in capsys.readouterr().err
+
+    with make_llm() as llm:
+        assert drawn()
+        for _ in tqdm.tqdm(["batch"]):
+            assert not drawn()
+        with Progress(console=Console(stderr=True)):
+            assert not drawn()
+        with progress_bar("", 2, "steps"):
+            assert not drawn()
+        assert drawn()
 
 
 def test_close_ends_the_thread_and_later_calls(make_llm: MakeLLM) -> None:

@@ -188,6 +188,27 @@ def test_aborts_are_logged(server: Server, caplog: pytest.LogCaptureFixture) -> 
         server.until(lambda: "request abc aborted" in caplog.text)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_load_that_is_stopped_is_one_line_in_the_log(
+    server: Server, others: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once if nothing else is served, else within a second."""
+    server.call(server.llm.hold)
+    stay = [server.open("/generate", {**LONG, "stream": True}) for _ in range(others)]
+    clients = [server.open("/generate", LONG) for _ in range(12)]
+    stats = server.llm.stats
+    server.until(lambda: stats.waiting + stats.running == 12 + others)
+    with caplog.at_level(logging.INFO, logger="asyncllm.server"):
+        for client in clients:
+            client.close()
+        server.until(lambda: "12 requests aborted: c" in caplog.text)
+    assert len(caplog.records) == 1
+    for client in stay:
+        client.close()
+    server.call(server.llm.resume)
+    server.until_idle()
+
+
 @pytest.mark.parametrize(("path", "advice"), [("/nothing", ""), ("/generate", "; allowed: POST")])
 def test_errors_inside_a_mounted_app(server: Server, path: str, advice: str) -> None:
     answer = server.get(path)

@@ -51,14 +51,16 @@ def test_a_phase_that_fails_is_not_entered() -> None:
     assert bill.items == []
 
 
-def test_the_bill_has_a_line_for_each_phase_and_the_sum() -> None:
+def test_the_bill_has_a_line_for_each_phase_that_took_something_and_the_sum() -> None:
     bill = StartupBill()
-    bill.items += [StartupItem("import", 1.234, 0), StartupItem("KV cache", 0.5, 3 * GIB)]
+    bill.items += [StartupItem("import", 1.234, 0), StartupItem("attention", 0.004, GIB // 300)]
+    bill.items += [StartupItem("KV cache", 0.5, 3 * GIB), StartupItem("graphs", 0.0, 0)]
     assert str(bill).splitlines() == [
         "import       1.23 s     0.00 GiB",
         "KV cache     0.50 s     3.00 GiB",
-        "in all       1.73 s     3.00 GiB",
+        "in all       1.74 s     3.00 GiB",
     ]
+    assert str(StartupBill()) == "in all     0.00 s     0.00 GiB"
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux tells, others may not")

@@ -12,12 +12,25 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-ASK = "import asyncllm; from asyncllm.startup import bytecode; print(bytecode.compiled_each_time())"
+ASK = (
+    "import asyncllm; from asyncllm.startup.bytecode import compiled_each_time, why_not_kept;"
+    "print(compiled_each_time(), why_not_kept())"
+)
 
 
-@pytest.mark.parametrize(("kept", "answer"), [(True, "[]"), (False, "['asyncllm']")])
-def test_bytecode_that_is_not_kept_is_noticed(tmp_path: Path, kept: bool, answer: str) -> None:
+@pytest.mark.parametrize(
+    ("variable", "options", "answer"),
+    [
+        ("", [], "[] their folder cannot be written to"),
+        ("1", [], "['asyncllm'] PYTHONDONTWRITEBYTECODE is set"),
+        ("", ["-B"], "['asyncllm'] Python runs with the option -B"),
+    ],
+)
+def test_bytecode_that_is_not_kept_is_noticed_with_the_reason(
+    tmp_path: Path, variable: str, options: list[str], answer: str
+) -> None:
     env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    env |= {"PYTHONDONTWRITEBYTECODE": "" if kept else "1"}
-    run = subprocess.run([sys.executable, "-c", ASK], env=env, text=True, stdout=subprocess.PIPE)
+    env |= {"PYTHONDONTWRITEBYTECODE": variable}
+    command = [sys.executable, *options, "-c", ASK]
+    run = subprocess.run(command, env=env, text=True, stdout=subprocess.PIPE, check=True)
     assert run.stdout.strip() == answer
