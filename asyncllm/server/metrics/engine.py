@@ -63,7 +63,7 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
     counters(
         "prefix_hit_tokens",
         "tier",
-        "The same by where their KV was: on the device, or loaded from the host's memory.",
+        "Cached prompt tokens, by where their KV was: the device or the host's memory.",
         _hits_by_tier,
     ),
     counter("generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
@@ -83,17 +83,17 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
     counter("pins", "Requests that have pinned their prefix.", lambda s: s.pins),
     counter(
         "kv_pinned_pages_evicted",
-        "KV pages that made room for others before their pin's time.",
+        "Pinned KV pages that made room for others before their pin ended.",
         lambda s: s.pinned_pages_evicted,
     ),
     counter(
         "kv_books_checks",
-        "Times that the engine became idle, and its KV pages and slots were counted.",
+        "Times that the engine was idle and counted its KV pages and slots.",
         lambda s: s.books_checks,
     ),
     counter(
         "kv_books_healed",
-        "Times that they did not add up, and the prefix cache started anew.",
+        "Times that the count of KV pages and slots was wrong and the prefix cache was emptied.",
         lambda s: s.books_healed,
     ),
     counter("steps", "Model steps.", lambda s: s.steps),
@@ -121,7 +121,7 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
     ),
     counter("device_busy_seconds", "Time in which the device ran steps.", lambda s: s.device_busy),
     counter("device_active_seconds", "Time with a step in flight.", lambda s: s.device_active),
-    counters("requests_finished", "reason", "Requests by how they ended.", lambda s: s.finished),
+    counters("requests_finished", "reason", "Ended requests, by reason.", lambda s: s.finished),
     counters(
         "request_errors",
         "cause",
@@ -163,12 +163,12 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
     ),
     *distribution(
         "launch_gap_seconds",
-        "Idle time of the device before a step that was submitted during the one before.",
+        "Idle time of the device before a step that was submitted while the previous one ran.",
         lambda s: s.launch_gap,
     ),
     *distribution(
         "result_lag_seconds",
-        "From a step's result to the event loop looking at it.",
+        "From a step's result until the event loop read it.",
         lambda s: s.result_lag,
     ),
 )

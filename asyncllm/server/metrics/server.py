@@ -71,7 +71,7 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
     gauge("http_requests_live", "HTTP requests being answered.", lambda m: len(m.service.live)),
     gauge(
         "requests_reserved",
-        "Requests that have a place in the queue and are not in it yet.",
+        "Requests that hold a place in the queue while their text is tokenized.",
         lambda m: m.service.llm.num_reserved if m.service.llm.ready else 0,
     ),
     histogram(
@@ -87,10 +87,10 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
     counters(
         "requests_refused",
         "cause",
-        "Requests that got an error before the engine took them, by cause.",
+        "Requests refused before they reached the engine, by cause.",
         lambda m: m.refusals.counts,
     ),
-    gauge("connections_open", "Clients' connections, idle ones too.", lambda m: m.crowd.num_open),
+    gauge("connections_open", "Client connections, idle or not.", lambda m: m.crowd.num_open),
     gauge(
         "open_files_limit",
         "How many files the process may have open; each connection is one.",
@@ -99,7 +99,7 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
     counters(
         "connections_crowded",
         "outcome",
-        "Connections closed while idle, or refused, as there are nearly too many open files.",
+        "Connections closed while idle, or refused, near the limit of open files.",
         lambda m: m.crowd.counts,
     ),
     counters(
@@ -122,12 +122,12 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
     ),
     *waits(
         "start_wait_seconds",
-        "From a request's body until the request began to be looked at.",
+        "From the end of a request's body until its handling began.",
         lambda m: m.service.start_waits,
     ),
     gauge(
         "request_body_bytes",
-        "Bytes of request bodies that are being read, or may be.",
+        "Bytes of request bodies that are being read or are allowed to be read.",
         lambda m: m.service.bodies.held,
     ),
     gauge(

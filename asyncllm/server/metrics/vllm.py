@@ -66,7 +66,7 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
     Metric(
         "vllm:request_success_total",
         "counter",
-        "Requests by how they ended.",
+        "Ended requests, by reason.",
         _succeeded,
         ("finished_reason",),
     ),
