@@ -52,7 +52,7 @@ class Form(msgspec.Struct, frozen=True):
             put "in_result".
         reasoning: "kept", or left out of answers with calls that have "text".
         user_after_result: a user's turn after a result is "kept", goes "in_result", or is "bridged"
-            by an empty answer.
+            by an empty answer; with "reminders", only those of a program go in the result.
         orphans: results without a call are "kept", or become a user's text.
         unanswered: calls without a result are "kept", or get an empty one: "filled".
         join_users, join_answers: two turns of a role in a row become one.
@@ -75,7 +75,7 @@ class Form(msgspec.Struct, frozen=True):
     results: Literal["tool", "user"] = "tool"
     text_with_calls: Literal["kept", "apart", "in_result"] = "kept"
     reasoning: Literal["kept", "without_text"] = "kept"
-    user_after_result: Literal["kept", "in_result", "bridged"] = "kept"
+    user_after_result: Literal["kept", "in_result", "bridged", "reminders"] = "kept"
     orphans: Literal["kept", "user"] = "kept"
     unanswered: Literal["kept", "filled"] = "kept"
     join_users: bool = False
@@ -108,8 +108,8 @@ class Form(msgspec.Struct, frozen=True):
             made = joined(made, "assistant")
         parts = list(exchanges(made))
         made = [m for part in parts for m in self._exchange(part, is_last=part is parts[-1])]
-        if self.user_after_result == "in_result":
-            made = with_folded_users(made)
+        if self.user_after_result in ("in_result", "reminders"):
+            made = with_folded_users(made, only_reminders=self.user_after_result == "reminders")
         if self.join_users:
             made = joined(made, "user")
         if self.user_after_result == "bridged":

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from asyncllm.text.template_form.calls import ID_FORMS
 from asyncllm.text.template_form.form import Form
-from asyncllm.text.template_form.messages import Message, calls_of, checked
+from asyncllm.text.template_form.messages import Message, calls_of, checked, text_of
 from asyncllm.text.template_form.tools import FILLS, Tool
 from asyncllm.text.template_form.turns import SYSTEM
 
@@ -163,7 +163,11 @@ def find_form(render: Render, *, keep_developer: bool) -> Found:
     if form.calls != "text":
         form = search.improve(form, _CALL_PROBES)
     form = search.improve(form, _PROBES)  # a later change may have undone an earlier one
-    return Found(form, tuple(_clauses(form)))
+    form = search.with_thoughts(form)
+    clauses = _clauses(form)
+    if not search.only_grows(form):
+        clauses.append("longer conversations without changes (the cache helps up to the change)")
+    return Found(form, tuple(clauses))
 
 
 class _Search:
@@ -226,6 +230,34 @@ class _Search:
                 break  # it takes the tools
         self._prints_calls = False
         return replace(form, no_content={"content": ""}, calls="text")
+
+    def with_thoughts(self, form: Form) -> Form:
+        """The form in which a program's reminder does not make the template drop reasoning.
+
+        Many templates print the reasoning of the answers that follow the last question.
+        """
+        asked = [_Q, {**_CALLS, "reasoning_content": "Probethought"}, _R1]
+        reminded = [*asked, {"role": "user", "content": "<system-reminder>Probesix"}]
+        folded = replace(form, user_after_result="reminders")
+        shown = "Probethought" in (self._text(form, asked, self._tools) or "")
+        kept = "Probethought" in (self._text(form, reminded, self._tools) or "")
+        if form.user_after_result != "kept" or not shown or kept or not self._keeps(folded):
+            return form
+        return folded
+
+    def only_grows(self, form: Form) -> bool:
+        """Whether a prompt begins as that of the shorter conversation, up to what was said last.
+
+        Some templates print the system message or the tools beside the last question, or print
+        answers otherwise once a question follows.
+        """
+        for begun in ([_system("Probeseven"), _Q], [_Q, _CALLS, _R1]):
+            texts = [self._text(form, m, self._tools) for m in (begun, [*begun, _A, _NEXT])]
+            if None not in texts:
+                first, second = map(str, texts)
+                if not second.startswith(first[: first.rfind(text_of(begun[-1]))]):
+                    return False
+        return True
 
     def _with_raw(self, form: Form) -> Form:
         """Also for arguments that are not JSON."""
@@ -291,6 +323,7 @@ _CLAUSES: Final[Mapping[tuple[str, Any], str]] = {
     ("reasoning", "without_text"): "reasoning beside text and calls (it is left out)",
     ("user_after_result", "in_result"): "a user's text after a result (it ends the result)",
     ("user_after_result", "bridged"): "a user's text after a result (an empty answer precedes it)",
+    ("user_after_result", "reminders"): "reminders beside reasoning (they end the result)",
     ("orphans", "user"): "results without a call (they become a user's text)",
     ("unanswered", "filled"): "calls without a result (they get an empty one)",
     ("join_users", True): "two user turns in a row (they are joined)",

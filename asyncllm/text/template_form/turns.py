@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 #: Roles of what the author of a program says.
 SYSTEM: Final = ("system", "developer")
 
+#: How texts begin that a program adds to a user's: Claude Code's, and later system messages.
+_REMINDERS: Final = ("<system-reminder>", "<system>")
+
 
 def added(message: Message, text: str, *, before: bool = False, between: str = "\n\n") -> Message:
     """A copy of a message with more text."""
@@ -67,11 +70,16 @@ def joined(messages: Sequence[Message], role: str) -> list[Message]:
     return made
 
 
-def with_folded_users(messages: Sequence[Message]) -> list[Message]:
-    """A user's turns after a result become its last lines."""
+def with_folded_users(messages: Sequence[Message], *, only_reminders: bool) -> list[Message]:
+    """A user's turns after a result become its last lines.
+
+    Args:
+        only_reminders: those that a program adds, and no user has written.
+    """
     made: list[Message] = []
     for message in messages:
-        if made and message["role"] == "user" and made[-1]["role"] == "tool":
+        follows = made and message["role"] == "user" and made[-1]["role"] == "tool"
+        if follows and (not only_reminders or text_of(message).startswith(_REMINDERS)):
             made[-1] = added(made[-1], text_of(message))
         else:
             made.append(message)
