@@ -149,6 +149,9 @@ class Front:
             for replica in self._replicas:
                 replica.ping()
 
+    def give_up(self) -> None:
+        """Each client was told when its replica was lost."""
+
     def drop(self) -> None:
         self._outage.drop()
         self._everyone.drop()

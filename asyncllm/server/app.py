@@ -20,6 +20,8 @@ from asyncllm.server.http.middleware import (
     ERROR_ROOTS,
     KNOWN_ROUTE,
     PATHS,
+    UNANSWERED,
+    Unanswered,
     answer_errors,
     require_key,
     set_headers,
@@ -50,9 +52,9 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
-    from asyncllm.server.http.api_keys import Key
     from asyncllm.server.http.errors import ErrorWriter
     from asyncllm.server.http.route import Route
+    from asyncllm.server.limits.api_keys import Key
     from asyncllm.server.model import Model
     from asyncllm.server.observe.spans import Spans
     from asyncllm.server_config import ServerConfig
@@ -119,6 +121,7 @@ def create_app(
     app[NUMBERS] = Numbers()
     app[CUTS] = Cuts()
     app[REFUSALS] = Refusals()
+    app[UNANSWERED] = Unanswered()
     app[WRITE_TIMES] = WriteTimes()
     app.on_response_prepare.append(set_headers)
     if config.cors_origin:

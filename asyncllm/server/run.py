@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncllm.errors import AsyncLLMError, NotReady
+from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
 from asyncllm.event_loop import new_event_loop
 from asyncllm.executor.startup_bill import ProcessBill
 from asyncllm.option_names import name_options
@@ -16,7 +16,7 @@ from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.ways import arrivals_of
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.answer import encode
-from asyncllm.server.http.connection import Listener
+from asyncllm.server.http.listener import Listener
 from asyncllm.server.native.health import health_of
 from asyncllm.server.reload import RELOADER, InForce, reload_when_told
 from asyncllm.server.service import SERVICE, Service
@@ -135,7 +135,7 @@ async def serve(
         reloading.cancel()
         loading.cancel()
         await asyncio.wait([loading])
-        await listener.aclose()
+        await listener.aclose(None if llm.healthy else EngineDead("the engine has stopped"))
         await llm.aclose()
         arrivals.close()
 
@@ -172,6 +172,7 @@ async def _serve_until(
     if stopped.done():
         log.error("the engine died: %s", stopped.result())
         shutdown.engine_died()
+        arrivals.leaving()
         app[WATCHDOG].engine_died(stopped.result())
         return DEAD
     stopped.cancel()

@@ -14,7 +14,6 @@ from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.arrivals.others import send_home
 from asyncllm.server.chat.requests import INEFFECTIVE
 from asyncllm.server.chat.scheduling import scheduling_params
-from asyncllm.server.http.api_keys import ApiKeys, configured_keys, tenant_of
 from asyncllm.server.http.bodies import Bodies
 from asyncllm.server.http.fields import (
     UNSUPPORTED,
@@ -28,6 +27,7 @@ from asyncllm.server.http.parse import parse
 from asyncllm.server.http.turnstile import Turnstile
 from asyncllm.server.http.waits import Waits
 from asyncllm.server.limits.accounts import ACCOUNT, Accounts, Rates, Work
+from asyncllm.server.limits.api_keys import ApiKeys, configured_keys, tenant_of
 from asyncllm.server.observe.entry import current_entry
 from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.streaming.delivery import LiveRequests, Reply, WholeAnswer
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.server.chat.requests import GeneratingFields
-    from asyncllm.server.http.api_keys import Key
+    from asyncllm.server.limits.api_keys import Key
     from asyncllm.server.model import Model
     from asyncllm.server.streaming.delivery import Delivery, Job
     from asyncllm.server_config import ServerConfig

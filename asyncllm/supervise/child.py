@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from array import array
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +19,12 @@ READY: Final = b"r"
 #: It drains: others should get the requests that come now.
 LEAVING: Final = b"l"
 #: In both directions, with two file descriptors: a connection, and a file with its request. To one
-#: of several servers it goes with the number of the connection, see ``front_channel``.
+#: of several servers it goes with the number of the connection, see ``front_channel``. From a
+#: server, also with one: an idle connection.
 HAND_OVER: Final = b"h"
+#: From a server: it has taken the oldest connection that it was given, or it could not.
+TAKEN: Final = b"k"
+NOT_TAKEN: Final = b"n"
 #: With the descriptor of a file: what a server that is started again gets as ``Parent.memory``.
 REMEMBER: Final = b"o"
 #: It has read its configuration again, or could not, after a SIGHUP.
@@ -76,7 +81,7 @@ class Parent:
         """Returns when this process is to serve; ends it if there will be nothing to do."""
         message, files = PING, list[int]()
         while message == PING:
-            message, files, _, _ = socket.recv_fds(self.channel, MESSAGE_BYTES, 1)
+            message, files = receive(self.channel, flags=0)
             if message == PING:
                 self._tell(PING)
         if not message:  # the parent is gone
@@ -101,7 +106,7 @@ class Parent:
 
     def _sent(self, message: bytes, file: int) -> bool:
         try:
-            socket.send_fds(self.channel, [message], [file], socket.MSG_DONTWAIT)
+            send(self.channel, message, [file])
         except BlockingIOError:
             return False
         return True
@@ -124,20 +129,29 @@ class Parent:
         """Have a process stand by, to be the next server."""
         self._tell(STANDBY)
 
-    def hand_over(self, connection: int, request: int) -> None:
-        """Give the parent a connection for the next server, and a file with its request.
+    def hand_over(self, *files: int) -> None:
+        """Give the parent a connection.
+
+        Args:
+            files: the connection, which is idle; or one for the next server, and a file with its
+                request.
 
         Raises:
             OSError: it cannot take any more.
         """
-        flags = socket.MSG_DONTWAIT
-        socket.send_fds(self.channel, [HAND_OVER], [connection, request], flags)
+        send(self.channel, HAND_OVER, files)
 
     def handed_over(self) -> Iterator[tuple[socket.socket, bytes]]:
-        """The connections from the server before that have come by now, and their requests."""
+        """The connections from the server before that have come by now, and their requests.
+
+        The parent keeps each of them until the next one is asked for here, or the iteration ends.
+        """
         for message, files in received(self.channel):
-            if message == HAND_OVER and len(files) == 2:
+            if message != HAND_OVER:
+                continue
+            if len(files) == 2:
                 yield taken(files)
+            self._tell(TAKEN if files else NOT_TAKEN)
 
     def fileno(self) -> int:
         """Readable when ``handed_over`` has something."""
@@ -152,24 +166,52 @@ class Parent:
 
 
 def received(channel: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
-    """The messages that have come by now, with their file descriptors.
-
-    A message has none if this process could not take all of them: it has too many open files.
-    """
+    """The messages that have come by now, with their file descriptors."""
     while True:
         try:
-            message, files, flags, _ = socket.recv_fds(
-                channel, MESSAGE_BYTES, 2, socket.MSG_DONTWAIT
-            )
+            message, files = receive(channel)
         except OSError:
             return
         if not message:
             return
-        if flags & socket.MSG_CTRUNC:
-            for file in files:
-                os.close(file)
-            files = []
         yield message, files
+
+
+def receive(channel: socket.socket, *, flags: int = socket.MSG_DONTWAIT) -> tuple[bytes, list[int]]:
+    """The next message, and its file descriptors; empty at the end of the other process.
+
+    There are none if this process could not take all of them: it has too many open files.
+
+    Raises:
+        OSError: no message has come yet.
+    """
+    room = socket.CMSG_LEN(2 * array("i").itemsize)
+    flags |= socket.MSG_CMSG_CLOEXEC
+    try:
+        found = channel.recvmsg(MESSAGE_BYTES, room, flags)
+    except ConnectionResetError:
+        # The other process has ended, and had not read everything. What it said is still there.
+        found = channel.recvmsg(MESSAGE_BYTES, room, flags)
+    message, ancillary, told, _ = found
+    files = array("i")
+    for _, kind, data in ancillary:
+        if kind == socket.SCM_RIGHTS:
+            files.frombytes(data[: len(data) - len(data) % files.itemsize])
+    if told & socket.MSG_CTRUNC:
+        for file in files:
+            os.close(file)
+        return message, []
+    return message, list(files)
+
+
+def send(channel: socket.socket, message: bytes, files: Sequence[int]) -> None:
+    """Send it with file descriptors, at once. (The flags of ``socket.send_fds`` have no effect.)
+
+    Raises:
+        OSError: the channel is full for now, or the other process has ended.
+    """
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))
+    channel.sendmsg([message], [rights] if files else [], socket.MSG_DONTWAIT)
 
 
 def taken(files: list[int]) -> tuple[socket.socket, bytes]:

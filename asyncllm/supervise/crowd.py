@@ -97,12 +97,14 @@ class Crowd:
     counts: connections that were closed because they were idle ("closed"), and those of which
         requests were refused ("refused").
     limit: of this process's files.
+    is_leaving: the port closes soon, so each connection ends with its next answer.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self.num_open = 0
         self.counts: Counter[str] = Counter(closed=0, refused=0)
         self.limit = FileLimit.now()
+        self.is_leaving = False
         self._clock = clock
         self._idle: dict[HasIdle, float] = {}  # since when, the longest first
         self._log_at = clock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from asyncllm.supervise.child import ACCEPT, HAND_OVER
+from asyncllm.supervise.child import ACCEPT, HAND_OVER, NOT_TAKEN, TAKEN
 from asyncllm.supervise.held import Held
 from asyncllm.supervise.outage import Outage
 
@@ -37,6 +37,9 @@ class Door(Protocol):
 
     def act(self) -> None:
         """Do what is due."""
+
+    def give_up(self) -> None:
+        """There will be no server: tell those that wait for one."""
 
     def drop(self) -> None:
         """Close this process's ends of all connections, without a word."""
@@ -86,11 +89,19 @@ class SingleDoor:
         if message == ACCEPT:
             self._outage.close()
             server.tell(ACCEPT)
-        elif message == HAND_OVER and len(files) == 2:
+        elif message == HAND_OVER and files:
             server.is_ready = False  # it is about to end
-            self._held.add(files)
+            if len(files) == 2:
+                self._held.add(files)
+            else:
+                self._outage.serve(files[0])
+        elif message == TAKEN:
+            self._held.taken()
+        elif message == NOT_TAKEN:
+            self._held.not_taken()
 
     def lost(self, server: Server) -> None:
+        self._held.lost()
         self._outage.open()
 
     def act(self) -> None:
@@ -99,6 +110,9 @@ class SingleDoor:
         server = self._server
         if server is not None and server.is_ready and server.channel is not None:
             self._held.send(server.channel)
+
+    def give_up(self) -> None:
+        self._held.refuse_all()
 
     def drop(self) -> None:
         self._outage.drop()

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from asyncllm.supervise.child import HAND_OVER
+from asyncllm.supervise.child import HAND_OVER, send
 from asyncllm.supervise.crowd import FileLimit
 
 if TYPE_CHECKING:
@@ -29,11 +29,15 @@ class _Request(NamedTuple):
 
 
 class Held:
-    """Connections, with the bytes of their requests in files without a name."""
+    """Connections, with the bytes of their requests in files without a name.
+
+    A server may end before it has taken what it was given. So each is kept here until then.
+    """
 
     def __init__(self, outage: Outage):
         self._outage = outage
         self._requests: deque[_Request] = deque()
+        self._given: deque[_Request] = deque()  # to a server that has not taken them yet
         self._send_at: float | None = None
         self._limit = FileLimit.now()
 
@@ -62,23 +66,46 @@ class Held:
         while self._requests:
             connection, file, _ = self._requests[0]
             try:
-                socket.send_fds(channel, [HAND_OVER], [connection.fileno(), file])
-            except BlockingIOError:
+                send(channel, HAND_OVER, [connection.fileno(), file])
+            except ConnectionError:  # it is dead: the next one may take them
+                return
+            except OSError:  # it does not take them as fast as they are sent
                 self._send_at = time.monotonic() + SEND_SECONDS
                 return
-            except OSError:  # it is dead: the next one may take them
-                return
-            self._requests.popleft()
-            connection.close()
-            os.close(file)
+            self._given.append(self._requests.popleft())
+
+    def taken(self) -> None:
+        """The server has the oldest that it was given."""
+        if self._given:
+            _close(self._given.popleft())
+
+    def not_taken(self) -> None:
+        """The server could not take the oldest that it was given."""
+        if self._given:
+            self._refuse(self._given.popleft())
+
+    def lost(self) -> None:
+        """The server has ended: the next one gets what it has not taken."""
+        self._requests.extendleft(reversed(self._given))
+        self._given.clear()
+
+    def refuse_all(self) -> None:
+        """There will be no server."""
+        self.lost()
+        while self._requests:
+            self._refuse(self._requests.popleft())
 
     def drop(self) -> None:
         """Close this process's ends."""
+        self.lost()
         while self._requests:
-            connection, file, _ = self._requests.popleft()
-            connection.close()
-            os.close(file)
+            _close(self._requests.popleft())
 
     def _refuse(self, request: _Request) -> None:
         os.close(request.file)
         self._outage.refuse(request.connection, at_once=True)
+
+
+def _close(request: _Request) -> None:
+    request.connection.close()
+    os.close(request.file)

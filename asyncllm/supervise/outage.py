@@ -128,6 +128,12 @@ class Outage:
                 return
         self._begin(client, self._serve(client))
 
+    def serve(self, file: int) -> None:
+        """Answer the next request of a client, whose connection this is; without TLS."""
+        client = socket.socket(fileno=file)
+        client.setblocking(False)
+        self._begin(client, self._serve(client))
+
     def refuse(
         self, client: socket.socket, error: AsyncLLMError = STARTING, *, at_once: bool = False
     ) -> None:

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from asyncllm.supervise.child import PING, TAKE_OVER
+from asyncllm.supervise.child import PING, TAKE_OVER, send
 from asyncllm.supervise.progress import Progress
 
 #: Looks in which a process that stands by answers, or becomes the server.
@@ -76,7 +76,7 @@ class Standby:
             return None
         files = [] if memory is None else [memory]
         try:
-            socket.send_fds(self._channel, [TAKE_OVER + b"%d" % restarts], files)
+            send(self._channel, TAKE_OVER + b"%d" % restarts, files)
         except OSError:
             self.kill()
             return None
@@ -90,9 +90,13 @@ class Standby:
             self._channel.close()
         self.pid = self._channel = self._progress = None
 
-    def kill(self) -> None:
-        """It holds nothing that needs care."""
-        self.is_due = False
+    def kill(self, *, is_due: bool = False) -> None:
+        """It holds nothing that needs care.
+
+        Args:
+            is_due: another one is to be started.
+        """
+        self.is_due = is_due
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
             self.killed.add(self.pid)

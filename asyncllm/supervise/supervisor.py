@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 from asyncllm.supervise.child import (
     ACCEPT,
     LEAVING,
-    MESSAGE_BYTES,
     READY,
     RELOADED,
     REMEMBER,
     STANDBY,
     Parent,
+    receive,
 )
 from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.fork import fork
@@ -129,6 +129,7 @@ class Supervisor:
             self._poller.wait(None if next_at is None else next_at - time.monotonic())
         self._standby.kill()
         self._standby.await_killed()
+        self._door.give_up()
         self._close()
         for listening in self._sockets:
             listening.close()
@@ -197,7 +198,7 @@ class Supervisor:
     def _on_message(self, server: Server) -> None:
         while server.channel is not None:
             try:
-                message, files, _, _ = socket.recv_fds(server.channel, MESSAGE_BYTES, 2)
+                message, files = receive(server.channel)
             except OSError:
                 return
             if not message:  # it ends; SIGCHLD says how
@@ -336,8 +337,7 @@ class Supervisor:
                 os.kill(server.pid, signal.SIGKILL)
         if (why := self._standby.look()) is not None:
             log.error("the standby %s: starting another one", why)
-            self._standby.kill()
-            self._standby.is_due = not self._signals
+            self._standby.kill(is_due=not self._signals)
 
     def _kill(self) -> None:
         for server in self._servers:

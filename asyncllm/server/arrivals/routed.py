@@ -21,7 +21,8 @@ from asyncllm.supervise.front_channel import BEGUN, CLOSED, FREE, KEPT, MOVED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.server.http.connection import Listener, Watchers
+    from asyncllm.server.http.connection import Watchers
+    from asyncllm.server.http.listener import Listener
     from asyncllm.supervise.front_channel import FrontChannel
 
 #: Further bytes of a head are not looked at; such a connection is not given back.

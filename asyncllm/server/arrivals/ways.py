@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from asyncllm.server.http.connection import Listener
+    from asyncllm.server.http.listener import Listener
     from asyncllm.server_config import ServerConfig
     from asyncllm.supervise.child import Parent
     from asyncllm.supervise.tls import Tls
@@ -49,7 +49,7 @@ class Arrivals(Protocol):
         """
 
     def leaving(self) -> None:
-        """The server drains."""
+        """The server drains, or its engine has died: it is about to end."""
 
     def close(self) -> None:
         """Take nothing more from a parent."""
@@ -69,6 +69,7 @@ class OwnPort:
     def __init__(self, sockets: Sequence[socket.socket]):
         self._sockets = sockets
         self._url = ""
+        self._listener: Listener | None = None
 
     def prepare(
         self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
@@ -77,13 +78,15 @@ class OwnPort:
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
         await listener.start(self._sockets, tls)
+        self._listener = listener
         self._url = url_of(*listener.address, scheme="https" if tls else "http")
 
     def ready(self, about: str, *, wants_standby: bool) -> None:
         announce(f"asyncllm is ready on {self._url} ({about})")
 
     def leaving(self) -> None:
-        pass
+        if self._listener is not None:
+            self._listener.leave()
 
     def close(self) -> None:
         pass
@@ -95,7 +98,6 @@ class InheritedPort(OwnPort):
     def __init__(self, parent: Parent):
         super().__init__(parent.sockets)
         self._parent = parent
-        self._listener: Listener | None = None
 
     def prepare(
         self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
@@ -106,7 +108,6 @@ class InheritedPort(OwnPort):
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
         self._parent.take_over()
         await super().begin(listener, tls)
-        self._listener = listener
 
     def ready(self, about: str, *, wants_standby: bool) -> None:
         self._parent.ready(about)  # first: whoever reads the line may end this process at once
@@ -114,6 +115,11 @@ class InheritedPort(OwnPort):
             self._parent.ask_for_standby()
         super().ready(about, wants_standby=wants_standby)
         asyncio.get_running_loop().add_reader(self._parent.fileno(), self._adopt)
+
+    def leaving(self) -> None:
+        super().leaving()
+        # What the parent has given, and nobody has taken here, is for the next server.
+        asyncio.get_running_loop().remove_reader(self._parent.fileno())
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._parent.fileno())

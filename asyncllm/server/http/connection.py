@@ -10,20 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 
-from asyncllm.server.http.acceptor import Acceptor
 from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, CutIfSlow, Cuts, unread
 from asyncllm.server.http.errors import REFUSALS, HttpError, Refusals, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
-from asyncllm.server.http.hand_over import HAND_OVER, HandOver, Received, Room
+from asyncllm.server.http.hand_over import HAND_OVER, HandOver, Received
 from asyncllm.server.http.middleware import CROWD, SERVER, from_http, new_request_id
-from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
 from asyncllm.supervise.crowd import Crowd, Use
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
-
-    from asyncllm.supervise.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +107,11 @@ class Connection(web.RequestHandler):
             return False
         if unread(transport):
             return False
-        transport.abort()
+        self.close_idle(transport)
         return True
+
+    def close_idle(self, transport: asyncio.Transport) -> None:
+        transport.abort()
 
     def _is_answering(self) -> bool:
         """Whether a request has arrived and is not answered yet.
@@ -156,7 +154,8 @@ class Connection(web.RequestHandler):
         """aiohttp calls this with every answer, also with those that no middleware saw."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400:
             resp = _unhandled(from_http(request, resp))
-        if self.use is not Use.FREELY or (self.half_closed is not None and not self._messages):
+        ends = self.use is not Use.FREELY or self._watchers.crowd.is_leaving
+        if ends or (self.half_closed is not None and not self._messages):
             resp.force_close()  # there is no next request
         # Streams watch their clients themselves; other answers only have to be written.
         watch = None
@@ -178,15 +177,23 @@ class Connection(web.RequestHandler):
 class KeptConnection(Connection):
     """Keeps the bytes of a request until its answer begins."""
 
-    __slots__ = ("received",)
+    __slots__ = ("_hand_over", "received")
 
-    def __init__(self, manager: web.Server, watchers: Watchers, room: Room, **options: Any):
+    def __init__(
+        self, manager: web.Server, watchers: Watchers, hand_over: HandOver, **options: Any
+    ):
         super().__init__(manager, watchers, **options)
-        self.received = Received(room)
+        self._hand_over = hand_over
+        self.received = Received(hand_over.room)
 
     def data_received(self, data: bytes) -> None:
         self.received.add(data)
         super().data_received(data)
+
+    def close_idle(self, transport: asyncio.Transport) -> None:
+        if self.received.is_empty:
+            self._hand_over.pass_idle(transport)
+        super().close_idle(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.received.drop()
@@ -240,7 +247,7 @@ def connector(
     hand_over = app.get(HAND_OVER)
     kind: Callable[..., Connection] = app.get(KIND, Connection)
     if isinstance(hand_over, HandOver):
-        kind = partial(KeptConnection, room=hand_over.room)
+        kind = partial(KeptConnection, hand_over=hand_over)
 
     def connect(use: Use = Use.FREELY) -> Connection:
         connection = make()
@@ -260,74 +267,3 @@ def connector(
         max_headers=MAX_HEADERS,
     )
     return connect
-
-
-class Listener:
-    """An application on a port."""
-
-    def __init__(
-        self,
-        app: web.Application,
-        *,
-        request_seconds: float,
-        close_seconds: float,
-        handler_cancellation: bool = True,
-    ):
-        """
-        Args:
-            request_seconds: a connection without a whole request header is closed after this.
-            close_seconds: how long ``aclose`` waits for handlers, before and after it cancels them.
-            handler_cancellation: whether a client's disconnection cancels its handler.
-        """
-        self._runner = web.AppRunner(
-            app, handler_cancellation=handler_cancellation, shutdown_timeout=close_seconds
-        )
-        self._app = app
-        self._request_seconds = request_seconds
-        self._waits = app.get(ACCEPT_WAITS) or Waits()
-        self._acceptor: Acceptor | None = None
-
-    async def start(self, sockets: Sequence[socket.socket], tls: Tls | None = None) -> None:
-        """Accept connections; ``sockets`` listen, do not block, and belong to this object now."""
-        await self._runner.setup()
-        assert self._runner.server is not None
-        self._connect = connector(self._runner.server, self._app, self._request_seconds)
-        crowd = self._app.get(CROWD) or Crowd()
-        self._acceptor = Acceptor(sockets, self._connect, crowd, self._waits, tls)
-
-    def adopt(
-        self,
-        connection: socket.socket,
-        pieces: Sequence[bytes],
-        attached: Callable[[Connection], None],
-        failed: Callable[[], None],
-    ) -> None:
-        """Serve a connection that another process has accepted, and has read a request from.
-
-        Args:
-            pieces: what it has read.
-            attached: called with its protocol, before that gets the request.
-            failed: called if the connection cannot be served.
-        """
-        assert self._acceptor is not None
-        connect = self._connect
-
-        def connect_it(use: Use) -> Connection:
-            protocol = connect(use)
-            protocol.first = pieces
-            attached(protocol)
-            return protocol
-
-        self._acceptor.adopt(connection, connect_it, failed)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The host and the port that it listens on."""
-        assert self._acceptor is not None
-        return self._acceptor.address
-
-    async def aclose(self) -> None:
-        """Accept no more connections, and close the others."""
-        if self._acceptor is not None:
-            await self._acceptor.aclose()
-        await self._runner.cleanup()

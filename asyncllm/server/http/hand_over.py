@@ -54,6 +54,11 @@ class Received:
         self._room.left -= len(data)
         self._data += data
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has come since the last answer."""
+        return self._data is not None and not self._data
+
     def drop(self) -> None:
         """Keep nothing more of this request."""
         if self._data is not None:
@@ -121,6 +126,12 @@ class HandOver:
         finally:
             os.close(file)
         return False
+
+    def pass_idle(self, transport: asyncio.Transport) -> None:
+        """Give away a connection whose client may just be sending a request, if it should go on."""
+        if self._has_died() and transport.get_extra_info("sslcontext") is None:
+            with suppress(OSError):
+                self._parent.hand_over(transport.get_extra_info("socket").fileno())
 
 
 def is_second(protocol: asyncio.BaseProtocol) -> None:

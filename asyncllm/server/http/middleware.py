@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 import uuid
 from collections.abc import Collection
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from asyncllm.engine.requests.reservations import Reservation
-from asyncllm.errors import AsyncLLMError, EngineDead
-from asyncllm.server.http.api_keys import tenant_of
+from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
 from asyncllm.server.http.errors import REFUSALS, ErrorWriter, HttpError, error_response
 from asyncllm.server.http.half_close import PROBE
 from asyncllm.server.http.hand_over import HAND_OVER
 from asyncllm.server.http.route import BY_HANDLER
+from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.suggest import suggest_path
 from asyncllm.supervise.crowd import PROBES, Crowd, Use
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from aiohttp.typedefs import Middleware
 
-    from asyncllm.server.http.api_keys import ApiKeys
+    from asyncllm.server.limits.api_keys import ApiKeys
 
 log = logging.getLogger(__name__)
 
@@ -81,16 +85,17 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     write = _error_writer(request)
     given = request.headers.get("X-Request-Id", "")
     request_id.set(given if _ACCEPTED_ID.fullmatch(given) else new_request_id())
+    unanswered = request.app[UNANSWERED]
     try:
-        _refuse_in_crowd(request)
-        return await handler(request)
+        with unanswered.until_answered():
+            _refuse_in_crowd(request)
+            return await handler(request)
     except AsyncLLMError as error:
-        request[FAILURE] = _bare(error)
-        hand_over = request.app.get(HAND_OVER)
-        if hand_over is not None and isinstance(error, EngineDead) and hand_over.pass_on(request):
-            return web.Response()  # the next server answers; this one has no connection any more
-        request.app[REFUSALS].count(error)
-        response = write(error)
+        response = _refused(request, error, write)
+    except asyncio.CancelledError:
+        if unanswered.ended_by is None or request.writer.output_size > 0:
+            raise
+        response = _refused(request, unanswered.ended_by, write)
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -109,6 +114,54 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     if not request.content.is_eof():
         response.force_close()  # the rest of the body must not be taken for the next request
     return response
+
+
+def _refused(request: web.Request, error: AsyncLLMError, write: ErrorWriter) -> web.Response:
+    request[FAILURE] = _bare(error)
+    hand_over = request.app.get(HAND_OVER)
+    if hand_over is not None and isinstance(error, EngineDead) and hand_over.pass_on(request):
+        return web.Response()  # the next server answers; this one has no connection any more
+    request.app[REFUSALS].count(error)
+    response = write(error)
+    if isinstance(error, EngineDead | NotReady):
+        response.force_close()  # the process is about to end, and the next one answers elsewhere
+    return response
+
+
+class Unanswered:
+    """Requests whose handlers run; all of them can be ended.
+
+    Attributes:
+        ended_by: what they were ended with; None until then.
+    """
+
+    def __init__(self) -> None:
+        self.ended_by: AsyncLLMError | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @contextmanager
+    def until_answered(self) -> Iterator[None]:
+        """Around the handler of a request, in its task."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.ended_by is not None:
+                task.uncancel()  # it goes on, to write an answer
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    def end(self, error: AsyncLLMError) -> None:
+        """Have each of them end with this error; an answer that has begun breaks off."""
+        self.ended_by = error
+        for task in self._tasks:
+            task.cancel()
+
+
+UNANSWERED: Final = web.AppKey("asyncllm_unanswered", Unanswered)
 
 
 def _refuse_in_crowd(request: web.Request) -> None:

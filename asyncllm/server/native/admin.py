@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest, NotFound
 from asyncllm.server.http.answer import json_response
-from asyncllm.server.http.api_keys import tenant_of
+from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.native.perfetto import perfetto
 from asyncllm.server.native.schemas import (
     Aborted,

@@ -22,8 +22,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.engine.tenants import tenant_label
 from asyncllm.errors import AsyncLLMError
-from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import request_id
+from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.trace import MAX_SEQUENCES, event_fields
 from asyncllm.version import __version__
 

@@ -13,8 +13,8 @@ from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.scheduling import expect_prompts
 from asyncllm.server.http.answer import encode
-from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import RESERVATION, request_id
+from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.openai import schemas
 from asyncllm.server.openai.completions import encode_prompts, split_prompts
 from asyncllm.server.openai.options import check_count

@@ -7,7 +7,7 @@ import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from asyncllm.server.http.api_keys import tenant_of
+from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.observe.entry import current_entry
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.delivery import Delivery

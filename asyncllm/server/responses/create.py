@@ -13,8 +13,8 @@ from asyncllm.server.arrivals.others import seek
 from asyncllm.server.arrivals.routed import REPLICA
 from asyncllm.server.chat.adapter import open_chat, renamed
 from asyncllm.server.http.answer import encode, json_response
-from asyncllm.server.http.api_keys import tenant_of
 from asyncllm.server.http.middleware import RESERVATION
+from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.responses import conversion
 from asyncllm.server.responses.background import BackgroundRuns
 from asyncllm.server.responses.compaction import CompactionReply, ask_for_summary

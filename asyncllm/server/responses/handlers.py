@@ -8,7 +8,7 @@ from aiohttp import web
 
 from asyncllm.errors import BadRequest, NotFound
 from asyncllm.server.http.answer import json_response
-from asyncllm.server.http.api_keys import tenant_of
+from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.responses.background import BackgroundRun, BackgroundRuns
 from asyncllm.server.responses.create import RUNS, STORE
 from asyncllm.server.responses.input import decode_item

@@ -21,7 +21,7 @@ from asyncllm.server.app import create_app
 from asyncllm.server.embedded.exchange import InProcess
 from asyncllm.server.embedded.httpx_transport import async_client
 from asyncllm.server.http import cuts
-from asyncllm.server.http.connection import Listener
+from asyncllm.server.http.listener import Listener
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncllm.server.http import api_keys
+from asyncllm.server.limits import api_keys
 from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import serving
 

@@ -9,8 +9,8 @@ import pytest
 from openai import OpenAI, RateLimitError
 
 from asyncllm.errors import BadRequest, StepError
-from asyncllm.server.http.api_keys import configured_keys
 from asyncllm.server.limits.accounts import Rates
+from asyncllm.server.limits.api_keys import configured_keys
 from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Answer, Server, serving
 

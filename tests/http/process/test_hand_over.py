@@ -6,12 +6,15 @@ import http.client
 import json
 import os
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.http.process.test_supervise import Supervised, supervised
+from tests.http.process.test_supervise import Supervised, supervised, until
 from tests.support.server.live import until_live
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: With steps of SLOW_STEP seconds it takes 20 s, longer than any of these engines lives.
 LONG = {"prompt": "ab" * 50, "max_tokens": 100, "ignore_eos": True}
@@ -70,6 +73,20 @@ def test_a_request_is_not_passed_on_twice() -> None:
         assert json.load(answer)["error"]["code"] == "engine_dead"
         connection.close()
         running.process.terminate()
+        assert running.end() == 0
+
+
+def test_a_request_that_no_server_will_take_is_told_so(tmp_path: Path) -> None:
+    with supervised(restart_when=str(tmp_path / "never"), step_seconds=SLOW_STEP) as running:
+        running.until_ready()
+        connection = send(running, LONG)
+        until_live(running.port, running=1)
+        kill_engine(running)
+        until(lambda: "starting it again" in "".join(running.log))
+        running.process.terminate()
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["x-should-retry"]) == (503, "true")
+        connection.close()
         assert running.end() == 0
 
 

@@ -21,7 +21,7 @@ import uvloop
 from aiohttp import web
 
 from asyncllm.server.app import create_app
-from asyncllm.server.http.connection import Listener
+from asyncllm.server.http.listener import Listener
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
 from tests.support.server.fake_llm import FakeLLM
