@@ -134,9 +134,8 @@ class World:
         self._specs = specs
         slots, starts, q_lens = rows.T
         pages = -(-(starts + q_lens) // PAGE_SIZE)
-        place, spec = device.torch_device, specs[0]
-        sizes = len(specs), int(pages.sum()), PAGE_SIZE, spec.num_kv_heads, spec.head_dim
-        self.pool = KVPool(*sizes, DTYPE, place)
+        place = device.torch_device
+        self.pool = KVPool(specs, int(pages.sum()), PAGE_SIZE, DTYPE, place)
         self.pool.storage.normal_()
         shuffled = torch.randperm(int(pages.sum()), device=place).int()
         self._table = torch.zeros(len(rows), int(pages.max()), dtype=torch.int32, device=place)
@@ -148,8 +147,8 @@ class World:
         self._tokens = locate_tokens(
             device.upload(entries.astype(np.int32)), last, self._table, PAGE_SIZE
         )
-        width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        self._qkv = torch.randn(len(positions), width, dtype=DTYPE, device=place)
+        size = specs[0].projected_size
+        self._qkv = torch.randn(len(positions), size, dtype=DTYPE, device=place)
         decodes = int((q_lens == 1).cumprod().sum())
         lengths = np.where(np.arange(len(rows)) < decodes, starts + 1, 0)
         offsets = np.concatenate([[0], q_lens.cumsum()]).clip(min=decodes)

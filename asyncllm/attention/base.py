@@ -42,11 +42,10 @@ class AttentionBackend(Protocol):
     def forward(
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
-        """Encode queries and keys, write K and V to their pages, then attend.
+        """Encode heads, write K and V to their pages if they are the layer's own, then attend.
 
         Args:
-            qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: projected queries, keys and
-                values. May be overwritten.
+            qkv: [tokens, projected_size]; see ``AttentionSpec``. May be overwritten.
 
         Returns:
             [tokens, num_heads * head_dim], same dtype as qkv.
@@ -165,9 +164,9 @@ class ForwardBatch:
 
 
 class KVPages(Protocol):
-    """The paged K and V storage of every layer, as attention backends see it."""
+    """The paged K and V storage, as attention backends see it."""
 
     page_size: int
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
+        """[num_pages, page_size, num_kv_heads, head_dim] each: K and V of a layer with its own."""

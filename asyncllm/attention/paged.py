@@ -110,16 +110,14 @@ class PagedBackend:
     ) -> Tensor:
         """See ``AttentionBackend.forward``."""
         plan: PagedPlan = batch.plan
-        keys, values = self._kv.layer(spec.layer)
+        keys, values = self._kv.layer(spec.kv_layer)
         table, decodes, extends = plan.block_table, plan.decodes, plan.extends
         if extends is None:
             assert decodes is not None
             slots, lengths = decodes.slots, decodes.lengths
             at = batch.positions, batch.slot_mapping
             return decode_heads(qkv, encoding, *at, keys, values, table, slots, lengths, spec)
-        q, _, _ = encode_heads(
-            qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping
-        )
+        q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         count = 0 if decodes is None else min(len(decodes.slots), len(q))
         sinks = encoding.sinks
@@ -135,10 +133,8 @@ class PagedBackend:
     ) -> Tensor:
         """See ``LogitRowsBackend``: the last tokens of rows attend as decode rows do."""
         assert batch.logit_rows is not None
-        keys, values = self._kv.layer(spec.layer)
-        q, _, _ = encode_heads(
-            qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping
-        )
+        keys, values = self._kv.layer(spec.kv_layer)
+        q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
         table = batch.plan.block_table
         # The decode kernel reads K and V of earlier tokens without waiting for the previous kernel.
         # Here that is the selection of rows, which has waited itself.

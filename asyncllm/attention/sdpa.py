@@ -65,8 +65,8 @@ class SdpaBackend:
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
         """See ``AttentionBackend.forward``."""
-        pages = self._kv.layer(spec.layer)
-        q, k, v = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.slot_mapping)
+        pages = self._kv.layer(spec.kv_layer)
+        q = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.slot_mapping)
         keys, values = (part.flatten(0, 1) for part in pages)
         plan: SdpaPlan = batch.plan
         is_fused = spec.softcap is None and encoding.sinks is None
@@ -76,13 +76,9 @@ class SdpaBackend:
             _decode(q, keys, values, out, spec, encoding.sinks, reads)
         for chunk in reads.chunks:
             span = slice(chunk.begin, chunk.end)
-            if chunk.tokens is None:
-                _prefill(q[span], k[span], v[span], out[span], spec, None, None)
-            else:
-                seen_k = keys.index_select(0, chunk.tokens)
-                seen_v = values.index_select(0, chunk.tokens)
-                seen = q[span], seen_k, seen_v, out[span]
-                _prefill(*seen, spec, encoding.sinks, chunk.bias)
+            seen_k = keys.index_select(0, chunk.tokens)
+            seen_v = values.index_select(0, chunk.tokens)
+            _prefill(q[span], seen_k, seen_v, out[span], spec, encoding.sinks, chunk.bias)
         return out.flatten(1)
 
 

@@ -41,12 +41,12 @@ class Chunk:
     """Queries [begin, end) of one row.
 
     They attend to the cached ``tokens``, int32 [length], under ``bias``, 0 or -inf, [end - begin,
-    length]; or, if ``tokens`` is None, causally to each other only.
+    length]; or, if ``bias`` is None, causally to these, which are their own.
     """
 
     begin: int
     end: int
-    tokens: Tensor | None
+    tokens: Tensor
     bias: Tensor | None
 
 
@@ -162,13 +162,13 @@ class SdpaPlan:
         chunks: list[Chunk] = []
         for i in np.flatnonzero(self._q_lens > 1):
             token, start, end = int(self._tokens[i]), int(self._starts[i]), int(self._ends[i])
-            if fast and start == 0 and end <= window:
-                chunks.append(Chunk(token, token + end, None, None))
-                continue
             # One index for the whole row; each block takes a slice of it.
             first = max(0, start + 1 - window)
             span = np.array([[self._slots[i]], [first], [end], [end - first]])
             index = self._locate(*span)
+            if fast and start == 0 and end <= window:
+                chunks.append(Chunk(token, token + end, index, None))
+                continue
             for a in range(start, end, QUERY_BLOCK):
                 b = min(a + QUERY_BLOCK, end)
                 seen = max(0, a + 1 - window)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +38,7 @@ def warm_up(
         Exception: from compiler, loader or driver, for instance because kernels were built for
             another GPU.
     """
-    kinds = {replace(spec, layer=0): spec for spec in specs}
+    kinds = {spec.kind: spec for spec in specs}
     table = torch.zeros(1, 2, dtype=torch.int32, device=device)
     for step in _STEPS:
         rows = np.array(step, dtype=np.int32)
@@ -48,8 +47,7 @@ def warm_up(
         plan = backend.plan(rows, table)
         batch = ForwardBatch(zeros, zeros, zeros, sample_rows=None, backend=backend, plan=plan)
         for spec in kinds.values():
-            width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-            qkv = torch.zeros(tokens, width, dtype=dtype, device=device)
+            qkv = torch.zeros(tokens, spec.projected_size, dtype=dtype, device=device)
             sinks = qkv.new_zeros(spec.num_heads) if spec.has_sinks else None
             backend.forward(qkv, spec, HeadEncoding(None, None, None, sinks), batch)
     if device.type == "cuda":

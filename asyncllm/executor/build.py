@@ -153,7 +153,7 @@ def _build(
             source = folder, spec, dtype, on_device, load_format, progress
             model = load_model(*source, max_length=length, ranks=ranks)
             device.empty_cache()  # the memory of conversions, for the KV cache
-            spec, config = _share_of(ranks, spec, config, model)
+            config = replace(config, host_kv_gib=config.host_kv_gib / ranks.size)
         with bill.phase("kernels"):
             # Others are not launched, and why has been logged.
             if on_device.type == "cuda" and obstacle(on_device) is None:
@@ -162,8 +162,8 @@ def _build(
             measured = spec, model, make_backend, dtype, device, free_before, ranks, ranks_here
             limits, step_bytes = _limits(config, *measured)
         with bill.phase("KV cache", device.free_bytes):
-            sizes = spec.num_layers, limits.num_pages, limits.page_size
-            pool = KVPool(*sizes, spec.num_kv_heads, spec.head_dim, dtype, on_device)
+            sizes = limits.num_pages, limits.page_size
+            pool = KVPool(model.attention_specs, *sizes, dtype, on_device)
             device.keep_block(step_bytes)
             copier = PageCopier(pool, HostPool(pool, limits.host_pages, device), device)
             copier.warm_up()
@@ -183,14 +183,6 @@ def _build(
     watch.start_serving()
     capture_next = graphed.capture_next if graphed else None
     return Worker(runner, limits, device, capture_next, watch, ranks)
-
-
-def _share_of(
-    ranks: Ranks, spec: ModelSpec, config: EngineConfig, model: CausalLM
-) -> tuple[ModelSpec, EngineConfig]:
-    """The model and the configuration as this rank has them: with its part of K, V and memory."""
-    heads, host = model.attention_specs[0].num_kv_heads, config.host_kv_gib / ranks.size
-    return replace(spec, num_kv_heads=heads), replace(config, host_kv_gib=host)
 
 
 def _limits(
@@ -220,7 +212,7 @@ def _limits(
         device=device.torch_device.type,
         dtype=str(dtype).removeprefix("torch."),
         host_bytes=available_host_bytes() // ranks_here,
-        bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
+        bytes_per_token=model.kv_bytes_per_token(dtype.itemsize),
     )
     if device.torch_device.type == "cpu":
         cache_bytes = int(free_before * CPU_CACHE_SHARE) // ranks_here

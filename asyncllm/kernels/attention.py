@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.support import in_triton
-from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm, PrefillRows
 
 
 @in_triton("qk_norm_rope")
@@ -26,26 +27,26 @@ def encode_heads(
     keys: Tensor,
     values: Tensor,
     slot_mapping: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise and rotate queries and keys in place, and write K and V to their pages.
+) -> Tensor:
+    """Normalise and rotate queries in place, and keys and values on the way to their pages.
+
+    With ``spec.shares`` there are queries only, as K and V are in the pages already.
 
     Args:
-        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim]; queries, keys, values.
+        qkv: [tokens, projected_size]; see ``AttentionSpec``.
         positions: int64 [tokens].
 
     Returns:
-        Views of qkv: q [tokens, num_heads, head_dim], k and v [tokens, num_kv_heads, head_dim].
+        The queries, a view of qkv: [tokens, num_heads, head_dim].
     """
     q, k, v = spec.split_heads(qkv)
-    for heads, norm in ((q, encoding.q_norm), (k, encoding.k_norm)):
-        encoded = heads if norm is None else rms_norm.reference(heads, norm)
-        if encoding.rope is not None:
-            encoded = _rotate(encoded, encoding.rope.index_select(0, positions))
-        if encoded is not heads:
-            heads.copy_(encoded)
-    _write(keys, k, slot_mapping)
-    _write(values, v, slot_mapping)
-    return q, k, v
+    if spec.shares is None:
+        if encoding.normalizes_values:
+            assert encoding.k_norm is not None
+            v = F.rms_norm(v, v.shape[-1:], eps=encoding.k_norm.eps)
+        _write(keys, _encoded(k, encoding.k_norm, spec, encoding.rope, positions), slot_mapping)
+        _write(values, v, slot_mapping)
+    return q.copy_(_encoded(q, encoding.q_norm, spec, encoding.rope, positions))
 
 
 @in_triton("attention.prefill")
@@ -148,16 +149,15 @@ def decode_heads(
     Positions and the slot mapping may be read as early as slots and lengths.
 
     Args:
-        qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim]; queries, keys, values of the token
-            at position ``lengths - 1`` of each row. May be overwritten.
+        qkv: [rows, projected_size]; the heads of the token at position ``lengths - 1`` of each row.
+            May be overwritten.
         positions: int [rows]; the rotary positions.
 
     Returns:
         [rows, num_heads * head_dim].
     """
-    q, _, _ = encode_heads.reference(
-        qkv.clone(), spec, encoding, positions, keys, values, slot_mapping
-    )
+    at = positions, keys, values, slot_mapping
+    q = encode_heads.reference(qkv.clone(), spec, encoding, *at)
     cache = keys, values, block_table, slots, lengths
     return decode_attention.reference(q, *cache, spec, sinks=encoding.sinks).flatten(1)
 
@@ -179,13 +179,30 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     out.mul_(kept.unsqueeze(-1))
 
 
-def _rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate the leading elements of each head; x [tokens, heads, head_dim]."""
+def _encoded(
+    heads: Tensor,
+    norm: Norm | None,
+    spec: AttentionSpec,
+    rope: Tensor | None,
+    positions: Tensor,
+) -> Tensor:
+    """Heads, normalised and rotated."""
+    normed = heads if norm is None else rms_norm.reference(heads, norm)
+    if rope is None:
+        return normed
+    return _rotate(normed, rope.index_select(0, positions), spec.pair_distance)
+
+
+def _rotate(x: Tensor, angles: Tensor, distance: int | None) -> Tensor:
+    """Rotate pairs of elements of each head; x [tokens, heads, head_dim]."""
     cos, sin = angles.unsqueeze(1).chunk(2, dim=-1)
     half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return torch.cat((rotated.to(x.dtype), rest), dim=-1)
+    start = half if distance is None else distance
+    first, second = x[..., :half], x[..., start : start + half]
+    between, rest = x[..., half:start], x[..., start + half :]
+    turned = first * cos - second * sin, second * cos + first * sin
+    first, second = (part.to(x.dtype) for part in turned)
+    return torch.cat((first, between, second, rest), dim=-1)
 
 
 def _write(pages: Tensor, heads: Tensor, slot_mapping: Tensor) -> None:

@@ -13,6 +13,6 @@ from asyncllm.kernels.types import Norm
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """Normalise [..., size], whose last dimension is contiguous; the same shape and dtype."""
     weight, eps, offset = norm
-    if offset:
-        return F.rms_norm(x.float(), x.shape[-1:], 1.0 + weight.float(), eps).type_as(x)
-    return weight * F.rms_norm(x, x.shape[-1:], eps=eps)
+    if offset is None:
+        return weight * F.rms_norm(x, x.shape[-1:], eps=eps)
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float() + offset, eps).type_as(x)

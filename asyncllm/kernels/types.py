@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Final, Literal, NamedTuple
 
@@ -28,27 +28,30 @@ class Norm(NamedTuple):
     Attributes:
         weight: [size].
         eps: added to the mean of squares.
-        offset: as in Gemma, multiply by 1 + weight, all in float32. Otherwise x is normalised in
-            float32 and rounded to its dtype before it is multiplied by the weight.
+        offset: multiply by weight + offset, all in float32: 1 in Gemma, 0 in Gemma 4. With None, x
+            is normalised in float32 and rounded to its dtype before it is multiplied by the weight.
     """
 
     weight: Tensor
     eps: float
-    offset: bool = False
+    offset: float | None = None
 
 
 class HeadEncoding(NamedTuple):
-    """Norms of the query and key heads, rotary positions and sinks; None for those a model lacks.
+    """Norms of the heads, rotary positions and sinks; None for those a model lacks.
 
     ``rope`` is float32 [max_length, rotary_dim]: the cosines of each position, then the sines.
-    Element i of a head is rotated together with element i + rotary_dim / 2.
+    For the elements that are rotated together see ``AttentionSpec.pair_distance``.
     ``sinks``, [num_heads], in layers that have them: see ``AttentionSpec.has_sinks``.
+    ``normalizes_values``: value heads are divided by their root mean square, with the epsilon of
+    the other norms, which are there.
     """
 
     q_norm: Norm | None
     k_norm: Norm | None
     rope: Tensor | None
     sinks: Tensor | None = None
+    normalizes_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,17 @@ class AttentionSpec:
     """The attention of one layer.
 
     Attributes:
-        layer: index of the layer, and so of its K and V pages.
+        layer: index of the layer.
         num_heads, num_kv_heads, head_dim: of this layer; ``num_heads % num_kv_heads == 0``.
         scale: factor of the dot products.
         window: None, or how many positions (its own included) a query sees.
         softcap: None, or c in ``c * tanh(score / c)``, applied after ``scale``.
         has_sinks: each head has a score of its own, which takes a share of the softmax's weight
             and has no value (Xiao et al., arXiv 2309.17453). It is not scaled or capped.
+        shares: None, or the earlier layer whose K and V this layer reads: it has none of its own.
+        values_are_keys: values are the keys before their encoding.
+        pair_distance: element i of a head is rotated together with element i + pair_distance, for i
+            below rotary_dim / 2; None: that is the distance, too.
     """
 
     layer: int
@@ -73,18 +80,50 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    shares: int | None = None
+    values_are_keys: bool = False
+    pair_distance: int | None = None
 
     @property
     def group(self) -> int:
         """Query heads that share a K/V head."""
         return self.num_heads // self.num_kv_heads
 
+    @property
+    def kind(self) -> AttentionSpec:
+        """The same for layers that differ only in the pages that they use."""
+        return replace(self, layer=0, shares=None if self.shares is None else 0)
+
+    @property
+    def kv_layer(self) -> int:
+        """The layer whose pages hold its K and V."""
+        return self.layer if self.shares is None else self.shares
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of K and V of one token that this layer keeps."""
+        return 2 * self.num_kv_heads * self.head_dim if self.shares is None else 0
+
+    @property
+    def projected_heads(self) -> tuple[int, int, int]:
+        """Query, key and value heads that the layer's projection yields, in this order."""
+        keys = self.num_kv_heads if self.shares is None else 0
+        return self.num_heads, keys, 0 if self.values_are_keys else keys
+
+    @property
+    def projected_size(self) -> int:
+        """Elements that the layer's projection yields of a token."""
+        return sum(self.projected_heads) * self.head_dim
+
     def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v as views of a projection's output: [tokens, heads, head_dim] each."""
-        heads = qkv.view(len(qkv), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        """q, k and v as views of a projection's output: [tokens, heads, head_dim] each.
+
+        With ``values_are_keys`` k and v are the same view; with ``shares`` both have no heads.
+        """
+        sizes = self.projected_heads
+        heads = qkv.view(len(qkv), sum(sizes), self.head_dim)
         q, k, v = heads.split_with_sizes(sizes, dim=1)
-        return q, k, v
+        return q, k, k if self.values_are_keys else v
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ class CausalLM(nn.Module, ABC):
     attention_specs: list[AttentionSpec]
     lm_head: OutputProjection | None
 
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of this rank's K and V of one token, for a dtype of that size."""
+        return sum(spec.kv_size for spec in self.attention_specs) * itemsize
+
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Run one step; returns [samples, hidden] for ``logits``."""

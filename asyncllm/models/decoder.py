@@ -69,14 +69,14 @@ class DecoderLM(CausalLM, Generic[C]):
 
     def make_mlp(self, config: C, layer: int, place: Placement) -> nn.Module:
         """The feed-forward part of a layer."""
-        return GatedMLP(config.hidden_size, config.intermediate_size, config.activation, place)
+        return GatedMLP(config.hidden_size, config.mlp_size(layer), config.activation, place)
 
     def make_norm(self, config: C, size: int, place: Placement) -> RMSNorm | LayerNorm:
         """A norm of the residual stream."""
         return self.norm_type(size, config.rms_norm_eps, place)
 
     def make_block(
-        self, config: C, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm
+        self, config: C, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm, place: Placement
     ) -> nn.Module:
         """A layer of these parts."""
         return self.block_type(attention, mlp, make_norm)
@@ -108,7 +108,7 @@ class DecoderLM(CausalLM, Generic[C]):
         attention = self.make_attention(config, spec, place)
         mlp = self.make_mlp(config, spec.layer, place)
         make_norm = partial(self.make_norm, config, config.hidden_size, place)
-        return self.make_block(config, attention, mlp, make_norm)
+        return self.make_block(config, attention, mlp, make_norm, place)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         hidden: Tensor = self.model(batch)
@@ -137,7 +137,13 @@ class DecoderLM(CausalLM, Generic[C]):
 
 
 class _Stack(nn.Module):
-    """From token ids to hidden states before the last norm."""
+    """From token ids to hidden states before the last norm.
+
+    Attributes:
+        layer_inputs: None, or makes a further argument of each layer, of ids and embeddings.
+    """
+
+    layer_inputs: nn.Module | None
 
     def __init__(
         self,
@@ -153,29 +159,40 @@ class _Stack(nn.Module):
         self.embed_tokens = embed_tokens
         self.layers = nn.ModuleList(layers)
         self.norm = norm
-        tables = [kind and rotary_table(kind, max_length, place.device) for kind in kinds]
+        sizes = max_length, place.device
+        tables = [None if kind is None else rotary_table(kind, *sizes) for kind in kinds]
+        for number, table in enumerate(tables):
+            self.register_buffer(f"rope{number}", table, persistent=False)
         self.ropes = [tables[kinds.index(rope)] for rope in ropes]
+        self.layer_inputs = None
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
+        more: list[tuple[Tensor, ...]] = [()] * len(self.layers)
+        if self.layer_inputs is not None:
+            more = [(own,) for own in self.layer_inputs(batch.input_ids, x)]
         # ``first_layers`` leaves some out.
-        *layers, last = zip(self.layers, self.ropes, strict=False)
-        for layer, rope in layers:
-            x = layer(x, rope, batch)
-        layer, rope = last
+        *layers, last = zip(self.layers, self.ropes, more, strict=False)
+        for layer, rope, inputs in layers:
+            x = layer(x, rope, batch, *inputs)
+        layer, rope, inputs = last
         batch = batch.for_last_layer()
-        x = layer(x, rope, batch)
+        x = layer(x, rope, batch, *inputs)
         return x if batch.logit_rows_only else batch.sampling(x)
 
 
 def _spec(config: DecoderConfig, layer: int) -> AttentionSpec:
+    rope = config.rope(layer)
     return AttentionSpec(
         layer=layer,
         num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_size,
+        num_kv_heads=config.kv_heads(layer),
+        head_dim=config.head_size(layer),
         scale=config.attention_scale,
         window=config.window(layer),
         softcap=config.attention_softcap,
         has_sinks=config.has_sinks,
+        shares=config.kv_source(layer),
+        values_are_keys=config.values_are_keys(layer),
+        pair_distance=rope.spread // 2 if rope is not None and rope.spread is not None else None,
     )

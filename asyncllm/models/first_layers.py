@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import TypeVar
 
 from torch import nn
@@ -20,7 +19,7 @@ def layer_kinds(model: CausalLM) -> list[Hashable]:
     config = getattr(model, "config", None)
     return [
         (
-            replace(attention, layer=0),
+            attention.kind,
             config.rope(attention.layer) if isinstance(config, DecoderConfig) else None,
             *(type(module) for module in layer.modules()),
             *((name, parameter.shape) for name, parameter in layer.named_parameters()),

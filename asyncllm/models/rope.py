@@ -16,6 +16,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
 }
 
 #: Settings that must be above 0.
@@ -28,12 +29,15 @@ _POSITIVE = (
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of rotary position encoding, with every default resolved.
 
+
     Attributes:
         rope_type: a key of ``ROPE_TYPES``.
         rope_theta: base of the geometric series of wavelengths.
-        rotary_dim: leading dimensions of a head that are rotated; even.
+        rotary_dim: elements of a head that are rotated, the leading ones but for ``spread``; even.
         max_position_embeddings: as config.json has it.
         original_max_position_embeddings: the context before it was stretched.
+        spread: None, or the size of a head of which the first pairs are rotated, as if all were:
+            element i with element i + spread / 2.
 
     The other fields are those of config.json, for some kinds only.
     """
@@ -54,6 +58,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
+    spread: int | None = None
 
     def __post_init__(self) -> None:
         if self.rope_type not in ROPE_TYPES:

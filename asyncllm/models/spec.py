@@ -45,7 +45,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         architecture: as config.json names it.
         config: the family's settings, for its model class.
-        num_kv_heads, head_dim: of every layer.
         max_position_embeddings: the longest sequence.
         eos_token_ids: those of generation_config.json, then those only config.json has.
         dtype: of the weights on disk, as config.json names it: "bfloat16", "float16", "float32".
@@ -58,8 +57,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     hidden_size: int
     num_layers: int
-    num_kv_heads: int
-    head_dim: int
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
@@ -69,7 +66,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of K and V of one token in all layers, for a dtype of that size."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+        config = self.config
+        return itemsize * sum(
+            2 * config.kv_heads(layer) * config.head_size(layer)
+            for layer in range(self.num_layers)
+            if config.kv_source(layer) is None
+        )
 
 
 class _TokenIds(msgspec.Struct):
@@ -129,8 +131,6 @@ def _read_spec(path: Path, overrides: Mapping[str, Any]) -> ModelSpec:
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_size,
         max_position_embeddings=config.context_length,
         eos_token_ids=tuple(dict.fromkeys(recommended.eos() + own.eos() + outer.eos())),
         bos_token_id=next((token for token in bos if token is not None), None),

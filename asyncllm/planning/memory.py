@@ -62,12 +62,12 @@ def plan_memory(
     step = predicted_step(config, folder, rank, gpu)
     graphs = graph_bytes(step.captured, rank.spec.num_layers) if config.cuda_graphs else 0
     total, share = gpu.total_bytes, config.gpu_memory_utilization
-    before = total - CONTEXT_BYTES
+    before, weights = total - CONTEXT_BYTES, rank.weight_bytes + rank.table_bytes
     memory = GpuMemory(
         total=total,
         before=before,
-        free=before - rank.weight_bytes,
-        weights=rank.weight_bytes,
+        free=before - weights,
+        weights=weights,
         step=int(RESERVED * step.step),
         graphs=graphs,
     )
@@ -82,11 +82,11 @@ def plan_memory(
         dtype=str(dtype).removeprefix("torch."),
         cache_bytes=cache,
         host_bytes=int(H200.host_memory),
-        bytes_per_token=rank.spec.kv_bytes_per_token(dtype.itemsize),
+        bytes_per_token=rank.work.kv_bytes,
         account=memory.account(share),
         step_sizes=step_sizes(rank.captured_tokens),
     )
-    plan = MemoryPlan(total, int(share * total), rank.weight_bytes, memory.step, graphs, cache)
+    plan = MemoryPlan(total, int(share * total), weights, memory.step, graphs, cache)
     return plan, limits
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from typing import NamedTuple
 
 import torch
-from msgspec.structs import replace
 
 from asyncllm.config import EngineConfig
 from asyncllm.executor.memory.limits import step_tokens, wanted_length
@@ -15,7 +12,7 @@ from asyncllm.executor.step.padded_steps import captured_tokens
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config.base import MoeConfig
-from asyncllm.models.layers.embedding import Embedding, TokenEmbedding
+from asyncllm.models.layers.embedding import Embedding, SharedEmbedding, TokenEmbedding
 from asyncllm.models.layers.linear import RowLinear
 from asyncllm.models.layers.moe import Experts, SparseMoE
 from asyncllm.models.loading.allocate import kernels_take
@@ -23,15 +20,14 @@ from asyncllm.models.loading.loader import make_model
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Apart
-from asyncllm.sim.cost import KERNELS_PER_LAYER, KERNELS_PER_STEP, Work
+from asyncllm.sim.cost import KERNELS_PER_LAYER, KERNELS_PER_STEP, Attention, Work
 
 
 class RankModel(NamedTuple):
     """One rank's share of a model.
 
     Attributes:
-        spec: with this rank's K and V heads.
-        weight_bytes: of all its parameters and tables.
+        weight_bytes, table_bytes: of all its parameters, and of tables such as rotary angles.
         captured_tokens: of the largest mixed step that is captured; 0: none is.
         num_sums: how often a step adds up over the ranks, ``sum_bytes`` for each token.
         logit_bytes: of the logits of one row.
@@ -41,6 +37,7 @@ class RankModel(NamedTuple):
     spec: ModelSpec
     work: Work
     weight_bytes: int
+    table_bytes: int
     captured_tokens: int
     num_sums: int
     sum_bytes: int
@@ -69,18 +66,17 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
     keep = None if quantization is None else kernels_take(quantization, dtype, gpu)
     meta = torch.device("meta")
     model = make_model(spec, dtype, meta, length, keep=bool(keep), ranks=ranks)
-    own = replace(spec, num_kv_heads=model.attention_specs[0].num_kv_heads)
     captured = min(captured_tokens(model), step_tokens(config, "cuda")) if config.cuda_graphs else 0
     sums = sum(
         getattr(module, "ranks", None) is ranks and isinstance(module, RowLinear | SparseMoE)
         for module in model.modules()
     )
-    embeddings = sum(isinstance(module, TokenEmbedding) for module in model.modules())
-    tensors = [*model.parameters(), *model.buffers()]
+    embeddings = sum(isinstance(module, SharedEmbedding) for module in model.modules())
     return RankModel(
-        spec=own,
-        work=_work(model, own, dtype.itemsize),
-        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        spec=spec,
+        work=_work(model, spec, dtype.itemsize),
+        weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
+        table_bytes=sum(table.nbytes for table in model.buffers()),
         captured_tokens=captured,
         num_sums=sums + embeddings if config.tp > 1 else 0,
         sum_bytes=spec.hidden_size * dtype.itemsize,
@@ -112,19 +108,23 @@ def _work(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
     rest, head = sizes.get("rest", _Weights()), sizes.get("head", _Weights())
     experts = sizes.get("experts", _Weights())
     config = spec.config
-    used = config.num_experts_per_tok / config.experts if isinstance(config, MoeConfig) else 0.0
-    windows = Counter(attention.window or math.inf for attention in model.attention_specs)
-    attention = model.attention_specs
+    used = 0.0
+    if isinstance(config, MoeConfig) and config.experts > 0:
+        used = config.num_experts_per_tok / config.experts
+    layers = (
+        (spec.window, 2 * spec.num_kv_heads * spec.head_dim, spec.num_heads * spec.head_dim)
+        for spec in model.attention_specs
+    )
     return Work(
         kernels=KERNELS_PER_LAYER * spec.num_layers + KERNELS_PER_STEP,
         weight_bytes=rest.num_bytes + head.num_bytes,
         expert_bytes=experts.num_bytes,
         token_expert_bytes=used * experts.num_bytes,
-        kv_bytes=spec.kv_bytes_per_token(itemsize),
+        kv_bytes=model.kv_bytes_per_token(itemsize),
         token_flops=2 * (rest.elements + used * experts.elements),
         sample_flops=2 * head.elements,
-        pair_flops=4 * sum(layer.num_heads * layer.head_dim for layer in attention),
-        windows=tuple((window, n / len(attention)) for window, n in windows.items()),
+        attention=Attention.of(layers),
+        kv_itemsize=itemsize,
     )
 
 

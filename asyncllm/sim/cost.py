@@ -8,6 +8,8 @@ steps measured on an H200: it is within 15 % of most of them, and a ``Profile`` 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -51,10 +53,38 @@ KERNELS_PER_LAYER = 9
 KERNELS_PER_STEP = 6
 
 
+class Attention(msgspec.Struct, frozen=True):
+    """What layers that see as many positions read and compute.
+
+    Attributes:
+        window: positions that they see; infinity without a window.
+        kv_size: elements of K and V of one position that they read.
+        heads_size: elements of their queries of one token.
+    """
+
+    window: float
+    kv_size: int
+    heads_size: int
+
+    @classmethod
+    def of(cls, layers: Iterable[tuple[int | None, int, int]]) -> tuple[Self, ...]:
+        """Layers by window.
+
+        Args:
+            layers: of each layer, its window or None, and the two sizes.
+        """
+        sums: dict[float, tuple[int, int]] = {}
+        for window, kv_size, heads_size in layers:
+            kv, heads = sums.get(window or math.inf, (0, 0))
+            sums[window or math.inf] = kv + kv_size, heads + heads_size
+        return tuple(cls(window, *sizes) for window, sizes in sums.items())
+
+
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a model that its speed depends on.
 
     Attributes:
+        kv_size: elements of K and V of one token.
         params: weights of the matmuls of every token, without the head.
         expert_params, expert_params_per_token: weights of all experts, and of those one token uses.
         head_params: of the matmul for logits, for rows that sample.
@@ -63,9 +93,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    attention: tuple[Attention, ...]
+    kv_size: int
     params: int
     expert_params: int = 0
     expert_params_per_token: int = 0
@@ -84,10 +113,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             weight_bytes=(self.params + self.head_params) * itemsize,
             expert_bytes=self.expert_params * itemsize,
             token_expert_bytes=self.expert_params_per_token * itemsize,
-            kv_bytes=2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize,
+            kv_bytes=self.kv_size * itemsize,
             token_flops=2 * (self.params + self.expert_params_per_token),
             sample_flops=2 * self.head_params,
-            pair_flops=4 * self.num_layers * self.num_heads * self.head_dim,
+            attention=self.attention,
+            kv_itemsize=itemsize,
         )
 
 
@@ -100,8 +130,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         expert_bytes, token_expert_bytes: of all experts, and of those that one token uses.
         kv_bytes: of the KV of one token.
         token_flops, sample_flops: of the matmuls of one token, and of the logits of one row.
-        pair_flops: of attention of one query and one key.
-        windows: positions that layers see, and the share of the layers that see so many.
+        attention: of all layers.
+        kv_itemsize: bytes of an element of the KV.
     """
 
     kernels: int
@@ -111,8 +141,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
     token_flops: float
     sample_flops: float
-    pair_flops: float
-    windows: tuple[tuple[float, float], ...] = ((math.inf, 1.0),)
+    attention: tuple[Attention, ...]
+    kv_itemsize: int
 
 
 class Roofline:
@@ -121,16 +151,24 @@ class Roofline:
     def __init__(self, work: Work, gpu: Gpu):
         # A step that computes nothing.
         self.base_seconds = gpu.kernel_seconds * work.kernels
-        # Reading: the weights of every step, all experts, one token's experts, one cached token.
+        # Reading: the weights of every step, all experts, one token's experts.
         self.weight_seconds = work.weight_bytes / gpu.bandwidth
         self.expert_seconds = work.expert_bytes / gpu.bandwidth
         self.token_expert_seconds = work.token_expert_bytes / gpu.bandwidth
-        self.read_seconds = work.kv_bytes / gpu.bandwidth
         # Arithmetic: one token, the logits of one row, attention of one query and one key.
         self.token_seconds = work.token_flops / gpu.flops
         self.sample_seconds = work.sample_flops / gpu.flops
-        self.pair_seconds = work.pair_flops / gpu.attention_flops
-        self._windows = work.windows
+        pair_flops = sum(4 * layers.heads_size for layers in work.attention)
+        self.pair_seconds = pair_flops / gpu.attention_flops
+        # By window: reading one cached token, attention of one query and one key.
+        self._attention = [
+            (
+                layers.window,
+                layers.kv_size * work.kv_itemsize / gpu.bandwidth,
+                4 * layers.heads_size / gpu.attention_flops,
+            )
+            for layers in work.attention
+        ]
 
     def step(
         self, starts: np.ndarray, lengths: np.ndarray, num_samples: int, decode_steps: int = 1
@@ -150,13 +188,13 @@ class Roofline:
     def _once(self, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> float:
         ends = starts + lengths
         seconds = self.matmuls(int(lengths.sum()), num_samples)
-        for window, share in self._windows:
+        for window, read_seconds, pair_seconds in self._attention:
             # Token i of a row sees start + i + 1 keys. Decode rows are bound by reading cached
             # tokens, all but the shortest chunks by arithmetic.
             pairs = lengths * np.minimum(starts + ends + 1, 2 * window)
             read = np.minimum(ends, window + lengths)
-            rows = np.maximum(read * self.read_seconds, pairs * (self.pair_seconds / 2))
-            seconds += share * math.fsum(rows.tolist())
+            rows = np.maximum(read * read_seconds, pairs * (pair_seconds / 2))
+            seconds += math.fsum(rows.tolist())
         return seconds
 
 
@@ -218,11 +256,11 @@ class SimCost(Roofline):
 
 def _dense(layers: int, hidden: int, heads: int, mlp: int, vocab: int, *, tied: bool) -> Shape:
     """A Qwen3 with 8 key and value heads of 128."""
+    kv_size = layers * 2 * 8 * 128
     return Shape(
         num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=8,
-        head_dim=128,
+        attention=(Attention(math.inf, kv_size, layers * heads * 128),),
+        kv_size=kv_size,
         params=layers * (_attention_params(hidden, heads, 8, 128) + 3 * hidden * mlp),
         head_params=vocab * hidden,
         embedding_params=0 if tied else vocab * hidden,
@@ -242,28 +280,31 @@ SHAPES = {
 
 
 def shape_of(profile: str, spec: ModelSpec) -> Shape:
-    """The shape of a profile that comes with asyncllm; with any other the model's own.
-
-    Sliding windows are not modelled: every layer attends to the whole context.
-    """
+    """The shape of a profile that comes with asyncllm; with any other the model's own."""
     if profile in SHAPES:
         return SHAPES[profile]
     config = spec.config
+    layers = range(spec.num_layers)
     mlp, experts, used_experts = _mlp_params(config)
-    attention = _attention_params(
-        spec.hidden_size, config.num_attention_heads, spec.num_kv_heads, spec.head_dim
-    )
+    queries = [config.num_attention_heads * config.head_size(layer) for layer in layers]
+    keys = [config.kv_heads(layer) * config.head_size(layer) for layer in layers]
+    windows = [config.window(layer) for layer in layers]
+    kinds = [
+        0 if config.kv_source(layer) is not None else 1 if config.values_are_keys(layer) else 2
+        for layer in layers
+    ]
+    projected = sum(2 * queries[i] + kinds[i] * keys[i] for i in layers)
+    more, tables = config.more_params
     head = spec.vocab_size * spec.hidden_size
     return Shape(
         num_layers=spec.num_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        params=spec.num_layers * attention + mlp,
+        attention=Attention.of((windows[i], 2 * keys[i], queries[i]) for i in layers),
+        kv_size=spec.kv_bytes_per_token(1),
+        params=spec.hidden_size * projected + mlp + more,
         expert_params=experts,
         expert_params_per_token=used_experts,
         head_params=head,
-        embedding_params=0 if config.tie_word_embeddings else head,
+        embedding_params=tables + (0 if config.tie_word_embeddings else head),
         context_length=spec.max_position_embeddings,
     )
 
@@ -275,11 +316,11 @@ def _mlp_params(config: Config) -> tuple[int, int, int]:
         return layers * 2 * hidden * config.ffn_dim, 0, 0
     if not isinstance(config, DecoderConfig):
         raise ModelError(f"device sim does not know the shape of {type(config).__name__}")
+    matrices = 3 if config.gated_mlp else 2
+    dense = matrices * hidden * sum(config.mlp_size(layer) for layer in range(layers))
     if not isinstance(config, MoeConfig):
-        matrices = 3 if config.gated_mlp else 2
-        return layers * matrices * hidden * config.intermediate_size, 0, 0
+        return dense, 0, 0
     sparse = sum(config.is_sparse(layer) for layer in range(layers))
-    dense = (layers - sparse) * 3 * hidden * config.intermediate_size
-    dense += sparse * hidden * (config.experts + 3 * config.shared_expert_size)
     expert = sparse * 3 * hidden * config.expert_size
-    return dense, config.experts * expert, config.num_experts_per_tok * expert
+    routers = sparse * hidden * config.experts
+    return dense + routers, config.experts * expert, config.num_experts_per_tok * expert

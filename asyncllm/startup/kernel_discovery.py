@@ -72,8 +72,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
-    heads = model.attention_specs[0].num_kv_heads
-    pool = KVPool(spec.num_layers, 1, page_size, heads, spec.head_dim, dtype, meta)
+    pool = KVPool(model.attention_specs, 1, page_size, dtype, meta)
     backend = PagedBackend(pool, device.upload)
     # First, as prompt attention takes longest to compile: what follows has torch import its
     # compiler and sympy, for shapes on the meta device.

@@ -59,8 +59,7 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
-    heads = model.attention_specs[0].num_kv_heads
-    pool = KVPool(spec.num_layers, 1, page_size, heads, spec.head_dim, dtype, meta)
+    pool = KVPool(model.attention_specs, 1, page_size, dtype, meta)
     size = StepSize(max_rows, step_tokens(config, "cuda"), length, captured, page_size)
     with _Allocations() as allocations:
         sampler = Sampler(max_rows, spec.vocab_size, device)

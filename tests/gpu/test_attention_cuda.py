@@ -41,8 +41,10 @@ CASES = [
     Case(BF16, 64, 2, (PLAIN, (1, None))),
     Case(BF16, 256, 2, (PLAIN, WINDOW)),
     Case(BF16, 256, 4, (PLAIN, WINDOW)),
+    Case(BF16, 512, 8),
     Case(BF16, 80, 2),
     Case(FP32, 64, 2, (PLAIN, BOTH)),
+    Case(FP32, 512, 4),
 ]
 NAMES: tuple[AttentionName, ...] = ("triton", "flashinfer")
 

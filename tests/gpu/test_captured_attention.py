@@ -48,6 +48,7 @@ CASES = [
     Case(BF16, 64, 2, (PLAIN, WINDOW, CAP, BOTH)),
     Case(BF16, 64, 4, (PLAIN, WINDOW, CAP, BOTH)),
     Case(BF16, 256, 4, (PLAIN, WINDOW)),
+    Case(BF16, 512, 8),
 ]
 
 
@@ -69,12 +70,7 @@ class Step:
         self._ids, self._positions, self._written = (_zeros(tokens, torch.int64) for _ in range(3))
         self._written.fill_(-1)
         self._qkv = [
-            torch.zeros(
-                tokens,
-                (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim,
-                dtype=world.case.dtype,
-                device=DEVICE,
-            )
+            torch.zeros(tokens, spec.projected_size, dtype=world.case.dtype, device=DEVICE)
             for spec in world.specs
         ]
         # Page-locking memory may wait for the GPU; so do it before, for as many steps as are in

@@ -38,12 +38,12 @@ def test_outputs_are_those_of_the_cpu(
     table = torch.randperm(num_pages, generator=generator).int().view(len(lens), max_pages)
     num_tokens = sum(q_len for _, q_len in lens)
     qkv = torch.randn(num_tokens, HEADS + 2 * KV_HEADS, DIM, generator=generator)
-    cached = torch.randn(1, 2, num_pages, PAGE_SIZE, KV_HEADS, DIM, generator=generator)
+    cached = torch.randn(2 * num_pages * PAGE_SIZE * KV_HEADS * DIM, generator=generator)
     spec = AttentionSpec(0, HEADS, KV_HEADS, DIM, DIM**-0.5, window, softcap)
 
     def run(device: str, compute: torch.dtype) -> torch.Tensor:
         # Both start from the same rounded values.
-        pool = KVPool(1, num_pages, PAGE_SIZE, KV_HEADS, DIM, compute, device)
+        pool = KVPool([spec], num_pages, PAGE_SIZE, compute, device)
         pool.storage.copy_(cached.to(dtype))
         backend = SdpaBackend(pool)
         there, new = table.to(device), qkv.to(dtype).to(device, compute)

@@ -128,9 +128,8 @@ class FlashInferBackend:
         self._device = device
         self._upload = upload
         # Layers that differ only in their pages share plans.
-        alike = {spec.layer: replace(spec, layer=0) for spec in specs}
-        kinds = list(dict.fromkeys(alike.values()))
-        self._kind_of_layer = {layer: kinds.index(kind) for layer, kind in alike.items()}
+        kinds = list(dict.fromkeys(spec.kind for spec in specs))
+        self._kind_of_layer = {spec.layer: kinds.index(spec.kind) for spec in specs}
         size = max(PARTIAL_BYTES, *(partial_bytes(kind, multiprocessors) for kind in kinds))
         place = Place(
             dtype,
@@ -180,8 +179,8 @@ class FlashInferBackend:
             table, parts = batch.plan.block_table, batch.plan.parts
             batch.plan = Running(parts, [part.on_device(table) for part in parts])
         running: Running = batch.plan
-        pages = self._kv.layer(spec.layer)
-        q, _, _ = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.slot_mapping)
+        pages = self._kv.layer(spec.kv_layer)
+        q = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse: Tensor | None = None
         if spec.has_sinks:

@@ -36,7 +36,7 @@ OPTIONS: Final = (
 _MEMORY: Final = (
     "Memory: weights are exact, from the model's own layers. A step is the sum of its tensors and "
     "16 % for the allocator's gaps, graphs are a rule from measurements. With Qwen3-8B on an H200 "
-    "it is 1.03 GiB for 1.02, and the KV cache 790,624 tokens for 790,608."
+    "it is 1.03 GiB for 1.02, and the KV cache 790,480 tokens for 790,608."
 )
 _LOAD_HEAD: Final = (
     *("", "TTFT p50", "p99", "ITL p50", "p99", "per token", "tokens/s", "requests/s"),

@@ -107,7 +107,7 @@ class PageCopier:
         return [span.end for spans in self._under_way.values() for span in spans]
 
 
-#: Moves one piece: (pool [parts of all pages, words], indices of parts [n], buffer [n, words],
+#: Moves one piece: (pool [units of all pages, words], indices of units [n], buffer [n, words],
 #: runs). Each run is a stretch of the buffer and one of the host tier, both contiguous.
 Move = Callable[[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]], None]
 
@@ -115,23 +115,29 @@ Move = Callable[[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]], None]
 class _Lane:
     """One direction: a stream, and the buffer of ``piece`` pages that its copies share.
 
-    A page has two parts in each layer, K and V, and the pool is a table of all parts of all pages.
-    Parts are moved as the widest integers that they are a whole number of.
+    A page has two parts in each layer, K and V. Parts of all sizes are whole numbers of one unit,
+    and the pool is a table of units, those of a part side by side. Units are moved as the widest
+    integers that they are a whole number of.
     """
 
     def __init__(
         self, pool: KVPool, host: HostPool, device: Device, piece: int, move: Move
     ) -> None:
-        layers, two, num_pages, *page = pool.storage.shape
-        num_parts, part = layers * two, math.prod(page)
+        unit = math.gcd(*pool.parts)
         words = (torch.int64, torch.int32, torch.int16, torch.uint8)
-        part_bytes = part * pool.storage.itemsize
-        word = next(dtype for dtype in words if part_bytes % dtype.itemsize == 0)
-        self._pool = pool.storage.view(num_parts * num_pages, part).view(word)
-        self._host = host.storage.view(host.num_pages, num_parts, part).view(word)
+        unit_bytes = unit * pool.storage.itemsize
+        word = next(dtype for dtype in words if unit_bytes % dtype.itemsize == 0)
+        self._pool = pool.storage.view(-1, unit).view(word)
+        units = sum(pool.parts) // unit
+        self._host = host.storage.view(host.num_pages, units, unit).view(word)
         on_device = device.torch_device
         self._buffer = torch.empty(piece, *self._host.shape[1:], dtype=word, device=on_device)
-        self._first_parts = torch.arange(num_parts, device=on_device) * num_pages
+        # The unit of page p in each place of a page is first + p * step.
+        counts = np.array(pool.parts) // unit
+        before = counts.cumsum() - counts
+        places = np.arange(counts.sum()) + (before * (pool.num_pages - 1)).repeat(counts)
+        self._first = torch.from_numpy(places).to(on_device)
+        self._step = torch.from_numpy(counts.repeat(counts)).to(on_device)
         self._device = device
         self._stream = device.copy_stream()
         self._move = move
@@ -144,14 +150,14 @@ class _Lane:
     def _run(self, pages: np.ndarray) -> None:
         """Called by the stream, which therefore owns all memory that is allocated here."""
         device_pages, host_pages = np.ascontiguousarray(pages.T)
-        parts = self._device.upload(device_pages)[:, None] + self._first_parts
+        units = self._device.upload(device_pages)[:, None] * self._step + self._first
         size = len(self._buffer)
         for begin in range(0, len(pages), size):
             end = min(begin + size, len(pages))
             buffer = self._buffer[: end - begin]
             self._move(
                 self._pool,
-                parts[begin:end].view(-1),
+                units[begin:end].view(-1),
                 buffer.view(-1, buffer.shape[-1]),
                 [
                     (buffer[a:b], self._host[first : first + b - a])
@@ -160,16 +166,16 @@ class _Lane:
             )
 
 
-def _store(pool: Tensor, parts: Tensor, buffer: Tensor, runs: list[tuple[Tensor, Tensor]]) -> None:
-    torch.index_select(pool, 0, parts, out=buffer)
+def _store(pool: Tensor, units: Tensor, buffer: Tensor, runs: list[tuple[Tensor, Tensor]]) -> None:
+    torch.index_select(pool, 0, units, out=buffer)
     for staged, host in runs:
         host.copy_(staged, non_blocking=True)
 
 
-def _load(pool: Tensor, parts: Tensor, buffer: Tensor, runs: list[tuple[Tensor, Tensor]]) -> None:
+def _load(pool: Tensor, units: Tensor, buffer: Tensor, runs: list[tuple[Tensor, Tensor]]) -> None:
     for staged, host in runs:
         staged.copy_(host, non_blocking=True)
-    pool.index_copy_(0, parts, buffer)
+    pool.index_copy_(0, units, buffer)
 
 
 def _runs(pages: np.ndarray) -> Iterator[tuple[int, int, int]]:

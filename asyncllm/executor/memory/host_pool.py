@@ -16,7 +16,7 @@ class HostPool:
         pool: the pool whose pages it stores.
 
     Attributes:
-        storage: [num_pages, num_layers, 2, page_size, num_kv_heads, head_dim], in the pool's dtype.
+        storage: [num_pages, elements of a page], in the pool's dtype and the order of its parts.
 
     Raises:
         ModelError: there is not enough memory, or it cannot be locked.
@@ -32,6 +32,5 @@ class HostPool:
                 f"{str(error).splitlines()[0]} (a smaller host_kv_gib needs less)",
                 param="host_kv_gib",
             ) from None
-        layers, two, _, *page = pool.storage.shape
         self.num_pages = num_pages
-        self.storage = memory.view(pool.storage.dtype).view(num_pages, layers, two, *page)
+        self.storage = memory.view(pool.storage.dtype).view(num_pages, sum(pool.parts))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from asyncllm.kernels.types import AttentionSpec
 
 
 class KVPool:
@@ -21,30 +25,37 @@ class KVPool:
     shared: they were written by earlier steps of sequences with the same prefix, or copied from the
     host tier.
 
+    A page is all layers' K and V of the same tokens, whatever shapes they have. Layers that read
+    those of another (``AttentionSpec.shares``) have no part of it.
+
+    Args:
+        specs: of all layers.
+
     Attributes:
-        storage: [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim].
+        storage: one dimension: K of all pages in the first layer, V, then the next layer.
+        parts: elements of a page's K and V in each layer, in that order.
         page_bytes: of one page in all layers.
     """
 
     def __init__(
         self,
-        num_layers: int,
+        specs: Sequence[AttentionSpec],
         num_pages: int,
         page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
+        own = [spec for spec in specs if spec.shares is None]
         self.num_pages = num_pages
         self.page_size = page_size
-        self.storage = torch.zeros(
-            (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim),
-            dtype=dtype,
-            device=device,
-        )
+        self.parts = [spec.kv_size // 2 * page_size for spec in own for _ in range(2)]
+        self.storage = torch.zeros(num_pages * sum(self.parts), dtype=dtype, device=device)
         self.page_bytes = self.storage.nbytes // num_pages
-        self._layers = [(self.storage[i, 0], self.storage[i, 1]) for i in range(num_layers)]
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        parts = iter(self.storage.split([num_pages * part for part in self.parts]))
+        for spec in own:
+            shape = num_pages, page_size, spec.num_kv_heads, spec.head_dim
+            self._layers[spec.layer] = next(parts).view(shape), next(parts).view(shape)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]; contiguous."""

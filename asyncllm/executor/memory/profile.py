@@ -109,7 +109,7 @@ def _peaks(
 ) -> tuple[int, int]:
     """The peak of reserved bytes, and ``StepMemory.captured``. Keeps nothing."""
     cuda = device.torch_device
-    pool = KVPool(spec.num_layers, 1, size.page_size, spec.num_kv_heads, spec.head_dim, dtype, cuda)
+    pool = KVPool(model.attention_specs, 1, size.page_size, dtype, cuda)
     sampler = Sampler(size.rows, spec.vocab_size, device)
     table = SlotTable(size.rows, -(-size.row_tokens // size.page_size), device)
     parts = first_layers(model), make_backend(pool), sampler, table, size.page_size, device

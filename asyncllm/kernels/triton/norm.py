@@ -39,15 +39,15 @@ def _rms_norm(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     factors = tl.load(weight + columns, mask=exists, other=0.0).to(tl.float32)
-    if OFFSET:
-        factors += 1.0
+    if OFFSET is not None:
+        factors += OFFSET
     if PDL:
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     mask = (row < rows) & exists
     values = tl.load(x + row * ROW_STRIDE + columns, mask=mask, other=0.0).to(tl.float32)
     values *= tl.rsqrt(tl.sum(values * values, axis=1, keep_dims=True) / SIZE + EPS)
-    if not OFFSET:
+    if OFFSET is None:
         values = values.to(y.dtype.element_ty).to(tl.float32)
     values *= factors
     tl.store(y + row * SIZE + columns, values.to(y.dtype.element_ty), mask=mask)

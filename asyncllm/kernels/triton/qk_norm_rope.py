@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def paired_columns(DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK: tl.constexpr):
+def paired_columns(
+    DIM: tl.constexpr, ROTARY: tl.constexpr, DISTANCE: tl.constexpr, BLOCK: tl.constexpr
+):
     """The positions in a head of the two elements of each pair; int32 [BLOCK] each."""
     pairs = tl.arange(0, BLOCK)
-    if ROTARY == 0 or ROTARY == DIM:
+    if ROTARY == 0 or DISTANCE == DIM // 2:
         first = pairs
         second = pairs + DIM // 2
     else:
@@ -49,9 +51,16 @@ def norm_factors(weight, columns, exists, OFFSET: tl.constexpr):
     factors = None
     if weight is not None:
         factors = tl.load(weight + columns, mask=exists, other=0.0).to(tl.float32)[None, :]
-        if OFFSET:
-            factors += 1.0
+        if OFFSET is not None:
+            factors += OFFSET
     return factors
+
+
+@triton.jit
+def by_root_mean_square(x, y, DIM: tl.constexpr, EPS: tl.constexpr):
+    """Pairs [heads, BLOCK] divided by the root mean square of their heads."""
+    scale = tl.rsqrt(tl.sum(x * x + y * y, axis=1, keep_dims=True) / DIM + EPS)
+    return x * scale, y * scale
 
 
 @triton.jit
@@ -71,11 +80,8 @@ def encoded(
     x = first.to(tl.float32)
     y = second.to(tl.float32)
     if first_factors is not None:
-        mean = tl.sum(x * x + y * y, axis=1, keep_dims=True) / DIM
-        scale = tl.rsqrt(mean + EPS)
-        x *= scale
-        y *= scale
-        if not OFFSET:
+        x, y = by_root_mean_square(x, y, DIM, EPS)
+        if OFFSET is None:
             x = x.to(dtype).to(tl.float32)
             y = y.to(dtype).to(tl.float32)
         x *= first_factors
@@ -100,15 +106,18 @@ def _encode_heads(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    KV_KINDS: tl.constexpr,
+    DISTANCE: tl.constexpr,
     ROTARY: tl.constexpr,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
+    NORMALIZES_VALUES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     BLOCK: tl.constexpr = triton.next_power_of_2(DIM // 2)
     pairs = tl.arange(0, BLOCK)
     exists = pairs < DIM // 2
-    first, second = paired_columns(DIM, ROTARY, BLOCK)
+    first, second = paired_columns(DIM, ROTARY, DISTANCE, BLOCK)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     first_q_factors = norm_factors(q_weight, first, exists, OFFSET)
@@ -129,14 +138,17 @@ def _encode_heads(
     first = first[None, :]
     second = second[None, :]
     heads = tl.arange(0, triton.next_power_of_2(NUM_HEADS))[:, None]
-    kv_heads = tl.arange(0, triton.next_power_of_2(2 * NUM_KV_HEADS))[:, None]
     mask = (heads < NUM_HEADS) & exists[None, :]
-    kv_mask = (kv_heads < 2 * NUM_KV_HEADS) & exists[None, :]
     q = qkv + token * ROW_STRIDE + heads * DIM
-    kv = qkv + token * ROW_STRIDE + (NUM_HEADS + kv_heads) * DIM
     # All loads come first, as the compiler moves none across a store.
-    first_kv = tl.load(kv + first, mask=kv_mask, other=0.0)
-    second_kv = tl.load(kv + second, mask=kv_mask, other=0.0)
+    if KV_KINDS > 0:
+        kv_heads = tl.arange(0, triton.next_power_of_2(2 * NUM_KV_HEADS))[:, None]
+        kv_mask = (kv_heads < 2 * NUM_KV_HEADS) & exists[None, :]
+        is_k = kv_heads < NUM_KV_HEADS
+        source = kv_heads if KV_KINDS == 2 else kv_heads % NUM_KV_HEADS
+        kv = qkv + token * ROW_STRIDE + (NUM_HEADS + source) * DIM
+        first_kv = tl.load(kv + first, mask=kv_mask, other=0.0)
+        second_kv = tl.load(kv + second, mask=kv_mask, other=0.0)
     first_q = tl.load(q + first, mask=mask, other=0.0)
     second_q = tl.load(q + second, mask=mask, other=0.0)
 
@@ -147,18 +159,22 @@ def _encode_heads(
     tl.store(q + second, second_q, mask=mask)
 
     # Keys and values share one tile, which wastes less where there are few heads.
-    is_k = kv_heads < NUM_KV_HEADS
-    first_k, second_k = encoded(
-        first_kv, second_kv, first_k_factors, second_k_factors, cos, sin, DIM, EPS, OFFSET
-    )
-    first_kv = tl.where(is_k, first_k, first_kv)
-    second_kv = tl.where(is_k, second_k, second_kv)
-    tl.store(kv + first, first_kv, mask=kv_mask & is_k)
-    tl.store(kv + second, second_kv, mask=kv_mask & is_k)
-    pages = tl.where(is_k, keys + kv_heads * DIM, values + (kv_heads - NUM_KV_HEADS) * DIM)
-    pages += place * (NUM_KV_HEADS * DIM)
-    tl.store(pages + first, first_kv, mask=kv_mask & (place >= 0))
-    tl.store(pages + second, second_kv, mask=kv_mask & (place >= 0))
+    if KV_KINDS > 0:
+        first_k, second_k = encoded(
+            first_kv, second_kv, first_k_factors, second_k_factors, cos, sin, DIM, EPS, OFFSET
+        )
+        if NORMALIZES_VALUES:
+            first_v, second_v = by_root_mean_square(
+                first_kv.to(tl.float32), second_kv.to(tl.float32), DIM, EPS
+            )
+            first_kv = first_v.to(first_kv.dtype)
+            second_kv = second_v.to(second_kv.dtype)
+        first_kv = tl.where(is_k, first_k, first_kv)
+        second_kv = tl.where(is_k, second_k, second_kv)
+        pages = tl.where(is_k, keys + kv_heads * DIM, values + (kv_heads - NUM_KV_HEADS) * DIM)
+        pages += place * (NUM_KV_HEADS * DIM)
+        tl.store(pages + first, first_kv, mask=kv_mask & (place >= 0))
+        tl.store(pages + second, second_kv, mask=kv_mask & (place >= 0))
 
 
 _launch = Launcher(_encode_heads)
@@ -172,31 +188,42 @@ def encode_heads(
     keys: Tensor,
     values: Tensor,
     slot_mapping: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Tensor:
     """See ``kernels.attention.encode_heads``."""
     tokens = qkv.shape[0]
     if tokens > 0:
         weights, constants = encoding_of(encoding)
         sizes = (qkv.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        kinds = kv_kinds(spec), spec.pair_distance or constants[0] // 2
         # More threads than pairs: otherwise factors would pass through shared memory.
         num_warps = 4 if spec.head_dim <= 128 and qkv.shape[1] * qkv.itemsize <= 24576 else 8
         _launch(
             (tokens, 1, 1),
             (qkv, *weights, positions, keys, values, slot_mapping),
-            (*sizes, *constants),
+            (*sizes, *kinds, *constants, encoding.normalizes_values),
             num_warps,
         )
-    return spec.split_heads(qkv)
+    q, _, _ = spec.split_heads(qkv)
+    return q
+
+
+def kv_kinds(spec: AttentionSpec) -> int:
+    """KV_KINDS of kernels: 2 if a projection yields keys and values, 1 if values are keys, 0 if it
+    yields neither."""
+    _, keys, values = spec.projected_heads
+    return (keys > 0) + (values > 0)
 
 
 def encoding_of(
     encoding: HeadEncoding,
-) -> tuple[tuple[Tensor | None, Tensor | None, Tensor | None], tuple[int, float, bool]]:
+) -> tuple[tuple[Tensor | None, Tensor | None, Tensor | None], tuple[int, float, float | None]]:
     """Arguments of kernels: (q_weight, k_weight, rope) and (ROTARY, EPS, OFFSET)."""
     q_norm, k_norm, rope = encoding.q_norm, encoding.k_norm, encoding.rope
     rotary = 0 if rope is None else rope.shape[1]
-    if q_norm is None or k_norm is None:
-        assert q_norm is k_norm
-        return (None, None, rope), (rotary, 0.0, False)
+    if q_norm is None:
+        assert k_norm is None
+        return (None, None, rope), (rotary, 0.0, None)
+    if k_norm is None:  # of a layer without keys of its own
+        return (q_norm.weight, None, rope), (rotary, q_norm.eps, q_norm.offset)
     assert q_norm[1:] == k_norm[1:]
     return (q_norm.weight, k_norm.weight, rope), (rotary, q_norm.eps, q_norm.offset)

@@ -48,21 +48,37 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_position_embeddings: Length
     tie_word_embeddings: bool = False
     is_causal: bool = True
-    use_bidirectional_attention: bool | None = None
+    use_bidirectional_attention: bool | str | None = None
 
     def __post_init__(self) -> None:
-        if not self.is_causal or self.use_bidirectional_attention:
+        # "vision": among the tokens of an image only.
+        if not self.is_causal or self.use_bidirectional_attention not in (None, False, "vision"):
             raise ModelError("bidirectional attention is not supported")
 
     @property
-    def num_kv_heads(self) -> int:
-        """Key and value heads of one layer."""
+    def more_params(self) -> tuple[int, int]:
+        """Weights besides attention, MLPs, experts and vocabulary: in matmuls, and in tables."""
+        return 0, 0
+
+    def kv_heads(self, layer: int) -> int:
+        """Key and value heads of a layer."""
         return self.num_attention_heads
 
-    @property
-    def head_size(self) -> int:
-        """Elements of one head."""
+    def head_size(self, layer: int) -> int:
+        """Elements of one head of a layer."""
         return self.hidden_size // self.num_attention_heads
+
+    def kv_source(self, layer: int) -> int | None:
+        """``AttentionSpec.shares``."""
+        return None
+
+    def values_are_keys(self, layer: int) -> bool:
+        """``AttentionSpec.values_are_keys``."""
+        return False
+
+    def window(self, layer: int) -> int | None:
+        """``AttentionSpec.window``."""
+        return None
 
     @property
     def context_length(self) -> int:
@@ -107,23 +123,21 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_attention_heads % self.num_kv_heads:
-            raise ModelError(
-                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
-                f"num_key_value_heads ({self.num_kv_heads})"
-            )
         check_activation(self.activation)
         for layer in range(self.num_hidden_layers):
+            if self.num_attention_heads % self.kv_heads(layer):
+                raise ModelError(
+                    f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
+                    f"num_key_value_heads ({self.kv_heads(layer)})"
+                )
             self.window(layer)
             self.rope(layer)
 
-    @property
-    def num_kv_heads(self) -> int:
+    def kv_heads(self, layer: int) -> int:
         return self.num_key_value_heads or self.num_attention_heads
 
-    @property
-    def head_size(self) -> int:
-        return self.head_dim or self.hidden_size // self.num_attention_heads
+    def head_size(self, layer: int) -> int:
+        return self.head_dim or super().head_size(layer)
 
     @property
     def context_length(self) -> int:
@@ -152,7 +166,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
     @property
     def attention_scale(self) -> float:
         """Factor of the dot products of attention."""
-        return float(self.head_size**-0.5)
+        return float(self.head_size(0) ** -0.5)
 
     @property
     def attention_softcap(self) -> float | None:
@@ -174,12 +188,16 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         """None, or the factor of token embeddings."""
         return None
 
+    def mlp_size(self, layer: int) -> int:
+        """Hidden elements of a layer's MLP, or of the one that all tokens go through."""
+        return self.intermediate_size
+
     def layer_type(self, layer: int) -> str:
         """FULL or SLIDING."""
         return FULL
 
     def window(self, layer: int) -> int | None:
-        """``AttentionSpec.window``; None also where the window covers the whole context."""
+        """As ``Config.window``; None also where the window covers the whole context."""
         if self.layer_type(layer) == FULL or not self.sliding_window:
             return None
         return self.sliding_window if self.sliding_window < self.context_length else None
@@ -188,25 +206,27 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         """The rotary encoding of a layer; None if it has no positions."""
         given = self.rope_scaling or self.rope_parameters or {}
         of_layer = given.get(self.layer_type(layer), given) or {}
-        return self._rope({"rope_theta": self.theta, **of_layer})
+        return self._rope({"rope_theta": self.theta, **of_layer}, layer)
 
-    def _rope(self, given: dict[str, Any]) -> RopeConfig:
-        """Resolve one set of rotary settings."""
+    def _rope(self, given: dict[str, Any], layer: int) -> RopeConfig:
+        """Resolve the rotary settings of a layer."""
+        size = self.head_size(layer)
         turned = given.get("partial_rotary_factor", self.partial_rotary_factor)
         if not isinstance(turned, int | float) or not 0 < turned <= 1:
             raise ModelError(f"partial_rotary_factor is {turned!r}, not above 0 and up to 1")
         original = self.original_max_position_embeddings
         if original is None:
             original = given.get("original_max_position_embeddings", self.max_position_embeddings)
+        rope_type = self._rope_type(given.get("rope_type", given.get("type", "default")))
         values = {
             **given,
-            "rope_type": self._rope_type(given.get("rope_type", given.get("type", "default"))),
-            "rotary_dim": int(self.head_size * turned)
-            if self.has_partial_rotary
-            else self.head_size,
+            "rope_type": rope_type,
+            "rotary_dim": int(size * turned) if self.has_partial_rotary else size,
             "max_position_embeddings": self.max_position_embeddings,
             "original_max_position_embeddings": original,
         }
+        if rope_type == "proportional":
+            values |= {"rotary_dim": 2 * int(size * turned / 2), "spread": size}
         try:
             return msgspec.convert(values, RopeConfig)
         except msgspec.ValidationError as error:
@@ -266,6 +286,9 @@ class MoeConfig(DecoderConfig, frozen=True, kw_only=True):
     def shared_expert_size(self) -> int:
         """Hidden elements of the expert that all tokens go through; 0 if there is none."""
         return 0
+
+    def mlp_size(self, layer: int) -> int:
+        return self.shared_expert_size if self.is_sparse(layer) else self.intermediate_size
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the layer has experts instead of one MLP."""

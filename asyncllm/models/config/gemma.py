@@ -93,5 +93,6 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
         kind = self.layer_type(layer)
         given = (self.rope_parameters or {}).get(kind) or {}
         if kind == SLIDING:
-            return self._rope({"rope_theta": self.rope_local_base_freq, **given})
-        return self._rope({"rope_theta": self.theta, **given, **(self.rope_scaling or {})})
+            return self._rope({"rope_theta": self.rope_local_base_freq, **given}, layer)
+        scaling = self.rope_scaling or {}
+        return self._rope({"rope_theta": self.theta, **given, **scaling}, layer)

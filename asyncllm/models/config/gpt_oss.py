@@ -61,4 +61,4 @@ class GptOssConfig(MoeConfig, frozen=True, kw_only=True):
     def rope(self, layer: int) -> RopeConfig | None:
         if self.rope_scaling or self.rope_parameters:
             return super().rope(layer)
-        return self._rope({"rope_theta": self.theta, **_ROPE})
+        return self._rope({"rope_theta": self.theta, **_ROPE}, layer)

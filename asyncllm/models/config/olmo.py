@@ -30,7 +30,7 @@ class Olmo3Config(Olmo2Config, frozen=True, kw_only=True):
         kind = self.layer_type(layer)
         given = (self.rope_parameters or {}).get(kind) or {}
         scaling = (self.rope_scaling or {}) if kind == FULL else {}
-        return self._rope({"rope_theta": self.theta, **given, **scaling})
+        return self._rope({"rope_theta": self.theta, **given, **scaling}, layer)
 
 
 class OlmoeConfig(MoeConfig, frozen=True, kw_only=True):

@@ -37,7 +37,12 @@ class GraniteForCausalLM(MoeDecoderLM[GraniteConfig]):
         return GatedMLP(config.hidden_size, size, config.activation, place, bias=bias)
 
     def make_block(
-        self, config: GraniteConfig, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm
+        self,
+        config: GraniteConfig,
+        attention: nn.Module,
+        mlp: nn.Module,
+        make_norm: MakeNorm,
+        place: Placement,
     ) -> nn.Module:
         factor = config.residual_multiplier
         return ScaledResidualBlock(attention, mlp, make_norm, factor=factor)

@@ -31,7 +31,7 @@ class OPTForCausalLM(CausalLM):
         max_length: int | None = None,
     ):
         super().__init__()
-        head_dim = config.head_size
+        head_dim = config.head_size(0)
         heads = config.num_attention_heads
         specs = [
             AttentionSpec(i, heads, heads, head_dim, scale=head_dim**-0.5)

@@ -70,6 +70,9 @@ class HeadSinks(Packed):
 class Attention(nn.Module):
     """Projections, positions and attention: [tokens, hidden] -> [needed tokens, hidden].
 
+    Attributes:
+        normalizes_values: see ``HeadEncoding``.
+
     Args:
         spec: of all ranks' heads.
         head_norm: makes a norm of a size; for the query and key heads, if the family has them.
@@ -77,6 +80,8 @@ class Attention(nn.Module):
         neighbours: leading elements of a head whose pairs are side by side in the checkpoint. They
             are loaded in our order, which is the same to attention: queries and keys agree.
     """
+
+    normalizes_values = False
 
     def __init__(
         self,
@@ -94,7 +99,10 @@ class Attention(nn.Module):
         self.head_sinks = HeadSinks(spec, place) if spec.has_sinks else None
         spec, queries, keys = HeadShare.of(spec, place.ranks)
         self.spec = spec
-        apart = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        parts = zip(
+            ("q_proj", "k_proj", "v_proj"), (queries, keys, keys), spec.projected_heads, strict=True
+        )
+        apart = {name: kept for name, kept, heads in parts if heads}
         outputs = {"qkv_proj": Kept.of(queries, keys, keys)} if fused_on_disk else apart
         orders = {}
         if neighbours:
@@ -103,7 +111,8 @@ class Attention(nn.Module):
         self.qkv_proj = FusedLinear(hidden_size, outputs, place, bias=qkv_bias, orders=orders)
         self.o_proj = RowLinear(queries, hidden_size, place, bias=out_bias)
         self.q_norm: RMSNorm | None = None if head_norm is None else head_norm(spec.head_dim)
-        self.k_norm: RMSNorm | None = None if head_norm is None else head_norm(spec.head_dim)
+        has_keys = spec.shares is None
+        self.k_norm = head_norm(spec.head_dim) if head_norm is not None and has_keys else None
 
     def forward(
         self,
@@ -121,7 +130,7 @@ class Attention(nn.Module):
         """
         qkv = self.project(x, batch, norm)
         sinks = None if self.head_sinks is None else self.head_sinks.scores
-        encoding = HeadEncoding(*self.head_norms(), rope, sinks)
+        encoding = HeadEncoding(*self.head_norms(), rope, sinks, self.normalizes_values)
         attended = batch.attend(self.spec, qkv, encoding)
         out: Tensor = self.o_proj(attended, residual=residual)
         return out
@@ -133,9 +142,9 @@ class Attention(nn.Module):
 
     def head_norms(self) -> tuple[Norm | None, Norm | None]:
         """The norms of each query head and each key head."""
-        if self.q_norm is None or self.k_norm is None:
-            return None, None
-        return self.q_norm.norm, self.k_norm.norm
+        norms = self.q_norm, self.k_norm
+        query, key = (None if norm is None else norm.norm for norm in norms)
+        return query, key
 
 
 class WholeNormAttention(Attention):

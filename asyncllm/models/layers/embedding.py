@@ -59,8 +59,8 @@ class Vocabulary:
         return self.ranks.gather(scores)[:, : self.size].contiguous()
 
 
-class TokenEmbedding(Embedding, Stored):
-    """The embeddings of the vocabulary, of which each rank has some."""
+class SharedEmbedding(Embedding, Stored):
+    """Rows of a table by id, of which each rank has some."""
 
     def __init__(self, vocab_size: int, size: int, place: Placement, *, scale: float | None = None):
         self.vocabulary = Vocabulary(vocab_size, place.ranks)
@@ -74,12 +74,16 @@ class TokenEmbedding(Embedding, Stored):
         x = super().forward(here).masked_fill_(elsewhere.unsqueeze(1), 0)
         return self.vocabulary.ranks.sum(x)
 
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield "weight", self.vocabulary.place(self.weight)
+
+
+class TokenEmbedding(SharedEmbedding):
+    """The embeddings of the vocabulary."""
+
     def scores(self, hidden: Tensor, norm: Norm | None = None) -> Tensor:
         """As ``OutputProjection``, by the embeddings."""
         return self.vocabulary.gather(linear(hidden, self.weight, norm=norm))
-
-    def parts(self) -> Iterator[tuple[str, Place]]:
-        yield "weight", self.vocabulary.place(self.weight)
 
 
 class OutputProjection(Linear):

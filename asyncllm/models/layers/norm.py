@@ -19,9 +19,9 @@ from asyncllm.parallel.ranks import Ranks
 class RMSNorm(nn.Module):
     """x / rms(x) * weight; see ``kernels.norm``."""
 
-    #: The weight that scales by one, and whether the factor is weight + 1.
+    #: The weight that scales by one, and ``Norm.offset``.
     neutral = 1.0
-    offset = False
+    offset: float | None = None
 
     def __init__(self, size: int, eps: float, place: Placement):
         super().__init__()
@@ -49,7 +49,13 @@ class GemmaRMSNorm(RMSNorm):
     """x / rms(x) * (1 + weight), computed in float32."""
 
     neutral = 0.0
-    offset = True
+    offset = 1.0
+
+
+class Float32RMSNorm(RMSNorm):
+    """x / rms(x) * weight, computed in float32."""
+
+    offset = 0.0
 
 
 class SharedRMSNorm(RMSNorm, Stored):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -36,6 +37,14 @@ class Placement:
         device = torch.device("meta") if self.quantized else self.device
         values = torch.empty(shape, dtype=self.dtype, device=device)
         return nn.Parameter(values, requires_grad=False)
+
+
+@runtime_checkable
+class HasNeutral(Protocol):
+    """A layer of factors that may all be 1."""
+
+    def fill_neutral(self) -> None:
+        """Set the factors to scale by one, and what is added to zero."""
 
 
 class Stored(nn.Module, ABC):

@@ -32,11 +32,14 @@ def rotary_frequencies(rope: RopeConfig, max_length: int) -> tuple[Tensor, float
 
     "dynamic" only changes positions beyond ``max_position_embeddings``, which no sequence has.
     """
-    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
+    size = rope.spread or rope.rotary_dim
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / size
     spans = rope.rope_theta**exponents  # positions per radian
     match rope.rope_type:
         case "linear":
             return 1.0 / spans / rope.stretch, 1.0
+        case "proportional":
+            return 1.0 / spans / (rope.factor or 1.0), 1.0
         case "llama3":
             return _llama3(rope, 1.0 / spans), 1.0
         case "yarn":

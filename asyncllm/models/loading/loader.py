@@ -23,8 +23,7 @@ from torch import Tensor
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.moe import Experts
-from asyncllm.models.layers.norm import LayerNorm, RMSNorm
-from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.parameter import HasNeutral, Placement
 from asyncllm.models.loading.allocate import LayoutOf, allocate, can_keep, dummy_layout
 from asyncllm.models.loading.checkpoint import Header, read_headers, read_tensor
 from asyncllm.models.loading.copy_files import Source, copy_files
@@ -259,7 +258,7 @@ def _fill_dummy(model: CausalLM, report: Progress) -> None:
         done += parameter.nbytes
         report(done, total)
     for module in model.modules():
-        if isinstance(module, RMSNorm | LayerNorm):
+        if isinstance(module, HasNeutral):
             module.fill_neutral()
         elif isinstance(module, QuantizedWeight):
             module.fill_dummy(generator)

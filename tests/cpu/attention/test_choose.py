@@ -44,7 +44,7 @@ def spec(
 
 
 def chosen(name: AttentionName, device: torch.device) -> Any:
-    pool = KVPool(1, 2, 16, 2, 64, BF16, CPU)
+    pool = KVPool([spec()], 2, 16, BF16, CPU)
     return choose_backend(name, pool, [spec()], BF16, device, torch.from_numpy)
 
 

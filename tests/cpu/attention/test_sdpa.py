@@ -81,7 +81,8 @@ def make_case(
     slots = rng.permutation(len(lens) + 3)[: len(lens)]
     max_pages = max(-(-(start + q_len) // page_size) for start, q_len in lens) + 1
     num_pages = len(lens) * max_pages + 1
-    pool = KVPool(layers, num_pages, page_size, kv_heads, DIM, dtype, "cpu")
+    specs = [AttentionSpec(layer, heads, kv_heads, DIM, 1.0) for layer in range(layers)]
+    pool = KVPool(specs, num_pages, page_size, dtype, "cpu")
     pool.storage.fill_(poison)
     free = rng.permutation(num_pages).tolist()
     table = torch.zeros(len(lens) + 3, max_pages, dtype=torch.int32)
@@ -226,9 +227,9 @@ def test_stale_pages_do_not_leak(stale: float) -> None:
 
 def test_new_tokens_are_written_to_their_pages_only() -> None:
     case = make_case(9, [(3, 1), (0, 6), (5, 4)], page_size=4)
-    before = case.pool.storage.clone()
+    before = [torch.stack(case.pool.layer(layer)) for layer in range(2)]
     case.run(make_spec(case, layer=1))
-    after = case.pool.storage
+    after = [torch.stack(case.pool.layer(layer)) for layer in range(2)]
     assert torch.equal(before[0].isnan(), after[0].isnan())
     changed = (before[1].isnan() & ~after[1].isnan()).all(-1).all(-1).sum().item()
     assert changed == 2 * (1 + 6 + 4)
@@ -258,9 +259,21 @@ def test_decode_continues_a_prefill() -> None:
 
 
 def test_pool_bytes() -> None:
-    pool = KVPool(3, 5, 16, 2, 8, torch.bfloat16, "cpu")
-    assert pool.storage.nbytes == 5 * 3 * 2 * 16 * 2 * 8 * 2
-    keys, values = pool.layer(2)
-    assert keys.shape == values.shape == (5, 16, 2, 8)
-    assert keys.is_contiguous()
-    assert values.is_contiguous()
+    sizes = ((2, 8), (2, 8), (1, 24), (1, 24))  # the last layer has no pages
+    sources = (None, None, None, 2)
+    specs = [
+        AttentionSpec(layer, 4, *size, 1.0, shares=source)
+        for layer, (size, source) in enumerate(zip(sizes, sources, strict=True))
+    ]
+    pool = KVPool(specs, 5, 16, torch.bfloat16, "cpu")
+    assert pool.page_bytes == 2 * 16 * (2 * 8 + 2 * 8 + 24) * 2
+    assert pool.storage.nbytes == 5 * pool.page_bytes
+    for layer, size in enumerate(sizes[:3]):
+        keys, values = pool.layer(layer)
+        assert keys.shape == values.shape == (5, 16, *size)
+        assert keys.is_contiguous()
+        assert values.is_contiguous()
+        keys.fill_(2 * layer + 1)
+        values.fill_(2 * layer + 2)
+    found = [int(part.unique()) for layer in range(3) for part in pool.layer(layer)]
+    assert found == [1, 2, 3, 4, 5, 6], "nothing overlaps"

@@ -84,16 +84,7 @@ def prepared(model: CausalLM) -> tuple[SlotTable, KVPool]:
     """Slots 0..5 with random pages, tokens known up to position 20, and a cache of random KV."""
     generator = torch.Generator().manual_seed(3)
     device = CpuDevice()
-    spec = model.attention_specs[0]
-    pool = KVPool(
-        len(model.attention_specs),
-        NUM_PAGES,
-        PAGE_SIZE,
-        spec.num_kv_heads,
-        spec.head_dim,
-        torch.float32,
-        "cpu",
-    )
+    pool = KVPool(model.attention_specs, NUM_PAGES, PAGE_SIZE, torch.float32, "cpu")
     pool.storage.normal_(generator=generator)
     table = SlotTable(SLOTS, MAX_PAGES, device)
     pages = torch.randperm(NUM_PAGES, generator=generator)[: SLOTS * MAX_PAGES]

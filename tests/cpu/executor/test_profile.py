@@ -90,9 +90,7 @@ def test_the_steps_run_over_a_single_page() -> None:
     with torch.inference_mode():
         model = load_model(folder, spec, torch.float32, "cpu")
         sampler = Sampler(size.rows, spec.vocab_size, device)
-        pool = KVPool(
-            spec.num_layers, 1, 16, spec.num_kv_heads, spec.head_dim, torch.float32, "cpu"
-        )
+        pool = KVPool(model.attention_specs, 1, 16, torch.float32, "cpu")
         forward = EagerForward(model, SdpaBackend(pool), sampler, table, 16, device)
         steps = [*largest_steps(size, spec.vocab_size, table, sampler)]
         steps.append(captured_step(size, table, sampler))

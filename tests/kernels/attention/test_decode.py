@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -120,6 +121,7 @@ def test_attends_like_the_reference(dtype: torch.dtype, cut: Cut) -> None:
         make_spec(num_heads=3, num_kv_heads=3),
         make_spec(num_heads=17, num_kv_heads=1, head_dim=16),
         make_spec(head_dim=80),
+        make_spec(num_heads=8, num_kv_heads=1, head_dim=512),
     ],
     ids=str,
 )
@@ -182,7 +184,8 @@ def test_no_rows() -> None:
     assert decode_attention(q, *nobody, spec).shape == q.shape
 
 
-#: Norms and rotary positions; half: of half of a head's elements.
+#: Norms and rotary positions; half: of half of a head's elements; values:
+#: these are normalised, too.
 KINDS = ("plain", "norm", "rotary", "half", "whole", "offset")
 
 
@@ -192,14 +195,16 @@ def make_encoding(
     def norm() -> Norm | None:
         if kind in ("plain", "rotary"):
             return None
-        return Norm(torch.randn(spec.head_dim, device=DEVICE).to(dtype), 1e-5, kind == "offset")
+        offset = {"offset": 1.0, "values": 0.0}.get(kind)
+        return Norm(torch.randn(spec.head_dim, device=DEVICE).to(dtype), 1e-5, offset)
 
+    k_norm = norm() if spec.shares is None else None
     if kind in ("plain", "norm"):
-        return HeadEncoding(norm(), norm(), None)
-    rotary_dim = spec.head_dim if kind in ("rotary", "whole") else spec.head_dim // 2
+        return HeadEncoding(norm(), k_norm, None)
+    rotary_dim = spec.head_dim // 2 if kind in ("half", "offset") else spec.head_dim
     angles = torch.randn(positions, rotary_dim // 2, device=DEVICE)
     rope = torch.cat((angles.cos(), angles.sin()), dim=1)
-    return HeadEncoding(norm(), norm(), rope)
+    return HeadEncoding(norm(), k_norm, rope, normalizes_values=kind == "values")
 
 
 def last_cells(cache: Cache) -> Tensor:
@@ -221,7 +226,7 @@ class Newest(NamedTuple):
 
 def make_newest(spec: AttentionSpec, dtype: torch.dtype, cache: Cache, kind: str) -> Newest:
     """Tokens that are still to be encoded, and written to the ends of a cache's rows."""
-    size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    size = spec.projected_size
     qkv = torch.randn(len(cache.lengths), size + 8, device=DEVICE).to(dtype)[:, :size]
     positions = cache.lengths.long() + 4  # not where the tokens are
     encoding = make_encoding(spec, dtype, kind, int(positions.max()) + 1)
@@ -231,7 +236,7 @@ def make_newest(spec: AttentionSpec, dtype: torch.dtype, cache: Cache, kind: str
 def check_heads(
     spec: AttentionSpec, dtype: torch.dtype, cut: Cut, kind: str, fused: bool = True
 ) -> None:
-    cache = make_cache(spec, dtype, new=1)
+    cache = make_cache(spec, dtype, new=1 if spec.shares is None else 0)
     newest = make_newest(spec, dtype, cache, kind)
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
     expected = in_torch.decode_heads.reference(*newest, *expected_cache, spec)
@@ -243,7 +248,10 @@ def check_heads(
     torch.testing.assert_close(
         cache.keys, expected_cache.keys, rtol=tolerance, atol=tolerance, equal_nan=True
     )
-    torch.testing.assert_close(cache.values, expected_cache.values, rtol=0, atol=0, equal_nan=True)
+    tolerance = tolerance if kind == "values" else 0.0
+    torch.testing.assert_close(
+        cache.values, expected_cache.values, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
 
 
 def check_overlap(
@@ -305,7 +313,7 @@ def test_encodes_and_attends_in_two_kernels() -> None:
     check_heads(make_spec(), torch.float16, SPLIT, "half", fused=False)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "values"])
 def test_every_encoding(kind: str) -> None:
     check_heads(make_spec(), torch.float16, SPLIT, kind)
 
@@ -317,8 +325,18 @@ def test_every_encoding(kind: str) -> None:
         make_spec(window=1),
         make_spec(softcap=2.0),
         make_spec(num_heads=10, num_kv_heads=2, head_dim=80),
+        make_spec(num_heads=8, num_kv_heads=1, head_dim=512),
     ],
     ids=str,
 )
 def test_encodes_in_every_form(spec: AttentionSpec) -> None:
     check_heads(spec, torch.float16, SPLIT, "half")
+
+
+@pytest.mark.parametrize("kind", ["half", "values"])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "layer", [{"values_are_keys": True}, {"shares": 3}, {"pair_distance": 8}], ids=str
+)
+def test_kinds_of_layers(layer: dict[str, Any], fused: bool, kind: str) -> None:
+    check_heads(replace(make_spec(), **layer), torch.float16, SPLIT, kind, fused)

@@ -138,6 +138,7 @@ def test_rows_of_all_sorts(rows: list[tuple[int, int]]) -> None:
         Case(page_size=7),
         Case(page_size=64),
         Case(head_dim=16),
+        Case(head_dim=512, group=8, num_kv_heads=1),
         Case(head_dim=80),
         Case(head_dim=128),
         Case(head_dim=256, num_kv_heads=1),
@@ -334,7 +335,7 @@ def test_new_keys_and_values_are_written_just_before(rows: list[tuple[int, int]]
         outs = []
         for step, (qkv, cells) in zip(steps, work, strict=True):
             pages = step.keys, step.values
-            q, _, _ = encode_heads(qkv, case.spec, UNCHANGED, none, *pages, cells)
+            q = encode_heads(qkv, case.spec, UNCHANGED, none, *pages, cells)
             outs.append(prefill_attention(q, *pages, step.table, shared, case.spec))
         return outs
 

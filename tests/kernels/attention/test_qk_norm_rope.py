@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +19,8 @@ from asyncllm.kernels.triton.qk_norm_rope import encode_heads
 #: Three roundings, which Triton's interpreter does by truncation.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 MAX_LENGTH = 40
+#: By kind of norm.
+OFFSETS = {"plain": None, "gemma": 1.0, "gemma4": 0.0}
 
 
 class Shape(NamedTuple):
@@ -33,7 +35,7 @@ def encoding_of(shape: Shape, dtype: torch.dtype, norm: str | None) -> HeadEncod
         if norm is None:
             return None
         weight = torch.randn(shape.head_dim, device=DEVICE).to(dtype)
-        return Norm(weight, 1e-6, offset=norm == "gemma")
+        return Norm(weight, 1e-6, OFFSETS[norm])
 
     angles = 7 * torch.randn(MAX_LENGTH, shape.rotary_dim // 2, device=DEVICE)
     rope = torch.cat((angles.cos(), angles.sin()), dim=-1) if shape.rotary_dim else None
@@ -45,17 +47,24 @@ def doubled(encoding: HeadEncoding) -> HeadEncoding:
         return None if of is None else of._replace(weight=of.weight.double())
 
     rope = None if encoding.rope is None else encoding.rope.double()
-    return HeadEncoding(norm(encoding.q_norm), norm(encoding.k_norm), rope)
+    return encoding._replace(q_norm=norm(encoding.q_norm), k_norm=norm(encoding.k_norm), rope=rope)
 
 
 def check(
-    shape: Shape, dtype: torch.dtype = torch.float32, norm: str | None = "plain", tokens: int = 7
+    shape: Shape,
+    dtype: torch.dtype = torch.float32,
+    norm: str | None = "plain",
+    tokens: int = 7,
+    normalizes_values: bool = False,
+    **layer: Any,
 ) -> None:
     """Both ways from the same inputs, with pages that were NaN."""
-    spec = AttentionSpec(0, shape.heads, shape.kv_heads, shape.head_dim, scale=1.0)
-    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    spec = AttentionSpec(0, *shape[:3], 1.0, **layer)
+    width = spec.projected_size
     qkv = torch.randn(tokens, width + 16, device=DEVICE).to(dtype)[:, :width]
-    encoding = encoding_of(shape, dtype, norm)
+    encoding = encoding_of(shape, dtype, norm)._replace(normalizes_values=normalizes_values)
+    if spec.shares is not None:
+        encoding = encoding._replace(k_norm=None)
     positions = torch.randint(MAX_LENGTH, (tokens,), device=DEVICE)
     pages = torch.full((4, 3, shape.kv_heads, shape.head_dim), torch.nan, device=DEVICE)
     written = torch.randperm(12, device=DEVICE)[:tokens]
@@ -69,7 +78,9 @@ def check(
         expected_qkv, spec, doubled(encoding), positions, *expected_pages, written
     )
     actual_pages = pages_of(dtype)
-    encode_heads(qkv, spec, encoding, positions, *actual_pages, written)
+    assert (
+        encode_heads(qkv, spec, encoding, positions, *actual_pages, written).shape[1] == shape.heads
+    )
     for actual, expected in zip((qkv, *actual_pages), (expected_qkv, *expected_pages), strict=True):
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(
@@ -78,7 +89,7 @@ def check(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("norm", [None, "plain", "gemma"])
+@pytest.mark.parametrize("norm", [None, *OFFSETS])
 @pytest.mark.parametrize("rotary_dim", [0, 64])
 def test_kinds(rotary_dim: int, norm: str | None, dtype: torch.dtype) -> None:
     check(Shape(4, 2, 64, rotary_dim), dtype, norm)
@@ -94,12 +105,28 @@ def test_kinds(rotary_dim: int, norm: str | None, dtype: torch.dtype) -> None:
         Shape(5, 1, 128, 96),
         Shape(1, 1, 256, 256),
         Shape(40, 8, 128, 128),
+        Shape(8, 2, 512, 512),
     ],
     ids=lambda shape: "-".join(map(str, shape)),
 )
 def test_shapes(shape: Shape) -> None:
     check(shape)
     check(shape, torch.bfloat16)
+
+
+@pytest.mark.parametrize("normalizes_values", [False, True])
+@pytest.mark.parametrize("layer", [{}, {"values_are_keys": True}, {"shares": 3}], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_kinds_of_layers(
+    dtype: torch.dtype, layer: dict[str, Any], normalizes_values: bool
+) -> None:
+    shape = Shape(6, 3, 64, 64)
+    check(shape, dtype, "gemma4", normalizes_values=normalizes_values, **layer)
+
+
+@pytest.mark.parametrize("rotary_dim", [8, 20, 64])
+def test_pairs_apart(rotary_dim: int) -> None:
+    check(Shape(2, 1, 64, rotary_dim), pair_distance=32)
 
 
 def test_numbers_of_tokens() -> None:

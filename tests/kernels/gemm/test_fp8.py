@@ -76,10 +76,10 @@ def test_skinny(blocked: bool, rows: int, tile: Tile) -> None:
         assert_near(got, in_torch.linear.reference(x, matrix, act=act))
 
 
-@pytest.mark.parametrize("offset", [False, True])
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0])
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("blocked", [False, True])
-def test_norm_and_activation(blocked: bool, rows: int, offset: bool) -> None:
+def test_norm_and_activation(blocked: bool, rows: int, offset: float | None) -> None:
     x, matrix = random_rows(rows, 384, torch.bfloat16), random_matrix(2 * 168, 384, blocked=blocked)
     norm = Norm(torch.randn(384, device=DEVICE).to(x.dtype), 1e-6, offset)
     expected = in_torch.linear.reference(x, matrix, norm=norm, act="silu")

@@ -81,8 +81,8 @@ def test_skinny(group: int, rows: int, tile: Tile) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 20, 70])
-@pytest.mark.parametrize("offset", [False, True])
-def test_norm_and_activation(offset: bool, rows: int) -> None:
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0])
+def test_norm_and_activation(offset: float | None, rows: int) -> None:
     x, matrix = random_rows(rows, 256, DTYPE), random_matrix(2 * 40, 256, 128)
     norm = Norm(torch.randn(256, device=DEVICE).to(x.dtype), 1e-6, offset)
     expected = in_torch.linear.reference(x, matrix, norm=norm, act="silu")

@@ -36,6 +36,12 @@ BF16 = torch.bfloat16
 EXPERTS, INNER = 32, 256
 HIDDEN, INTERMEDIATE, MAX_LENGTH, PAGE_SIZE = 1024, 3072, 4096, 16
 SPEC = AttentionSpec(0, num_heads=16, num_kv_heads=8, head_dim=128, scale=0.1)
+#: Its kinds of layers: with a window, with values that are keys, and with those of another layer.
+GEMMA4 = (
+    replace(SPEC, head_dim=256, window=1024),
+    replace(SPEC, head_dim=512, values_are_keys=True, pair_distance=256),
+    replace(SPEC, head_dim=512, shares=4),
+)
 
 
 def half(*shape: int) -> Tensor:
@@ -50,21 +56,25 @@ def int64(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int64)
 
 
-def norm(size: int, *, offset: bool = False) -> Norm:
+def norm(size: int, *, offset: float | None = None) -> Norm:
     return Norm(half(size), 1e-6, offset)
 
 
-def encoding() -> HeadEncoding:
-    size = SPEC.head_dim
-    return HeadEncoding(norm(size), norm(size), torch.empty(MAX_LENGTH, size))
+def encoding(spec: AttentionSpec = SPEC) -> HeadEncoding:
+    """Of plain layers, or of those in GEMMA4."""
+    size, gemma = spec.head_dim, spec in GEMMA4
+    one = norm(size, offset=0.0 if gemma else None)
+    k_norm = one if spec.shares is None else None
+    rope = torch.empty(MAX_LENGTH, size if spec.pair_distance is None else size // 4)
+    return HeadEncoding(one, k_norm, rope, normalizes_values=gemma)
 
 
-def pages() -> Tensor:
-    return half(64, PAGE_SIZE, SPEC.num_kv_heads, SPEC.head_dim)
+def pages(head_dim: int = SPEC.head_dim) -> Tensor:
+    return half(64, PAGE_SIZE, SPEC.num_kv_heads, head_dim)
 
 
 def qkv(tokens: int) -> Tensor:
-    return half(tokens, (SPEC.num_heads + 2 * SPEC.num_kv_heads) * SPEC.head_dim)
+    return half(tokens, SPEC.projected_size)
 
 
 def launch_probe() -> None:
@@ -77,7 +87,7 @@ def launch_norm() -> None:
     from asyncllm.kernels.triton.norm import rms_norm
 
     rms_norm(half(1, HIDDEN), norm(HIDDEN))
-    rms_norm(half(4096, HIDDEN), norm(HIDDEN, offset=True))
+    rms_norm(half(4096, HIDDEN), norm(HIDDEN, offset=1.0))
 
 
 def launch_activation() -> None:
@@ -106,7 +116,8 @@ def launch_extend() -> None:
     from asyncllm.kernels.triton.attention.prefill import choose_blocks, prefill_attention
     from asyncllm.kernels.types import PrefillRows
 
-    for head_dim, dtype in ((64, BF16), (128, BF16), (256, BF16), (128, torch.float32)):
+    sizes = *((size, BF16) for size in (64, 128, 256, 512)), (128, torch.float32)
+    for head_dim, dtype in (*sizes, (512, torch.float32)):
         spec = replace(SPEC, head_dim=head_dim)
         q = torch.empty(100, SPEC.num_heads, head_dim, dtype=dtype)
         cache = torch.empty(64, PAGE_SIZE, SPEC.num_kv_heads, head_dim, dtype=dtype)
@@ -158,6 +169,19 @@ def launch_decode_heads() -> None:
 
     at = (int64(2), int64(2), pages(), pages(), int32(3, 256), int32(2), int32(2))
     decode_heads(qkv(2), encoding(), *at, SPEC, fused=True)
+
+
+def launch_gemma4() -> None:
+    from asyncllm.kernels.triton.attention.decode import decode_attention
+    from asyncllm.kernels.triton.attention.decode_heads import decode_heads
+
+    rows = int32(3, 256), int32(2), int32(2)
+    for spec in GEMMA4:
+        kv = pages(spec.head_dim), pages(spec.head_dim)
+        decode_attention(half(2, spec.num_heads, spec.head_dim), *kv, *rows, spec)
+        for fused in (False, True):
+            heads = half(2, spec.projected_size), encoding(spec), int64(2), int64(2)
+            decode_heads(*heads, *kv, *rows, spec, fused=fused)
 
 
 def launch_sinks() -> None:

@@ -43,7 +43,7 @@ class Case:
         dtype: torch.dtype,
         *,
         norm: bool = False,
-        offset: bool = False,
+        offset: float | None = None,
         bias: bool = False,
         act: str | None = None,
         residual: bool = False,
@@ -63,7 +63,7 @@ class Case:
     def _exact(self) -> Tensor:
         x: Tensor = self.x.double()
         if self.norm is not None:
-            gain = self.norm.weight.double() + float(self.norm.offset)
+            gain = self.norm.weight.double() + (self.norm.offset or 0.0)
             x = x * (x.square().mean(-1, keepdim=True) + self.norm.eps).rsqrt() * gain
         y: Tensor = x @ self.weight.double().t()
         if self.bias is not None:

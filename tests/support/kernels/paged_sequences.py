@@ -69,15 +69,7 @@ class PagedSequences:
         self._random = torch.Generator(DEVICE).manual_seed(seed)
         max_pages = MAX_LENGTH // case.page_size
         num_pages = NUM_SLOTS * max_pages
-        self.pool = KVPool(
-            len(self.specs),
-            num_pages,
-            case.page_size,
-            case.num_kv_heads,
-            case.head_dim,
-            case.dtype,
-            DEVICE,
-        )
+        self.pool = KVPool(self.specs, num_pages, case.page_size, case.dtype, DEVICE)
         self.pool.storage.fill_(torch.nan)
         shuffled = torch.randperm(num_pages, generator=self._random, device=DEVICE)
         self.block_table = shuffled.to(torch.int32).view(NUM_SLOTS, max_pages)

@@ -30,7 +30,7 @@ def attend(
     """The attention of a step's rows.
 
     Args:
-        qkv: [tokens, num_heads + 2 * num_kv_heads, head_dim]; stays as it is.
+        qkv: [tokens, heads, head_dim]; see ``AttentionSpec.split_heads``; stays as it is.
         rows: int32 [n, 3] of (slot, start, q_len).
         table: int32 [slots, max_pages], the block table.
         plan: of ``backend``; by default it is asked for one.

@@ -24,26 +24,25 @@ class DenseBackend:
     def forward(
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
-        unused = qkv.new_empty(1, 1, spec.num_kv_heads, spec.head_dim)
-        nowhere = torch.full_like(batch.positions, -1)
-        q, k, v = encode_heads(qkv, spec, encoding, batch.positions, unused, unused, nowhere)
+        k, v = (qkv.new_empty(len(qkv), 1, spec.num_kv_heads, spec.head_dim) for _ in "kv")
+        everywhere = torch.arange(len(qkv))
+        q = encode_heads(qkv, spec, encoding, batch.positions, k, v, everywhere)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         first = 0
         for slot, start, q_len in batch.plan:
             here = slice(first, first + q_len)
-            keys, values = self._extend((spec.layer, slot), start, k[here], v[here])
+            if spec.shares is None:
+                self._extend((spec.layer, slot), start, k[here, 0], v[here, 0])
+            keys, values = self._cache[spec.kv_layer, slot]
             out[here] = attend(q[here], keys, values, spec, start, encoding.sinks)
             first += q_len
         return out.flatten(1)
 
-    def _extend(
-        self, key: tuple[int, int], start: int, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _extend(self, key: tuple[int, int], start: int, k: Tensor, v: Tensor) -> None:
         if start:
             old_k, old_v = self._cache[key]
             k, v = torch.cat((old_k[:start], k)), torch.cat((old_v[:start], v))
         self._cache[key] = k, v
-        return k, v
 
 
 def attend(

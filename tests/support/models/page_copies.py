@@ -23,6 +23,7 @@ from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.worker import Worker
+from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import (
@@ -49,19 +50,31 @@ class Shape:
     num_kv_heads: int = 2
     head_dim: int = 8
     dtype: torch.dtype = torch.float32
+    last_layer: tuple[int, int] | None = None  # heads and their elements, if others
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
-        return f"{name}-{self.num_layers}x{self.page_size}x{self.num_kv_heads}x{self.head_dim}"
+        last = f"-last{self.last_layer}" if self.last_layer else ""
+        sizes = f"{self.num_layers}x{self.page_size}x{self.num_kv_heads}x{self.head_dim}"
+        return f"{name}-{sizes}{last}"
+
+    def specs(self) -> list[AttentionSpec]:
+        sizes = [(self.num_kv_heads, self.head_dim)] * self.num_layers
+        if self.last_layer is not None:
+            sizes[-1] = self.last_layer
+        return [
+            AttentionSpec(layer, heads, heads, dim, 1.0) for layer, (heads, dim) in enumerate(sizes)
+        ]
 
 
-#: The last two have pages that are no whole number of 8 or even 2 bytes.
+#: Some have pages that are no whole number of 8 or even 2 bytes, one a layer of another shape.
 SHAPES = [
     Shape(),
     Shape(page_size=16, dtype=torch.bfloat16),
     Shape(page_size=1, dtype=torch.float16),
     Shape(num_layers=1, page_size=3, num_kv_heads=1, head_dim=5, dtype=torch.bfloat16),
     Shape(page_size=1, num_kv_heads=1, head_dim=5, dtype=torch.float8_e4m3fn),
+    Shape(dtype=torch.bfloat16, last_layer=(1, 24)),
 ]
 
 
@@ -77,15 +90,8 @@ class Tiers:
         staging_pages: int | None = None,
     ) -> None:
         self.device = device
-        self.pool = KVPool(
-            shape.num_layers,
-            num_pages,
-            shape.page_size,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.dtype,
-            device.torch_device,
-        )
+        where = shape.dtype, device.torch_device
+        self.pool = KVPool(shape.specs(), num_pages, shape.page_size, *where)
         raw = self.pool.storage.view(torch.uint8)
         generator = torch.Generator().manual_seed(0)
         raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8, generator=generator))
@@ -95,20 +101,23 @@ class Tiers:
 
     def bits(self) -> Tensor:
         """What the pages hold: uint8 [num_pages, bytes] on the CPU."""
-        pages = self.pool.storage.view(torch.uint8).transpose(0, 2).flatten(1)
-        return pages.cpu().clone()
+        return torch.cat([part.flatten(1) for part in self._parts()], dim=1).cpu()
 
     def host_bits(self) -> Tensor:
         """The same of the host tier; only once its copies have landed."""
-        pages = self.host.storage.view(torch.uint8).transpose(1, 2).flatten(1)
-        return pages.clone()
+        return self.host.storage.view(torch.uint8).clone()
 
     def wait_for_copies(self) -> None:
         for end in self.copier.ends():
             end.synchronize()
 
     def clobber(self, pages: Iterable[int]) -> None:
-        self.pool.storage.view(torch.uint8)[:, :, list(pages)] = 0xA5
+        for part in self._parts():
+            part[list(pages)] = 0xA5
+
+    def _parts(self) -> list[Tensor]:
+        layers = range(len(self.pool.parts) // 2)
+        return [part.view(torch.uint8) for layer in layers for part in self.pool.layer(layer)]
 
 
 def shuffled(count: int, seed: int) -> list[int]:

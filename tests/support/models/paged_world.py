@@ -42,7 +42,7 @@ class World:
         self.rows = np.array(
             [(s, *span) for s, span in zip(slots, lens, strict=True)], dtype=np.int32
         )
-        self.pool = KVPool(1, SLOTS * MAX_PAGES, PAGE_SIZE, KV_HEADS, DIM, torch.float32, CPU)
+        self.pool = KVPool([spec], SLOTS * MAX_PAGES, PAGE_SIZE, torch.float32, CPU)
         self.pool.storage.fill_(torch.nan)
         self.table = torch.randperm(SLOTS * MAX_PAGES).int().view(SLOTS, MAX_PAGES)
         self.dense = DenseBackend()

@@ -17,7 +17,7 @@ from asyncllm.models.config.base import Config
 from asyncllm.models.config.opt import OPTConfig
 from asyncllm.models.config.qwen import Qwen3Config, Qwen3MoeConfig
 from asyncllm.models.spec import ModelSpec, SamplingDefaults, read_spec
-from asyncllm.sim.cost import H200, SHAPES, Roofline, SimCost, shape_of
+from asyncllm.sim.cost import H200, SHAPES, Attention, Roofline, SimCost, shape_of
 from asyncllm.sim.executor import build_sim
 from asyncllm.sim.profile import shipped
 from tests.support.engine.sim_driver import COST, EOS
@@ -81,7 +81,10 @@ def test_every_row_adds_to_the_cost() -> None:
 
 def test_windows_bound_what_layers_see() -> None:
     work = SHAPES["h200-8b"].work(2)
-    half = msgspec.structs.replace(work, windows=((1024, 0.5), (math.inf, 0.5)))
+    (all_layers,) = work.attention
+    sizes = all_layers.kv_size // 2, all_layers.heads_size // 2
+    halves = Attention(1024, *sizes), Attention(math.inf, *sizes)
+    half = msgspec.structs.replace(work, attention=halves)
     whole, windowed = Roofline(work, H200), Roofline(half, H200)
     for start, length in ((100, 1), (0, 500), (20_000, 1), (20_000, 500)):
         step = np.array([start]), np.array([length]), 1
@@ -97,8 +100,6 @@ def spec_of(config: Config) -> ModelSpec:
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_size,
         max_position_embeddings=config.context_length,
         eos_token_ids=(EOS,),
         bos_token_id=None,

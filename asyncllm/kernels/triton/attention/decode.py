@@ -72,6 +72,7 @@ from asyncllm.kernels.triton.attention.decode_pieces import (
     take_tile,
 )
 from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.qk_norm_rope import kv_kinds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,7 +126,9 @@ def launch(
         *(spec.scale, spec.softcap or 0.0, spec.window or 0, cut.splits, cut.chunk),
     )
     constants = (
-        *(heads.encodes, *heads.constants, spec.softcap is not None, spec.window is not None),
+        *(heads.encodes, kv_kinds(spec), spec.pair_distance or heads.constants[0] // 2),
+        *(*heads.constants, heads.normalizes_values),
+        *(spec.softcap is not None, spec.window is not None),
         *(rows.keys.shape[1], spec.num_kv_heads, spec.group),
         *(
             spec.head_dim,
@@ -169,9 +172,12 @@ def _decode(
     splits,
     chunk,
     ENCODES: tl.constexpr,
+    KV_KINDS: tl.constexpr,
+    DISTANCE: tl.constexpr,
     ROTARY: tl.constexpr,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
+    NORMALIZES_VALUES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -198,8 +204,10 @@ def _decode(
     query_encoding = None
     key_encoding = None
     place = None
-    if ENCODES:
+    WRITES: tl.constexpr = ENCODES and KV_KINDS > 0
+    if WRITES:
         place = tl.load(slot_mapping + row, eviction_policy="evict_last").to(tl.int64)
+    if ENCODES:
         position = tl.load(positions + row, eviction_policy="evict_last").to(tl.int64)
     length, table, first, stop, size = cut_row(
         row, lengths, slots, block_table, table_stride, window, splits, chunk, HAS_WINDOW, TILE
@@ -210,8 +218,9 @@ def _decode(
     end = tl.minimum(begin + size, stop)
     has_newest = (end == stop) & (length > 0)
     if ENCODES:
-        query_encoding = load_encoding(q_weight, rope, position, G, ROTARY, HEAD_DIM)
-        key_encoding = load_encoding(k_weight, rope, position, 1, ROTARY, HEAD_DIM)
+        query_encoding = load_encoding(q_weight, rope, position, G, ROTARY, DISTANCE, HEAD_DIM)
+    if WRITES:
+        key_encoding = load_encoding(k_weight, rope, position, 1, ROTARY, DISTANCE, HEAD_DIM)
     else:
         page = load_page(table, length - 1, has_newest, PAGE_SIZE)
         place = page.to(tl.int64) * PAGE_SIZE + (length - 1) % PAGE_SIZE
@@ -239,8 +248,9 @@ def _decode(
                     tl.extra.cuda.gdc_wait()
             queries, acc, total, peak = begin_softmax(
                 q + row * q_row_stride, q_head_stride, kv_head, has_newest, place, query_encoding,
-                key_encoding, keys, values, scale, softcap, ENCODES, q_weight is not None, ROTARY,
-                EPS, OFFSET, HAS_SOFTCAP, KV_HEADS, GROUP, HEAD_DIM,
+                key_encoding, keys, values, scale, softcap, ENCODES, KV_KINDS, q_weight is not None,
+                ROTARY, DISTANCE, EPS, OFFSET, NORMALIZES_VALUES, HAS_SOFTCAP, KV_HEADS, GROUP,
+                HEAD_DIM,
             )  # fmt: skip
             totals += tl.where(lane[None, :] == 0, total[:, None], 0.0)
         acc, totals, peak = take_tile(

@@ -15,6 +15,7 @@ def load_encoding(
     position,
     HEADS: tl.constexpr,
     ROTARY: tl.constexpr,
+    DISTANCE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
     """Load early what ``_encode`` needs besides the heads.
@@ -28,15 +29,15 @@ def load_encoding(
     dim = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
     every = tl.zeros([HEADS, 1], tl.int32)
     inside = (dim < HEAD_DIM) & (every == 0)
-    turns = (dim < ROTARY) & (every == 0)
+    turns = is_rotated(dim, ROTARY, DISTANCE) & (every == 0)
     own, other, cos, sin = every, every, every, every
     if weight is not None:
         weight += every
-        partner = partners(dim, ROTARY)
+        partner = partners(dim, ROTARY, DISTANCE)
         own = tl.load(weight + dim, mask=inside, other=0.0, eviction_policy="evict_last")
         other = tl.load(weight + partner, mask=inside, other=0.0, eviction_policy="evict_last")
     if ROTARY > 0:
-        angle = rope + position * ROTARY + tl.where(dim < HALF, dim, dim - HALF) + every
+        angle = rope + position * ROTARY + tl.where(dim < HALF, dim, dim - DISTANCE) + every
         cos = tl.load(angle, mask=turns, other=1.0, eviction_policy="evict_last")
         sin = tl.load(angle + HALF, mask=turns, other=0.0, eviction_policy="evict_last")
     return own, other, cos, sin
@@ -56,10 +57,13 @@ def begin_softmax(
     scale,
     softcap,
     ENCODES: tl.constexpr,
+    KV_KINDS: tl.constexpr,
     NORM: tl.constexpr,
     ROTARY: tl.constexpr,
+    DISTANCE: tl.constexpr,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
+    NORMALIZES_VALUES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -69,9 +73,10 @@ def begin_softmax(
 
     Args:
         row_q: queries of the row. If ENCODES, all heads of a projection's output: they are encoded,
-            and the newest key and value are written to ``place`` in the flattened pages.
+            and the newest key and value, if it has them (see ``kv_kinds``), are written to
+            ``place`` in the flattened pages.
         has_newest: whether the newest token belongs to this program.
-        query_encoding, key_encoding: of ``load_encoding``, if ENCODES.
+        query_encoding, key_encoding: of ``load_encoding``, for what is encoded.
 
     Returns:
         queries [G, D], and (acc, total, peak) of the softmax.
@@ -84,16 +89,25 @@ def begin_softmax(
     heads = row_q + (kv_head * GROUP + lane) * head_stride
     inside = (lane < GROUP) & in_head
     if ENCODES:
-        queries = _encode(heads, inside, query_encoding, NORM, ROTARY, EPS, OFFSET, HEAD_DIM)
+        queries = _encode(
+            heads, inside, query_encoding, NORM, ROTARY, DISTANCE, EPS, OFFSET, HEAD_DIM
+        )
     else:
         queries = tl.load(heads + dim, mask=inside, other=0.0)
     acc, total, peak = softmax_of_none(G, D)
     if has_newest:
         at = (place * KV_HEADS + kv_head) * HEAD_DIM + dim
-        if ENCODES:
+        if ENCODES and KV_KINDS > 0:
             k_head = row_q + (KV_HEADS * GROUP + kv_head + tl.zeros([1, 1], tl.int32)) * head_stride
-            v = tl.load(k_head + KV_HEADS * head_stride + dim, mask=in_head, other=0.0)
-            k = _encode(k_head, in_head, key_encoding, NORM, ROTARY, EPS, OFFSET, HEAD_DIM)
+            v_head = k_head + (KV_KINDS - 1) * KV_HEADS * head_stride
+            v = tl.load(v_head + dim, mask=in_head, other=0.0)
+            if NORMALIZES_VALUES:
+                wide = v.to(tl.float32)
+                mean = tl.sum(wide * wide, axis=1, keep_dims=True) / HEAD_DIM
+                v = (wide * tl.rsqrt(mean + EPS)).to(v.dtype)
+            k = _encode(
+                k_head, in_head, key_encoding, NORM, ROTARY, DISTANCE, EPS, OFFSET, HEAD_DIM
+            )
             tl.store(keys + at, k, mask=in_head & (place >= 0))
             tl.store(values + at, v, mask=in_head & (place >= 0))
         else:
@@ -120,6 +134,7 @@ def _encode(
     encoding,
     NORM: tl.constexpr,
     ROTARY: tl.constexpr,
+    DISTANCE: tl.constexpr,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -137,7 +152,7 @@ def _encode(
     x = tl.load(heads + dim, mask=inside, other=0.0)
     dtype: tl.constexpr = x.dtype
     if ROTARY > 0:
-        y = tl.load(heads + partners(dim, ROTARY), mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(heads + partners(dim, ROTARY, DISTANCE), mask=inside, other=0.0).to(tl.float32)
     x = x.to(tl.float32)
     if NORM:
         inverse = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HEAD_DIM + EPS)
@@ -150,17 +165,24 @@ def _encode(
 
 
 @triton.jit
-def partners(dim, ROTARY: tl.constexpr):
-    """The rotary partner of each element of a head; itself beyond the rotary ones."""
+def is_rotated(dim, ROTARY: tl.constexpr, DISTANCE: tl.constexpr):
+    """Whether elements of a head have a rotary partner."""
     HALF: tl.constexpr = ROTARY // 2
-    return tl.where(dim < ROTARY, tl.where(dim < HALF, dim + HALF, dim - HALF), dim)
+    return (dim < HALF) | ((dim >= DISTANCE) & (dim < DISTANCE + HALF))
+
+
+@triton.jit
+def partners(dim, ROTARY: tl.constexpr, DISTANCE: tl.constexpr):
+    """The rotary partner of each element of a head; itself where there is none."""
+    other = tl.where(dim < ROTARY // 2, dim + DISTANCE, dim - DISTANCE)
+    return tl.where(is_rotated(dim, ROTARY, DISTANCE), other, dim)
 
 
 @triton.jit
 def scaled(x, weights, OFFSET: tl.constexpr, DTYPE: tl.constexpr):
     """Normalised x times the norm's weights, rounded as ``encode_heads`` does; float32."""
     weights = weights.to(tl.float32)
-    if OFFSET:
-        return x * (weights + 1.0)
-    else:
+    if OFFSET is None:
         return x.to(DTYPE).to(tl.float32) * weights
+    else:
+        return x * (weights + OFFSET)

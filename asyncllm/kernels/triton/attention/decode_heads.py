@@ -14,7 +14,7 @@ import torch
 from asyncllm.kernels.triton.attention import decode_hopper
 from asyncllm.kernels.triton.attention.decode import decode_attention, launch
 from asyncllm.kernels.triton.attention.decode_launch import Cut, Heads, Rows, choose_cut, fitted
-from asyncllm.kernels.triton.qk_norm_rope import encode_heads, encoding_of
+from asyncllm.kernels.triton.qk_norm_rope import encode_heads, encoding_of, kv_kinds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,14 +57,17 @@ def decode_heads(
         return out
     rows = Rows(keys, values, block_table, slots, lengths)
     weights, constants = encoding_of(encoding)
-    heads = Heads(True, (*weights, positions, slot_mapping), constants, encoding.sinks)
-    if cut is None and fused is not False and decode_hopper.supports(qkv, rows, spec):
+    tensors = (*weights, positions, slot_mapping)
+    heads = Heads(True, tensors, constants, encoding.sinks, encoding.normalizes_values)
+    # The kernel for Hopper encodes the commonest layers only.
+    plain = kv_kinds(spec) == 2 and spec.pair_distance is None and not encoding.normalizes_values
+    if cut is None and fused is not False and plain and decode_hopper.supports(qkv, rows, spec):
         decode_hopper.launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out)
         return out
     if fused is None:
         fused = num_rows * spec.num_kv_heads <= FUSED_PAIRS
     if not fused:
-        q, _, _ = encode_heads(qkv, spec, encoding, positions, keys, values, slot_mapping)
+        q = encode_heads(qkv, spec, encoding, positions, keys, values, slot_mapping)
         decode_attention(q, *rows, spec, sinks=encoding.sinks, out=out.view(q.shape), cut=cut)
         return out
     max_length = block_table.shape[1] * keys.shape[1]

@@ -75,7 +75,7 @@ def _encode(heads, exists, memory, turns, layer: gl.constexpr):
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
     dim = _dims(layer)
-    partner = partners(dim, layer.rotary)
+    partner = partners(dim, layer.rotary, layer.rotary // 2)
     mask = exists[:, None] & (dim >= 0)[None, :]
     plain = gl.load(heads[:, None] + dim[None, :], mask=mask, other=0.0)
     dtype: gl.constexpr = plain.dtype

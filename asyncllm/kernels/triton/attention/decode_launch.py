@@ -40,16 +40,17 @@ class Heads(NamedTuple):
         encodes: q is a projection's output: encode it, and write the newest key and value.
         tensors: q_weight, k_weight, rope, positions and slot_mapping.
         constants: ROTARY, EPS and OFFSET.
-        sinks: see ``HeadEncoding``.
+        sinks, normalizes_values: see ``HeadEncoding``.
     """
 
     encodes: bool
     tensors: tuple[Tensor | None, ...]
-    constants: tuple[int, float, bool]
+    constants: tuple[int, float, float | None]
     sinks: Tensor | None = None
+    normalizes_values: bool = False
 
 
-UNENCODED = Heads(False, (None,) * 5, (0, 0.0, False))
+UNENCODED = Heads(False, (None,) * 5, (0, 0.0, None))
 
 
 class Cut(NamedTuple):

@@ -85,10 +85,10 @@ def _quantize(
         mean = tl.sum(values * values) / K
         factor = tl.load(gain + k, inside, other=0.0)
         values *= tl.rsqrt(mean + EPS)
-        if OFFSET:
-            values *= 1.0 + factor.to(tl.float32)
-        else:
+        if OFFSET is None:
             values = values.to(x.dtype.element_ty).to(tl.float32) * factor.to(tl.float32)
+        else:
+            values *= factor.to(tl.float32) + OFFSET
         values = values.to(x.dtype.element_ty).to(tl.float32)
     size = tl.maximum(tl.max(tl.abs(values), axis=1), 1e-12) / LIMIT
     values = tl.minimum(tl.maximum(values / size[:, None], -LIMIT), LIMIT)
@@ -118,7 +118,7 @@ def quantize_rows(
     rows = cdiv(len(x), multiple) * multiple
     groups = columns // FP8_BLOCK if blocked else 1
     width = next_power_of_2(columns)
-    gain, eps, offset = norm or (None, 0.0, False)
+    gain, eps, offset = norm or (None, 0.0, None)
     data = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(groups, rows, dtype=torch.float32, device=x.device)
     tile = (width // FP8_BLOCK, FP8_BLOCK) if blocked else (1, width)

@@ -32,10 +32,13 @@ class Projection(NamedTuple, Generic[W]):
 
     @property
     def prologue(self) -> tuple[bool, float, bool]:
-        """The constants NORM, EPS and OFFSET of kernels that normalise x."""
+        """The constants NORM, EPS and OFFSET of kernels that normalise x.
+
+        They never round x before they multiply it by the weight: OFFSET is whether to add 1.
+        """
         if self.norm is None:
             return False, 0.0, False
-        return True, self.norm.eps, self.norm.offset
+        return True, self.norm.eps, bool(self.norm.offset)
 
     @property
     def epilogue(self) -> tuple[bool, bool, str | None]:
