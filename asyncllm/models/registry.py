@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncllm.errors import ModelError
 from asyncllm.models.config.base import Config
 from asyncllm.models.config.gemma import Gemma2Config, Gemma3Config, GemmaConfig
+from asyncllm.models.config.gemma4 import Gemma4Config, Gemma4UnifiedConfig
 from asyncllm.models.config.glm import Glm4MoeConfig, GlmConfig
 from asyncllm.models.config.gpt_oss import GptOssConfig
 from asyncllm.models.config.granite import GraniteConfig, GraniteMoeConfig
@@ -75,7 +76,7 @@ FAMILIES = (
         ("LlamaModel",),
     ),
     Family("SmolLM3", "llama", "LlamaForCausalLM", SmolLM3Config, ("SmolLM3ForCausalLM",)),
-    Family("Seed-OSS", "seed_oss", "SeedOssForCausalLM", SeedOssConfig, ("SeedOssForCausalLM",)),
+    Family("Seed-OSS", "llama", "SeedOssForCausalLM", SeedOssConfig, ("SeedOssForCausalLM",)),
     Family(
         "Mistral, Ministral",
         "mistral",
@@ -150,6 +151,22 @@ FAMILIES = (
         Gemma3Config,
         ("Gemma3ForCausalLM",),
         multimodal=("Gemma3ForConditionalGeneration",),
+    ),
+    Family(
+        "Gemma 4",
+        "gemma4",
+        "Gemma4ForCausalLM",
+        Gemma4Config,
+        ("Gemma4ForCausalLM",),
+        multimodal=("Gemma4ForConditionalGeneration",),
+    ),
+    Family(
+        "Gemma 4 12B",
+        "gemma4",
+        "Gemma4ForCausalLM",
+        Gemma4UnifiedConfig,
+        ("Gemma4UnifiedForCausalLM",),
+        multimodal=("Gemma4UnifiedForConditionalGeneration",),
     ),
     Family("Phi-3, Phi-4", "phi3", "Phi3ForCausalLM", Phi3Config, ("Phi3ForCausalLM",)),
     Family("OLMo 2", "olmo", "Olmo2ForCausalLM", Olmo2Config, ("Olmo2ForCausalLM",)),

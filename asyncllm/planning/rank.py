@@ -111,7 +111,7 @@ def _work(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
     used = 0.0
     if isinstance(config, MoeConfig) and config.experts > 0:
         used = config.num_experts_per_tok / config.experts
-    layers = (
+    attention = (
         (spec.window, 2 * spec.num_kv_heads * spec.head_dim, spec.num_heads * spec.head_dim)
         for spec in model.attention_specs
     )
@@ -123,7 +123,7 @@ def _work(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
         kv_bytes=model.kv_bytes_per_token(itemsize),
         token_flops=2 * (rest.elements + used * experts.elements),
         sample_flops=2 * head.elements,
-        attention=Attention.of(layers),
+        attention=Attention.of(attention),
         kv_itemsize=itemsize,
     )
 

@@ -58,6 +58,31 @@ WIDE: dict[str, dict[str, Any]] = {
     "granite_moe": _sizes(  # 3B
         1536, 512, 24, 8, num_local_experts=40, num_experts_per_tok=8, **_FACTORS
     ),
+    "gemma4": _sizes(  # E4B, but with fewer layers that share keys and values
+        2560,
+        10240,
+        8,
+        2,
+        num_hidden_layers=5,
+        head_dim=256,
+        global_head_dim=512,
+        num_global_key_value_heads=2,
+        hidden_size_per_layer_input=256,
+        sliding_window=512,
+    ),
+    "gemma4_moe": _sizes(  # 26B
+        2816,
+        2112,
+        16,
+        8,
+        head_dim=256,
+        global_head_dim=512,
+        num_global_key_value_heads=2,
+        num_experts=64,
+        top_k_experts=8,
+        moe_intermediate_size=704,
+        sliding_window=512,
+    ),
     "glm4_moe": _sizes(  # 4.5-Air
         4096, 10944, 32, 8, n_routed_experts=32, moe_intermediate_size=1408, head_dim=128
     ),

@@ -187,12 +187,21 @@ class SparseMoE(nn.Module):
         self.ranks = place.ranks
 
     def forward(
-        self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        routed_by: Tensor | None = None,
     ) -> Tensor:
-        """Normalises x first, and adds to ``residual`` in place."""
+        """Normalises x first, and adds to ``residual`` in place.
+
+        Args:
+            routed_by: what the router sees, if not the normalised x; of the same shape.
+        """
         if norm is not None:
             x = rms_norm(x, norm)
-        weights, chosen = self.gate.route(x)
+        weights, chosen = self.gate.route(x if routed_by is None else routed_by)
         is_alone = self.ranks.size == 1
         total = residual if is_alone else None
         if self.shared_expert is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -9,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.kernels.experts import choose_experts
-from asyncllm.kernels.types import Routing
+from asyncllm.kernels.norm import rms_norm
+from asyncllm.kernels.types import Norm, Routing
 from asyncllm.models.layers.linear import Linear
 from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.quant.place import Place
 
 
 class SoftmaxRouter(Linear):
@@ -37,6 +40,38 @@ class SoftmaxRouter(Linear):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights in the dtype of x, and int32 experts, both [tokens, top_k]."""
         return choose_experts(self(x), self.routing, x.dtype)
+
+
+class ScaledRouter(SoftmaxRouter):
+    """Gemma 4's: with a norm of its own before, and a factor of each expert's weights.
+
+    Args:
+        eps: of the norm.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_experts: int, place: Placement, *, top_k: int, eps: float
+    ):
+        super().__init__(hidden_size, num_experts, place, top_k=top_k, normalize=True)
+        self.scale = place.empty(hidden_size)
+        self.per_expert_scale = place.empty(num_experts)
+        self.eps = eps
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``SoftmaxRouter.route``."""
+        scaled = rms_norm(x, Norm(self.scale, self.eps)) * x.shape[-1] ** -0.5
+        weights, experts = choose_experts(self(scaled), self.routing, torch.float32)
+        return (weights * self.per_expert_scale[experts]).to(x.dtype), experts
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield from super().parts()
+        yield "scale", self.scale
+        yield "per_expert_scale", self.per_expert_scale
+
+    def fill_neutral(self) -> None:
+        """Set the factors to scale by one."""
+        self.scale.fill_(1.0)
+        self.per_expert_scale.fill_(1.0)
 
 
 class SigmoidRouter(nn.Module):

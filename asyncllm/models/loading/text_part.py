@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 #: What names of other tensors begin with, after ``model.``.
-_OTHERS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
+_OTHERS = (
+    *("visual.", "vision_tower.", "vision_model.", "multi_modal_projector."),
+    *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder."),
+)
 
 
 def text_part(name: str) -> str | None:

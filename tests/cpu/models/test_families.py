@@ -152,6 +152,11 @@ def test_published_configurations(name: str, tmp_path: Path) -> None:
         ("mixtral", {"num_local_experts": 4096}, ["num_local_experts 4096", "8 experts"]),
         ("granite", {"hidden_act": "snake"}, ["'snake'"]),
         ("starcoder2", {"sliding_window": -1}, ["sliding_window"]),
+        ("gemma4", {"use_bidirectional_attention": "all"}, ["bidirectional"]),
+        ("gemma4", {"num_kv_shared_layers": 4}, ["is 4 of 5", "layer 1 has no full_attention"]),
+        ("gemma4", {"num_kv_shared_layers": 6}, ["num_kv_shared_layers is 6"]),
+        ("gemma4_moe", {"top_k_experts": 9}, ["top_k_experts is 9", "num_experts is 8"]),
+        ("gemma4_moe", {"moe_intermediate_size": None}, ["needs num_experts"]),
     ],
 )
 def test_values_that_are_refused(

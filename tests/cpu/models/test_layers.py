@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import Gemma4TextConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from asyncllm.errors import ModelError
@@ -17,9 +19,10 @@ from asyncllm.kernels import activation
 from asyncllm.kernels.attention import encode_heads
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.config.base import ACTIVATIONS, check_activation
+from asyncllm.models.config.gemma4 import Gemma4Config
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.moe import Experts, SparseMoE
-from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
+from asyncllm.models.layers.norm import Float32RMSNorm, GemmaRMSNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.rotary import rotary_frequencies, rotary_table
 from asyncllm.models.layers.router import SigmoidRouter, SoftmaxRouter
@@ -65,7 +68,26 @@ def test_rotary_frequencies(rope: dict[str, Any], length: int) -> None:
     assert got_amplitude == pytest.approx(amplitude)
 
 
-def test_rotation_leaves_lengths_and_the_rest_of_a_head_alone() -> None:
+@pytest.mark.parametrize(("share", "factor"), [(0.25, None), (0.5, 8.0), (1.0, 2.0)])
+def test_proportional_frequencies(share: float, factor: float | None) -> None:
+    """transformers rotates all pairs, the last ones by nothing."""
+    given = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": share}
+    given |= {} if factor is None else {"factor": factor}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "head_dim": 64, "global_head_dim": 128}
+    ropes = {"full_attention": given, "sliding_attention": {"rope_type": "default"}}
+    theirs = Gemma4TextConfig(num_hidden_layers=6, rope_parameters=deepcopy(ropes), **heads)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["proportional"](theirs, layer_type="full_attention")
+    rotated = int(64 * share)
+    assert not frequencies[rotated:].any()
+    sizes: dict[str, Any] = {"num_key_value_heads": 1, "intermediate_size": 1, "hidden_size": 128}
+    rope = Gemma4Config(num_hidden_layers=6, rope_parameters=ropes, **sizes, **heads).rope(5)
+    got, amplitude = rotary_frequencies(rope, 100)
+    torch.testing.assert_close(got, frequencies[:rotated], rtol=1e-6, atol=0)
+    assert (amplitude, rope.spread) == (1.0, 128)
+
+
+@pytest.mark.parametrize("distance", [None, 6])
+def test_rotation_leaves_lengths_and_the_rest_of_a_head_alone(distance: int | None) -> None:
     rope = RopeConfig(
         rope_type="default",
         rope_theta=10_000.0,
@@ -75,20 +97,28 @@ def test_rotation_leaves_lengths_and_the_rest_of_a_head_alone() -> None:
     )
     table = rotary_table(rope, 64, torch.device("cpu"))
     x = torch.randn(3, 2, 12)
-    spec = AttentionSpec(0, num_heads=2, num_kv_heads=1, head_dim=12, scale=1.0)
+    spec = AttentionSpec(
+        0, num_heads=2, num_kv_heads=1, head_dim=12, scale=1.0, pair_distance=distance
+    )
     qkv = torch.cat((x, torch.randn(3, 2, 12)), dim=1).flatten(1)
-    keys = values = torch.zeros(3, 1, 1, 12)
+    keys, values = torch.zeros(2, 3, 1, 1, 12)
     encoding, positions = HeadEncoding(None, None, table), torch.tensor([0, 5, 63])
-    turned, _, _ = encode_heads(qkv, spec, encoding, positions, keys, values, torch.arange(3))
+    turned = encode_heads(qkv, spec, encoding, positions, keys, values, torch.arange(3))
     assert torch.equal(turned[0], x[0])
-    assert torch.equal(turned[..., 8:], x[..., 8:])
+    alone = [8, 9, 10, 11] if distance is None else [4, 5, 10, 11]
+    assert torch.equal(turned[..., alone], x[..., alone])
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     assert not torch.allclose(turned[1], x[1])
 
 
 @pytest.mark.parametrize("place", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [(RMSNorm, LlamaRMSNorm), (GemmaRMSNorm, Gemma2RMSNorm)]
+    ("ours", "theirs"),
+    [
+        (RMSNorm, LlamaRMSNorm),
+        (GemmaRMSNorm, Gemma2RMSNorm),
+        (Float32RMSNorm, Gemma4RMSNorm),
+    ],
 )
 def test_norms_round_as_in_transformers(ours: Any, theirs: Any, place: Placement) -> None:
     norm, reference = ours(64, 1e-6, place), theirs(64, eps=1e-6).to(place.dtype)

@@ -81,6 +81,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma2",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
+    "gemma4-separate-values": (
+        "gemma4",
+        {"attention_k_eq_v": False, "use_double_wide_mlp": False, "num_kv_shared_layers": 3},
+    ),
+    "gemma4-inputs-alone": ("gemma4", {"num_kv_shared_layers": 0}),
+    "gemma4-experts-and-inputs": ("gemma4_moe", {"hidden_size_per_layer_input": 8}),
     "phi3-window": ("phi3", {"sliding_window": 40}),
     "phi3-long": (
         "phi3",
@@ -191,8 +197,7 @@ class _ShapesOnly:
     def forward(
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
-        heads = spec.num_heads + 2 * spec.num_kv_heads
-        assert qkv.shape == (len(batch.input_ids), heads * spec.head_dim)
+        assert qkv.shape == (len(batch.input_ids), spec.projected_size)
         return qkv[:, : spec.num_heads * spec.head_dim]
 
 

@@ -13,10 +13,12 @@ import pytest
 
 from asyncllm.errors import ModelError
 from asyncllm.models import registry
-from asyncllm.models.config.base import DecoderConfig
+from asyncllm.models.config.base import DecoderConfig, MoeConfig
 from asyncllm.models.rope import RopeConfig
 from asyncllm.models.spec import ModelSpec, read_spec
+from asyncllm.sim.cost import shape_of
 from tests.support.models import tiny_models
+from tests.support.models.configs import GEMMA4_26B_A4B, QWEN3_30B_A3B, config_folder
 from tests.support.models.tiny_models import edit_config
 
 
@@ -40,7 +42,6 @@ def test_every_family_is_read(family: str, tmp_path: Path) -> None:
 
 def test_bytes_of_the_kv_cache(tmp_path: Path) -> None:
     spec = read_spec(tiny_models.make("mistral", tmp_path))
-    assert (spec.num_layers, spec.num_kv_heads, spec.head_dim) == (3, 2, 24)
     assert spec.kv_bytes_per_token(2) == 3 * 2 * 2 * 24 * 2
 
 
@@ -127,6 +128,55 @@ def test_both_spellings_mean_the_same(family: str, tmp_path: Path) -> None:
         assert old.window(layer) == new.window(layer)
 
 
+def test_qwen3_coder_is_a_qwen3_moe(tmp_path: Path) -> None:
+    """With what its config.json has beyond, such as null for what is unused."""
+    changes: dict[str, Any] = {
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "hidden_act": "silu",
+        "max_position_embeddings": 262_144,
+        "max_window_layers": 28,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "qkv_bias": False,
+        "rope_scaling": None,
+        "rope_theta": 10_000_000,
+        "shared_expert_intermediate_size": 0,
+        "sliding_window": None,
+        "use_qk_norm": True,
+        "use_sliding_window": False,
+    }
+    spec = read_spec(config_folder(tmp_path, QWEN3_30B_A3B, **changes))
+    config = _decoder(spec)
+    assert (spec.max_position_embeddings, _rope(config, 47).rope_theta) == (262_144, 1e7)
+    assert all(isinstance(config, MoeConfig) and config.is_sparse(layer) for layer in range(48))
+    assert shape_of("auto", spec).stored_params == pytest.approx(30.5e9, rel=0.01)
+
+
+def test_gemma4_names_sizes_by_kind_or_by_layer(tmp_path: Path) -> None:
+    by_kind = _decoder(read_spec(config_folder(tmp_path, GEMMA4_26B_A4B)))
+    sizes = {str(i): {"head_dim": 512, "num_key_value_heads": 2} for i in range(5, 30, 6)}
+    text = {**GEMMA4_26B_A4B["text_config"], "per_layer_config": sizes}
+    text |= {"global_head_dim": None, "num_global_key_value_heads": None}
+    by_layer = _decoder(read_spec(config_folder(tmp_path, GEMMA4_26B_A4B, text_config=text)))
+    for config in (by_kind, by_layer):
+        layers = [
+            (config.window(i), config.head_size(i), config.kv_heads(i), config.values_are_keys(i))
+            for i in range(30)
+        ]
+        assert layers == ([(1024, 256, 8, False)] * 5 + [(None, 512, 2, True)]) * 5
+
+
+def test_bytes_of_the_kv_cache_of_layers_of_different_shapes(tmp_path: Path) -> None:
+    spec = read_spec(config_folder(tmp_path, GEMMA4_26B_A4B))
+    assert shape_of("auto", spec).stored_params == pytest.approx(25.2e9, rel=0.01)
+    assert spec.kv_bytes_per_token(2) == 2 * 2 * (25 * 8 * 256 + 5 * 2 * 512)
+    text = {**GEMMA4_26B_A4B["text_config"], "num_kv_shared_layers": 12}
+    spec = read_spec(config_folder(tmp_path, GEMMA4_26B_A4B, text_config=text))
+    assert spec.kv_bytes_per_token(2) == 2 * 2 * (15 * 8 * 256 + 3 * 2 * 512)
+    assert [_decoder(spec).kv_source(i) for i in (17, 18, 23, 28, 29)] == [None, 16, 17, 16, 17]
+
+
 def test_early_phi3_calls_longrope_su(tmp_path: Path) -> None:
     factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     folder = tiny_models.make("phi3", tmp_path)
@@ -166,7 +216,7 @@ def test_multimodal_gemma3_may_leave_out_defaults(tmp_path: Path) -> None:
     )
     spec = read_spec(tmp_path)
     config = _decoder(spec)
-    assert (spec.vocab_size, spec.num_kv_heads, spec.head_dim) == (262_208, 4, 256)
+    assert (spec.vocab_size, spec.kv_bytes_per_token(2)) == (262_208, 34 * 2 * 4 * 256 * 2)
     assert (spec.max_position_embeddings, spec.eos_token_ids) == (131_072, (1, 106))
     assert spec.dtype == "bfloat16"
     assert [config.window(layer) for layer in range(6)] == [1024] * 5 + [None]

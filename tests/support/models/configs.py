@@ -46,6 +46,34 @@ QWEN3_30B_A3B: dict[str, Any] = {
     "num_experts_per_tok": 8,
     "tie_word_embeddings": False,
 }
+#: Two sizes of heads, values that are keys, and experts beside an MLP.
+GEMMA4_26B_A4B: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "eos_token_id": [1, 106],
+    "dtype": "bfloat16",
+    "text_config": {
+        "vocab_size": 262144,
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "sliding_window": 1024,
+        "max_position_embeddings": 262144,
+        "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+        "num_kv_shared_layers": 0,
+        "use_bidirectional_attention": "vision",
+    },
+}
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 

@@ -39,6 +39,19 @@ _GRANITE: dict[str, Any] = {
     "residual_multiplier": 0.7,
     "logits_scaling": 1.5,
 }
+_GEMMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": WINDOW,
+    "final_logit_softcapping": 5.0,
+    "hidden_size_per_layer_input": 0,
+}
+_GEMMA4_LAYERS = [
+    *("sliding_attention", "full_attention", "sliding_attention"),
+    *("sliding_attention", "full_attention"),
+]
 #: Positions with a number each for time, height and width.
 _MROPE: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
@@ -128,6 +141,19 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                     "factor": 8.0,
                 },
             },
+        },
+    ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        {
+            **_ROTARY,
+            **_GEMMA4,
+            "layer_types": _GEMMA4_LAYERS,
+            "num_hidden_layers": len(_GEMMA4_LAYERS),
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 384,
         },
     ),
     "phi3": (
@@ -247,6 +273,30 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "starcoder2": ("Starcoder2Config", {**_ROTARY, "sliding_window": WINDOW}),
+    "gemma4_vision": (
+        "Gemma4Config",
+        {
+            "text_config": "gemma4",
+            "vision_config": {**_VISION, "head_dim": 8, "num_key_value_heads": 2},
+        },
+    ),
+    "gemma4_moe": (
+        "Gemma4TextConfig",
+        {
+            **_ROTARY,
+            **_GEMMA4,
+            "layer_types": _GEMMA4_LAYERS[:2],
+            "num_hidden_layers": 2,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+        },
+    ),
+    "gemma4_unified": (
+        "Gemma4UnifiedTextConfig",
+        {**_ROTARY, **_GEMMA4, "num_hidden_layers": 7, "attention_k_eq_v": False},
+    ),
     "gemma3_vision": (
         "Gemma3Config",
         {"text_config": "gemma3", "vision_config": _VISION, "mm_tokens_per_image": 4},
@@ -315,6 +365,8 @@ def make(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
     config = _config(family, overrides)
     model = _class_of(config)(config)
     randomize(model, seed, std)
+    if family.startswith("gemma4"):
+        _rescale_scores(model)
     save(model.to(dtype), folder, shard_size)
     if family in TRANSPOSED:
         _transpose_experts(folder / "model.safetensors")
@@ -371,6 +423,19 @@ def randomize(model: nn.Module, seed: int, std: float = 0.15) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(1 + torch.randn(buffer.shape, generator=generator) * 0.1)
+
+
+def _rescale_scores(model: nn.Module) -> None:
+    """In Gemma 4, trained norms scale the scores of attention and routers. With norms around 1,
+    attention is so sharp, and routers are so undecided, that both magnify rounding errors."""
+    factors = {"q_norm.weight": 0.25, "router.scale": 8.0}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            for end, factor in factors.items():
+                if name.endswith(end):
+                    parameter.mul_(factor)
 
 
 def save(model: Any, folder: Path, shard_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from asyncllm.planning.rank import RankModel, rank_model
 from asyncllm.sim.cost import SHAPES
 from tests.support.models.configs import (
     FP8,
+    GEMMA4_26B_A4B,
     QWEN3_8B,
     QWEN3_30B_A3B,
     config_folder,
@@ -35,7 +37,7 @@ def test_the_whole_model_is_that_of_the_simulated_device(tmp_path: Path) -> None
     assert work.weight_bytes == pytest.approx(known.weight_bytes, rel=1e-3)
     assert work.token_flops == pytest.approx(known.token_flops, rel=1e-3)
     assert (work.kernels, work.kv_bytes) == (known.kernels, known.kv_bytes)
-    assert (work.sample_flops, work.pair_flops) == (known.sample_flops, known.pair_flops)
+    assert (work.sample_flops, work.attention) == (known.sample_flops, known.attention)
     assert rank.num_sums == 0
 
 
@@ -44,9 +46,9 @@ def test_ranks_share_everything(tmp_path: Path) -> None:
     assert half.weight_bytes == pytest.approx(whole.weight_bytes / 2, rel=1e-3)
     assert half.work.kv_bytes == whole.work.kv_bytes // 2
     assert half.work.token_flops == pytest.approx(whole.work.token_flops / 2, rel=1e-3)
-    assert half.spec.num_kv_heads == 4
     assert half.num_sums == 2 * 36 + 1, "attention, MLP; the embedding"
-    assert rank_of(tmp_path, QWEN3_8B, tp=16).spec.num_kv_heads == 1, "two ranks have the same"
+    sixteenth = rank_of(tmp_path, QWEN3_8B, tp=16).work.kv_bytes
+    assert sixteenth == whole.work.kv_bytes // 8, "two ranks have the same"
 
 
 def test_experts(tmp_path: Path) -> None:
@@ -54,6 +56,29 @@ def test_experts(tmp_path: Path) -> None:
     assert rank.work.token_expert_bytes == rank.work.expert_bytes * 8 / 128
     assert 4 * rank.weight_bytes == pytest.approx(2 * 30.5e9, rel=0.02)
     assert rank.num_sums == 2 * 48 + 1
+
+
+def test_layers_of_different_shapes(tmp_path: Path) -> None:
+    rank, half = (rank_of(tmp_path, GEMMA4_26B_A4B, tp=tp) for tp in (1, 2))
+    local, whole = 25 * 8 * 256, 5 * 2 * 512  # elements of keys
+    assert rank.work.kv_bytes == 2 * 2 * (local + whole) == 2 * half.work.kv_bytes
+    seen = {layers.window: (layers.kv_size, layers.heads_size) for layers in rank.work.attention}
+    heads = 25 * 16 * 256, 5 * 16 * 512
+    assert seen == {1024: (2 * local, heads[0]), math.inf: (2 * whole, heads[1])}
+    assert rank.weight_bytes == pytest.approx(2 * 25.2e9, rel=0.01)
+    angles = 256 + 512 // 4  # of heads of 256, and of a quarter of those of 512
+    assert rank.table_bytes == pytest.approx(262_144 * angles * 4, rel=1e-3)
+    assert rank.work.token_expert_bytes == rank.work.expert_bytes * 8 / 128
+    assert half.num_sums == 3 * 30 + 1, "attention, MLP and experts; the embedding"
+
+
+def test_layers_that_share_keys_and_values_read_but_do_not_keep_them(tmp_path: Path) -> None:
+    text = {**GEMMA4_26B_A4B["text_config"], "num_kv_shared_layers": 12}
+    own = rank_of(tmp_path, GEMMA4_26B_A4B).work
+    shared = rank_of(tmp_path, GEMMA4_26B_A4B, text_config=text).work
+    assert shared.kv_bytes == own.kv_bytes * 18 // 30
+    assert shared.attention == own.attention
+    assert shared.weight_bytes < own.weight_bytes
 
 
 def test_what_cannot_be_divided_is_said_as_at_the_start(tmp_path: Path) -> None:
