@@ -59,7 +59,10 @@ class LogitRowsBackend(AttentionBackend, Protocol):
     def forward_logit_rows(
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:
-        """As ``forward``, for ``batch.logit_rows``: [samples, num_heads * head_dim]."""
+        """As ``forward``, for ``batch.logit_rows``: [samples, num_heads * head_dim].
+
+        After ``ForwardBatch.of_logit_rows`` qkv is of these alone.
+        """
 
 
 class GraphRows(NamedTuple):
@@ -124,8 +127,8 @@ class ForwardBatch:
         plan: the backend's, for this step.
         logit_rows: the tokens in ``sample_rows``, if the backend should attend only these where no
             others are needed.
-        logit_rows_only: this is the last layer. It writes K and V of all tokens, but computes
-            everything after that only for tokens that yield logits.
+        logit_rows_only: no later layer writes K and V. This one writes those of all tokens, but
+            computes everything after that only for tokens that yield logits.
     """
 
     input_ids: Tensor
@@ -142,6 +145,22 @@ class ForwardBatch:
         if self.sample_rows is None or not 0 < len(self.sample_rows) < len(self.input_ids):
             return self
         return replace(self, logit_rows_only=True)
+
+    def before_sharing_layers(self) -> Self:
+        """As ``for_last_layer``, if layers follow that only read K and V, and this backend can
+        attend single tokens in them."""
+        can = self.logit_rows is not None and isinstance(self.backend, LogitRowsBackend)
+        return self.for_last_layer() if can else self
+
+    def of_logit_rows(self) -> Self:
+        """The step of the tokens that yield logits alone, for layers after ``logit_rows_only``."""
+        return replace(
+            self,
+            input_ids=self.sampling(self.input_ids),
+            positions=self.sampling(self.positions),
+            slot_mapping=self.sampling(self.slot_mapping),
+            sample_rows=None,
+        )
 
     def attend(self, spec: AttentionSpec, qkv: Tensor, encoding: HeadEncoding) -> Tensor:
         """See ``AttentionBackend.forward``; returns only the ``needed`` rows."""

@@ -134,6 +134,10 @@ class PagedBackend:
         """See ``LogitRowsBackend``: the last tokens of rows attend as decode rows do."""
         assert batch.logit_rows is not None
         keys, values = self._kv.layer(spec.kv_layer)
+        if batch.sample_rows is None:
+            rows = batch.plan.block_table, *batch.logit_rows
+            at = batch.positions, batch.slot_mapping
+            return decode_heads(qkv, encoding, *at, keys, values, *rows, spec)
         q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
         table = batch.plan.block_table
         # The decode kernel reads K and V of earlier tokens without waiting for the previous kernel.

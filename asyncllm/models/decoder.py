@@ -55,6 +55,7 @@ class DecoderLM(CausalLM, Generic[C]):
             [self._make_layer(config, spec, place) for spec in specs],
             self.make_norm(config, config.hidden_size, place),
             [config.rope(i) for i in range(config.num_hidden_layers)],
+            max(spec.kv_layer for spec in specs),
             max_length or config.context_length,
             place,
         )
@@ -140,6 +141,8 @@ class _Stack(nn.Module):
     """From token ids to hidden states before the last norm.
 
     Attributes:
+        last_with_keys: the last layer with keys and values of its own. Those after it need only the
+            tokens that yield logits.
         layer_inputs: None, or makes a further argument of each layer, of ids and embeddings.
     """
 
@@ -151,6 +154,7 @@ class _Stack(nn.Module):
         layers: list[nn.Module],
         norm: RMSNorm | LayerNorm,
         ropes: list[RopeConfig | None],
+        last_with_keys: int,
         max_length: int,
         place: Placement,
     ):
@@ -164,20 +168,25 @@ class _Stack(nn.Module):
         for number, table in enumerate(tables):
             self.register_buffer(f"rope{number}", table, persistent=False)
         self.ropes = [tables[kinds.index(rope)] for rope in ropes]
+        self.last_with_keys = last_with_keys
         self.layer_inputs = None
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
-        more: list[tuple[Tensor, ...]] = [()] * len(self.layers)
-        if self.layer_inputs is not None:
-            more = [(own,) for own in self.layer_inputs(batch.input_ids, x)]
-        # ``first_layers`` leaves some out.
-        *layers, last = zip(self.layers, self.ropes, more, strict=False)
-        for layer, rope, inputs in layers:
-            x = layer(x, rope, batch, *inputs)
-        layer, rope, inputs = last
-        batch = batch.for_last_layer()
-        x = layer(x, rope, batch, *inputs)
+        own = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, x)
+        last = len(self.layers) - 1  # ``first_layers`` leaves some out
+        for number, layer in enumerate(self.layers):
+            if number == last:
+                batch = batch.for_last_layer()
+            elif number == self.last_with_keys:
+                batch = batch.before_sharing_layers()
+            x = layer(x, self.ropes[number], batch, *(() if own is None else (own[number],)))
+            if number == self.last_with_keys < last:
+                if batch.sample_rows is not None and len(batch.sample_rows) == 0:
+                    break  # nobody reads what the other layers would make
+                if batch.logit_rows_only:
+                    own = None if own is None else own.index_select(1, batch.sample_rows)
+                    batch = batch.of_logit_rows()
         return x if batch.logit_rows_only else batch.sampling(x)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,9 +75,9 @@ class TensorPlanned(SdpaBackend):
         return out
 
 
-@pytest.fixture(scope="module")
-def model(folder_of: Callable[[str], Path]) -> CausalLM:
-    folder = folder_of("qwen3")
+@pytest.fixture(scope="module", params=["qwen3", "gemma4"])
+def model(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> CausalLM:
+    folder = folder_of(request.param)
     return load_model(folder, read_spec(folder), torch.float32, "cpu", max_length=40)
 
 
@@ -163,6 +164,34 @@ def test_scored_tokens_yield_logits_beside_those_that_sample(
         hidden = model(batch)
         everything = model(ForwardBatch(*inputs.tokens, None, attention, plan))
     expected = everything[[*range(1, 17), 0, 17]]
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_that_only_read_keys_take_the_tokens_that_yield_logits(
+    folder_of: Callable[[str], Path],
+) -> None:
+    folder = folder_of("gemma4")
+    model = load_model(folder, read_spec(folder), torch.float32, "cpu", max_length=40)
+    counts: list[int] = []
+
+    class Counting(PagedBackend):
+        def forward_logit_rows(self, qkv: Tensor, *args: Any) -> Tensor:
+            counts.append(len(qkv))
+            return super().forward_logit_rows(qkv, *args)
+
+    rows = np.array([(0, 20, 1), (1, 3, 17), (2, 0, 8), (3, 19, 1)], dtype=np.int32)
+    with torch.inference_mode():
+        table, pool = prepared(model)
+        inputs = upload_step(StepRows.of(rows, table), table, PAGE_SIZE, CpuDevice())
+        backend = Counting(pool, torch.from_numpy)
+        samples, plan = inputs.sample_rows, backend.plan(rows, table.block_table)
+        assert samples is not None
+        expected = model(ForwardBatch(*inputs.tokens, samples, backend, plan))
+        assert not counts
+        hidden = model(ForwardBatch(*inputs.tokens, samples, backend, plan, inputs.logit_rows))
+        assert counts == [27, 3, 3], "one layer writes keys of all tokens, two follow"
+        nothing = model(ForwardBatch(*inputs.tokens, samples[:0], backend, plan))
+        assert nothing.shape == (0, 64)
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
 
 
