@@ -115,7 +115,7 @@ class ChatTemplate:
     def cannot(self) -> str:
         """What the templates cannot do, and what is done instead; "" if they can do everything."""
         return "; ".join(
-            (f"{name}: " if len(self._templates) > 1 else "") + ", ".join(template.cannot)
+            (f"{name}: " if len(self._templates) > 1 else "") + "; ".join(template.cannot)
             for name, template in self._templates.items()
             if template.cannot
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from asyncllm.errors import BadRequest
 from asyncllm.server.anthropic import requests
 from asyncllm.server.chat.adapter import convert_part, tool_call
+from asyncllm.server.chat.messages import result_content
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,8 @@ _SILENT: Final = frozenset(
         *("encrypted_content", "encrypted_index", "encrypted_stdout"),
     )
 )
+#: Values that tell a model nothing; a zero does.
+_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 def read_messages(
@@ -106,9 +109,10 @@ class _Reader:
                 fields = {"tool_call_id": result.tool_use_id}
                 self.messages.append(_Message("tool", [text], fields=fields))
 
-    def _result(self, content: str | Sequence[dict[str, Any]] | None, where: str) -> str:
+    def _result(self, content: Any, where: str) -> str:
         """What a tool returned, as text; the model should know of what is no text."""
-        if content is None or isinstance(content, str):
+        content = result_content(content)
+        if not isinstance(content, list):
             return content or ""
         texts = []
         for i, given in enumerate(content):
@@ -153,7 +157,8 @@ def _told(given: dict[str, Any]) -> str:
 
 def _without_silent(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _without_silent(v) for k, v in value.items() if k not in _SILENT and v}
+        told = {k: v for k, v in value.items() if k not in _SILENT and v not in _NOTHING}
+        return {k: _without_silent(v) for k, v in told.items()}
     if isinstance(value, list):
         return [_without_silent(each) for each in value]
     return value

@@ -52,12 +52,13 @@ def cache_ttl(body: MessagesRequest) -> float | None:
             parts += message.content
     for part in parts:  # which grow
         if part.get("type") == "tool_result" and isinstance(part.get("content"), list):
-            parts += part["content"]
+            parts += [block for block in part["content"] if isinstance(block, dict)]
     marks = [part.get("cache_control") for part in parts]
     ttls = [mark.get("ttl") for mark in marks if isinstance(mark, dict)]
     given = [body, *(() if isinstance(body.system, str) else body.system or ())]
     ttls += [each.cache_control.ttl for each in given if each.cache_control is not None]
-    return max((_TTLS[ttl] for ttl in ttls if ttl in _TTLS), default=None)
+    known = [ttl for ttl in ttls if ttl is None or isinstance(ttl, str)]
+    return max((_TTLS[ttl] for ttl in known if ttl in _TTLS), default=None)
 
 
 def chat_of(body: requests.CountTokensRequest, left_out: list[str]) -> ChatRequest:

@@ -58,11 +58,14 @@ class ToolUseBlock(msgspec.Struct):
 
 
 class ToolResultBlock(msgspec.Struct):
-    """What a call returned, or the message of its error; images and the like are left out."""
+    """What a call returned, or the message of its error.
+
+    Images and the like are left out; other JSON than text and blocks is taken as text.
+    """
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[dict[str, Any]] | None = None
+    content: Any = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -28,6 +29,14 @@ _RESERVED = frozenset(
 
 #: Values of ``reasoning_effort``; a template knows some of them.
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+#: Types of parts that are text; some are those of the Responses API.
+_TEXTS: Final = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+_OF_RESULTS: Final = ("tool", "function")
 #: Begins the line with which Claude Code says whom to bill.
 _BILLING: Final = "x-anthropic-billing-header:"
 
@@ -104,12 +113,27 @@ def unsupported_tool(kind: str, where: str) -> BadRequest:
 def _read_messages(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, left_out: list[str]
 ) -> list[dict[str, Any]]:
+    messages = [
+        {**message, "content": result_content(message["content"])}
+        if message.get("role") in _OF_RESULTS and "content" in message
+        else message
+        for message in messages
+    ]
     try:
         chat = msgspec.convert({"messages": messages, "tools": tools}, type=_Chat)
     except msgspec.ValidationError as error:
         raise invalid(error, _Chat) from None
     pairs = enumerate(zip(messages, chat.messages, strict=True))
     return [_read_message(m, checked, f"messages[{i}]", left_out) for i, (m, checked) in pairs]
+
+
+def result_content(given: Any) -> str | list[dict[str, Any]] | None:
+    """What a tool has returned, as text or parts; JSON that is neither becomes text."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, list) and all(isinstance(part, dict) and "type" in part for part in given):
+        return given
+    return json.dumps(given, ensure_ascii=False)
 
 
 def _read_message(
@@ -122,10 +146,10 @@ def _read_message(
         return given
     kept = []
     for i, part in enumerate(message.content):
-        if part.type in ("text", "refusal"):
-            text: str | None = getattr(part, part.type)
+        if name := _TEXTS.get(part.type):
+            text: str | None = getattr(part, name)
             if text is None:
-                missing = f"{where}[{i}].{part.type}"
+                missing = f"{where}[{i}].{name}"
                 raise BadRequest(f"{missing} is required", param=missing)
             kept.append({**given["content"][i], "type": "text", "text": text})
         elif message.role not in ("assistant", "tool"):

@@ -236,8 +236,8 @@ class ReasoningConfig(msgspec.Struct):
     """``effort`` goes to the chat template; reasoning is not summarized."""
 
     effort: str | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
 
 
 class ResponseStreamOptions(msgspec.Struct):

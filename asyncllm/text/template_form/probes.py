@@ -335,9 +335,9 @@ _CLAUSES: Final[Mapping[tuple[str, Any], str]] = {
 def _clauses(form: Form) -> list[str]:
     said = [clause for (name, value), clause in _CLAUSES.items() if getattr(form, name) == value]
     if form.fill != "nothing":
-        said.append(f"tools without their optional fields (up to {form.fill!r} they are filled in)")
+        said.append("tools without their optional fields (they are filled in)")
     if form.ids is not None:
-        said.append(f"ids of calls that are not {form.ids!r} (they get others)")
+        said.append("any id of a call (calls and their results get others)")
     if form.user_first is not None:
         said.append("a conversation that no user begins (an empty turn begins it)")
     return said

@@ -172,3 +172,39 @@ def test_what_is_no_text_is_left_out_of_answers_and_results(server: Server) -> N
     assert "I look." in server.llm.encoded[-1]
     body["messages"][0]["content"] = [image]
     assert server.post("/v1/chat/completions", body).status == 400
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"found": [1, "ä"]}, '{"found": [1, "ä"]}'),
+        (["a", "b"], '["a", "b"]'),
+        (42, "42"),
+        (False, "false"),
+        ([{"text": "untyped"}], '[{"text": "untyped"}]'),
+    ],
+)
+@pytest.mark.parametrize("api", ["chat", "messages"])
+def test_results_that_are_other_json_are_text(
+    server: Server, api: str, result: Any, told: str
+) -> None:
+    server.llm.chat_template = ChatTemplate(FAMILIES["qwen2"])  # type: ignore[assignment]
+    path, body = loop(api, "{}")
+    message = body["messages"][2]
+    holder = message if api == "chat" else message["content"][0]
+    assert "content" in holder
+    holder["content"] = result
+    answer = server.post(path, body)
+    assert answer.status == 200, answer.body
+    assert told in server.llm.encoded[-1]
+
+
+def test_parts_of_the_responses_api_are_text(server: Server) -> None:
+    server.llm.chat_template = ChatTemplate(FAMILIES["qwen2"])  # type: ignore[assignment]
+    messages = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Where?"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Here."}]},
+        {"role": "user", "content": "Why?"},
+    ]
+    assert server.post("/v1/chat/completions", {"messages": messages}).status == 200
+    assert all(text in server.llm.encoded[-1] for text in ("Where?", "Here.", "Why?"))

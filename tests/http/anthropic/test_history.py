@@ -107,7 +107,7 @@ def test_what_servers_did_is_told(server: Server) -> None:
 def test_blocks_of_a_user_and_of_results(server: Server) -> None:
     found = {"type": "search_result", "title": "T", "source": "s", "content": [{"text": "found"}]}
     parts = [{"type": "text", "text": "here"}, IMAGE, PDF, NOTES, found]
-    parts.append({"type": "tool_reference", "tool_name": "later"})
+    parts.append({"type": "tool_reference", "tool_name": "later", "cache_control": {"ttl": [1]}})
     result = {"type": "tool_result", "tool_use_id": "1", "content": parts}
     use = {"type": "tool_use", "id": "1", "name": "add", "input": {}}
     turns = [

@@ -359,6 +359,6 @@ def test_foreign_compactions_are_left_out(server: Server) -> None:
 
 def test_managing_the_context_is_named(server: Server) -> None:
     body = {"input": "a", "context_management": [{"type": "compaction", "compact_threshold": 9}]}
-    answer = server.post(RESPONSES, body)
+    answer = server.post(RESPONSES, body | {"reasoning": {"summary": "none"}})
     assert answer.status == 200
-    assert answer.headers["X-Ignored-Parameters"] == "context_management"
+    assert answer.headers["X-Ignored-Parameters"] == "context_management, reasoning.summary"
