@@ -20,7 +20,13 @@ from asyncllm.models.loading.loader import make_model
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Apart
-from asyncllm.sim.cost import KERNELS_PER_LAYER, KERNELS_PER_STEP, Attention, Work
+from asyncllm.sim.cost import (
+    KERNELS_OF_EXPERTS,
+    KERNELS_PER_LAYER,
+    KERNELS_PER_STEP,
+    Attention,
+    Work,
+)
 
 
 class RankModel(NamedTuple):
@@ -116,7 +122,9 @@ def _work(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
         for spec in model.attention_specs
     )
     return Work(
-        kernels=KERNELS_PER_LAYER * spec.num_layers + KERNELS_PER_STEP,
+        kernels=KERNELS_PER_LAYER * spec.num_layers
+        + KERNELS_OF_EXPERTS * len(layers)
+        + KERNELS_PER_STEP,
         weight_bytes=rest.num_bytes + head.num_bytes,
         expert_bytes=experts.num_bytes,
         token_expert_bytes=used * experts.num_bytes,

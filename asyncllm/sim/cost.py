@@ -51,6 +51,8 @@ H200 = Gpu(
 )
 KERNELS_PER_LAYER = 9
 KERNELS_PER_STEP = 6
+#: Of a layer with experts, beyond those of one without.
+KERNELS_OF_EXPERTS = 5
 
 
 class Attention(msgspec.Struct, frozen=True):
@@ -109,7 +111,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     def work(self, itemsize: int) -> Work:
         """What its steps read and compute, with weights and KV of ``itemsize`` bytes."""
         return Work(
-            kernels=KERNELS_PER_LAYER * self.num_layers + KERNELS_PER_STEP,
+            kernels=KERNELS_PER_STEP
+            + self.num_layers * (KERNELS_PER_LAYER + KERNELS_OF_EXPERTS * (self.expert_params > 0)),
             weight_bytes=(self.params + self.head_params) * itemsize,
             expert_bytes=self.expert_params * itemsize,
             token_expert_bytes=self.expert_params_per_token * itemsize,

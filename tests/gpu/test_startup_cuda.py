@@ -53,6 +53,9 @@ def test_measuring_a_step_gives_the_same_each_time_and_keeps_nothing(
     size = StepSize(rows=64, tokens=4096, row_tokens=2048, captured_tokens=512, page_size=16)
     with torch.inference_mode():
         model = load_model(folder, spec, dtype, "cuda")
+        torch.cuda.empty_cache()
+        # Blocks of the weights have room, which a step takes first: it reserves less than it uses.
+        room = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
         def make_backend(pool: KVPool) -> AttentionBackend:
             specs = model.attention_specs
@@ -68,7 +71,7 @@ def test_measuring_a_step_gives_the_same_each_time_and_keeps_nothing(
         with_all_layers = measure_step(model, spec, make_backend, size, dtype, device)
         assert torch.cuda.memory_allocated() == before
     assert found[0] == found[1] == with_all_layers
-    assert 0 < found[0].captured <= found[0].step
+    assert 0 < found[0].captured <= found[0].step + room
     assert more.captured > found[0].captured
 
 

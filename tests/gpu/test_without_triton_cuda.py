@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.support.server.serving import ServerProcess
+
+openai = pytest.importorskip("openai")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
