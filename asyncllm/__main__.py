@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -22,7 +23,7 @@ COMMANDS: Final = {
     "batch": "answer a batch file of OpenAI's requests",
     "bench": "measure how fast a model is",
     "replay": "run the scheduler again on what serve --trace recorded",
-    "doctor": "say what fits on which GPUs and how fast it will be, without one",
+    "doctor": "say what fits on which GPUs, or here, and how fast it will be",
     "models": "list the families of models that are served, or what one model needs",
     "kernels": "compile GPU kernels ahead of time",
 }
@@ -53,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from asyncllm.option_names import name_options
 
         print(f"asyncllm: error: {name_options(error.message, error.param)}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # who reads the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         named = error.filename is not None and error.strerror

@@ -80,7 +80,7 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
     embeddings = sum(isinstance(module, SharedEmbedding) for module in model.modules())
     return RankModel(
         spec=spec,
-        work=_work(model, spec, dtype.itemsize),
+        work=work_of(model, spec, dtype.itemsize),
         weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
         table_bytes=sum(table.nbytes for table in model.buffers()),
         captured_tokens=captured,
@@ -98,7 +98,7 @@ class _Weights(NamedTuple):
     num_bytes: int = 0
 
 
-def _work(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
+def work_of(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
     """What the steps of a model read and compute."""
     sizes: dict[str, _Weights] = {}
     layers = [module for module in model.modules() if isinstance(module, Experts)]

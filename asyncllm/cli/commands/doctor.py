@@ -50,10 +50,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Say whether a model fits on given GPUs, how large the KV cache will be, and how fast "
         "requests are answered. It needs no GPU and no weights, only the model's config.json. The "
-        "real scheduler serves the load on a simulated device."
+        "real scheduler serves the load on a simulated device. Without --gpu, on a machine without "
+        "a GPU, it says what fits on the CPU and about how fast it will be."
     )
     parser.epilog = """\
 examples:
+  asyncllm doctor                                          what this machine can do
   asyncllm doctor Qwen/Qwen3-32B --gpu h200,h100 --tp 1,2,4
   asyncllm doctor Qwen/Qwen3-8B --gpu h200 --load rate=10,input=2000,output=200"""
     add_model(parser)
@@ -61,7 +63,8 @@ examples:
         "--gpu",
         type=list_of(str),
         metavar="LIST",
-        help="kinds of GPUs, such as h200, h100, a100-80, l40s, rtx4090; this machine's by default",
+        help="kinds of GPUs, such as h200, h100, a100-80, l40s, rtx4090; by default that of this "
+        "machine, or its CPU where there is none",
     )
     parser.add_argument(
         "--tp",
@@ -103,13 +106,21 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     config = config_from_args(args, EngineConfig)
+    if args.gpu is not None:
+        _check_gpus(args)
+    folder, spec = _model(config)  # what is wrong with it is said before torch is imported
 
     import msgspec
 
+    from asyncllm.kernels.cuda_driver import count_gpus
     from asyncllm.llm.load import name_of
+
+    model = name_of(config.model)
+    if args.gpu is None and count_gpus() == 0:
+        return _report_cpu(args, config, model, spec)
+
     from asyncllm.planning.plan import LENGTHS, Placement, make_plan
 
-    folder, spec = _model(config)
     plans: dict[str, Plan] = {}
     errors: dict[str, ModelError] = {}
     for where in [Placement(gpu, tp, args.replicas) for gpu in _gpus(args) for tp in args.tps]:
@@ -121,7 +132,6 @@ def run(args: argparse.Namespace) -> int:
             errors[str(where)] = error
     if not plans and len(errors) == 1:
         raise next(iter(errors.values()))
-    model = name_of(config.model)
     if args.json:
         messages = {name: error.message for name, error in errors.items()}
         found = {"model": model, "plans": list(plans.values()), "errors": messages}
@@ -143,17 +153,43 @@ def _load(text: str) -> LoadPlan:
         raise argparse.ArgumentTypeError(error.message) from None
 
 
-def _gpus(args: argparse.Namespace) -> list[str]:
-    """The names of --gpu, or that of the GPU here; an unknown one is a usage error."""
-    from asyncllm.planning.gpus import find_planned, gpu_here
+def _check_gpus(args: argparse.Namespace) -> None:
+    """An unknown GPU is a usage error."""
+    from asyncllm.planning.gpus import find_planned
 
     try:
-        names: list[str] = args.gpu or [gpu_here()]
-        for name in names:
+        for name in args.gpu:
             find_planned(name)
     except BadRequest as error:
         usage_error(args, f"--gpu: {error.message}")
+
+
+def _gpus(args: argparse.Namespace) -> list[str]:
+    """The names of --gpu, or that of the GPU here; an unknown one is a usage error."""
+    from asyncllm.planning.gpus import gpu_here
+
+    try:
+        names: list[str] = args.gpu or [gpu_here()]
+    except BadRequest as error:
+        usage_error(args, f"--gpu: {error.message}")
     return names
+
+
+def _report_cpu(args: argparse.Namespace, config: EngineConfig, model: str, spec: ModelSpec) -> int:
+    if args.load or args.tps != [1] or args.replicas != 1:
+        usage_error(
+            args, "--load, --tp and --dp plan for GPUs, and there is none: name one by --gpu"
+        )
+
+    import msgspec
+
+    from asyncllm.cli.cpu_report import cpu_report
+
+    text, found, problems = cpu_report(config, model, spec)
+    print(msgspec.json.format(msgspec.json.encode(found)).decode() if args.json else text)
+    for problem in problems:
+        print(f"asyncllm: {model} in {name_options(problem)}", file=sys.stderr)
+    return 1 if len(problems) == len(found["cpu"]["plans"]) else 0
 
 
 def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:

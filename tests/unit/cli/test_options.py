@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -165,6 +166,16 @@ def test_errors_of_loading_name_options(
     assert "--max-model-len 9 is too long: at most --kv-cache-tokens=5 and a_name" in (
         capsys.readouterr().err
     )
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    """As with ``asyncllm models | head -1``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "asyncllm", "models"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(
