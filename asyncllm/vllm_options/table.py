@@ -37,17 +37,17 @@ _RENAMED: Final[tuple[tuple[str, str, FieldsOf], ...]] = (
     ("enable-prefix-caching!", "--prefix-caching", flag("prefix_caching")),
     ("enforce-eager!", "--no-cuda-graphs", flag("cuda_graphs", False, True)),
     ("async-scheduling!", "--steps-in-flight 2, the default", flag("steps_in_flight", 2, 1)),
-    ("scheduling-policy", "--policy fcfs; each policy minds priorities", values.policy),
+    ("scheduling-policy", "--policy fcfs; every policy respects priorities", values.policy),
     ("long-prefill-token-threshold", "--prefill-chunk", values.prefill_threshold),
     ("kv-offloading-size", "--host-kv-gib", renamed("host_kv_gib")),
     ("kv-events-config", "--kv-events and --kv-events-topic", values.kv_events),
-    ("attention-backend", "--attention, if there are such kernels", values.attention),
+    ("attention-backend", "--attention, if it has these kernels", values.attention),
     ("pooler-config", "--pooling", values.pooling),
     ("rope-scaling", "rope_scaling in --hf-overrides", rope_override("rope_scaling")),
     ("rope-theta", "rope_theta in --hf-overrides", rope_override("rope_theta")),
     ("ssl-certfile", "--tls-cert", renamed("tls_cert")),
     ("ssl-keyfile", "--tls-key", renamed("tls_key")),
-    ("allowed-origins", "--cors-origin, once for each of the JSON list", values.origins),
+    ("allowed-origins", "--cors-origin, once for each origin in the JSON list", values.origins),
     ("otlp-traces-endpoint", "--otlp-endpoint, over HTTP", values.traces_endpoint),
     ("enable-log-requests!", "--log-requests, without texts", flag("log_requests")),
     ("disable-log-requests!", "--no-log-requests", flag("log_requests", False, True)),
@@ -59,11 +59,9 @@ _RENAMED: Final[tuple[tuple[str, str, FieldsOf], ...]] = (
 _NOT_NEEDED: Final = {
     "no code of a model's repository is run": "trust-remote-code! code-revision",
     "the model may call the tools of any request": "enable-auto-tool-choice!",
-    "reasoning is read off the chat template": "enable-reasoning! reasoning-config",
-    "tools are left out of the prompt with tool_choice none": (
-        "exclude-tools-when-tool-choice-none!"
-    ),
-    "the chat template is asked what it takes": "chat-template-content-format",
+    "the chat template says how the model writes reasoning": "enable-reasoning! reasoning-config",
+    "with tool_choice none, tools are not in the prompt": ("exclude-tools-when-tool-choice-none!"),
+    "the server finds out what the chat template accepts": "chat-template-content-format",
     "only the text part of a model is served": (
         "language-model-only! limit-mm-per-prompt mm-processor-kwargs mm-processor-cache-gb "
         "mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-encoder-tp-mode "
@@ -73,18 +71,18 @@ _NOT_NEEDED: Final = {
         "video-pruning-rate renderer-num-workers"
     ),
     "a request's own seed makes its answer repeatable": "seed",
-    "a repository's files for Hugging Face are read": "tokenizer-mode config-format",
+    "only the files for Hugging Face are read": "tokenizer-mode config-format",
     "weights are read ahead and streamed": (
         "safetensors-load-strategy safetensors-prefetch-num-threads "
         "safetensors-prefetch-block-size model-loader-extra-config ignore-patterns+ "
         "max-parallel-loading-workers use-tqdm-on-load! pt-load-map-location"
     ),
-    "the scheduler divides a step among prompts by itself": (
+    "the scheduler decides how many prompts share a step": (
         "max-num-partial-prefills max-long-partial-prefills scheduler-delay-factor "
         "num-scheduler-steps multi-step-stream-outputs! scheduler-reserve-full-isl! "
         "num-lookahead-slots disable-async-output-proc! use-v2-block-manager!"
     ),
-    "what is preempted is computed again, and --host-kv-gib keeps prefixes in CPU memory": (
+    "preempted requests are computed again; --host-kv-gib keeps prefixes in CPU memory": (
         "swap-space preemption-mode kv-offloading-backend"
     ),
     "the prefix cache is a tree of tokens": (
@@ -102,7 +100,7 @@ _NOT_NEEDED: Final = {
         "mamba-backend mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size mamba-cache-mode "
         "enable-mamba-cache-stochastic-rounding! mamba-cache-philox-rounds gdn-prefill-backend"
     ),
-    "each GPU but the first has a process of its own": (
+    "every GPU except the first has a process of its own": (
         "distributed-executor-backend data-parallel-backend/-dpb worker-use-ray! engine-use-ray! "
         "disable-nccl-for-dp-synchronization! distributed-timeout-seconds "
         "cpu-distributed-timeout-seconds"
@@ -112,20 +110,20 @@ _NOT_NEEDED: Final = {
         "h11-max-incomplete-event-size h11-max-header-count"
     ),
     "structured output has one backend": "guided-decoding-backend structured-outputs-config",
-    "it is always so": (
+    "this is always on": (
         "enable-prompt-tokens-details! enable-request-id-headers! enable-server-load-tracking!"
     ),
-    "keys are sent in headers, and browsers may send what the API takes": (
+    "keys are sent in headers; browsers may send everything that the API accepts": (
         "allow-credentials! allowed-methods allowed-headers"
     ),
-    "SIGHUP has certificates read again": "enable-ssl-refresh!",
-    "/openapi.json is all there is": "disable-fastapi-docs! enable-offline-docs!",
+    "SIGHUP makes the server read certificates again": "enable-ssl-refresh!",
+    "the only description is /openapi.json": "disable-fastapi-docs! enable-offline-docs!",
     "--log-level, --log-format and --log-requests say what is logged, and texts never are": (
         "disable-log-stats! aggregate-engine-logging! uvicorn-log-level "
         "disable-uvicorn-access-log! disable-access-log-for-endpoints max-log-len log-config-file "
         "enable-log-deltas! log-error-stack! enable-logging-iteration-details!"
     ),
-    "/metrics has what there is": (
+    "/metrics always has all metrics": (
         "show-hidden-metrics-for-version collect-detailed-traces kv-cache-metrics! "
         "kv-cache-metrics-sample cudagraph-metrics! enable-mfu-metrics! enable-mm-processor-stats!"
     ),
@@ -158,13 +156,13 @@ _MISSING: Final = {
         "data-parallel-multi-port-external-lb/-dpm! data-parallel-supervisor-port "
         "ray-workers-use-nsight!"
     ),
-    "the KV cache has the type that is computed in": (
+    "the KV cache has the type of --dtype": (
         "kv-cache-dtype=auto calculate-kv-scales! kv-cache-dtype-skip-layers+"
     ),
     "set the size of the KV cache in tokens, with --kv-cache-tokens": (
         "kv-cache-memory-bytes num-gpu-blocks-override"
     ),
-    "weights are all on the GPUs": (
+    "all weights are on the GPUs": (
         "cpu-offload-gb=0,0.0 cpu-offload-params+ offload-backend=auto offload-group-size=0 "
         "offload-num-in-group offload-prefetch-step offload-params+"
     ),
@@ -174,45 +172,45 @@ _MISSING: Final = {
         "specialize-active-lora! enable-mixed-moe-lora-format! enable-lora-bias! "
         "lora-extra-vocab-size enable-prompt-adapter!"
     ),
-    "a model generates, and embeds at /v1/embeddings; it does not classify or transcribe": (
+    "a model generates text, and embeds at /v1/embeddings; it does not classify or transcribe": (
         "runner=auto,generate,pooling convert=auto,none,embed task=auto,generate,embed,embedding"
     ),
     "prompts are always processed in chunks": "enable-chunked-prefill!=true",
-    "sliding windows are the model's": "disable-sliding-window!",
-    "the code of models is this project's, not transformers'": "model-impl=auto,vllm",
+    "the model decides about sliding windows": "disable-sliding-window!",
+    "models run on this project's code, not on transformers'": "model-impl=auto,vllm",
     "weights are not quantised when they are loaded": "quantization-config",
-    "requests have these values, and the model's own defaults hold otherwise": (
+    "requests set these values; otherwise the model's own defaults apply": (
         "generation-config=auto override-generation-config"
     ),
     "logprobs are those before penalties and temperature": "logprobs-mode=raw_logprobs",
-    "HF_HUB_CACHE says where downloads go, and HF_TOKEN or 'hf auth login' who asks": (
+    "set the folder with HF_HUB_CACHE, and the token with HF_TOKEN or 'hf auth login'": (
         "download-dir hf-token"
     ),
     "serve a folder that has the files you want": (
         "hf-config-path tokenizer-revision model-weights"
     ),
-    "code of one's own is not loaded": (
+    "code of yours is not loaded": (
         "tool-parser-plugin reasoning-parser-plugin io-processor-plugin logits-processors+ "
         "middleware+ worker-cls=auto worker-extension-cls scheduler-cls additional-config "
         "profiler-config"
     ),
-    "a request asks for it": (
+    "each request asks for it with a field": (
         "return-tokens-as-token-ids! enable-force-include-usage! enable-per-request-metrics!"
     ),
-    "requests cannot bring a template, and templates are not told": (
+    "requests cannot bring a template, and no route shows the template": (
         "trust-request-chat-template! enable-tokenizer-info-endpoint!"
     ),
     "the texts of requests and answers are not logged": "enable-log-outputs!",
     "prompts are text, token ids or messages": (
         "enable-prompt-embeds! enable-mm-embeds! mm-encoder-only! skip-tokenizer-init! tokens-only!"
     ),
-    "the server listens on TCP, and speaks HTTP": "uds grpc!",
-    "a proxy before the server checks client certificates and chooses ciphers": (
+    "the server listens on TCP and speaks HTTP": "uds grpc!",
+    "let a proxy in front of the server check client certificates and choose ciphers": (
         "ssl-ca-certs ssl-cert-reqs=0 ssl-ciphers"
     ),
-    "the answers are the assistant's": "response-role=assistant",
+    "answers always have the role assistant": "response-role=assistant",
     "start the server under numactl": "numa-bind! numa-bind-nodes+ numa-bind-cpus+",
-    "there is nothing like it": (
+    "there is no such feature": (
         "enable-sleep-mode! kv-transfer-config ec-transfer-config weight-transfer-config "
         "enable-return-routed-experts! tool-server enable-layerwise-nvtx-tracing! "
         "allow-deprecated-quantization!"
