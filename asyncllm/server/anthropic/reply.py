@@ -90,12 +90,12 @@ def _signature(thinking: str) -> str:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """A call's arguments; none when they were cut off or are not an object."""
+    """A call's arguments; none if they are nested too deeply."""
     try:
-        arguments = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        arguments: dict[str, Any] = msgspec.json.decode(text)
+    except RecursionError:
         return {}
-    return arguments if isinstance(arguments, dict) else {}
+    return arguments
 
 
 class MessageReply(SingleReply):

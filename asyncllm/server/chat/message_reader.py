@@ -71,14 +71,17 @@ class MessageReader:
         assert delta.finish_reason is not None
         if self._parser is None:
             return delta.finish_reason.value
-        breaks_off = self._parser.in_call and isinstance(delta.stop_reason, str)
+        breaks_off = self.breaks_off(delta)
         return finish_reason(delta.finish_reason, self._parser.num_calls, breaks_off=breaks_off)
+
+    def breaks_off(self, delta: TokenDelta) -> bool:
+        """Whether the last call is not whole: the model did not end it by the last delta."""
+        in_call = self._parser is not None and self._parser.in_call
+        return in_call and not _stopped(delta)
 
     def _finish(self, parser: Parser, delta: TokenDelta) -> list[Event]:
         """The events of the text that was held back."""
-        stopped = delta.finish_reason is FinishReason.STOP and not isinstance(
-            delta.stop_reason, str
-        )
+        stopped = _stopped(delta)
         events = parser.finish(cut_off=not stopped)
         if self._only_calls and not stopped:
             # The incomplete beginning of a forced call is markup, not content.
@@ -131,3 +134,8 @@ class MessageReader:
         self.reasoning_tokens += len(token_ids)
         if not self._may_reason and not self._has_reasoned:
             self.reasoning_tokens = 0
+
+
+def _stopped(delta: TokenDelta) -> bool:
+    """Whether it was the model that ended the answer."""
+    return delta.finish_reason is FinishReason.STOP and not isinstance(delta.stop_reason, str)

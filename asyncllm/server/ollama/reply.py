@@ -97,8 +97,7 @@ class OllamaReply(SingleReply):
         return b""
 
     def frames(self, index: int, delta: TokenDelta) -> bytes:
-        ended = delta.finish_reason is not None
-        pieces = list(self._pieces(self.read(delta), ended=ended))
+        pieces = list(self._pieces(self.read(delta), delta))
         if self._tokenizer is None:
             return b"".join(map(self._line, pieces))
         # The first line carries the logprobs of the tokens; there is one even without a text.
@@ -120,11 +119,16 @@ class OllamaReply(SingleReply):
         calls = [
             _call(i, call.id, call.name, call.arguments) for i, call in enumerate(message.calls)
         ]
-        whole = Piece(message.content, message.reasoning, tuple(filter(None, calls)))
+        if self.reader.breaks_off(output):
+            calls.pop()
+        whole = Piece(message.content, message.reasoning, tuple(calls))
         return self._encode(whole, logprobs=self._logprobs(output), **self._end())
 
-    def _pieces(self, events: list[Event], *, ended: bool) -> Iterator[Piece]:
-        """The pieces that events add; a call is added as a whole when it is over."""
+    def _pieces(self, events: list[Event], delta: TokenDelta) -> Iterator[Piece]:
+        """The pieces that events add; a call is added when it is over, and is whole.
+
+        Ollama has no field that says of a call that it was cut off, and nobody should make it.
+        """
         for event in events:
             match event:
                 case ToolArguments(_, text):
@@ -137,15 +141,14 @@ class OllamaReply(SingleReply):
                     yield Piece(content=text)
                 case Reasoning(text):
                     yield Piece(thinking=text)
-        if ended:
+        if delta.finish_reason is not None and not self.reader.breaks_off(delta):
             yield from self._take_call()
 
     def _take_call(self) -> Iterator[Piece]:
         start, self._call = self._call, None
         if start is not None:
             call = _call(start.index, start.id, start.name, "".join(self._arguments))
-            if call is not None:
-                yield Piece(calls=(call,))
+            yield Piece(calls=(call,))
 
     def _line(self, piece: Piece, **fields: Any) -> bytes:
         return self._encode(piece, done=False, **fields) + b"\n"
@@ -186,14 +189,7 @@ class OllamaReply(SingleReply):
         return 0, 0
 
 
-def _call(index: int, id: str, name: str, arguments: str) -> schemas.OllamaCall | None:
-    """None when the arguments were cut off or are not an object.
-
-    Ollama's format cannot express such arguments, and nobody should make the call with others.
-    """
-    try:
-        found = msgspec.json.decode(arguments or "{}", type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
-        return None
+def _call(index: int, id: str, name: str, arguments: str) -> schemas.OllamaCall:
+    found = msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
     function = schemas.OllamaFunction(index=index, name=name, arguments=found)
     return schemas.OllamaCall(id=id, function=function)

@@ -1,25 +1,27 @@
 """Splits generated text into content, reasoning and tool calls, while it comes.
 
 A model writes its reasoning and its calls as text between markers (``formats``); its chat template
-tells which (``choose_formats``). A ``Parser`` takes the text of one sequence in pieces of any size
-and returns events, which do not depend on how the text is cut.
+is asked which (``choose_formats``). A ``Parser`` takes the text of one sequence in pieces of any
+size and returns events, which do not depend on how the text is cut.
 
 The text must hold those markers that are special tokens (``visible_special_tokens``) and should
 hold no other special tokens. The caller looks for stop strings in content only (``in_reasoning``).
 
-- A call begins with the first character of its arguments, in one event with its whole name. Until
-  then its text is held back. Text that does not fit the format by then, or that names a tool which
-  was not offered, is content, markers included. If the answer was cut off by then
-  (``Parser.finish``), the text is dropped: nobody wants to read a marker and half a name.
-- Arguments are passed on as generated, whitespace, number formats and escapes included. Arguments
-  written as a JSON string are decoded. Parameters written one by one become a JSON object, typed by
-  the tool's schema. Missing arguments are ``{}``.
-- Arguments that are not JSON are passed on unchanged, too, up to the end of the call (in formats
-  without an end, up to the next call). Arguments that the end of the text cuts off stay cut off.
-- Text after a call that does not belong to it is content. Whitespace after markup is markup; so
-  are a surplus bracket before the marker that ends a call, and further keys of a JSON call.
-- Reasoning comes first or not at all: its markers are text elsewhere. Markers of calls are text
-  within reasoning, and within JSON strings.
+- A call begins with its arguments, in one event with its whole name. Until then its text is held
+  back. If the answer was cut off by then (``Parser.finish``), that text is dropped: nobody wants to
+  read a marker and half a name.
+- Arguments are always a JSON object. JSON comes out as it was generated, whitespace, number formats
+  and escapes included; what is not JSON is mended (``literal``), and where the text ends, or the
+  next call begins, all that is open is closed. So a call that was cut off has arguments, too: its
+  ``finish_reason`` is "length", and nobody should make it. Parameters written one by one are typed
+  by the tool's schema. No arguments, null, "" and [] are ``{}``.
+- What is written like a call is content without its markup if it names no tool that was offered, or
+  if its arguments are no object. The calls beside it are calls.
+- Markers are never content. Of those that are also ordinary text, such as a fence, this holds only
+  if a call follows. Whitespace after a call is markup; so are a surplus bracket before the marker
+  that ends a call, and further keys of a JSON call.
+- Reasoning comes first or not at all: its markers are text elsewhere. Calls within it are made only
+  if the answer ends with them, whether its end follows or not. Markers within strings are text.
 """
 
 from asyncllm.text.parsing.choose import choose_formats as choose_formats

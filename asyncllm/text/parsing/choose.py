@@ -66,7 +66,7 @@ _TOOLS_BY_MODEL = {
     "glm4_moe": "glm45",
     "seed_oss": "seed_oss",
     "deepseek_v3": "deepseek_v3",
-    "phi3": "granite",
+    "phi3": "phi4_mini",
 }
 _REASONING_BY_MODEL = {
     "gpt_oss": "harmony",

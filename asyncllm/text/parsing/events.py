@@ -33,7 +33,7 @@ class ToolStart(msgspec.Struct, frozen=True, gc=False, tag="tool_start"):
 
 
 class ToolArguments(msgspec.Struct, frozen=True, gc=False, tag="tool_arguments"):
-    """More of the arguments of call ``index``; all of them, joined, are the arguments' JSON."""
+    """More of the arguments of call ``index``; all of them, joined, are a JSON object."""
 
     index: int
     text: str
@@ -44,7 +44,7 @@ class End(msgspec.Struct, frozen=True, gc=False, tag="end"):
 
     Attributes:
         calls: how many calls began.
-        open_call: the text ended within the arguments of the last call: they are not whole.
+        open_call: the text ended within the arguments of the last call: they had to be closed.
         open_reasoning: the text ended within the reasoning.
     """
 
@@ -57,7 +57,7 @@ Event: TypeAlias = Content | Reasoning | ToolStart | ToolArguments | End
 
 
 class ToolCall(msgspec.Struct):
-    """One whole call; ``arguments`` is JSON text, as generated."""
+    """One whole call; ``arguments`` is the text of a JSON object."""
 
     id: str
     name: str

@@ -5,6 +5,8 @@ Markers are literal text. Whitespace is allowed between all markup and is not wr
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
@@ -13,6 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CallIds: TypeAlias = Literal["random", "short", "named"]
+
+_TAG = re.compile(r"<\||[<>\[\]|]\W*\w|\w\W*[<>\[\]|]")
+
+
+def is_tag(marker: str) -> bool:
+    """Whether a text can only be markup, such as ``<tool_call>``: other markers are also prose."""
+    return _TAG.search(marker) is not None
 
 
 class JsonBody(msgspec.Struct, frozen=True):
@@ -24,12 +33,14 @@ class JsonBody(msgspec.Struct, frozen=True):
         argument_keys: one of these keys holds the arguments: an object, or its text as a string.
         other_keys: further keys that a call may have; None for any.
         needs_arguments: an object with a name alone is an answer, not a call.
+        keyed: the name may also be the key of the arguments.
     """
 
     name_keys: tuple[str, ...] = ("name", "function")
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     other_keys: tuple[str, ...] | None = None
     needs_arguments: bool = False
+    keyed: bool = False
 
 
 class ParameterStyle(msgspec.Struct, frozen=True):
@@ -38,6 +49,8 @@ class ParameterStyle(msgspec.Struct, frozen=True):
     Attributes:
         key_begin, key_end, value_begin, value_end: markers around a name and its value.
         own_lines: a value stands on lines of its own: one line break on each side is markup.
+        kind_end: after ``key_end`` come a word for the kind of the value and this marker.
+        text_kind: the word that says that the value is a string.
     """
 
     key_begin: str
@@ -45,43 +58,62 @@ class ParameterStyle(msgspec.Struct, frozen=True):
     value_begin: str
     value_end: str
     own_lines: bool
+    kind_end: str = ""
+    text_kind: str = ""
 
 
 class NamedBody(msgspec.Struct, frozen=True):
-    """A call as ``head NAME name_end ARGUMENTS``.
+    """A call as ``head NAME name_end ARGUMENTS``; ``name_end`` may be missing before a bracket.
+
+    The arguments are an object, or are written as ``parameters`` says.
 
     Attributes:
         head: the marker before the name.
         namespace: a prefix that the name may have.
         call_id: a marker that may follow the name, with an id behind it.
         name_end: the marker between the name and the arguments.
-        parameters: how arguments are written that are not a JSON object.
+        parameters: how arguments are written that are not an object.
+        in_python: the arguments are those of a call in Python, ``NAME(key=value)``; calls follow
+            one another, with a comma between them or on lines of their own.
+        quote: a mark around strings, instead of quotes.
+        answer: in place of a name, it says that content follows.
     """
 
-    name_end: str
+    name_end: str = ""
     head: str = ""
     namespace: str = ""
     call_id: str = ""
     parameters: ParameterStyle | None = None
+    in_python: bool = False
+    quote: str = ""
+    answer: str = ""
 
 
 class CallSyntax(msgspec.Struct, frozen=True):
-    """One way to write a call: ``begin``, a body, ``end``.
+    """One way to write a call: ``begin``, a body or a list of bodies in brackets, ``end``.
 
     Attributes:
-        begin: the marker that opens the call. "" for a bare JSON call, which opens with its bracket
-            and counts at the beginning of a line only.
-        json: the body if a bracket follows ``begin``; None if there is no such form.
+        begin: the marker that opens the call. "" for a bare call: an object or a list, or a name at
+            the beginning of a line.
+        json: the body if an object follows; None if there is no such form.
         named: the body if anything else follows.
-        in_python: anything else that follows is calls in Python, ``NAME(key=value)``, one a line.
         end: markers that close the call, one after the other; any of them may be missing.
     """
 
     begin: str
     json: JsonBody | None = None
     named: NamedBody | None = None
-    in_python: bool = False
     end: tuple[str, ...] = ()
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether the beginning of a call may also begin an answer."""
+        return not is_tag(self.begin)
+
+    @property
+    def may_be_list(self) -> bool:
+        """Whether bodies may stand in brackets."""
+        return self.json is not None or (self.named is not None and self.named.in_python)
 
 
 class CallTemplate(msgspec.Struct, frozen=True):
@@ -119,6 +151,32 @@ class ToolFormat(msgspec.Struct, frozen=True):
     separators: str = ""
     call_ids: CallIds = "random"
 
+    def outer_markers(self) -> Iterator[str]:
+        """The markers around calls that are tags, and all that end one."""
+        yield from filter(is_tag, self.ignored)
+        for call in self.calls:
+            if not call.is_loose:
+                yield call.begin
+            yield from call.end
+
+    def without_markup(self, text: str) -> Iterator[tuple[int, str]]:
+        """What is left of a call's text without its markup: pieces, each with its start."""
+        spans, start = list[tuple[int, int]](), 0
+        for found in _markup_of(self).finditer(text):
+            spans.append((start, found.start()))
+            if group := found.lastindex:
+                spans.append(found.span(group))
+            start = found.end()
+        spans.append((start, len(text)))
+        shown = [number for number, (start, end) in enumerate(spans) if text[start:end].strip()]
+        spans = spans[shown[0] : shown[-1] + 1] if shown else []
+        for number, (start, end) in enumerate(spans):
+            if number == 0:
+                start = end - len(text[start:end].lstrip())
+            if number == len(spans) - 1:
+                end = start + len(text[start:end].rstrip())
+            yield start, text[start:end]
+
     def markers(self) -> Iterator[str]:
         """Every marker of the format."""
         yield from self.ignored
@@ -126,8 +184,29 @@ class ToolFormat(msgspec.Struct, frozen=True):
             yield from (call.begin, *call.end)
             if call.named is not None:
                 yield from (call.named.head, call.named.call_id, call.named.name_end)
+                yield call.named.quote
                 if (style := call.named.parameters) is not None:
-                    yield from (style.key_begin, style.key_end, style.value_begin, style.value_end)
+                    yield from (style.key_begin, style.key_end, style.kind_end)
+                    yield from (style.value_begin, style.value_end)
+
+
+@cache
+def _markup_of(form: ToolFormat) -> re.Pattern[str]:
+    """All that is markup within a call; a name between two markers is a group."""
+    patterns = list[str]()
+    for call in form.calls:
+        if (body := call.named) is not None:
+            if body.head:
+                patterns.append(_between(body.head, body.name_end))
+            if (style := body.parameters) is not None:
+                patterns.append(_between(style.key_begin, style.key_end))
+    tags = sorted({marker for marker in form.markers() if is_tag(marker)}, key=len, reverse=True)
+    patterns += map(re.escape, tags)
+    return re.compile("|".join(patterns) or "(?!)")
+
+
+def _between(before: str, after: str) -> str:
+    return rf"{re.escape(before)}([\w.:/ -]*){re.escape(after)}"
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):

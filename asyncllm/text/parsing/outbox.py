@@ -21,10 +21,12 @@ class Outbox:
         calls: how many calls have begun.
         open_call: the last of them has not ended.
         places: start and end, in the text, of each piece of content; None: not recorded.
+        spilled: there was content since ``hold``. It is not kept.
     """
 
     __slots__ = (
         "_events",
+        "_held",
         "_kind",
         "_new_id",
         "_pieces",
@@ -32,6 +34,7 @@ class Outbox:
         "calls",
         "open_call",
         "places",
+        "spilled",
     )
 
     def __init__(self, new_id: NewId, source: Source):
@@ -39,15 +42,21 @@ class Outbox:
         self._source = source
         self.places: list[tuple[int, int]] | None = None
         self._events: list[Event] = []
+        self._held: tuple[int, int] | None = None  # events before ``hold``, and calls
         self._kind: Callable[[str], Event] | None = None  # of the pieces
         self._pieces: list[str] = []
         self.calls = 0
         self.open_call = False
+        self.spilled = False
 
     def content(self, text: str, after: int = 0) -> None:
         """Add content: the text consumed last, except for ``after`` characters behind it."""
+        if self._held is not None:
+            self.spilled = True
+            return
+        end = self._source.consumed - after
+        text = text[-end:] if 0 < end < len(text) else text if end > 0 else ""
         if self.places is not None and text:
-            end = self._source.consumed - after
             self.places.append((end - len(text), end))
         self._add(Content, text)
 
@@ -74,9 +83,29 @@ class Outbox:
         self._join()
         self._events.append(End(self.calls, self.open_call, open_reasoning))
 
+    def hold(self) -> None:
+        """Keep the events from here on until ``release``, which may drop them."""
+        self._join()
+        self._held = len(self._events), self.calls
+        self.spilled = False
+
+    def release(self, *, drop: bool) -> None:
+        """End ``hold``, before which no call was open and after which came nothing but calls."""
+        assert self._held is not None
+        if drop:
+            self._pieces.clear()
+            del self._events[self._held[0] :]
+            self.calls, self.open_call = self._held[1], False
+        self._held = None
+
     def drain(self) -> list[Event]:
         """The events since the last time."""
         self._join()
+        if self._held is not None:
+            events = self._events[: self._held[0]]
+            del self._events[: self._held[0]]
+            self._held = 0, self._held[1]
+            return events
         events, self._events = self._events, []
         return events
 

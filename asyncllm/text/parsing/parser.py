@@ -6,8 +6,6 @@ import secrets
 import string
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.text.parsing.calls.output import CallOutput
-from asyncllm.text.parsing.calls.reader import CallReader
 from asyncllm.text.parsing.channels import ChannelReader
 from asyncllm.text.parsing.events import Content, Event, Reasoning
 from asyncllm.text.parsing.formats import CallIds, ChannelFormat
@@ -57,18 +55,18 @@ class Parser:
             new_id = _NEW_ID[formats.tools.call_ids if formats.tools else "random"]
         self._source = Source()
         self._out = Outbox(new_id, self._source)
-        calls = CallOutput(self._source, self._out, parameter_schemas(tools))
+        schemas = parameter_schemas(tools)
         reader: ChannelReader | TaggedReader
         if formats.channels is not None:
-            reader = ChannelReader(self._source, self._out, calls, formats.channels)
+            reader = ChannelReader(self._source, self._out, schemas, formats.channels)
         else:
             assert not isinstance(formats.tools, ChannelFormat)
             assert not isinstance(formats.reasoning, ChannelFormat)
             reader = TaggedReader(
                 self._source,
                 self._out,
-                CallReader(self._source, self._out, calls),
                 formats.tools if tools else None,
+                schemas,
                 formats.reasoning,
             )
         self._reader = reader

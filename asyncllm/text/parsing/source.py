@@ -7,13 +7,10 @@ consumes text only when no further text could change its decision, so cuts make 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
-
-if TYPE_CHECKING:
-    from asyncllm.text.parsing.json_value import JsonValue
+from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -22,6 +19,8 @@ Steps: TypeAlias = Generator[None, None, T]
 Emit: TypeAlias = Callable[[str], object]
 
 SPACE = re.compile(r"[ \t\r\n]+")
+_GLANCE = 64  # characters
+_SOME_SPACE = re.compile(rf"[ \t\r\n]{{0,{_GLANCE}}}")
 
 
 class Markers:
@@ -31,7 +30,7 @@ class Markers:
         ValueError: one is empty or the beginning of another.
     """
 
-    __slots__ = ("_longest", "_partial", "_whole", "first_chars")
+    __slots__ = ("_longest", "_partial", "_whole", "first_chars", "texts")
 
     def __init__(self, markers: tuple[str, ...]):
         ordered = sorted(set(markers))
@@ -40,6 +39,7 @@ class Markers:
             for before, after in pairwise(ordered)  # sorting makes them neighbours
         ):
             raise ValueError(f"a marker is empty or the beginning of another: {ordered}")
+        self.texts = tuple(ordered)
         self.first_chars = frozenset(marker[0] for marker in ordered)
         self._longest = max(map(len, ordered), default=0)
         nothing = "(?!)"
@@ -63,6 +63,8 @@ class Markers:
 
     def at(self, text: str, pos: int) -> str | None:
         """The marker at ``pos``; "" if there is none; None if more text is needed to tell."""
+        if not self.texts:
+            return ""
         if whole := self._whole.match(text, pos):
             return whole[0]
         if pos == len(text) or self._partial.match(text, pos):
@@ -78,14 +80,30 @@ def _beginnings(marker: str) -> str:
 
 @cache  # called with constants and the fields of formats only
 def markers_of(*markers: str) -> Markers:
-    """The set of these markers; an empty one stands for none."""
-    return Markers(tuple(marker for marker in markers if marker))
+    """The set of these markers; an empty one stands for none.
+
+    One that begins with another is left out: the other is found first.
+    """
+    return Markers(tuple(shortest(markers)))
+
+
+def shortest(markers: Iterable[str]) -> Iterator[str]:
+    """Markers without those that begin with another of them."""
+    found = ""
+    for marker in sorted(set(markers)):
+        if marker and not (found and marker.startswith(found)):
+            found = marker
+            yield marker
+
+
+NO_MARKERS = markers_of()
 
 
 class Source:
     """The text that has come and is not consumed.
 
-    Text that may turn out not to be markup is read after ``keep``; ``give_back`` then returns it.
+    Text that may turn out not to be markup is read after ``mark``; ``unmark`` then returns it, and
+    ``rewind`` has it come again. Marks may be nested.
 
     Attributes:
         cut_off: the text has ended, but the model did not end it.
@@ -93,7 +111,7 @@ class Source:
             in it: the first characters of these markers, and ``emit``.
     """
 
-    __slots__ = ("_before", "_ended", "_kept", "_pos", "_text", "cut_off", "waiting")
+    __slots__ = ("_before", "_ended", "_marks", "_pos", "_text", "cut_off", "waiting")
 
     def __init__(self) -> None:
         self._before = 0  # characters that came before ``_text``
@@ -102,7 +120,7 @@ class Source:
         self._ended = False
         self.cut_off = False
         self.waiting: tuple[frozenset[str], Emit] | None = None
-        self._kept: list[str] | None = None
+        self._marks: list[list[str]] = []  # what has been consumed since each mark, or the next one
 
     @property
     def consumed(self) -> int:
@@ -118,23 +136,46 @@ class Source:
         self._text = self._text[self._pos :] + piece if self._pos < len(self._text) else piece
         self._pos = 0
 
+    def put_before(self, text: str) -> None:
+        """Have a text come before the first one, as if the prompt had not ended with it."""
+        self._before = -len(text)
+        self._text = text
+
     def end(self, *, cut_off: bool = False) -> None:
         self._ended = True
         self.cut_off = cut_off
 
-    def keep(self, consumed: str = "") -> None:
-        """From now on keep the text that is consumed, behind the text given."""
-        self._kept = [consumed]
+    def mark(self, consumed: str = "") -> None:
+        """From now on keep the text that is consumed, behind the text just consumed."""
+        self._marks.append([consumed] if consumed else [])
 
-    def give_back(self) -> str:
-        """Stop keeping; return the text kept since ``keep``."""
-        kept, self._kept = self._kept, None
-        return "".join(kept or ())
+    def unmark(self) -> str:
+        """Forget the latest mark; return the text that was consumed since."""
+        text = "".join(self._marks.pop())
+        if self._marks:
+            self._marks[-1].append(text)
+        return text
+
+    def rewind(self, length: int = 0) -> str:
+        """Forget the latest mark; return ``length`` characters since, and have the rest come again.
+
+        Not for a mark that was given text.
+        """
+        text = "".join(self._marks.pop())
+        kept, again = text[:length], text[length:]
+        if self._marks:
+            self._marks[-1].append(kept)
+        if len(again) <= self._pos:
+            self._pos -= len(again)
+        else:
+            self._before -= len(again) - self._pos
+            self._text = again + self._text[self._pos :]
+            self._pos = 0
+        return kept
 
     def drop(self) -> None:
-        """Discard the text kept, and the rest of a text that has ended."""
-        self._kept = None
-        self._pos = len(self._text)
+        """Discard the rest of a text that has ended."""
+        self._consume(len(self._text))
 
     def peek(self) -> Steps[str]:
         """The next character, which is not consumed; "" at the end."""
@@ -142,6 +183,15 @@ class Source:
             if not (yield from self._more()):
                 return ""
         return self._text[self._pos]
+
+    def glance(self) -> Steps[str]:
+        """The next character behind a little space; "" if there is none. Nothing is consumed."""
+        while True:
+            end = _SOME_SPACE.match(self._text, self._pos).end()  # type: ignore[union-attr]
+            if end < len(self._text):
+                return self._text[end]
+            if end - self._pos == _GLANCE or not (yield from self._more()):
+                return ""
 
     def take(self, chars: str) -> Steps[str]:
         """Consume the next character if it is one of these; else ""."""
@@ -152,14 +202,14 @@ class Source:
         """Consume characters of one kind, at most ``limit``; ``pattern`` matches a run of them."""
         pieces: list[str] = []
         room = limit
-        while room != 0 and (yield from self.peek()):
+        while room != 0 and (self._pos < len(self._text) or (yield from self.peek())):
             stop = len(self._text) if room is None else self._pos + room
             match = pattern.match(self._text, self._pos, stop)
             if match is None:
                 break
             pieces.append(self._consume(match.end()))
             room = None if room is None else room - len(pieces[-1])
-        return "".join(pieces)
+        return "".join(pieces) if pieces else ""
 
     def skip_space(self) -> Steps[None]:
         """Consume whitespace."""
@@ -172,6 +222,13 @@ class Source:
                 return ""
         self._consume(self._pos + len(marker))
         return marker
+
+    def sees(self, markers: Markers) -> Steps[bool]:
+        """Whether one of the markers comes next; it is not consumed."""
+        while (marker := markers.at(self._text, self._pos)) is None:
+            if not (yield from self._more()):
+                return False
+        return bool(marker)
 
     def breaks_off(self, markers: Markers) -> Steps[bool]:
         """Consume the rest of a text that has ended, if it begins a marker or is empty.
@@ -186,29 +243,35 @@ class Source:
         self._consume(len(self._text))
         return True
 
-    def until(self, markers: Markers, emit: Emit) -> Steps[bool]:
-        """Consume and emit text as it comes, up to the next marker; False if there is none."""
+    def until(self, markers: Markers, emit: Emit, *, breaks_off: bool = False) -> Steps[bool]:
+        """Consume and emit text as it comes, up to the next marker; False if there is none.
+
+        With ``breaks_off``, a marker that the end of the text cuts off is discarded.
+        """
         while True:
-            end, found = markers.find(self._text, self._pos, ended=self._ended)
+            ended = self._ended and not breaks_off
+            end, found = markers.find(self._text, self._pos, ended=ended)
             if end > self._pos:
                 emit(self._consume(end))
             if found:
                 return True
-            if self._pos == len(self._text) and self._kept is None:
+            if self._ended:
+                self.drop()
+                return False
+            if self._pos == len(self._text) and not self._marks:
                 self.waiting = markers.first_chars, emit
             more = yield from self._more()
             self.waiting = None
             if not more:
                 return False
 
-    def json(self, value: JsonValue, emit: Emit) -> Steps[bool]:
-        """Consume and emit one JSON value; False if it breaks off or is not JSON."""
+    def stream(self, pattern: re.Pattern[str], emit: Emit) -> Steps[bool]:
+        """Consume and emit characters of one kind as they come; False if the text ends so."""
         while True:
-            end = value.scan(self._text, self._pos)
-            if end > self._pos:
-                emit(self._consume(end))
-            if value.done or value.failed:
-                return value.done
+            if match := pattern.match(self._text, self._pos):
+                emit(self._consume(match.end()))
+            if self._pos < len(self._text):
+                return True
             if not (yield from self._more()):
                 return False
 
@@ -222,6 +285,6 @@ class Source:
     def _consume(self, end: int) -> str:
         piece = self._text[self._pos : end]
         self._pos = end
-        if self._kept is not None:
-            self._kept.append(piece)
+        if self._marks:
+            self._marks[-1].append(piece)
         return piece

@@ -85,7 +85,7 @@ def call_structure(
 
     Returns:
         None when there is nothing to enforce: no tools, "none", or, if the model may do without a
-        call, a model without a format.
+        call, a model without a format, or one whose calls begin like other text.
 
     Raises:
         BadRequest: the function that was named is not among the tools, or the model cannot call.
@@ -95,6 +95,9 @@ def call_structure(
     if formats.tools is None:
         if tool_choice != "auto":
             raise BadRequest("tool_choice: the model has no tool calls", param="tool_choice")
+        return None
+    trigger = _trigger(formats.tools)
+    if tool_choice == "auto" and not any(map(str.isalnum, trigger)):
         return None
     schemas = parameter_schemas(tools)
     if not isinstance(tool_choice, str):
@@ -120,7 +123,7 @@ def call_structure(
         template.separator,
         template.end,
         free_text=tool_choice == "auto",
-        trigger=_trigger(formats.tools),
+        trigger=trigger,
         at_most_one=not isinstance(tool_choice, str) or not parallel,
         reasoning_ends=_reasoning_ends(formats),
     )

@@ -12,11 +12,12 @@ from asyncllm.text.parsing.formats import (
 )
 
 _JSON = JsonBody()
+_PYTHON = NamedBody(in_python=True)
 _BARE = JsonBody(other_keys=("type", "id"), needs_arguments=True)
 _QWEN_PARAMETERS = ParameterStyle("<parameter=", ">", "", "</parameter>", own_lines=True)
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _MISTRAL_CALLS = (
-    CallSyntax("[TOOL_CALLS]", json=_JSON, named=NamedBody(name_end="[ARGS]", call_id="[CALL_ID]")),
+    CallSyntax("[TOOL_CALLS]", json=_JSON, named=NamedBody("[ARGS]", call_id="[CALL_ID]")),
 )
 
 #: The generic one last.
@@ -195,10 +196,30 @@ TAGGED_FORMATS = (
         ),
     ),
     ToolFormat(
-        "granite",  # 3.x; Phi-4-mini closes the list with a marker of its own
-        calls=(CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),),
+        "granite",  # 3.x, which writes either marker, or none
+        calls=(
+            CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),
+            CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),
+            CallSyntax("", json=_BARE),
+        ),
         template=CallTemplate(
             '{"name": "', '", "arguments": ', "}", begin="<|tool_call|>[", separator=", ", end="]"
+        ),
+    ),
+    ToolFormat(
+        "phi4_mini",
+        calls=(
+            CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),
+            CallSyntax("functools", json=_JSON),  # what Microsoft's prompts ask for
+            CallSyntax("", json=_BARE),
+        ),
+        template=CallTemplate(
+            '{"name": "',
+            '", "arguments": ',
+            "}",
+            begin="<|tool_call|>[",
+            separator=", ",
+            end="]<|/tool_call|>",
         ),
     ),
     ToolFormat(
@@ -216,11 +237,47 @@ TAGGED_FORMATS = (
     ToolFormat(
         "olmo3",
         calls=(
-            CallSyntax("<function_calls>", json=_JSON, in_python=True, end=("</function_calls>",)),
+            CallSyntax("<function_calls>", json=_JSON, named=_PYTHON, end=("</function_calls>",)),
         ),
         template=CallTemplate(
             "", "(**", ")", begin="<function_calls>", separator="\n", end="</function_calls>"
         ),
+    ),
+    ToolFormat(
+        "pythonic",  # Llama 3.2 and 4, ToolACE, Gemma 3
+        calls=(
+            CallSyntax("", named=_PYTHON),
+            CallSyntax("```tool_code", named=_PYTHON, end=("```",)),
+        ),
+        ignored=("<|python_start|>", "<|python_end|>"),
+        template=CallTemplate("", "(**", ")", begin="[", separator=", ", end="]"),
+    ),
+    ToolFormat(
+        "lfm2",
+        calls=(
+            CallSyntax(
+                "<|tool_call_start|>", json=_JSON, named=_PYTHON, end=("<|tool_call_end|>",)
+            ),
+        ),
+        template=CallTemplate(
+            "", "(**", ")", begin="<|tool_call_start|>[", separator=", ", end="]<|tool_call_end|>"
+        ),
+    ),
+    ToolFormat(
+        "gemma4",
+        calls=(
+            CallSyntax(
+                "<|tool_call>",
+                named=NamedBody(head="call:", quote='<|"|>'),
+                end=("<tool_call|>",),
+            ),
+        ),
+        template=CallTemplate("<|tool_call>call:", "", "<tool_call|>"),
+    ),
+    ToolFormat(
+        "glm4",  # GLM-4-0414: a line with the name, then the arguments
+        calls=(CallSyntax("", named=NamedBody()),),
+        template=CallTemplate("", "\n", "", separator="\n"),
     ),
     ToolFormat(
         "command",  # Command A and R7B
@@ -246,7 +303,11 @@ TAGGED_FORMATS = (
             CallSyntax("", json=_BARE),
             CallSyntax("```json", json=_BARE, end=("```",)),
             CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),
+            CallSyntax("<tool_calls>", json=_JSON, end=("</tool_calls>",)),
+            CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),
+            CallSyntax("functools", json=_JSON),
         ),
+        separators=",;",
         template=CallTemplate('{"name": "', '", "arguments": ', "}", separator="\n"),
     ),
 )

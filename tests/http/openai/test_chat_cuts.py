@@ -105,6 +105,7 @@ def test_any_cut_gives_the_same_message(text: str, rich: bool, data: st.DataObje
     assert got["reasoning"] == got["reasoning_content"] == message.get("reasoning", "")
     calls = [call["function"] for call in message.get("tool_calls", ())]
     assert [got["calls"][i] for i in range(len(calls))] == calls
+    assert all(isinstance(json.loads(call["arguments"]), dict) for call in calls)
     assert got["finish_reason"] == choice["finish_reason"]
     assert got["logprobs"] == ((choice["logprobs"] or {}).get("content") or [])
     assert got["token_ids"] == choice.get("token_ids", [])
@@ -123,7 +124,8 @@ def test_the_texts_are_read_as_meant() -> None:
     assert two["reasoning"] == two["reasoning_content"] == "Two calls"
     assert [call["function"]["name"] for call in two["tool_calls"]] == ["add", "wait"]
     assert two["tool_calls"][0]["function"]["arguments"] == '{"a": "</tool_call>"}'
-    assert messages[4][0] == {"role": "assistant", "content": TEXTS[4], "refusal": None}
+    unknown = '{"name": "nobody", "arguments": {}} and more'
+    assert messages[4][0] == {"role": "assistant", "content": unknown, "refusal": None}
 
 
 def test_calls_that_are_cut_off() -> None:

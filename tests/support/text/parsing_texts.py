@@ -162,6 +162,23 @@ def _olmo3(name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
+def _gemma4(name: str, arguments: dict[str, Any]) -> str:
+    def literal(value: Any) -> str:
+        match value:
+            case str():
+                return f'<|"|>{value}<|"|>'
+            case list():
+                return f"[{', '.join(map(literal, value))}]"
+            case dict():
+                keys = (key if key.isidentifier() else literal(key) for key in value)
+                items = zip(keys, map(literal, value.values()), strict=True)
+                return "{" + ", ".join(f"{key}: {item}" for key, item in items) + "}"
+            case _:
+                return json.dumps(value)
+
+    return f"<|tool_call>call:{name}{literal(arguments)}<tool_call|>"
+
+
 def _around(before: str, middle: str, after: str) -> Callable[[str, dict[str, Any]], str]:
     return lambda name, arguments: (
         f"{before}{name}{middle}{json.dumps(arguments, ensure_ascii=False)}{after}"
@@ -205,8 +222,13 @@ WRITERS: dict[str, tuple[str, Callable[[str, dict[str, Any]], str], str, str]] =
         "<|tool_calls_section_end|>",
     ),
     "granite": ("<|tool_call|>[", _object("arguments"), ", ", "]"),
+    "phi4_mini": ("<|tool_call|>[", _object("arguments"), ", ", "]<|/tool_call|>"),
     "nemotron": ("<TOOLCALL>[", _object("arguments"), ", ", "]</TOOLCALL>"),
     "olmo3": ("<function_calls>", _olmo3, "\n", "</function_calls>"),
+    "pythonic": ("[", _olmo3, ", ", "]"),
+    "lfm2": ("<|tool_call_start|>[", _olmo3, ", ", "]<|tool_call_end|>"),
+    "gemma4": ("", _gemma4, "", ""),
+    "glm4": ("", _around("", "\n", ""), "\n", ""),
     "command": (
         "<|START_ACTION|>[\n",
         _around('{"tool_call_id": "0", "tool_name": "', '", "parameters": ', "}"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.text.parsing.source import markers_of
+from asyncllm.text.parsing.literal import literal_of
+from asyncllm.text.parsing.literal_atoms import escaped
+from asyncllm.text.parsing.source import NO_MARKERS, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,87 +18,134 @@ if TYPE_CHECKING:
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _MAX_DEPTH = 16  # of references and alternatives
+_KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+_NAME = re.compile(r"[^<>\n]+")
+_WORD = re.compile(r"\w+")
+_MAX_NAME = 256
+_NONE = {"None": "null"}
 
 
-def read_parameters(
-    source: Source, emit: Emit, style: ParameterStyle, schema: Any, call_end: tuple[str, ...]
-) -> Steps[bool]:
-    """Read parameters, from behind the first ``key_begin``, and emit the JSON object they make.
+class ParameterReader:
+    """Reads the parameters of one call, and emits the JSON object that they make.
 
     It is written like ``json.dumps``. A parameter that can only be a string is emitted as it comes,
-    any other once it is whole. If the text breaks off, the object stays open.
+    any other once it is whole. Markers that are missing are filled in, and the object is closed
+    wherever the text ends.
 
     Args:
         schema: the JSON schema of the parameters, which tells their types.
         call_end: markers that may follow the last parameter.
-
-    Returns:
-        Whether the object was closed.
+        following: markers that may follow the first of these: the others, and the next call's.
     """
-    key_begin = markers_of(style.key_begin)
-    value_ends = _value_ends(style, call_end)
-    before = "{"
-    while True:
-        emit(before)
-        if not (yield from _read_parameter(source, emit, style, schema, value_ends)):
-            return False
-        yield from source.skip_space()
-        if not (yield from source.at(key_begin)):
-            break
-        before = ", "
-    if (yield from source.breaks_off(key_begin)):
+
+    def __init__(
+        self,
+        source: Source,
+        emit: Emit,
+        style: ParameterStyle,
+        schema: Any,
+        call_end: tuple[str, ...],
+        following: Markers,
+    ):
+        self._source = source
+        self._emit = emit
+        self._style = style
+        self._schema = schema
+        self._call_end = markers_of(*call_end)
+        self._following = following
+        line = "\n" if style.own_lines else ""
+        self._own_ends = markers_of(style.value_end, line and line + style.value_end)
+        others = [line + end for end in (style.key_begin, *call_end)]
+        self._sure_ends = markers_of(*others[:2]) if line else NO_MARKERS
+        self._value_ends = markers_of(*self._own_ends.texts, *others)
+        self._whole = True
+
+    def read(self) -> Steps[bool]:
+        """Read from behind the first ``key_begin``; False if the text breaks off."""
+        source = self._source
+        key_begin = markers_of(self._style.key_begin)
+        before = "{"
+        while True:
+            before = yield from self._parameter(before)
+            yield from source.skip_space()
+            if not self._whole or not (yield from source.at(key_begin)):
+                break
+        self._emit("}" if before != "{" else "{}")
+        return self._whole and not (yield from source.breaks_off(key_begin))
+
+    def _parameter(self, before: str) -> Steps[str]:
+        """Read one; return what comes before the next."""
+        source, style = self._source, self._style
+        pieces: list[str] = []
+        key_ends = markers_of(style.key_end, style.value_begin, *self._call_end.texts)
+        self._whole = yield from source.until(key_ends, pieces.append)
+        name = "".join(pieces).strip()
+        yield from source.at(markers_of(style.key_end))
+        kind = (yield from source.run(_WORD)) if style.kind_end else ""
+        yield from source.at(markers_of(style.kind_end))
+        if not self._whole or (yield from self._breaks_off()):
+            self._whole = False
+            return before
+        key = f'{before}"{escaped(name)}": '
+        types = parameter_types(self._schema, name)
+        if style.kind_end and kind != style.text_kind:
+            types = types - {"string"} or _TYPES
+        elif style.kind_end:
+            types = frozenset()
+        if types <= {"string"}:
+            self._emit(key + '"')
+            self._whole = yield from self._value(lambda text: self._emit(escaped(text)))
+            self._emit('"')
+        else:
+            pieces.clear()
+            self._whole = yield from self._value(pieces.append)
+            value = "".join(pieces)
+            if not self._whole and not value.strip():
+                return before
+            self._emit(key + as_json(value, types, breaks_off=not self._whole))
+        return ", "
+
+    def _breaks_off(self) -> Steps[bool]:
+        """Consume what begins a value; whether the text ends with it."""
+        source, style = self._source, self._style
+        if style.value_begin:
+            begin = markers_of(style.value_begin)
+            yield from source.skip_space()
+            return not (yield from source.at(begin)) and (yield from source.breaks_off(begin))
+        if style.own_lines:
+            yield from source.take("\n")
         return False
-    emit("}")
-    return True
 
-
-def _value_ends(style: ParameterStyle, call_end: tuple[str, ...]) -> Markers:
-    """The markers that end a value. Where values have lines of their own, any markup does."""
-    if not style.own_lines:
-        return markers_of(style.value_end)
-    following = (style.value_end, style.key_begin, *call_end[:1])
-    return markers_of(style.value_end, *("\n" + marker for marker in following))
-
-
-def _read_parameter(
-    source: Source, emit: Emit, style: ParameterStyle, schema: Any, value_ends: Markers
-) -> Steps[bool]:
-    """Read one, from behind ``key_begin``; False if it breaks off."""
-    pieces: list[str] = []
-
-    def emit_key(text: str) -> None:
-        pieces.append(text)
-        emit(_escaped(text))
-
-    emit('"')
-    if not (yield from source.until(markers_of(style.key_end), emit_key)):
+    def _value(self, emit: Emit) -> Steps[bool]:
+        """Read a value and the marker that ends it; False if it breaks off."""
+        source = self._source
+        while (yield from source.until(self._value_ends, emit, breaks_off=True)):
+            if (yield from source.at(self._own_ends)) or (yield from self._ends_here()):
+                return True
+            emit((yield from source.at(self._value_ends)))
         return False
-    yield from source.at(markers_of(style.key_end))
-    emit('": ')
-    if style.value_begin:
-        value_begin = markers_of(style.value_begin)
+
+    def _ends_here(self) -> Steps[bool]:
+        """Whether the marker that comes next ends a value that lacks its own end.
+
+        It does at the beginning of a line, where values have lines of their own. Otherwise it does
+        if what belongs behind it follows: a name, another end of the call, the next call, or the
+        end of the text.
+        """
+        source, style = self._source, self._style
+        if (yield from source.sees(self._sure_ends)):
+            return True
+        source.mark()
         yield from source.skip_space()
-        if not (yield from source.at(value_begin)) and (yield from source.breaks_off(value_begin)):
-            return False
-    if style.own_lines:
-        yield from source.take("\n")
-    types = parameter_types(schema, "".join(pieces))
-    if types <= {"string"}:
-        emit('"')
-        whole = yield from source.until(value_ends, lambda text: emit(_escaped(text)))
-        if whole:
-            emit('"')
-    else:
-        pieces.clear()
-        whole = yield from source.until(value_ends, pieces.append)
-        value = "".join(pieces)
-        emit(as_json(value, types) if whole else value.strip())
-    yield from source.at(markers_of(style.value_end, "\n" + style.value_end))
-    return whole
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+        if (yield from source.at(markers_of(style.key_begin))):
+            yield from source.run(_NAME, _MAX_NAME)
+            follows = bool((yield from source.at(markers_of(style.key_end))))
+        else:
+            yield from source.at(self._call_end)
+            yield from source.skip_space()
+            follows = not (yield from source.peek()) or (yield from source.sees(self._following))
+        source.rewind()
+        return follows
 
 
 def parameter_names(schema: Any) -> list[str]:
@@ -145,33 +195,38 @@ def _resolve(reference: str, root: Any) -> Any:
     return target
 
 
-def as_json(text: str, types: frozenset[str]) -> str:
-    """A parameter's text as JSON: the text itself if it is JSON of one of the types, else a string.
+def as_json(text: str, types: frozenset[str], *, breaks_off: bool = False) -> str:
+    """A parameter's text as JSON: a value of one of the types if it is one, else a string.
 
-    Python's True, False and None count as JSON.
+    The value may be written in JSON or in Python.
+
+    Args:
+        breaks_off: the text may lack its end.
     """
     plain = text.strip()
-    for candidate in (plain, plain.lower(), "null" if plain == "None" else plain):
-        try:
-            value = json.loads(candidate, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            continue
-        if _fits(value, types):
-            return candidate
+    found = literal_of(plain)
+    if "string" in types:
+        # As Python or JSON has it, or else it is the string that it may be.
+        as_written = found.json[:1] in ("{", "[") or found.json in (plain.lower(), _NONE.get(plain))
+        breaks_off, fits = False, found.exact and as_written
+    else:
+        if found.json.startswith('"'):  # with quotes around it, or a word
+            plain = json.loads(found.json).strip()
+            found = literal_of(plain)
+        fits = breaks_off or found.whole
+    if fits and found.length == len(plain) and _fits(found.json, types):
+        return found.json
     return json.dumps(text, ensure_ascii=False)
 
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _fits(value: Any, types: frozenset[str]) -> bool:
-    kind = _type_of(value)
-    if kind == "string" or kind in types:  # a text with quotes around it, where strings may be
+def _fits(value: str, types: frozenset[str]) -> bool:
+    """Whether a JSON text that is no string has one of the types."""
+    kind = _KINDS.get(value[:1], "number")
+    if kind != "number" or not value:
         return kind in types and kind != "string"
-    if kind == "integer":
-        return "number" in types
-    return kind == "number" and "integer" in types and value.is_integer()
+    if value.lstrip("-").isdecimal():
+        return "integer" in types or "number" in types
+    return "number" in types or ("integer" in types and float(value).is_integer())
 
 
 def _type_of(value: Any) -> str:

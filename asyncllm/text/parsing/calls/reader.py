@@ -1,87 +1,161 @@
-"""Reads one call, or a list of them, after the marker that opens it."""
+"""Reads one call, or several in a row, after the marker that opens them."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from asyncllm.text.parsing.calls.arguments import NotACall, NotOffered, read_arguments
 from asyncllm.text.parsing.calls.json_call import JsonCall
-from asyncllm.text.parsing.calls.output import NotACall
-from asyncllm.text.parsing.calls.parameters import parameter_names, read_parameters
-from asyncllm.text.parsing.calls.python_arguments import BreaksOff, NotPython, PythonArguments
+from asyncllm.text.parsing.calls.parameters import ParameterReader, parameter_names
+from asyncllm.text.parsing.formats import NamedBody
+from asyncllm.text.parsing.literal import Literal
+from asyncllm.text.parsing.literal_atoms import QUOTES
 from asyncllm.text.parsing.source import markers_of
 
 if TYPE_CHECKING:
-    from asyncllm.text.parsing.calls.output import CallOutput
-    from asyncllm.text.parsing.formats import CallSyntax, JsonBody, NamedBody
+    from collections.abc import Mapping
+
+    from asyncllm.text.parsing.formats import CallSyntax, ToolFormat
     from asyncllm.text.parsing.outbox import Outbox
-    from asyncllm.text.parsing.source import Markers, Source, Steps
+    from asyncllm.text.parsing.source import Emit, Source, Steps
 
 _NAME = re.compile(r"[\w.:/-]+")
+_NUMBER = re.compile(r":\d+\Z")  # of a call, after its name
 _MAX_NAME = 256
-# Calls in Python stand on lines of their own; models write other signs as well.
+# Between calls in brackets, or in Python; models write other signs as well.
 _BETWEEN = re.compile(r"[ \t\r\n,;]+")
 # Models often close one bracket too many; where a marker ends the call, that is recognizable.
 _SURPLUS = re.compile(r"[ \t\r\n}\]]+")
+_NO_BODY = NamedBody()
+
+
+class Answer(Exception):
+    """What is written like a call says that content follows."""
 
 
 class CallReader:
-    """Reads calls of the tools that were offered; keeps their text until a call has begun."""
+    """Reads calls of the tools that were offered; keeps their text until a call has begun.
 
-    def __init__(self, source: Source, out: Outbox, calls: CallOutput):
+    What is written like a call but cannot be read, or is of another tool, is read to its end, and
+    is content without its markup. The calls beside it are calls all the same.
+
+    Args:
+        tools: the schema of each tool's parameters, by the tool's name.
+    """
+
+    def __init__(self, source: Source, out: Outbox, tools: Mapping[str, Any], form: ToolFormat):
         self._source = source
         self._out = out
-        self._calls = calls
+        self._tools = tools
+        self._form = form
+        # What ends arguments that break off: the end of a call, or the next one.
+        self._stops = markers_of(*filter(_may_stop, form.outer_markers()))
+        # What is content, with its place in the text, once it is clear what comes next.
+        self._refused: list[tuple[int, str]] = []
 
-    def read(self, call: CallSyntax, stops: Markers, lead: str, *, announced: bool) -> Steps[bool]:
+    def read(self, call: CallSyntax, lead: str, *, announced: bool) -> Steps[bool | None]:
         """Read what follows ``call.begin``, which is consumed.
 
         Args:
-            stops: markers that end arguments which are not JSON.
-            lead: text before ``call.begin`` that is content if this is not a call.
+            lead: text before ``call.begin`` that is content if content follows.
             announced: there was a marker of calls; without it, a bracket may begin an answer.
 
         Returns:
-            Whether the last text read is markup; otherwise it is content.
+            Whether the last text read is markup and not content; None if there is no call, and
+            nothing has been consumed.
         """
-        source = self._source
-        source.keep(lead + call.begin)
-        try:
-            yield from source.skip_space()
-            opening = yield from source.peek()
-            if call.json is not None and opening in ("{", "["):
-                yield from self._json_calls(call, call.json, stops)
-            elif call.named is not None:
-                yield from self._named_call(call, call.named, stops)
-            elif call.in_python:
-                yield from self._python_calls(stops)
-            else:
-                raise NotACall
-        except NotACall:
-            if source.cut_off and announced:
-                source.drop()  # half a call
-                return True
-            self._out.content(source.give_back())
-            return False
-        return not call.end or (yield from self._end(call.end))
-
-    def _json_calls(self, call: CallSyntax, body: JsonBody, stops: Markers) -> Steps[None]:
-        source = self._source
-        is_list = yield from source.take("[")
+        source, out = self._source, self._out
+        first, begin = out.calls, source.consumed
+        unlike: list[str] = []  # the text while nothing was a call
+        self._refused.clear()
+        at = begin
+        source.mark()
         yield from source.skip_space()
-        while (yield from JsonCall(source, self._calls, body).read(stops)):
+        is_list = bool(call.may_be_list and (yield from source.take("[")))
+        fits = more = True
+        while more:
             yield from source.skip_space()
-            if not is_list or not (yield from source.take(",")):
+            element = source.consumed
+            opening = yield from source.peek()
+            try:
+                fits = yield from self._element(call, opening)
+            except NotOffered:
+                unlike.append(source.unmark())
+                self._refused.append((element, unlike[-1][element - at :]))
+            except Answer:
+                source.unmark()
+                return True
+            except NotACall:
+                if source.cut_off and announced:  # half a call
+                    source.unmark()
+                    source.drop()
+                    return True
+                if call.is_loose or opening != "{":
+                    source.rewind()
+                    if out.calls == first and not unlike:
+                        return None
+                    fits = False
+                    break
+                unlike.append(source.rewind(element - at))
+                source.mark()
+                yield from Literal(source, _drop, stops=self._stops).read()
+                unlike.append(source.unmark())
+                self._refused.append((element, unlike[-1]))
+            if not fits:
                 break
-            source.keep(",")  # until the next call has begun
-            yield from source.skip_space()
-        if is_list:
-            yield from source.skip_space()
+            at = source.consumed
+            source.mark()
+            more = yield from self._another(call, is_list=is_list)
+            if not more:
+                unlike.append(source.unmark())
+        shown = bool(self._refused)
+        if out.calls == first and call.is_loose:
+            out.content(lead + call.begin + "".join(unlike))
+            return False
+        if out.calls == first:
+            out.content(lead, source.consumed - begin + len(call.begin))
+        self._show_refused()
+        return (not fits or (yield from self._end(call.end))) and not shown
+
+    def _element(self, call: CallSyntax, opening: str) -> Steps[bool]:
+        """Read one call; False if what follows its arguments is not part of it.
+
+        Raises:
+            NotACall, NotOffered: the text since the mark is none.
+        """
+        if opening == "{" and call.json is not None:
+            reader = JsonCall(
+                self._source, call.json, self._tools, self._start, self._out.end_call, self._stops
+            )
+            return (yield from reader.read())
+        if call.named is None:
+            raise NotACall
+        yield from self._named_call(call, call.named)
+        return True
+
+    def _another(self, call: CallSyntax, *, is_list: bool) -> Steps[bool]:
+        """Whether one more call follows; otherwise consume what closes the list, if anything."""
+        source = self._source
+        yield from source.run(_BETWEEN)
+        char = yield from source.peek()
+        if is_list and (not char or char == "]"):
             yield from source.take("]")
+            return False
+        named = call.named or _NO_BODY
+        if (char == "{" and call.json and (is_list or call.begin)) or (
+            named.in_python and _NAME.match(char)
+        ):
+            return True
+        source.rewind()
+        source.mark()
+        return False
 
     def _end(self, markers: tuple[str, ...]) -> Steps[bool]:
         """Read the end of a call, as far as it is there; False if content was found."""
         source = self._source
+        if not markers:
+            return True
         surplus = yield from source.run(_SURPLUS)
         after_surplus = source.consumed
         found = False
@@ -96,53 +170,86 @@ class CallReader:
             return False
         return True
 
-    def _named_call(self, call: CallSyntax, body: NamedBody, stops: Markers) -> Steps[None]:
+    def _named_call(self, call: CallSyntax, body: NamedBody) -> Steps[None]:
         source = self._source
-        yield from self._expect(body.head)
         yield from source.skip_space()
-        calls = self._calls
-        name = calls.offered((yield from source.run(_NAME, _MAX_NAME)), body.namespace)
+        if body.head and not (yield from source.at(markers_of(body.head))):
+            raise NotACall
+        yield from source.skip_space()
+        written = yield from source.run(_NAME, _MAX_NAME)
+        if not written:
+            raise NotACall
+        if written == body.answer:
+            raise Answer
+        name = self._offered(written, body.namespace)
         yield from source.skip_space()
         if body.call_id and (yield from source.at(markers_of(body.call_id))):
             yield from source.run(_NAME, _MAX_NAME)
-        yield from self._expect(body.name_end)
+        divided = not body.name_end or bool((yield from source.at(markers_of(body.name_end))))
         yield from source.skip_space()
-        if call.end and (yield from source.at(markers_of(call.end[0]))):
-            calls.without_arguments(name)
-        elif body.parameters is None or (yield from source.peek()) == "{":
-            yield from calls.expect_value()
-            yield from calls.arguments(calls.start(name), stops)
-        elif not (yield from source.at(markers_of(body.parameters.key_begin))):
-            raise NotACall
+        yield from self._arguments(call, body, name, divided=divided)
+        if name is None:
+            raise NotOffered
+
+    def _arguments(
+        self, call: CallSyntax, body: NamedBody, name: str | None, *, divided: bool
+    ) -> Steps[None]:
+        """Read the arguments of a call; ``divided``: its name has ended as it should."""
+        source, out = self._source, self._out
+
+        def start() -> Emit:
+            return _drop if name is None else self._start(name)
+
+        schema = self._tools.get(name or "")
+        opening = yield from source.peek()
+        style = body.parameters
+        bracket = "(" if body.in_python else "{"
+        if opening == bracket or (opening and opening in QUOTES and divided):
+            whole = yield from read_arguments(
+                source, start, stops=self._stops, quote=body.quote, names=parameter_names(schema)
+            )
+        elif style and (yield from source.at(markers_of(style.key_begin))):
+            parameters = ParameterReader(source, start(), style, schema, call.end, self._stops)
+            whole = yield from parameters.read()
+        elif divided and not call.is_loose and (yield from self._ends(call, opening)):
+            start()("{}")
+            whole = True
         else:
-            emit, schema = calls.start(name), calls.tools[name]
-            if (yield from read_parameters(source, emit, body.parameters, schema, call.end)):
-                calls.end()
-
-    def _python_calls(self, stops: Markers) -> Steps[None]:
-        source, calls = self._source, self._calls
-        another = True
-        while another:
-            name = calls.offered((yield from source.run(_NAME, _MAX_NAME)))
-            yield from source.skip_space()
-            if not (yield from source.take("(")):
-                raise NotACall
-            emit, names = calls.start(name), parameter_names(calls.tools[name])
-            try:
-                yield from PythonArguments(source, emit, names).read()
-            except BreaksOff:
-                return
-            except NotPython as found:
-                if found.text:
-                    emit(found.text)
-                if not (yield from source.until(stops, emit)):
-                    return
-            calls.end()
-            yield from source.run(_BETWEEN)
-            source.keep()
-            another = _NAME.match((yield from source.peek())) is not None
-
-    def _expect(self, marker: str) -> Steps[None]:
-        yield from self._source.skip_space()
-        if marker and not (yield from self._source.at(markers_of(marker))):
             raise NotACall
+        if name is not None and (whole or (yield from source.peek())):
+            out.end_call()
+
+    def _ends(self, call: CallSyntax, opening: str) -> Steps[bool]:
+        """Whether a call ends before its arguments, which it need not have."""
+        source = self._source
+        if opening:
+            return (yield from source.sees(self._stops))
+        return not source.cut_off
+
+    def _offered(self, name: str, namespace: str) -> str | None:
+        """The tool that is meant by a name; None if it was not offered."""
+        bare = name.removeprefix(namespace)
+        names = (name, bare, _NUMBER.sub("", bare)) if namespace else (name,)
+        return next((name for name in names if name in self._tools), None)
+
+    def _start(self, name: str) -> Emit:
+        """Begin a call, which cannot be taken back: the text since the mark is markup."""
+        self._show_refused()
+        self._source.unmark()
+        return self._out.start_call(name)
+
+    def _show_refused(self) -> None:
+        for at, text in self._refused:
+            for start, piece in self._form.without_markup(text):
+                end = at + start + len(piece)
+                self._out.content(piece, self._source.consumed - end)
+        self._refused.clear()
+
+
+def _may_stop(marker: str) -> bool:
+    """Whether a marker can be told from what a value consists of."""
+    return len(marker) > 1 and marker[0] not in (*QUOTES, "\\")
+
+
+def _drop(text: str) -> None:
+    """Discard arguments of a tool that was not offered."""

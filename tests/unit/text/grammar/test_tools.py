@@ -100,6 +100,9 @@ def test_every_format_with_every_kind_of_marker(name: str, kind: str) -> None:
     model = Model(tokenizer_of(kind, markers_of(formats)))
     for choice, parallel in CHOICES:
         structure = call_structure(formats, TOOLS, choice, parallel=parallel)
+        if name in ("glm4", "pythonic") and choice == "auto":
+            assert structure is None
+            continue
         assert structure is not None
         spec = spec_of(structure)
         weather = structure.separate_tags()[0]

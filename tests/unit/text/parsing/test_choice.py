@@ -93,7 +93,7 @@ def test_formats_by_name() -> None:
 @pytest.mark.parametrize(
     ("tools", "reasoning", "words"),
     [
-        ("pythonic", "auto", "pythonic.*hermes"),
+        ("nonsense", "auto", "nonsense.*hermes"),
         ("auto", "hermes", "hermes.*think"),
         ("harmony", "think", "combined"),
         ("hermes", "harmony", "combined"),
@@ -174,6 +174,10 @@ def test_nothing_to_enforce() -> None:
     assert call_structure(formats_of("hermes"), TOOLS, "none") is None
     assert call_structure(formats_of("hermes"), [], "auto") is None
     assert call_structure(formats_of(None, "think"), TOOLS, "auto") is None
+    # A name or a bracket does not tell whether a call begins.
+    assert call_structure(formats_of("glm4"), TOOLS, "auto") is None
+    assert call_structure(formats_of("pythonic"), TOOLS, "auto", parallel=False) is None
+    assert call_structure(formats_of("pythonic"), TOOLS, "required") is not None
 
 
 @pytest.mark.parametrize("tool_choice", ["required", NAMED])
@@ -203,7 +207,7 @@ def test_what_is_enforced_reads_back_as_calls(name: str) -> None:
     assert text.startswith(structure.trigger)
     message = message_of(events_of([text], formats))
     arguments = [call.arguments for call in message.calls]
-    if name == "olmo3":  # which is Python, and written anew
+    if name in ("lfm2", "olmo3", "pythonic"):  # which are Python, and written anew
         texts = [json.dumps(json.loads(text)) for text in texts]
     assert arguments == texts
     assert [call.name for call in message.calls] == ["get_weather", "search.web", "now"]

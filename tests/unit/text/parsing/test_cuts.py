@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.text.parsing import Content, End, Formats, ToolArguments, ToolStart
+from asyncllm.text.parsing import Content, End, Formats, ToolArguments, ToolStart, message_of
+from asyncllm.text.parsing.formats import ChannelFormat, is_tag
 from tests.support.text.parsing_texts import (
     TAGGED_NAMES,
     TEXT_NAMES,
@@ -149,6 +150,26 @@ def test_any_cut_of_any_text_gives_the_same(
     whole = events_of([text], formats, **options)
     assert events_of(pieces, formats, **options) == whole
     assert events_of(text, formats, **options) == whole
+
+
+@settings(max_examples=300)
+@given(case=cut_texts(), in_reasoning=st.booleans(), cut_off=st.booleans())
+def test_arguments_are_objects_and_markers_no_content(
+    case: tuple[Formats, str, list[str]], in_reasoning: bool, cut_off: bool
+) -> None:
+    formats, text, _ = case
+    parser = new_parser(formats, **({"prompt": "<think>\n"} if in_reasoning else {}))
+    parser.record_places()
+    events = parser.feed(text) + parser.finish(cut_off=cut_off)
+    assert all(isinstance(json.loads(call.arguments), dict) for call in message_of(events).calls)
+    tools = formats.tools
+    if tools is not None:
+        markers = tools.markers() if isinstance(tools, ChannelFormat) else tools.outer_markers()
+        tags = [marker for marker in markers if is_tag(marker)]
+        shown = ["\0"] * len(text)  # without what is no content, the rest may form a marker
+        for start, end in parser.take_places():
+            shown[start:end] = text[start:end]
+        assert not any(tag in "".join(shown) for tag in tags)
 
 
 @settings(max_examples=300)

@@ -118,23 +118,25 @@ FINAL = ASSISTANT + "<|channel|>final<|message|>"
         ),
         ("<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Hi", "Hm", "Hi"),
         (f"<|channel|>analysis<|message|>Hm{FINAL}Hi", "Hm", "Hi"),
-        # a tool that was not offered: the header stays with the text
+        # a tool that was not offered: its channel tells what the text is
         (
             "<|channel|>analysis to=python code<|message|>1 + 1<|call|>",
-            "<|channel|>analysis to=python code<|message|>1 + 1",
+            "1 + 1",
             "",
         ),
         (
             f"<|channel|>commentary to=functions.no <|message|>{{}}<|call|>{FINAL}Hi",
             "",
-            "<|channel|>commentary to=functions.no <|message|>{}Hi",
+            "{}Hi",
         ),
         # no header, half a header, a header without end
         ("Hi <b> there", "", "Hi <b> there"),
-        ("<|channel|>fin", "", "<|channel|>fin"),
-        (f"<|channel|>final{FINAL}Hi", "", "<|channel|>finalHi"),
-        (f"<|channel|>{'x' * 600}", "", f"<|channel|>{'x' * 600}"),
+        ("<|channel|>fin", "", ""),
+        (f"<|channel|>final{FINAL}Hi", "", "Hi"),
+        (f"<|channel|>{'x' * 600}", "", "x" * 600),
         ("Hi<|end|>", "", "Hi"),
+        # markers where none belongs
+        (f"<|end|><|message|>{FINAL}Hi<|constrain|> you<|message|>!", "", "Hi you!"),
     ],
 )
 def test_channels(text: str, reasoning: str, content: str) -> None:

@@ -16,8 +16,10 @@ from asyncllm.text.parsing import (
     Reasoning,
     ToolArguments,
     ToolStart,
+    message_of,
 )
 from tests.support.text.parsing_texts import (
+    TAGGED_NAMES,
     TEXT_NAMES,
     TOOL_NAMES,
     TOOLS,
@@ -47,8 +49,8 @@ def test_calls_stream_name_first_then_arguments_as_they_come() -> None:
         [],
         [],
         [],
-        [ToolStart(0, "0", "now"), ToolArguments(0, '{"a"')],
-        [ToolArguments(0, ': "b')],
+        [ToolStart(0, "0", "now"), ToolArguments(0, "{")],
+        [ToolArguments(0, '"a": "b')],  # a key comes with its value
         [ToolArguments(0, "c")],
         [ToolArguments(0, '"}')],
         [],
@@ -63,7 +65,7 @@ def test_text_parameters_stream_too() -> None:
         "".join(event.text for event in parser.feed(piece) if isinstance(event, ToolArguments))
         for piece in pieces
     ]
-    assert texts == ['{"city": ', '"Pa', 'r\\"', "is", "\\nx", '"']
+    assert texts == ["", '{"city": "Pa', 'r\\"', "is", "\\nx", '"']
 
 
 def test_content_around_calls() -> None:
@@ -87,10 +89,40 @@ def test_without_tools_markup_of_calls_is_content() -> None:
     assert parse_all(f"<think>a</think>{text}", formats) == Message(text, "a", [])
 
 
-def test_calls_within_reasoning_are_not_made() -> None:
-    call = written("hermes", [("now", {})])
-    message = read(f"<think>{call}</think>{call}", "hermes", "think")
+@pytest.mark.parametrize("name", TAGGED_NAMES)
+def test_calls_within_reasoning_are_not_made(name: str) -> None:
+    call = written(name, [("now", {})])
+    message = read(f"<think>{call}</think>{call}", name, "think")
     assert (message.content, message.reasoning, len(message.calls)) == ("", call, 1)
+    message = read(f"<think>Hm.\n{call}</think>So", name, "think")
+    assert (message.content, message.reasoning) == ("So", f"Hm.\n{call}")
+
+
+@pytest.mark.parametrize("name", TAGGED_NAMES)
+@pytest.mark.parametrize("end", ["", "\n", "</think>", "\n</think>\n"])
+def test_calls_with_which_an_answer_ends_are_made_within_reasoning_too(name: str, end: str) -> None:
+    calls = [("get_weather", {"city": "x"}), ("now", {})]
+    text = written(name, calls)
+    for before in ("Hm.\n", "Hm.\n\n", "<b>Hm</b> {.\n"):
+        parser = new_parser(formats_of(name, "think"), prompt="<think>\n")
+        events = [event for char in before + text + end for event in parser.feed(char)]
+        message = message_of(events + parser.finish())
+        assert (message.reasoning, message.content) == (before.rstrip(), "")
+        assert [(call.name, json.loads(call.arguments)) for call in message.calls] == calls
+        assert not parser.in_reasoning
+        assert parser.reasoning_end == len(before.rstrip())
+    # The reasoning goes on: they are part of it.
+    message = read(f"<think>Hm.\n{text}\nOr not", name, "think")
+    assert (message.reasoning, message.calls) == (f"Hm.\n{text}\nOr not", [])
+
+
+@pytest.mark.parametrize("name", TAGGED_NAMES)
+def test_a_call_that_is_cut_off_within_reasoning_is_reasoning(name: str) -> None:
+    text = "Hm.\n" + written(name, [("get_weather", {"city": "x"})])
+    at = text.index("x") + 1
+    parser = new_parser(formats_of(name, "think"), prompt="<think>\n")
+    message = message_of(parser.feed(text[:at]) + parser.finish(cut_off=True))
+    assert (message.reasoning, message.content, message.calls) == (text[:at], "", [])
 
 
 @pytest.mark.parametrize(

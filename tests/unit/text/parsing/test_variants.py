@@ -7,6 +7,7 @@ import pytest
 from tests.support.text.parsing_texts import calls_of
 
 NOW = [("now", "{}")]
+PYTHON = [("now", '{"a": true, "b": [null, 1]}')]
 
 # Within <tool_call> and </tool_call>.
 HERMES = [
@@ -30,7 +31,14 @@ HERMES = [
     ('{"arguments": {"a": 1}, "parameters": {}, "name": "now"}', [("now", '{"a": 1}')]),
     # none at all
     ('{"name": "now"}', NOW),
-    ('{"name": "now", "arguments": null}', [("now", "null")]),
+    ('{"name": "now", "arguments": null}', NOW),
+    ('{"name": "now", "arguments": ""}', NOW),
+    ('{"name": "now", "arguments": " null "}', NOW),
+    ('{"name": "now", "arguments": []}', NOW),
+    # in Python's notation, or without quotes
+    ("{'name': 'now', 'arguments': {'a': True, 'b': (None, 1)}}", PYTHON),
+    ('{name: "now", arguments: {a: True, "b": [None, 1]}}', PYTHON),
+    ('{"name": "now", "arguments": "{\'a\': True, \'b\': [null, 1]}"}', PYTHON),
     # a bracket too many or too few
     ('{"name": "now", "arguments": {}}}', NOW),
     ('{"name": "now", "arguments": {}', NOW),
@@ -71,6 +79,7 @@ def test_the_end_of_the_text_ends_a_call(text: str) -> None:
         ('{"name": "now", "parameters": {}}\n{"name": "now", "parameters": {}};', NOW * 2),
         ('{"name": "now", "parameters": {}};{"name": "now", "parameters": {}}', NOW * 2),
         ('<function=now>{"a": 1}</function>', [("now", '{"a": 1}')]),
+        ('[{"name": "now", "parameters": {}}, {"name": "now", "parameters": {}}]', NOW * 2),
     ],
 )
 def test_llama(text: str, calls: list[tuple[str, str]]) -> None:
@@ -85,6 +94,10 @@ def test_llama(text: str, calls: list[tuple[str, str]]) -> None:
         ('[TOOL_CALLS]{"name": "now", "arguments": {}}', NOW),
         ("[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}[TOOL_CALLS]now[ARGS]{}", NOW * 2),
         ('[TOOL_CALLS]now[ARGS]"{}"', NOW),
+        # separators that are left out
+        ("[TOOL_CALLS]now{}[TOOL_CALLS] now {}", NOW * 2),
+        ("[TOOL_CALLS]now[CALL_ID]abc123def{}", NOW),
+        ("[TOOL_CALLS]now[ARGS]", NOW),
     ],
 )
 def test_mistral(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
@@ -101,17 +114,54 @@ def test_mistral(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
             "<|tool_call_end|>",
             [("search.web", "{}")],
         ),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n{}\n```", NOW),
+        ("kimi_k2", "<|tool_call_begin|>now<|tool_call_argument_begin|>{}", NOW),
+        ("kimi_k2", "<|tool_call_begin|>functions.now:0{}<|tool_call_end|>", NOW),
         ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>', NOW),
+        ("granite", '<tool_call>[{"name": "now", "arguments": {}}]', NOW),
+        ("granite", '<tool_call>{"name": "now", "arguments": {}}</tool_call>', NOW),
+        ("granite", '[{"name": "now", "arguments": {}}]', NOW),
+        ("phi4_mini", 'functools[{"name": "now", "arguments": {}}]', NOW),
+        ("phi4_mini", ' functools [{"name": "now", "parameters": {}},{"name": "now"}]', NOW * 2),
+        ("phi4_mini", '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>', NOW),
+        ("phi4_mini", '{"name": "now", "arguments": {}}', NOW),
+        ("json", 'functools[{"name": "now", "arguments": {}}]', NOW),
+        ("json", '<tool_calls>\n{"name": "now"}\n{"name": "now"}\n</tool_calls>', NOW * 2),
+        ("pythonic", "<|python_start|>[now(), now()]<|python_end|>", NOW * 2),
+        ("pythonic", "```tool_code\nnow()\n```", NOW),
+        ("lfm2", "<|tool_call_start|>[now(), now()]<|tool_call_end|>", NOW * 2),
+        ("lfm2", '<|tool_call_start|>[{"name": "now"}]<|tool_call_end|>', NOW),
+        ("glm4", "now\n{}\nnow\n{}", NOW * 2),
+        ("gemma4", "<|tool_call>call:now{}<tool_call|><|tool_call>call:now{}<tool_call|>", NOW * 2),
+        (
+            "gemma4",
+            "<|tool_call>call:now{a:true,b:[null,1]}<tool_call|>",
+            [("now", '{"a":true,"b":[null,1]}')],
+        ),
+        (
+            "gemma4",
+            '<|tool_call>call:now{a:{<|"|>b c<|"|>:<|"|>it\'s "d"\\n{<|"|>}}<tool_call|>',
+            [("now", '{"a":{"b c":"it\'s \\"d\\"\\\\n{"}}')],
+        ),
         (
             "json",
             '[{"name": "now", "parameters": {}}, {"name": "now", "arguments": {}}]',
             NOW * 2,
         ),
         ("harmony", " to=functions.now<|channel|>commentary json<|message|>{}<|call|>", NOW),
-        (
-            "harmony",
-            "<|channel|>commentary to=functions.now <|constrain|>json<|message|><|call|>",
-            NOW,
+        *(
+            ("harmony", text, NOW)
+            for text in (
+                "<|channel|>commentary to=functions.now <|constrain|>json<|message|><|call|>",
+                # without the type, the namespace or the space, on another channel, without an end
+                "<|channel|>commentary to=functions.now<|message|>{}<|call|>",
+                "<|channel|>commentary to=now<|message|>{}<|call|>",
+                "<|channel|>commentaryto=functions.now<|message|>{}<|call|>",
+                "<|channel|>analysis to=functions.now <|constrain|>json<|message|>{}<|call|>",
+                "<|channel|>commentary to=functions.now<|constrain|>json<|message|>{}",
+                "<|start|>assistant to=functions.now<|channel|>commentary<|message|>{}<|call|>",
+                "<|start|>functions.now to=functions.now<|message|> null <|call|>",
+            )
         ),
     ],
 )
