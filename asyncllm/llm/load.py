@@ -313,7 +313,7 @@ def _load_text(
     if template is not None and template.cannot:
         log.info("the chat template does not take %s", template.cannot)
     formats = choose_formats(
-        None if template is None else template.source,
+        template,
         read_json(folder / "config.json").get("model_type"),
         tools=config.tool_parser,
         reasoning=config.reasoning_parser,

@@ -20,8 +20,11 @@ from asyncllm.text.parsing import (
     message_of,
     visible_special_tokens,
 )
+from asyncllm.text.parsing.formats import ReasoningFormat
 from asyncllm.types import FinishReason
-from tests.support.text.parsing_texts import TOOL_NAMES, TOOLS, events_of, formats_of
+from tests.support.text.parsing_texts import TOOL_NAMES, TOOLS, events_of, formats_of, tool
+from tests.support.text.templates import CALLS, OTHER_CALLS, chat_template
+from tests.unit.text.parsing.test_cuts import assert_cuts_do_not_matter
 
 NAMED = {"type": "function", "function": {"name": "now"}}
 
@@ -31,7 +34,7 @@ def names(formats: Formats) -> tuple[str | None, str | None]:
     return tools.name if tools else None, reasoning.name if reasoning else None
 
 
-# What templates of these models write, as far as it tells them apart.
+# Templates that write nothing, and so are judged by their texts or by the model.
 @pytest.mark.parametrize(
     ("model", "template", "expected"),
     [
@@ -56,7 +59,10 @@ def names(formats: Formats) -> tuple[str | None, str | None]:
         ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_argument_begin|>", ("kimi_k2", None)),
         ("gpt_oss", "<|start|>assistant<|channel|>final<|message|>", ("harmony", "harmony")),
         ("granite", "Here is my thought process: <|tool_call|>", ("granite", "granite")),
-        ("granite", "<think></think><response></response>", ("json", "granite_tags")),
+        ("granite", "<think></think><response></response>", ("granite", "granite_tags")),
+        ("phi3", "<|tool|>{{ tools }}<|/tool|>", ("phi4_mini", None)),
+        ("lfm2", "<|tool_list_start|>{{ tools }}<|tool_list_end|>", ("lfm2", None)),
+        ("gemma4_text", None, ("gemma4", None)),
         ("seed_oss", "<seed:think><seed:tool_call><function=<parameter=", ("seed_oss",) * 2),
         ("cohere2", "<|START_THINKING|><|START_ACTION|>", ("command", "command")),
         ("nemotron_h", "<think></think><TOOLCALL>[", ("nemotron", "think")),
@@ -72,10 +78,145 @@ def names(formats: Formats) -> tuple[str | None, str | None]:
         (None, None, ("json", None)),
     ],
 )
-def test_formats_by_template(
+def test_formats_by_text_or_model(
     model: str | None, template: str | None, expected: tuple[str | None, str | None]
 ) -> None:
     assert names(choose_formats(template, model)) == expected
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_formats_by_what_a_template_writes(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    # What else it says does not count.
+    template = "{# <tool_call> [TOOL_CALLS] <|python_tag|> #}" + chat_template(CALLS[name])
+    formats = choose_formats(template)
+    assert names(formats) == (name, None)
+    assert formats.tools == TOOL_FORMATS[name]
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert name in caplog.text
+
+
+def read_calls(text: str, formats: Formats, **options: Any) -> list[tuple[str, Any]]:
+    message = message_of(
+        events_of([text], formats, tools=[tool("f", a={"type": "integer"})], **options)
+    )
+    assert (message.content.strip(), message.reasoning) == ("", "")
+    return [(call.name, json.loads(call.arguments)) for call in message.calls]
+
+
+@pytest.mark.parametrize("kind", OTHER_CALLS)
+def test_formats_are_derived_from_what_a_template_writes(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    calls, text = OTHER_CALLS[kind]
+    formats = choose_formats(chat_template(calls))
+    assert names(formats) == ("template", None)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert read_calls(text, formats) == [("f", {"a": 1}), ("f", {})]
+    assert_cuts_do_not_matter(f"Hm. {text} {text[:-9]}", formats, tools=[tool("f")])
+    # A grammar forces the same.
+    forced = call_structure(formats, [tool("f")], "required")
+    assert forced is not None
+    [tag] = forced.tags
+    made = forced.separator.join(tag.begin + text + tag.end for text in ('{"a": 1}', "{}"))
+    assert read_calls(forced.begin + made + forced.end, formats) == [("f", {"a": 1}), ("f", {})]
+
+
+def test_a_listed_format_writes_as_the_template_does() -> None:
+    template = CALLS["hermes"].replace('"arguments"', '"parameters"').replace("\n<", "<")
+    formats = choose_formats(chat_template(template))
+    assert names(formats) == ("hermes", None)
+    structure = structure_of(NAMED, formats)
+    assert structure.tags[0].begin == '<tool_call>\n{"name": "now", "parameters": '
+    assert structure.tags[0].end == "}</tool_call>"
+
+
+def test_a_word_in_place_of_a_name_says_that_content_follows() -> None:
+    calls = chat_template(OTHER_CALLS["prompt ends with it"][0])
+    template = calls.replace("{{ m.content or '' }}", "{{ '>>>all\n' ~ m.content if m.content }}")
+    template = template.replace("assistant\n{% endif %}", "assistant\n>>>{% endif %}")
+    formats = choose_formats(template)
+    prompt = "<|im_start|>assistant\n>>>"
+    for text, content in (
+        ("all\nHi >>> x", "Hi >>> x"),
+        ('f\n{"a": 1}', ""),
+        ('all\nHi.>>>f\n{"a": 1}', "Hi."),
+        ('>>>f\n{"a": 1}', ""),  # models repeat the prompt's
+    ):
+        message = message_of(events_of(text, formats, tools=[tool("f")], prompt=prompt))
+        assert message.content == content
+        assert [call.arguments for call in message.calls] == ['{"a": 1}'] * ("f" in text)
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (
+            "{{ m.tool_calls[0].function.name }} {% for k, v in "
+            "m.tool_calls[0].function.arguments.items() %}{{ k }} is {{ v }} {% endfor %}",
+            "form that is not known",
+        ),
+        ("{% for c in m.tool_calls %}{{ c.id }}{{ CALL }}{% endfor %}", "form that is not known"),
+        ("calls", "writes no calls"),
+        ("{{ raise_exception('no') }}", "writes no calls"),
+    ],
+)
+def test_what_is_not_recognized_is_said(
+    calls: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = calls.replace(
+        "{{ CALL }}", ":{{ c.function.name }} {{ c.function.arguments | tojson }}"
+    )
+    assert names(choose_formats(chat_template(calls))) == ("json", None)
+    [record] = caplog.records
+    assert (record.levelname, words in record.message) == ("WARNING", True)
+    assert "--tool-parser" in record.message
+    caplog.clear()
+    choose_formats(chat_template(calls), tools="hermes")
+    choose_formats(chat_template("").replace("tools", "other"))
+    choose_formats("{{ broken")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("off", [False, True])
+@pytest.mark.parametrize(
+    ("before", "between", "expected"),
+    [
+        ("<think>\n", "\n</think>\n\n", ("<think>", "</think>")),
+        ("[THINK]", "[/THINK]", ("[THINK]", "[/THINK]")),
+        ("<seed:think>", "</seed:think>", ("<seed:think>", "</seed:think>")),
+        ("<|channel>thought\n", "\n<channel|>", ("<|channel>thought", "<channel|>")),
+        (
+            "<|open|>think<|sep|>",
+            "<|close|>think<|sep|>",
+            ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        ),
+    ],
+)
+def test_reasoning_by_what_a_template_writes(
+    before: str, between: str, expected: tuple[str, str], off: bool
+) -> None:
+    write = "{% if m.reasoning_content %}" + before + "{{ m.reasoning_content }}" + between
+    write += "{% elif m.role == 'assistant' %}" + before + between if off else ""
+    template = "{# <think> </think> #}" + chat_template(CALLS["hermes"]).replace(
+        "{{ m.content", write + "{% endif %}{{ m.content"
+    )
+    formats = choose_formats(template)
+    assert formats.tools == TOOL_FORMATS["hermes"]
+    assert isinstance(formats.reasoning, ReasoningFormat)
+    assert (formats.reasoning.begins, formats.reasoning.ends) == ((expected[0],), (expected[1],))
+    message = message_of(events_of(before + "Hm." + between + "So.", formats))
+    assert (message.reasoning.strip(), message.content) == ("Hm.", "So.")
+
+
+def test_markers_around_an_answer_are_seen_as_well() -> None:
+    write = "{% if m.reasoning_content %}<a>{{ m.reasoning_content }}</a><b>{% endif %}"
+    template = chat_template(CALLS["hermes"]).replace(
+        "{{ m.content or '' }}", write + "{{ m.content }}</b>"
+    )
+    message = message_of(events_of("<a>Hm.</a><b>So.</b>", choose_formats(template)))
+    assert (message.reasoning, message.content) == ("Hm.", "So.")
 
 
 def test_formats_by_name() -> None:

@@ -1,0 +1,276 @@
+"""Makes a tool format of calls as a chat template writes them, for models that are not listed."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
+
+from asyncllm.text.parsing.formats import (
+    CallSyntax,
+    CallTemplate,
+    JsonBody,
+    NamedBody,
+    ParameterStyle,
+    ReasoningFormat,
+    ToolFormat,
+    is_tag,
+)
+from asyncllm.text.parsing.literal import literal_of
+from asyncllm.text.parsing.probe import common, same_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from asyncllm.text.parsing.probe import ProbeCall, RenderedCalls, RenderedReasoning
+
+#: The name of every derived format.
+DERIVED = "template"
+_DECODER = json.JSONDecoder()
+_MARKER_AND_HEAD = re.compile(r"(\S*[>\]|])\s+(\S.*)", re.DOTALL)
+_TWO_TAGS = re.compile(r"(\S*?>)\s*(<.*)", re.DOTALL)
+#: One tag of several, or all up to the next space.
+_FIRST_MARKER = re.compile(r"<[^<>\s]*>(?=\s|<|\Z)|\[[^\[\]\n]*\]|\S+")
+
+
+class _Arguments(NamedTuple):
+    """Where the arguments of the first call are written, and how.
+
+    ``before``, ``after``: what belongs around JSON in their place.
+    """
+
+    start: int
+    end: int
+    body: NamedBody
+    before: str = ""
+    after: str = ""
+
+
+def derive_format(rendered: RenderedCalls) -> ToolFormat | None:
+    """The format of these calls; None if they are in no notation that is read."""
+    text, call = rendered.texts[0], rendered.calls[0]
+    start = text.find(call.name)
+    name_end = start + len(call.name)
+    finders = (_json, _literal, _parameters)
+    found = next(filter(None, (find(text, name_end, call) for find in finders)), None)
+    if start < 0 or found is None:
+        return None
+    template = _around(rendered, start, found)
+    ignored: tuple[str, ...] = ()
+    if envelope := _envelope(text, call):
+        syntax = _in_json(text, envelope, template, found)
+    elif rendered.id_ in text[:start]:
+        return None  # a name that only an id announces cannot be found
+    else:
+        name_end_marker = text[name_end : found.start].strip()
+        call_id, found_id, rest = name_end_marker.partition(rendered.id_)
+        if found_id:
+            body = replace(found.body, call_id=call_id.strip(), name_end=rest.strip())
+        else:
+            body = replace(found.body, name_end=name_end_marker)
+        syntax, ignored = _named(body, template, rendered)
+    template = replace(
+        template,
+        after_name=text[name_end : found.start] + found.before,
+        after_arguments=found.after + template.after_arguments,
+    )
+    return ToolFormat(
+        DERIVED,
+        (syntax, *_without_words(syntax)),
+        template,
+        ignored,
+        separators="" if syntax.begin else template.separator.strip(),
+        call_ids=rendered.call_ids,
+    )
+
+
+def _without_words(syntax: CallSyntax) -> Iterator[CallSyntax]:
+    """The syntax without words before its marker, which a model may leave out."""
+    *words, marker = syntax.begin.split() or [""]
+    if words and is_tag(marker):
+        yield replace(syntax, begin=marker)
+
+
+def derive_reasoning(
+    rendered: RenderedReasoning, listed: Iterable[ReasoningFormat]
+) -> ReasoningFormat | None:
+    """The format of this reasoning: one that is listed if the markers are its own."""
+    before, between = rendered.before.rstrip(), rendered.between.strip()
+    for form in listed:
+        end = next((end for end in form.ends if between.startswith(end)), "")
+        if end and before.endswith(form.begins):
+            return _with_answer(form, between.removeprefix(end), rendered.after)
+    begin, found = (before.split() or [""])[-1], _FIRST_MARKER.match(between)
+    if found is None or not is_tag(begin) or not is_tag(found[0]):
+        return None
+    prompt = rendered.prompt.rstrip()
+    if begin in prompt and not prompt.endswith(begin):  # the header's: words of its own follow
+        begin = prompt.splitlines()[-1]
+    form = ReasoningFormat(DERIVED, (begin,), (found[0],))
+    return _with_answer(form, between.removeprefix(found[0]), rendered.after)
+
+
+def _with_answer(form: ReasoningFormat, between: str, after: str) -> ReasoningFormat:
+    """The format with the markers around the answer, if there are any."""
+    begin, end = between.strip(), _FIRST_MARKER.match(after.lstrip())
+    if end is None or not (is_tag(begin) and is_tag(end[0])):
+        return form
+    return replace(form, answer=(begin, end[0]))
+
+
+def _around(rendered: RenderedCalls, start: int, found: _Arguments) -> CallTemplate:
+    """What is around each call and around all of them, as one and two calls show together."""
+    one, two = rendered.texts[0], rendered.texts[-1]
+    head, tail = one[:start], one[found.end :]
+    second = two.find(rendered.calls[1].name)
+    if second < 0 or not two.startswith(one[: found.end]):
+        return CallTemplate(head.lstrip(), "", tail)
+    between = two[found.end : second]
+    length = common(rendered.before + head, between, from_end=True)
+    before_name = between[len(between) - length :].lstrip()
+    between = between[: len(between) - len(before_name)]
+    length = common(between, tail)
+    begin = head[: max(0, len(head) - len(before_name))].lstrip()
+    return CallTemplate(
+        before_name,
+        "",
+        between[:length],
+        begin=begin,
+        separator=between[length:],
+        end=tail[length:] if begin else "",  # otherwise it ends the turn
+    )
+
+
+def _in_json(
+    text: str, envelope: tuple[int, int, JsonBody], template: CallTemplate, found: _Arguments
+) -> CallSyntax:
+    """The syntax of calls that are objects with the name in them."""
+    start, end, body = envelope
+    begin = text[:start].strip()
+    if not begin:  # as an answer may begin
+        return CallSyntax("", json=replace(body, other_keys=("type", "id"), needs_arguments=True))
+    stop = found.end + len(template.after_arguments) + len(template.end)
+    return CallSyntax(begin, json=body, end=tuple(text[end:stop].split()))
+
+
+def _named(
+    body: NamedBody, template: CallTemplate, rendered: RenderedCalls
+) -> tuple[CallSyntax, tuple[str, ...]]:
+    """The syntax of calls with a name before the arguments, and markers around all of them."""
+    begin, end = template.begin.strip(), template.end.strip()
+    before_name, after = template.before_name.strip(), template.after_arguments
+    if body.in_python:
+        begin, end = begin.removesuffix("[").rstrip(), end.removeprefix("]").lstrip()
+    ignored = (*filter(None, (begin,)), *end.split()) if before_name else ()
+    if not before_name:
+        before_name, after = begin, after + end
+    if two := _MARKER_AND_HEAD.fullmatch(before_name):
+        before_name, head = two.groups()
+        body = replace(body, head=head)
+    if before_name and rendered.before.endswith(before_name):  # a word in place of a name
+        body = replace(body, answer=rendered.answer.strip())
+    return CallSyntax(before_name, named=body, end=tuple(after.split())), ignored
+
+
+def _envelope(text: str, call: ProbeCall) -> tuple[int, int, JsonBody] | None:
+    """Where a JSON value with the name and the arguments in it begins and ends, and its keys."""
+    for start, value, end in _json_values(text):
+        if body := _keys(value[0] if isinstance(value, list) and value else value, call):
+            return start, end, body
+    return None
+
+
+def _json_values(text: str, after: int = 0) -> Iterator[tuple[int, Any, int]]:
+    """Where JSON begins, what it is, where it ends."""
+    for found in re.compile(r'[{\["]').finditer(text, after):
+        try:
+            value, end = _DECODER.raw_decode(text, found.start())
+        except ValueError:
+            continue
+        yield found.start(), value, end
+
+
+def _keys(value: Any, call: ProbeCall) -> JsonBody | None:
+    """The keys of a call that is an object."""
+    if not isinstance(value, dict):
+        return None
+    names = [key for key, inner in value.items() if inner == call.name]
+    arguments = [key for key, inner in value.items() if same_arguments(inner, call)]
+    if call.name in arguments:
+        return JsonBody(keyed=True)
+    if names and arguments:
+        usual = JsonBody()
+        return JsonBody(
+            tuple(dict.fromkeys((names[0], *usual.name_keys))),
+            tuple(dict.fromkeys((arguments[0], *usual.argument_keys))),
+        )
+    return next((JsonBody((key,)) for key, inner in value.items() if _keys(inner, call)), None)
+
+
+def _json(text: str, after: int, call: ProbeCall) -> _Arguments | None:
+    """Arguments that are JSON, or JSON in a string."""
+    found = (
+        (at, end) for at, value, end in _json_values(text, after) if same_arguments(value, call)
+    )
+    return next((_Arguments(start, end, NamedBody()) for start, end in found), None)
+
+
+def _literal(text: str, after: int, call: ProbeCall) -> _Arguments | None:
+    """Arguments of a call in Python, or an object in a notation of its own."""
+    opening = re.compile(r"[({]").search(text, after)
+    if opening is None:
+        return None
+    start = opening.start()
+    key, value = next(iter(call.arguments.items()))
+    between = text[start:].partition(key)[2].partition(str(value))[0]
+    quote = between.lstrip("=: ")
+    if len(quote) == 1:  # one that every literal has
+        quote = ""
+    found = literal_of(text[start:], quote, of_call=True)
+    if not found.whole or not same_arguments(found.json, call):
+        return None
+    end = start + found.length
+    if opening[0] == "(":
+        return _Arguments(start, end, NamedBody(in_python=True), "(**", ")")
+    return _Arguments(start, end, NamedBody(quote=quote))
+
+
+def _parameters(text: str, after: int, call: ProbeCall) -> _Arguments | None:
+    """Arguments one by one, each between markers of its own."""
+    words = [word for item in call.arguments.items() for word in map(str, item)]
+    pattern = "(.*?)".join(["", *map(re.escape, words), ""])
+    found = re.compile(pattern, re.DOTALL).match(text, after)
+    if found is None or len(words) != 4:
+        return None
+    before, key_end, between, second_key_end, _ = found.groups()
+    rest = text[found.end() :]
+    key_begin = between[len(between) - common(before, between, from_end=True) :].lstrip()
+    value_end = between[: len(between) - len(key_begin)]
+    if not key_begin or not value_end.strip() or not rest.startswith(value_end.rstrip()):
+        return None
+    style = ParameterStyle(
+        key_begin,
+        key_end.strip(),
+        "",
+        value_end.strip(),
+        own_lines=key_end.endswith("\n") and value_end.startswith("\n"),
+    )
+    if key_end != second_key_end:
+        style = _with_kinds(style, key_end, second_key_end)
+    elif two := _TWO_TAGS.fullmatch(style.key_end):
+        style = replace(style, key_end=two[1], value_begin=two[2])
+    start = after + len(before) - len(key_begin)
+    return _Arguments(start, found.end() + len(value_end.rstrip()), NamedBody(parameters=style))
+
+
+def _with_kinds(style: ParameterStyle, of_text: str, of_number: str) -> ParameterStyle:
+    """The style of parameters behind whose name comes the kind of their value."""
+    start, end = common(of_text, of_number), common(of_text, of_number, from_end=True)
+    return replace(
+        style,
+        key_end=of_text[:start],
+        text_kind=of_text[start : len(of_text) - end],
+        kind_end=of_text[len(of_text) - end :].strip(),
+    )
