@@ -28,10 +28,9 @@ _MAX_LOGPROBS: Final = 20
 _THINK: Final = "deepseek_r1 deepseek_v3 ernie45 glm45 glm47 holo2 kimi_k2 mimo minimax_m2 qwen3"
 #: Parsers without a counterpart by name: the chat template says which format it is.
 _OTHER_TOOLS: Final = (
-    "apertus cohere_command4 deepseek_v32 deepseek_v4 ernie45 functiongemma gemma4 gigachat3 "
-    "granite-20b-fc granite4 hunyuan_a13b hy_v3 inkling internlm jamba kimi_k3 lfm2 "
-    "llama4_pythonic longcat mimo minicpm5 minimax minimax_m3 poolside_v1 pythonic solar_open2 "
-    "step3 step3p5 xlam"
+    "apertus cohere_command4 deepseek_v32 deepseek_v4 ernie45 functiongemma gigachat3 "
+    "granite-20b-fc granite4 hunyuan_a13b hy_v3 inkling internlm jamba kimi_k3 longcat mimo "
+    "minicpm5 minimax minimax_m3 poolside_v1 solar_open2 step3 step3p5 xlam"
 )
 _OTHER_REASONING: Final = (
     "cohere_command4 deepseek_v4 gemma4 hunyuan_a13b hy_v3 inkling kimi_k3 "
@@ -57,7 +56,8 @@ WORDS: Final[dict[str, dict[str, Any]]] = {
         "llama4_json": "llama3_json",
         "qwen3_xml": "qwen3_coder",
         "cohere_command3": "command",
-        "phi4_mini_json": "granite",
+        "phi4_mini_json": "phi4_mini",
+        "llama4_pythonic": "pythonic",
         **dict.fromkeys(_OTHER_TOOLS.split(), "auto"),
     },
     "reasoning_parser": {

@@ -86,6 +86,8 @@ _TOOLS_BY_MODEL = {
     "seed_oss": "seed_oss",
     "deepseek_v3": "deepseek_v3",
     "phi3": "phi4_mini",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
     "glm4": "glm4",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncllm.text.parsing.formats import CallTemplate, ChannelFormat, ReasoningFormat, ToolFormat
 from asyncllm.text.parsing.tool_formats import TAGGED_FORMATS
+from asyncllm.text.reasoning_marks import CHANNEL_ENDS, REASONING_MARKS
 
 HARMONY = ChannelFormat(
     "harmony",  # gpt-oss
@@ -11,7 +12,7 @@ HARMONY = ChannelFormat(
     channel="<|channel|>",
     constrain="<|constrain|>",
     message="<|message|>",
-    ends=("<|end|>", "<|call|>", "<|return|>"),
+    ends=CHANNEL_ENDS,
     reasoning_channel="analysis",
     namespace="functions.",
     template=CallTemplate(
@@ -22,28 +23,10 @@ HARMONY = ChannelFormat(
     ),
 )
 
-_REASONING = (
-    ReasoningFormat("think", ("<think>",), ("</think>",)),  # Qwen 3, DeepSeek R1, many others
-    ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",)),  # Magistral
-    ReasoningFormat(
-        "granite",  # 3.2
-        ("Here is my thought process:", "Here's my thought process:"),
-        ("Here is my response:", "Here's my response:"),
-    ),
-    ReasoningFormat("granite_tags", ("<think>",), ("</think>",), ("<response>", "</response>")),
-    ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",)),
-    ReasoningFormat(
-        "command",
-        ("<|START_THINKING|>",),
-        ("<|END_THINKING|>",),
-        ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
-    ),
-    HARMONY,
-)
-
 TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
     form.name: form for form in (*TAGGED_FORMATS, HARMONY)
 }
 REASONING_FORMATS: dict[str, ReasoningFormat | ChannelFormat] = {
-    form.name: form for form in _REASONING
+    **{name: ReasoningFormat(name, *marks) for name, marks in REASONING_MARKS.items()},
+    HARMONY.name: HARMONY,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.text.parsing import REASONING_FORMATS
+from asyncllm.text.reasoning_marks import CHANNEL_ENDS, REASONING_MARKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from asyncllm.text.template_form.messages import Message
 
 #: Templates leave out what an answer has before these: it is reasoning.
-_REASONING_ENDS: Final = tuple(
-    {mark for form in REASONING_FORMATS.values() for mark in form.ends if mark.strip()}
+_REASONING_ENDS: Final = (
+    *(mark for _, ends, _ in REASONING_MARKS.values() for mark in ends),
+    *CHANNEL_ENDS,
 )
 
 
